@@ -1,0 +1,23 @@
+"""A simulated inference engine: vLLM V1's scheduler and KV cache as a plain state machine.
+
+No clock, no I/O, no tokens: a request brings its lengths and the ids of its blocks, `Engine.schedule`
+closes a batch and says how long it takes, `Engine.complete` says what came of it.
+"""
+
+from mocker.chain import BlockChain
+from mocker.config import EngineConfig
+from mocker.engine import Engine, Step, StepOutput
+from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
+from mocker.sequence import Sequence
+
+__all__ = [
+    "AllBlocksCleared",
+    "BlockChain",
+    "BlockRemoved",
+    "BlockStored",
+    "Engine",
+    "EngineConfig",
+    "Sequence",
+    "Step",
+    "StepOutput",
+]

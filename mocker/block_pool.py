@@ -1,0 +1,269 @@
+"""The KV block pool: what is free, what is cached, what is evicted next.
+
+vLLM keeps one free queue of block ids. Blocks without a hash only ever join it at the front, hashed ones
+at the back, so the queue is always a number of blank blocks followed by cached runs, least recently
+used first; block ids never matter. A sequence frees its blocks tail first, so a run is evicted
+from its tail, and a cached block's prefix is always cached too.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from mocker.chain import BlockChain
+from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from mocker.runs import Run
+from mocker.sequence import Sequence
+
+
+class BlockPool:
+    """Allocates blocks, finds cached prefixes and evicts, at a cost per run rather than per block."""
+
+    def __init__(self, num_blocks: int, *, enable_prefix_caching: bool) -> None:
+        self.num_blocks = num_blocks
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_blank = num_blocks
+        self.num_evictable = 0
+        self.events: list[KvEvent] = []
+        self._index: dict[Hashable, Run] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
+        self._copies: dict[Hashable, list[Run]] = {}  # id -> further runs with blocks of that id, oldest first
+        self._queue: OrderedDict[Run, None] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated, cached ones included."""
+        return self.num_blank + self.num_evictable
+
+    # What the scheduler asks
+
+    def lookup(self, chain: BlockChain, limit: int) -> int:
+        """Count the leading blocks of a chain that are cached, `limit` at most."""
+        index, ids = self._index, chain.ids
+        if limit <= 0 or ids[0] not in index:
+            return 0
+        low, high, stride = 0, chain.index_of(limit - 1) + 1, 1  # ids[low] is cached; gallop, then bisect
+        while low + stride < high:
+            if ids[low + stride] not in index:
+                high = low + stride
+                break
+            low += stride
+            stride *= 2
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if ids[middle] in index:
+                low = middle
+            else:
+                high = middle
+        end = chain.first_block(low + 1) if low + 1 < len(ids) else limit
+        run = index[ids[low]]
+        while run.stop < end and (following := index.get(chain.key(run.stop))) is not None:
+            run = following
+        return min(run.stop, end, limit)
+
+    def num_unheld(self, chain: BlockChain, num_blocks: int) -> int:
+        """Count those of the first `num_blocks` cached blocks that are in the free queue."""
+        count = block = 0
+        while block < num_blocks:
+            run = self._index[chain.key(block)]
+            stop = min(run.stop, num_blocks)
+            if not run.holders:
+                count += stop - block
+            block = stop
+        return count
+
+    def hold(self, sequence: Sequence, num_blocks: int) -> None:
+        """Let a sequence share the first `num_blocks` cached blocks of its chain."""
+        chain, block = sequence.chain, 0
+        while block < num_blocks:
+            run = self._index[chain.key(block)]
+            if run.stop > num_blocks:
+                run = self._split(run, num_blocks)
+            if not run.holders:
+                self._queue.pop(run, None)
+                self.num_evictable -= run.stop - run.start
+            run.holders[sequence] = None
+            sequence.runs.append(run)
+            block = run.stop
+        sequence.num_blocks = sequence.num_cached_blocks = num_blocks
+
+    def allocate(self, num_blocks: int) -> None:
+        """Take blocks from the front of the free queue, evicting what they held. The caller checked `num_free`."""
+        blank = min(num_blocks, self.num_blank)
+        self.num_blank -= blank
+        remaining = num_blocks - blank
+        while remaining:
+            run = next(iter(self._queue))
+            count = min(remaining, run.stop - run.start)
+            if count == run.stop - run.start:
+                del self._queue[run]
+            self.num_evictable -= count
+            remaining -= count
+            self._forget(run, run.stop - count)
+
+    def store(self, sequence: Sequence, num_full: int) -> None:
+        """Cache a sequence's blocks up to `num_full`, whose tokens are scheduled."""
+        chain, start = sequence.chain, sequence.num_cached_blocks
+        if num_full <= start or not self.enable_prefix_caching:
+            return
+        self.events.append(BlockStored(chain, start, num_full))
+        sequence.num_cached_blocks = num_full
+        tail = sequence.runs[-1] if sequence.runs else None
+        if chain.key(start) not in self._index and (tail is None or tail.primary):
+            present = start
+        else:
+            present = min(max(self.lookup(chain, num_full), start), num_full)
+        if present > start:
+            self._append(sequence, start, present, primary=False)
+        if num_full > present:
+            self._append(sequence, present, num_full, primary=True)
+
+    def release(self, sequence: Sequence, num_blocks: int) -> None:
+        """Free the `num_blocks` blocks of a sequence, tail first."""
+        for run in reversed(sequence.runs):
+            del run.holders[sequence]
+            if not run.holders:
+                self._queue[run] = None
+                self.num_evictable += run.stop - run.start
+        self.num_blank += num_blocks - sequence.num_cached_blocks
+        sequence.runs = []
+        sequence.num_blocks = sequence.num_cached_blocks = 0
+
+    def reset(self) -> bool:
+        """Forget all cached blocks; refused (False) while any block is in use."""
+        if self.num_free != self.num_blocks:
+            return False
+        self._index.clear()
+        self._copies.clear()
+        self._queue.clear()
+        self.num_blank, self.num_evictable = self.num_blocks, 0
+        self.events.append(AllBlocksCleared())
+        return True
+
+    def cached(self) -> list[tuple[BlockChain, int, int]]:
+        """List what can be found, as (chain, start, stop), each run once."""
+        runs = dict.fromkeys(self._index.values())
+        return [(run.chain, run.start, run.stop) for run in runs]
+
+    # Runs
+
+    def _append(self, sequence: Sequence, start: int, stop: int, *, primary: bool) -> None:
+        """Add blocks to the end of a sequence's runs, growing its last run where nobody shares it."""
+        run = sequence.runs[-1] if sequence.runs else None
+        if run is not None and run.primary is primary and run.chain is sequence.chain and len(run.holders) == 1:
+            run.stop = stop
+        else:
+            run = Run(sequence.chain, start, stop, primary=primary)
+            run.holders[sequence] = None
+            sequence.runs.append(run)
+        if primary:
+            self._enter(run, start, stop)
+        else:
+            self._enter_copy(run, start, stop)
+
+    def _enter(self, run: Run, start: int, stop: int) -> None:
+        """Make blocks of a primary run findable: by the ids that begin in them, and by where the run starts."""
+        chain = run.chain
+        first = chain.index_of(start)
+        if chain.first_block(first) != start:
+            if start == run.start:
+                self._index[chain.key(start)] = run
+            first += 1
+        last = chain.index_of(stop - 1)
+        if first == last:
+            self._index[chain.ids[first]] = run
+        elif first < last:
+            self._index.update(dict.fromkeys(chain.ids[first : last + 1], run))
+
+    def _enter_copy(self, run: Run, start: int, stop: int) -> None:
+        chain = run.chain
+        for index in range(chain.index_of(start), chain.index_of(stop - 1) + 1):
+            copies = self._copies.setdefault(chain.ids[index], [])
+            if run not in copies:
+                copies.append(run)
+
+    def _leave_copy(self, run: Run, start: int, stop: int) -> None:
+        """Unlist a copy from the ids of which it no longer has a block, once it has lost `start` to `stop`."""
+        chain = run.chain
+        for index in range(chain.index_of(start), chain.index_of(stop - 1) + 1):
+            is_last = index + 1 == len(chain.ids)
+            if chain.first_block(index) < run.stop and (is_last or run.start < chain.first_block(index + 1)):
+                if run.start < run.stop:
+                    continue
+            copies = self._copies[chain.ids[index]]
+            copies.remove(run)
+            if not copies:
+                del self._copies[chain.ids[index]]
+
+    def _split(self, run: Run, block: int) -> Run:
+        """Cut a run in two at a block and return the front part; the run, and its place in the queue, is the rest.
+
+        A front part that nobody holds is in no queue yet: the caller holds it or queues it.
+        """
+        front = Run(run.chain, run.start, block, primary=run.primary)
+        front.holders = dict(run.holders)
+        run.start = block
+        for holder in front.holders:
+            holder.runs.insert(holder.runs.index(run), front)
+        if run.primary:
+            self._enter(front, front.start, block)
+            if run.chain.first_block(run.chain.index_of(block)) != block:
+                self._index[run.chain.key(block)] = run
+        else:
+            self._relist(run, front)
+        return front
+
+    def _relist(self, run: Run, front: Run) -> None:
+        """List the front part of a copy just before the rest, in every id it has blocks of."""
+        chain = run.chain
+        for index in range(chain.index_of(front.start), chain.index_of(front.stop - 1) + 1):
+            copies = self._copies[chain.ids[index]]
+            copies.insert(copies.index(run), front)
+        self._leave_copy(run, front.start, front.stop)
+
+    def _forget(self, run: Run, start: int) -> None:
+        """Evict the blocks of a run from `start` on."""
+        chain, stop = run.chain, run.stop
+        self.events.append(BlockRemoved(chain, start, stop))
+        run.stop = start
+        if not run.primary:
+            self._leave_copy(run, start, stop)
+            return
+        first = chain.index_of(start)
+        if chain.first_block(first) != start:
+            if start == run.start:
+                del self._index[chain.key(start)]
+            first += 1
+        for index in range(first, chain.index_of(stop - 1) + 1):
+            del self._index[chain.ids[index]]
+        if self._copies:
+            self._promote(chain, start, stop)
+
+    def _promote(self, chain: BlockChain, start: int, stop: int) -> None:
+        """Let the oldest remaining copies of blocks `start` to `stop` be found instead of the evicted ones."""
+        block = start
+        while block < stop:
+            copies = self._copies.get(chain.ids[chain.index_of(block)], ())
+            run = next((copy for copy in copies if copy.start <= block < copy.stop), None)
+            if run is None:
+                return  # nothing cached here, so nothing cached behind it
+            if run.start < block:
+                self._split_in_place(run, block)
+            if run.stop > stop:
+                run = self._split_in_place(run, stop)
+            copy_start, copy_stop = run.start, run.stop
+            for index in range(chain.index_of(copy_start), chain.index_of(copy_stop - 1) + 1):
+                listed = self._copies[chain.ids[index]]
+                listed.remove(run)
+                if not listed:
+                    del self._copies[chain.ids[index]]
+            run.primary = True
+            self._enter(run, copy_start, copy_stop)
+            block = copy_stop
+
+    def _split_in_place(self, run: Run, block: int) -> Run:
+        """Split a run so that, if free, both parts stay where it was in the queue, the tail evicted first."""
+        front = self._split(run, block)
+        if not front.holders:
+            place = list(self._queue)
+            place.insert(place.index(run) + 1, front)
+            self._queue = OrderedDict.fromkeys(place)
+        return front

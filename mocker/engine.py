@@ -1,0 +1,319 @@
+"""The engine: the scheduler's iterations laid out in time.
+
+    step = engine.schedule(now)      # close a batch; how long it takes
+    ...                              # the driver waits until step.end
+    output = engine.complete()       # tokens, finishes, KV events
+
+A step may span many iterations of one batch (a leap): nothing then happens but one token a sequence and
+iteration, so the durations follow a closed form and only block counts change. Cutting a leap at any
+iteration and going on gives the very same schedules, times and events as taking each by itself.
+"""
+
+from array import array
+from collections.abc import Iterator
+
+from mocker.config import EngineConfig
+from mocker.events import KvEvent
+from mocker.scheduler import Batch, Scheduler
+from mocker.sequence import Sequence
+from mocker.timing import TIMING_MODELS, Ramp, TimingModel
+
+NO_LIMIT = 1 << 62
+
+
+class Step:
+    """One or more iterations of one batch, from `start` to `end` (s)."""
+
+    __slots__ = ("_origin", "_ramp", "_skip", "batch", "end", "num_iterations", "start")
+
+    def __init__(self, batch: Batch, origin: float, ramp: Ramp, skip: int, num_iterations: int) -> None:
+        self.batch = batch
+        self._origin = origin
+        self._ramp = ramp
+        self._skip = skip
+        self.num_iterations = num_iterations
+        self.start = self.boundary(0)
+        self.end = self.boundary(num_iterations)
+
+    def boundary(self, iteration: int) -> float:
+        """Return when an iteration begins, counted within this step (s)."""
+        return self._origin + self._ramp.elapsed(self._skip + iteration)
+
+    def num_ended(self, now: float) -> int:
+        """Count the iterations that have ended by a time."""
+        if now >= self.end:
+            return self.num_iterations
+        count = int((now - self.start) / (self.end - self.start) * self.num_iterations)
+        while count > 0 and self.boundary(count) > now:
+            count -= 1
+        while self.boundary(count + 1) <= now:
+            count += 1
+        return count
+
+    def cut(self, now: float) -> bool:
+        """End the step at the first boundary at or after a time; tell whether that shortened it."""
+        if self.num_iterations == 1:
+            return False
+        count = self.num_ended(now)
+        if count == 0 or self.boundary(count) < now:
+            count += 1
+        if count >= self.num_iterations:
+            return False
+        self.num_iterations = count
+        self.end = self.boundary(count)
+        return True
+
+    def advance(self, num_iterations: int) -> None:
+        """Drop the first iterations, which have been accounted for."""
+        self._skip += num_iterations
+        self.num_iterations -= num_iterations
+        self.start = self.boundary(0)
+
+    def ramp(self) -> Ramp:
+        """Return the durations of this step's iterations."""
+        first, slope, curve, _ = self._ramp
+        skip = self._skip
+        return Ramp(first + skip * (slope + skip * curve), slope + 2 * skip * curve, curve, self.num_iterations)
+
+    def __repr__(self) -> str:
+        return f"Step({self.start:.6f}..{self.end:.6f} s, {self.num_iterations} iterations)"
+
+
+class StepOutput:
+    """What a step brought: sequences whose prefill ended in it, and those that finished with it."""
+
+    __slots__ = ("end", "finished", "sampled")
+
+    def __init__(self, end: float, sampled: list[Sequence], finished: list[Sequence]) -> None:
+        self.end = end
+        self.sampled = sampled
+        self.finished = finished
+
+
+class StepLog:
+    """Durations of the gaps between tokens, kept as one row for each stretch of a batch, not for each token.
+
+    A row is (first, slope, curve, number of iterations, tokens in each): gap j lasts `first + slope*j + curve*j*j` s.
+    """
+
+    WIDTH = 5
+
+    def __init__(self) -> None:
+        self.rows = array("d")
+
+    def add(self, ramp: Ramp, num_tokens: int) -> None:
+        """Log the iterations of a step, each of which gave `num_tokens` sequences their next token."""
+        self.rows.extend((ramp.first, ramp.slope, ramp.curve, ramp.num_steps, num_tokens))
+
+    def add_gap(self, gap_s: float) -> None:
+        """Log one gap that spans preemption or starvation."""
+        self.rows.extend((gap_s, 0.0, 0.0, 1, 1))
+
+
+class Engine:
+    """One engine (one data-parallel rank): add, abort, schedule, complete."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        timing: TimingModel | None = None,
+        kv_events: bool = True,
+        ordered_events: bool = True,
+    ) -> None:
+        """Build an idle engine.
+
+        Args:
+            config: its settings.
+            timing: the step-time model; by default the one the settings name.
+            kv_events: keep KV events for `take_events`.
+            ordered_events: inside a leap, give events in vLLM's exact order (at a cost per block) rather than
+                a sequence at a time.
+        """
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.timing = timing or TIMING_MODELS[config.timing](config)
+        self.log = StepLog()
+        self.step: Step | None = None
+        self._kv_events = kv_events
+        self._ordered = kv_events and ordered_events
+        self._aborts: list[Sequence] = []
+        self._published: list[KvEvent] = []
+        self._last_end = -1.0
+        self._ramp: Ramp | None = None  # of the batch as it has been since `_ramp_origin`
+        self._ramp_origin = 0.0
+        self._ramp_skip = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing waits or runs."""
+        return not (self.scheduler.running or self.scheduler.waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that could be allocated now."""
+        return self.scheduler.pool.num_free
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; it takes part from the next `schedule` on.
+
+        Raises:
+            ValueError: it can never fit into the cache or the model length.
+        """
+        self.scheduler.add(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Remove a sequence, after the step in flight if there is one; once finished, nothing happens."""
+        if self.step is not None:
+            self._aborts.append(sequence)
+        elif sequence in self.scheduler.running or sequence in self.scheduler.waiting:
+            if sequence.decoding:
+                self._ramp = None
+            self.scheduler.remove(sequence)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks, unless any is in use (then False)."""
+        return self.scheduler.pool.reset()
+
+    def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
+        """Close a batch and return how long it takes, or None if there is nothing to do.
+
+        Args:
+            now: the current time (s).
+            max_iterations: how many iterations the step may span if nothing happens in between.
+
+        Raises:
+            RuntimeError: sequences wait but none can ever be admitted.
+        """
+        assert self.step is None, "complete the step in flight first"
+        scheduler = self.scheduler
+        num_kv_tokens = scheduler.num_kv_tokens
+        batch = scheduler.schedule()
+        if batch is None:
+            if scheduler.waiting:
+                self._explain_stall()
+            self._ramp = None
+            return None
+        for sequence in batch.preempted:
+            if sequence.first_token_s >= 0 and sequence.waited_since_s < 0:
+                sequence.waited_since_s = self._last_end
+        for sequence in batch.starved:
+            if sequence.waited_since_s < 0:
+                sequence.waited_since_s = self._last_end
+        for sequence in batch.admitted:
+            sequence.first_scheduled_s = now
+        if batch.chunks or batch.preempted or batch.starved or batch.delayed:
+            self._ramp = None
+            self.step = Step(batch, now, Ramp(self._mixed_duration(batch, num_kv_tokens)), 0, 1)
+            return self.step
+        if self._ramp is None or self._ramp_skip >= self._ramp.num_steps or now != self._last_end:
+            self._ramp = self.timing.decode(batch.num_decodes, num_kv_tokens)
+            self._ramp_origin, self._ramp_skip = now, 0
+        count = scheduler.num_leap_iterations(batch, min(max_iterations, self._ramp.num_steps - self._ramp_skip))
+        self.step = Step(batch, self._ramp_origin, self._ramp, self._ramp_skip, count)
+        return self.step
+
+    def complete(self) -> StepOutput:
+        """End the step in flight: account for its tokens, finishes, blocks and aborts."""
+        step = self.step
+        assert step is not None, "no step in flight"
+        scheduler, batch = self.scheduler, step.batch
+        if step.num_iterations > 1:
+            self._allocate(1, step.num_iterations)
+        if self._ramp is not None:
+            self._ramp_skip += step.num_iterations
+        self._log(step)
+        sampled, finished = scheduler.update(batch, step.num_iterations)
+        if sampled or finished:
+            self._ramp = None
+            for sequence in sampled:
+                if sequence.first_token_s < 0:
+                    sequence.first_token_s = step.end
+                elif sequence.waited_since_s >= 0:
+                    self.log.add_gap(step.end - sequence.waited_since_s)
+                    sequence.waited_since_s = -1.0
+        self._publish()
+        self.step = None
+        self._last_end = step.end
+        if self._aborts:
+            aborts, self._aborts = self._aborts, []
+            for sequence in aborts:
+                self.abort(sequence)
+        return StepOutput(step.end, sampled, finished)
+
+    def advance(self, now: float) -> None:
+        """Account for the iterations of the step in flight that have ended by now, so that their events can be taken."""
+        step = self.step
+        if step is None or step.num_iterations == 1:
+            return
+        count = min(step.num_ended(now), step.num_iterations - 1)
+        if count == 0:
+            return
+        if count > 1:
+            self._allocate(1, count)
+        self._publish()
+        self._log(step, count)
+        self.scheduler.iteration += count
+        self._allocate(0, 1)  # the iteration now under way has its blocks, but its events are not out yet
+        self._ramp_skip += count
+        step.advance(count)
+
+    def take_events(self) -> list[KvEvent]:
+        """Return the KV events of the iterations that have ended, in order, and forget them."""
+        events, self._published = self._published, []
+        return events
+
+    def num_new_tokens(self) -> Iterator[tuple[Sequence, int]]:
+        """Yield each sequence of the step in flight with its tokens, in vLLM's order."""
+        assert self.step is not None, "no step in flight"
+        return self.scheduler.num_new_tokens(self.step.batch)
+
+    def _mixed_duration(self, batch: Batch, num_kv_tokens: int) -> float:
+        duration = 0.0
+        if batch.chunks:
+            num_tokens = context = 0
+            for sequence, count in batch.chunks:
+                num_tokens += count
+                context += sequence.num_computed - count
+            duration = self.timing.prefill(num_tokens, context, len(batch.chunks))
+        if batch.num_decodes:
+            if batch.preempted or batch.starved:
+                scheduler = self.scheduler
+                decoding = [s for s in scheduler.running if s.decoding and s not in batch.starved]
+                num_kv_tokens = sum([scheduler.num_tokens(s) for s in decoding])
+            duration += self.timing.decode(batch.num_decodes, num_kv_tokens).first
+        return duration
+
+    def _allocate(self, first: int, stop: int) -> None:
+        """Give the running sequences the blocks of iterations `first` to `stop` of the step in flight."""
+        base = self.scheduler.iteration
+        if self._ordered:
+            for iteration in range(base + first, base + stop):
+                self.scheduler.allocate_iteration(iteration)
+        else:
+            self.scheduler.allocate_leap(base + first, base + stop)
+
+    def _publish(self) -> None:
+        pool = self.scheduler.pool
+        if pool.events:
+            if self._kv_events:
+                self._published += pool.events
+            pool.events = []
+
+    def _log(self, step: Step, num_iterations: int | None = None) -> None:
+        batch = step.batch
+        count = step.num_iterations if num_iterations is None else num_iterations
+        for sequence in batch.delayed:
+            self.log.add_gap(step.end - sequence.waited_since_s)
+            sequence.waited_since_s = -1.0
+        num_tokens = batch.num_decodes - len(batch.delayed)
+        if num_tokens:
+            self.log.add(step.ramp()._replace(num_steps=count), num_tokens)
+
+    def _explain_stall(self) -> None:
+        head = self.scheduler.waiting[0]
+        raise RuntimeError(
+            f"{head} can never be admitted: {self.scheduler.pool.num_free} of {self.scheduler.pool.num_blocks} blocks are "
+            f"free, nothing runs, max_num_batched_tokens is {self.config.max_num_batched_tokens} and chunked prefill is "
+            f"{'on' if self.config.enable_chunked_prefill else 'off'}"
+        )

@@ -1,0 +1,37 @@
+"""What an engine publishes about its KV cache. Blocks are named by place in a chain: see `BlockChain.key`."""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from mocker.chain import BlockChain
+
+
+class BlockStored(NamedTuple):
+    """Blocks `start` to `stop` of a chain are now cached; their parent is block `start - 1`."""
+
+    chain: BlockChain
+    start: int
+    stop: int
+
+    def keys(self) -> list[Hashable]:
+        """Name the blocks, first to last."""
+        return [self.chain.key(block) for block in range(self.start, self.stop)]
+
+
+class BlockRemoved(NamedTuple):
+    """Blocks `stop - 1` down to `start` of a chain were evicted, in that order."""
+
+    chain: BlockChain
+    start: int
+    stop: int
+
+    def keys(self) -> list[Hashable]:
+        """Name the blocks in the order in which they were evicted."""
+        return [self.chain.key(block) for block in range(self.stop - 1, self.start - 1, -1)]
+
+
+class AllBlocksCleared(NamedTuple):
+    """The prefix cache was reset."""
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared

@@ -1,0 +1,363 @@
+"""vLLM V1's scheduler: running sequences first under one token budget, then waiting ones."""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+
+from mocker.block_pool import BlockPool
+from mocker.config import EngineConfig
+from mocker.sequence import Sequence
+
+
+class Batch:
+    """What one iteration computes. Sequences that decode are implied: all that run and are not named here."""
+
+    __slots__ = ("admitted", "chunks", "delayed", "last_iteration", "num_decodes", "preempted", "resumed", "starved")
+
+    def __init__(self) -> None:
+        self.chunks: list[tuple[Sequence, int]] = []  # prefill: sequence, tokens
+        self.admitted: list[Sequence] = []
+        self.resumed: list[Sequence] = []
+        self.preempted: list[Sequence] = []
+        self.starved: list[Sequence] = []  # decoding, but the budget was spent
+        self.delayed: list[Sequence] = []  # decoding again after having been starved
+        self.num_decodes = 0
+        self.last_iteration = 0  # the iteration at whose end the next sequence finishes
+
+
+class Scheduler:
+    """Who runs, with how many tokens, in which blocks. Iterations are counted; time is not known here."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_usable_blocks, enable_prefix_caching=config.enable_prefix_caching)
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.iteration = 0
+        self.origin_sum = 0  # over the decoding sequences
+        self.num_decoding = 0
+        self._max_running = config.max_num_active_seqs or config.max_num_seqs
+        self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
+        self._by_priority = config.scheduling_policy == "priority"
+
+    # What the engine asks
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence.
+
+        Raises:
+            ValueError: it can never fit.
+        """
+        limit = self.config.max_model_len
+        if limit is not None:
+            if sequence.num_prompt >= limit:
+                raise ValueError(f"prompt of {sequence.num_prompt} tokens reaches max_model_len ({limit})")
+            sequence.num_total = min(sequence.num_total, limit)
+        needed = -(-(sequence.num_total - 1) // self.config.block_size)
+        if needed > self.pool.num_blocks:
+            raise ValueError(
+                f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "
+                f"the cache has {self.pool.num_blocks}"
+            )
+        self._enqueue(sequence)
+
+    def schedule(self) -> Batch | None:
+        """Close the next iteration's batch, or return None when nothing can run."""
+        batch = Batch()
+        budget = self._schedule_running(batch)
+        if not batch.preempted and self.waiting and budget > 0:
+            self._admit(batch, budget)
+        # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
+        return batch if self.running else None
+
+    def num_leap_iterations(self, batch: Batch, limit: int) -> int:
+        """Count the iterations, from this batch's on, in which nothing happens but one token for each sequence."""
+        if limit <= 1 or batch.chunks or batch.preempted or batch.starved or batch.delayed:
+            return 1
+        running = self.running
+        if self.waiting and any(s.chain.num_named * self.config.block_size > s.num_prompt for s in running):
+            return 1  # named output blocks, once cached, may let a waiting sequence in
+        first = self.iteration
+        count = min(limit, min([s.last_iteration for s in running]) - first + 1)
+        size, free = self.config.block_size, self.pool.num_free
+        if len(running) * (count // size + 1) > free:
+            origins = [s.origin for s in running]
+            low, high = 1, count  # the first iteration has its blocks
+            while low < high:
+                middle = (low + high + 1) // 2
+                if _blocks_taken(origins, first + 1, first + middle, size) <= free:
+                    low = middle
+                else:
+                    high = middle - 1
+            count = low
+        return count
+
+    def allocate_leap(self, first: int, stop: int) -> None:
+        """Give the running sequences the blocks of decode iterations `first` to `stop`, and cache what they fill."""
+        size = self.config.block_size
+        taken = _blocks_taken([s.origin for s in self.running], first, stop, size)
+        if taken:
+            self.pool.allocate(taken)
+        if self.config.enable_prefix_caching:
+            for sequence in self.running:
+                if (stop - sequence.origin) // size > sequence.num_cached_blocks:
+                    self.pool.store(sequence, (stop - sequence.origin) // size)
+
+    def allocate_iteration(self, iteration: int) -> None:
+        """Do what `allocate_leap` does, for one iteration and in vLLM's order."""
+        self._allocate_decodes(self.running, iteration)
+
+    def update(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
+        """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""
+        self.iteration += num_iterations
+        sampled = []
+        for sequence, _ in batch.chunks:
+            if sequence.num_computed == sequence.num_known:
+                sampled.append(sequence)
+                self._start_decoding(sequence)
+        finished: list[Sequence] = []
+        if sampled or self.iteration > batch.last_iteration:
+            finished = [s for s in self.running if s.decoding and s.last_iteration < self.iteration]
+            for sequence in finished:
+                self.remove(sequence)
+        return sampled, finished
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out and free its blocks."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        self._vacate(sequence)
+
+    def num_new_tokens(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
+        """Yield each sequence of the batch in flight with its tokens, in vLLM's order."""
+        chunks = dict(batch.chunks)
+        for sequence in self.running:
+            if sequence in chunks:
+                yield sequence, chunks[sequence]
+            elif sequence.decoding and sequence not in batch.starved:
+                yield sequence, 1
+
+    def num_tokens(self, sequence: Sequence) -> int:
+        """Count a sequence's tokens, prompt and output, between two iterations."""
+        return self.iteration - sequence.origin + 1 if sequence.decoding else sequence.num_known
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Context the decoding sequences read in the coming iteration, summed."""
+        return self.num_decoding * (self.iteration + 1) - self.origin_sum
+
+    # Running
+
+    def _schedule_running(self, batch: Batch) -> int:
+        """Give the running sequences their tokens; return what is left of the budget."""
+        running, budget = self.running, self.config.max_num_batched_tokens
+        num_partial = len(running) - self.num_decoding
+        partial = running[-1] if num_partial == 1 and not running[-1].decoding else None
+        if num_partial == (partial is not None):
+            decoding = running[:-1] if partial else running
+            if self._decodes_fit(decoding, partial, budget):
+                self._allocate_decodes(decoding, self.iteration)
+                batch.num_decodes = len(decoding)
+                batch.last_iteration = min([s.last_iteration for s in decoding], default=0)
+                budget -= len(decoding)
+                if partial and budget > 0:
+                    budget -= self._chunk(batch, partial, budget)
+                return budget
+        return self._schedule_one_by_one(batch)
+
+    def _decodes_fit(self, decoding: list[Sequence], partial: Sequence | None, budget: int) -> bool:
+        """Tell whether the budget and the free blocks are enough for all decodes and one prefill chunk after them."""
+        free, size = self.pool.num_free, self.config.block_size
+        if len(decoding) > budget:
+            return False
+        if partial:
+            free += partial.num_blocks - _blocks(
+                partial.num_computed + self._chunk_size(partial, budget - len(decoding)), size
+            )
+        if free >= len(decoding):
+            return True
+        iteration = self.iteration
+        return free >= sum([(iteration - s.origin) % size == 0 for s in decoding])
+
+    def _allocate_decodes(self, decoding: list[Sequence], iteration: int) -> None:
+        pool, size, last = self.pool, self.config.block_size, self.config.block_size - 1
+        if size == 1:
+            touching = decoding
+        else:
+            touching = [s for s in decoding if (p := (iteration - s.origin) % size) == 0 or p == last]
+        for sequence in touching:
+            computed = iteration - sequence.origin
+            if computed % size == 0:
+                pool.allocate(1)
+            if (computed + 1) % size == 0:
+                pool.store(sequence, (computed + 1) // size)
+
+    def _schedule_one_by_one(self, batch: Batch) -> int:
+        """Walk the running sequences as vLLM does, preempting where blocks run out."""
+        running, size = self.running, self.config.block_size
+        budget = self.config.max_num_batched_tokens
+        granted: dict[Sequence, int] = {}
+        position = 0
+        while position < len(running) and budget > 0:
+            sequence = running[position]
+            if sequence.decoding:
+                computed, count = self.iteration - sequence.origin, 1
+                held = _blocks(computed, size)
+            else:
+                computed, held = sequence.num_computed, sequence.num_blocks
+                count = self._chunk_size(sequence, budget)
+            needed = _blocks(computed + count, size) - held
+            while self.pool.num_free < needed:
+                victim = self._victim()
+                running.remove(victim)
+                refund = granted.pop(victim, 0)
+                if refund:
+                    budget += refund
+                    position -= 1
+                self._preempt(victim, was_granted=refund > 0)
+                batch.preempted.append(victim)
+                if victim is sequence:
+                    break
+            if batch.preempted and batch.preempted[-1] is sequence:
+                break
+            granted[sequence] = count
+            budget -= count
+            position += 1
+            self.pool.allocate(needed)
+            if not sequence.decoding:
+                sequence.num_computed += count
+                sequence.num_blocks += needed
+            self.pool.store(sequence, (computed + count) // size)
+        for sequence in running:
+            if not sequence.decoding:
+                if sequence in granted:
+                    batch.chunks.append((sequence, granted[sequence]))
+            elif sequence not in granted:
+                sequence.origin += 1
+                sequence.last_iteration += 1
+                self.origin_sum += 1
+                batch.starved.append(sequence)
+            else:
+                batch.num_decodes += 1
+                if sequence.waited_since_s >= 0:
+                    batch.delayed.append(sequence)
+        batch.last_iteration = min([s.last_iteration for s in running if s.decoding], default=0)
+        return budget
+
+    def _chunk_size(self, sequence: Sequence, budget: int) -> int:
+        """Return how many tokens of a prefill to compute, vLLM's cuts in vLLM's order."""
+        count = self._cut_to_threshold(sequence.num_known - sequence.num_computed)
+        return min(count, budget)
+
+    def _cut_to_threshold(self, count: int) -> int:
+        threshold = self.config.long_prefill_token_threshold
+        present = len(self.running) + len(self.waiting)
+        if threshold > 0 and present > 1:
+            if self.config.long_prefill_token_threshold_adaptive:
+                threshold = max(threshold, self.config.max_num_batched_tokens // present)
+            return min(count, threshold)
+        return count
+
+    def _chunk(self, batch: Batch, sequence: Sequence, budget: int) -> int:
+        """Schedule the next prefill chunk of a running sequence, whose blocks are known to be free."""
+        size = self.config.block_size
+        count = self._chunk_size(sequence, budget)
+        sequence.num_computed += count
+        needed = _blocks(sequence.num_computed, size) - sequence.num_blocks
+        self.pool.allocate(needed)
+        sequence.num_blocks += needed
+        self.pool.store(sequence, sequence.num_computed // size)
+        batch.chunks.append((sequence, count))
+        return count
+
+    # Waiting
+
+    def _admit(self, batch: Batch, budget: int) -> None:
+        config, pool, size = self.config, self.pool, self.config.block_size
+        while self.waiting and budget > 0 and len(self.running) < self._max_running:
+            sequence = self.waiting[0]
+            chain, known = sequence.chain, sequence.num_known
+            hits = pool.lookup(chain, (known - 1) // size) if config.enable_prefix_caching else 0
+            count = self._cut_to_threshold(known - hits * size)
+            if count > budget:
+                if not config.enable_chunked_prefill:
+                    return
+                count = budget
+            computed = hits * size + count
+            needed = _blocks(computed, size) - hits
+            checked = _blocks(known, size) - hits if config.scheduler_reserve_full_isl else needed
+            if hits:
+                checked += pool.num_unheld(chain, hits)
+            if self.running:
+                checked += self._watermark_blocks
+            if checked > pool.num_free:
+                return
+            self.waiting.popleft()
+            if hits:
+                pool.hold(sequence, hits)
+            pool.allocate(needed)
+            sequence.num_blocks = hits + needed
+            pool.store(sequence, computed // size)
+            sequence.num_computed = computed
+            if sequence.num_preemptions:
+                batch.resumed.append(sequence)
+            else:
+                sequence.cached_tokens = hits * size
+                batch.admitted.append(sequence)
+            batch.chunks.append((sequence, count))
+            self.running.append(sequence)
+            budget -= count
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        if self._by_priority:
+            insort(self.waiting, sequence, key=_priority)  # type: ignore[type-var]
+        else:
+            self.waiting.append(sequence)
+
+    # Decoding, preemption, release
+
+    def _start_decoding(self, sequence: Sequence) -> None:
+        sequence.decoding = True
+        sequence.origin = self.iteration - sequence.num_known
+        sequence.last_iteration = sequence.origin + sequence.num_total - 2
+        self.origin_sum += sequence.origin
+        self.num_decoding += 1
+
+    def _victim(self) -> Sequence:
+        return max(self.running, key=_priority) if self._by_priority else self.running[-1]
+
+    def _preempt(self, sequence: Sequence, *, was_granted: bool) -> None:
+        """Throw a sequence, already out of `running`, back to the waiting queue; it keeps its tokens, not its blocks."""
+        sequence.num_known = self.num_tokens(sequence)
+        self._vacate(sequence, num_granted=int(was_granted))
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        if self._by_priority:
+            self._enqueue(sequence)
+        else:
+            self.waiting.appendleft(sequence)
+
+    def _vacate(self, sequence: Sequence, *, num_granted: int = 0) -> None:
+        if sequence.decoding:
+            computed = self.iteration - sequence.origin + num_granted
+            sequence.num_blocks = _blocks(computed, self.config.block_size)
+            sequence.decoding = False
+            self.origin_sum -= sequence.origin
+            self.num_decoding -= 1
+        self.pool.release(sequence, sequence.num_blocks)
+
+
+def _blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def _blocks_taken(origins: list[int], first: int, stop: int, block_size: int) -> int:
+    """Count the blocks that decodes with these origins take in iterations `first` to `stop`, exclusive."""
+    begin, end = first - 1, stop - 1  # ceil((i - origin) / size) = (i - 1 - origin) // size + 1
+    return sum([(end - origin) // block_size - (begin - origin) // block_size for origin in origins])
+
+
+def _priority(sequence: Sequence) -> tuple[int, float]:
+    return sequence.priority, sequence.arrival

@@ -1,0 +1,30 @@
+"""The mocker makes the steps that a real vLLM made."""
+
+from pathlib import Path
+
+import pytest
+
+from dynabench import recordings
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FILES = sorted(GOLDEN.rglob("*.jsonl.gz"))
+
+
+def test_the_recordings_are_here():
+    assert len(FILES) == 16 + 24
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_step_of_a_recording_reproduces(path):
+    recording = recordings.read(path)
+    verdict = recordings.verify(recording)
+    assert verdict.difference is None
+    assert verdict.num_steps == len(recording.steps) > 0
+
+
+def test_a_changed_recording_is_told_apart():
+    recording = recordings.read(GOLDEN / "vllm-0.32" / "kv_pressure.jsonl.gz")
+    recording.steps[7].facts["free_blocks"] += 1
+    verdict = recordings.verify(recording)
+    assert verdict.difference["step"] == 7
+    assert verdict.difference["what"] == "free_blocks"

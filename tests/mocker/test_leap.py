@@ -1,0 +1,178 @@
+"""A leap is many steps at once: the same schedules, times and events."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
+
+configs = st.builds(
+    EngineConfig,
+    block_size=st.sampled_from([1, 2, 4, 16]),
+    num_gpu_blocks=st.integers(24, 90),
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.sampled_from([6, 7, 16, 64]),
+    enable_prefix_caching=st.booleans(),
+    scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
+    watermark=st.sampled_from([0.0, 0.1]),
+    scheduler_reserve_full_isl=st.booleans(),
+    long_prefill_token_threshold=st.sampled_from([0, 0, 5]),
+    timing=st.sampled_from(["polynomial", "constant"]),
+    constant_prefill_ms=st.just(250.0),
+    constant_decode_ms=st.just(125.0),
+)
+
+
+@st.composite
+def workloads(draw, max_requests=14):
+    rng = random.Random(draw(st.integers(0, 1 << 32)))
+    requests, now = [], 0.0
+    for number in range(draw(st.integers(1, max_requests))):
+        now += rng.choice([0.0, 0.0, 0.125, rng.random(), 3 * rng.random()])
+        group, depth = rng.randrange(3), rng.randrange(5)
+        aborted = now + 3 * rng.random() if rng.random() < 0.15 else None
+        requests.append((now, number, group, depth, rng.randint(1, 30), rng.randint(1, 40), rng.randrange(3), aborted))
+    return requests
+
+
+def make(config, request, blocks_per_id):
+    now, number, group, depth, extra, output, priority, _ = request
+    size = config.block_size
+    limit = (config.num_gpu_blocks - 2) * size
+    prompt = min(depth * 4 * size + extra, limit // 2)
+    shared = [("shared", group, place) for place in range(depth * 4 // blocks_per_id)]
+    full = prompt // size
+    own = [("own", group, depth, number % 5, place) for place in range(len(shared), -(-full // blocks_per_id))]
+    chain = BlockChain((shared + own)[: -(-full // blocks_per_id)], full, blocks_per_id=blocks_per_id)
+    return Sequence(
+        number,
+        num_prompt=prompt,
+        max_tokens=min(output, limit // 2),
+        chain=chain,
+        priority=priority,
+        arrival=now + number / 1e9,
+    )
+
+
+def drive(config, requests, *, max_iterations, ordered=True, looks=(), blocks_per_id=1):
+    """Run a workload to its end as the drivers do and return all that can be seen of it."""
+    engine = Engine(config, ordered_events=ordered)
+    happenings = sorted(
+        [(request[0], 0, request) for request in requests]
+        + [(request[7], 1, request) for request in requests if request[7] is not None]
+        + [(look, 2, None) for look in looks],
+        key=lambda happening: happening[:2],
+    )
+    sequences, log, events, now = {}, [], [], 0.0
+    free_at_look = []
+
+    def happen(kind, request):
+        if kind == 0:
+            sequences[request[1]] = make(config, request, blocks_per_id)
+            engine.add(sequences[request[1]])
+        elif kind == 1:
+            engine.abort(sequences[request[1]])
+
+    while happenings or not engine.is_idle or engine.step:
+        if engine.step is None:
+            while happenings and happenings[0][0] <= now:
+                happen(*happenings.pop(0)[1:])
+            if engine.schedule(now, max_iterations=max_iterations) is None:
+                if happenings:
+                    now = max(now, happenings[0][0])
+                continue
+            batch = engine.step.batch
+            if batch.chunks or batch.preempted:
+                chunks = [(sequence.id, count) for sequence, count in batch.chunks]
+                log.append(
+                    (
+                        now,
+                        chunks,
+                        [s.id for s in batch.preempted],
+                        engine.num_free_blocks,
+                        engine.scheduler.num_decoding,
+                    )
+                )
+        if happenings and happenings[0][0] < engine.step.end:
+            time, kind, request = happenings.pop(0)
+            if kind == 2:
+                engine.advance(time)
+                taken = engine.take_events()
+                events += taken
+                free_at_look.append((time, [type(event).__name__ for event in taken] and len(events)))
+                continue
+            happen(kind, request)
+            engine.step.cut(time)
+            continue
+        output = engine.complete()
+        now = output.end
+        events += engine.take_events()
+        log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
+    rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens) for s in sequences.values()]
+    gaps, data = [], engine.log.rows
+    for place in range(0, len(data), 5):
+        first, slope, curve, count, tokens = data[place : place + 5]
+        gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
+    assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
+    return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), len(data)
+
+
+def assert_same(one, other):
+    assert (one["log"], one["rows"]) == (other["log"], other["rows"])
+    # Durations are one formula evaluated at shifted places: equal but for the last bit.
+    assert one["gaps"] == pytest.approx(other["gaps"], rel=1e-9)
+
+
+def flat(events):
+    """Name every block, one entry an event and block, with private blocks named by nothing but their offset."""
+    rows = []
+    for event in events:
+        if isinstance(event, BlockStored):
+            rows += [("stored", label(event.chain, block)) for block in range(event.start, event.stop)]
+        elif isinstance(event, BlockRemoved):
+            rows += [("removed", label(event.chain, block)) for block in range(event.stop - 1, event.start - 1, -1)]
+    return rows
+
+
+def label(chain, block):
+    named = chain.ids[block // chain.blocks_per_id] if block < chain.num_named else "private"
+    return named, block
+
+
+@settings(max_examples=300, deadline=None)
+@given(configs, workloads(), st.lists(st.floats(0, 10), max_size=6))
+def test_a_leap_equals_repeated_steps(config, requests, looks):
+    step_by_step, step_events, _ = drive(config, requests, max_iterations=1)
+    leaping, leap_events, _ = drive(config, requests, max_iterations=1 << 62)
+    assert_same(leaping, step_by_step)
+    assert leap_events == step_events
+    looked_at, looked_events, _ = drive(config, requests, max_iterations=1 << 62, looks=looks)
+    assert_same(looked_at, step_by_step)
+    assert looked_events == step_events
+
+
+@settings(max_examples=150, deadline=None)
+@given(configs, workloads())
+def test_unordered_events_change_nothing_else(config, requests):
+    ordered, events, _ = drive(config, requests, max_iterations=1 << 62)
+    unordered, unordered_events, _ = drive(config, requests, max_iterations=1 << 62, ordered=False)
+    assert_same(unordered, ordered)
+    assert sorted(unordered_events, key=repr) == sorted(events, key=repr)
+
+
+@settings(max_examples=200, deadline=None)
+@given(configs, workloads(), st.sampled_from([2, 4]))
+def test_ids_that_span_several_blocks_change_nothing(config, requests, blocks_per_id):
+    fine, fine_events, _ = drive(config, requests, max_iterations=1 << 62)
+    # The same content named block by block and in longer runs.
+    coarse, coarse_events, _ = drive(config, requests, max_iterations=1 << 62, blocks_per_id=blocks_per_id)
+    assert_same(coarse, fine)
+    assert [(kind, block) for kind, (_, block) in coarse_events] == [(kind, block) for kind, (_, block) in fine_events]
+
+
+def test_a_leap_is_one_row_of_the_step_log():
+    config = EngineConfig(block_size=16, num_gpu_blocks=100)
+    _, _, size = drive(config, [(0.0, 0, 0, 1, 10, 40, 0, None)], max_iterations=1 << 62)
+    assert size == 5
