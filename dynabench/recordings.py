@@ -122,9 +122,9 @@ def verify(recording: Recording) -> Verdict:
         if [(kind, len(keys)) for kind, keys in ours] != [(kind, len(keys)) for kind, keys in step.events]:
             return _differ(recording, step.number, num_events, "events", step.events, ours)
         for (kind, keys), (_, hashes) in zip(ours, step.events, strict=True):
-            for key, recorded in zip(keys, hashes, strict=True):
-                if names.setdefault(recorded, key) != key:
-                    return _differ(recording, step.number, num_events, f"content of {kind} blocks", recorded, key)
+            for name, recorded in zip(keys, hashes, strict=True):
+                if names.setdefault(recorded, name) != name:
+                    return _differ(recording, step.number, num_events, f"content of {kind} blocks", recorded, name)
             num_events += 1
     return Verdict(recording.path, recording.vllm_version, len(recording.steps), num_events, None)
 
@@ -183,7 +183,7 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
     waiting = sorted(scenario["requests"], key=lambda request: request["arrival_step"])
     steps = []
     for row in rows[1:]:
-        facts = {key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row}
+        facts: Json = {key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row}
         facts |= {"scheduled": row.get("scheduled", {}), "free_blocks_after": row["free_blocks_after"]}
         facts |= {"preempted": sorted(row.get("preempted", [])), "finished": sorted(row["finished"])}
         events = [(event["type"], event.get("hashes", [])) for event in row["events"]]

@@ -258,6 +258,11 @@ class Engine:
         self._ramp_skip += count
         step.advance(count)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` would return any."""
+        return bool(self._published)
+
     def take_events(self) -> list[KvEvent]:
         """Return the KV events of the iterations that have ended, in order, and forget them."""
         events, self._published = self._published, []

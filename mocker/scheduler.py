@@ -312,7 +312,7 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         if self._by_priority:
-            insort(self.waiting, sequence, key=_priority)  # type: ignore[type-var]
+            insort(self.waiting, sequence, key=_priority)
         else:
             self.waiting.append(sequence)
 

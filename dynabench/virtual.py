@@ -1,0 +1,324 @@
+"""The cluster in virtual time: arrivals, router and engines on a simpy clock.
+
+At one instant completions come before arrivals, and arrivals before scheduling. A worker's step may
+leap over many iterations; an arrival at that worker cuts it, and a routing decision first takes in the KV events
+of the iterations that have ended.
+"""
+
+import random
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from heapq import heappush
+from typing import Any
+
+import numpy as np
+import simpy
+
+from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
+from mocker.engine import NO_LIMIT
+from mocker.events import KvEvent
+from reports.records import ArmResult
+from serving.router import Prompt, Router, RouterConfig
+from serving.router.index import PrefixIndex
+from workloads import Request, Workload, WorkloadError
+
+COMPLETION, ARRIVAL, SCHEDULING = 0, 1, 2
+
+
+class StalledError(RuntimeError):
+    """The simulation ended with unfinished requests."""
+
+
+class Clock(simpy.Environment):
+    """A simpy environment with appointments at absolute times, so that sums of delays do not round."""
+
+    def at(self, time: float, priority: int, callback: Callable[[Any], None]) -> None:
+        """Call back at a time; of equal times, the lower priority number comes first."""
+        event = simpy.Event(self)
+        event._ok, event._value = True, None
+        event.callbacks = [callback]
+        heappush(self._queue, (time, priority, next(self._eid), event))  # type: ignore[misc]
+
+
+class Worker:
+    """One engine on the clock."""
+
+    def __init__(self, number: int, engine: Engine, cluster: "Cluster") -> None:
+        self.number = number
+        self.engine = engine
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
+        self._is_starting = False
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a request."""
+        self.engine.add(sequence)
+        step = self.engine.step
+        if step is None:
+            self._start_soon()
+        elif step.cut(self._clock.now):
+            self._wake_at = step.end
+            self._clock.at(step.end, COMPLETION, self._complete)
+
+    def _start_soon(self) -> None:
+        if not self._is_starting:
+            self._is_starting = True
+            self._clock.at(self._clock.now, SCHEDULING, self._start)
+
+    def _start(self, _: object = None) -> None:
+        self._is_starting = False
+        step = self.engine.schedule(self._clock.now, max_iterations=NO_LIMIT)
+        if step is not None:
+            self._wake_at = step.end
+            self._clock.at(step.end, COMPLETION, self._complete)
+
+    def _complete(self, _: object) -> None:
+        now = self._clock.now
+        if now != self._wake_at or self.engine.step is None:
+            return
+        output = self.engine.complete()
+        if output.sampled or output.finished:
+            self._cluster.on_output(self, output.sampled, output.finished, output.end)
+        if self._clock.peek() > now:
+            self._start()
+        else:
+            self._start_soon()
+
+
+class Cluster:
+    """Workers behind a router, fed with a workload."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        engine: EngineConfig,
+        router: Router,
+        num_workers: int,
+        kv_event_delay_s: float = 0.0,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.router = router
+        self._workload = workload
+        self._delay_s = kv_event_delay_s
+        self._on_progress = on_progress
+        self._block_size = engine.block_size
+        self._grouping = _Grouping(workload.block_size, engine.block_size)
+        events = router.wants_events
+        self.workers = [
+            Worker(number, Engine(engine, kv_events=events, ordered_events=False), self)
+            for number in range(num_workers * engine.dp_size)
+        ]
+        for worker in self.workers:
+            router.add_worker(worker.number)
+        count = len(workload)
+        self.worker_of = array("i", [-1]) * count
+        self.overlap_blocks = array("i", [0]) * count
+        self.cached_tokens = array("i", [0]) * count
+        self.preemptions = array("i", [0]) * count
+        self.admitted_s = array("d", [-1.0]) * count
+        self.first_token_s = array("d", [-1.0]) * count
+        self.last_token_s = array("d", [-1.0]) * count
+        self.num_finished = 0
+        self._next = 0
+        self._fed_at = -1.0
+        self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
+
+    def run(self) -> None:
+        """Run until every request is finished.
+
+        Raises:
+            StalledError: some never do.
+        """
+        requests = self._workload.requests
+        if requests:
+            self.clock.at(requests[0].arrival_s, ARRIVAL, self._arrive)
+        self.clock.run()
+        if self.num_finished != len(requests):
+            waiting = [s for worker in self.workers for s in worker.engine.scheduler.waiting]
+            running = [s for worker in self.workers for s in worker.engine.scheduler.running]
+            raise StalledError(
+                f"{len(requests) - self.num_finished} requests never finished; waiting: {waiting[:5]}, running: {running[:5]}"
+            )
+
+    def on_output(self, worker: Worker, sampled: list[Sequence], finished: list[Sequence], now: float) -> None:
+        """Record first tokens and finishes."""
+        router = self.router
+        for sequence in sampled:
+            router.on_first_token(sequence.id)
+        for sequence in finished:
+            number = sequence.id
+            assert isinstance(number, int)
+            router.on_finish(number)
+            self.worker_of[number] = worker.number
+            self.cached_tokens[number] = sequence.cached_tokens
+            self.preemptions[number] = sequence.num_preemptions
+            self.admitted_s[number] = sequence.first_scheduled_s
+            self.first_token_s[number] = sequence.first_token_s
+            self.last_token_s[number] = now
+        self.num_finished += len(finished)
+        if finished and self._on_progress is not None:
+            self._on_progress(self.num_finished)
+
+    def _arrive(self, _: object) -> None:
+        requests, now = self._workload.requests, self.clock.now
+        number, count = self._next, len(requests)
+        if self.router.wants_events and now != self._fed_at:
+            self._feed_router(now)
+        while number < count and (request := requests[number]).arrival_s <= now:
+            self._dispatch(number, request, now)
+            number += 1
+        self._next = number
+        if number < count:
+            self.clock.at(requests[number].arrival_s, ARRIVAL, self._arrive)
+
+    def _dispatch(self, number: int, request: Request, now: float) -> None:
+        chain = self._grouping.chain(request)
+        prompt = Prompt(request.input_length, chain.ids, chain.num_named, chain.blocks_per_id)
+        decision = self.router.pick(number, prompt, now)
+        self.overlap_blocks[number] = decision.overlap_blocks
+        sequence = Sequence(
+            number, num_prompt=request.input_length, max_tokens=request.output_length, chain=chain, arrival=now
+        )
+        self.workers[decision.worker].add(sequence)
+
+    def _feed_router(self, now: float) -> None:
+        """Bring the router's index up to the KV events that have reached it."""
+        self._fed_at = now
+        index, delay_s = self.router.index, self._delay_s
+        assert isinstance(index, PrefixIndex)
+        for worker in self.workers:
+            engine = worker.engine
+            step = engine.step
+            if step is not None and step.num_iterations > 1:
+                engine.advance(now)
+            if engine.has_events:
+                if delay_s:
+                    self._in_transit.append((now + delay_s, worker.number, engine.take_events()))
+                else:
+                    _apply(index, worker.number, engine.take_events())
+        while self._in_transit and self._in_transit[0][0] <= now:
+            _, number, events = self._in_transit.popleft()
+            _apply(index, number, events)
+
+
+def _apply(index: PrefixIndex, worker: int, events: list[KvEvent]) -> None:
+    """Enter an engine's events into the index; blocks that only their own request could ask for are left out."""
+    for event in events:
+        assert not isinstance(event, AllBlocksCleared)
+        chain = event.chain
+        stop = event.stop if event.stop < chain.num_named else chain.num_named
+        if event.start < stop:
+            if isinstance(event, BlockStored):
+                index.store(worker, chain.ids, start=event.start, stop=stop, blocks_per_id=chain.blocks_per_id)
+            else:
+                index.remove(worker, chain.ids, start=event.start, stop=stop, blocks_per_id=chain.blocks_per_id)
+
+
+class _Grouping:
+    """Translates a workload's block ids to the engine's block size."""
+
+    def __init__(self, trace_block: int, engine_block: int) -> None:
+        if trace_block % engine_block and engine_block % trace_block:
+            raise WorkloadError(
+                f"block_size {engine_block} neither divides the workload's blocks of {trace_block} tokens nor is a multiple"
+            )
+        self._size = engine_block
+        self._split = max(trace_block // engine_block, 1)
+        self._join = max(engine_block // trace_block, 1)
+
+    def chain(self, request: Request) -> BlockChain:
+        """Name the blocks of a request's prompt; full ones are shared, the rest is its own."""
+        ids = request.hash_ids
+        if self._join > 1:  # ids are chained, so the last of a group stands for all of it
+            ids = ids[self._join - 1 :: self._join]
+        return BlockChain(ids, request.input_length // self._size, blocks_per_id=self._split)
+
+
+def check_fits(workload: Workload, engine: EngineConfig) -> None:
+    """Refuse a workload with a request that the engine could never hold.
+
+    Raises:
+        WorkloadError: the first such request, and what would help.
+    """
+    capacity = engine.num_usable_blocks * engine.block_size
+    limit = capacity if engine.max_model_len is None else min(capacity, engine.max_model_len - 1)
+    for number, request in enumerate(workload.requests):
+        if request.input_length + request.output_length - 1 > capacity or request.input_length > limit:
+            raise WorkloadError(
+                f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output tokens, "
+                f"more than the {limit} an engine can hold (num_gpu_blocks {engine.num_gpu_blocks} x block_size "
+                f"{engine.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
+            )
+        if not engine.enable_chunked_prefill and request.input_length > engine.max_num_batched_tokens:
+            raise WorkloadError(
+                f"{workload.name}: request {number} has a prompt of {request.input_length} tokens; without chunked prefill "
+                f"max_num_batched_tokens ({engine.max_num_batched_tokens}) must be at least that"
+            )
+
+
+def simulate(
+    workload: Workload,
+    *,
+    mode: str,
+    engine: EngineConfig,
+    router: RouterConfig,
+    num_workers: int,
+    seed: int,
+    on_progress: Callable[[int], None] | None = None,
+) -> ArmResult:
+    """Run one arm of an experiment in virtual time.
+
+    Raises:
+        WorkloadError: a request can never fit.
+        StalledError: the simulation ended with unfinished requests (a defect).
+    """
+    check_fits(workload, engine)
+    rng = random.Random(f"router {seed}")
+    core = Router(mode, router, block_size=engine.block_size, rng=rng, closed_events=True)
+    cluster = Cluster(
+        workload,
+        engine=engine,
+        router=core,
+        num_workers=num_workers,
+        kv_event_delay_s=router.kv_event_delay_s,
+        on_progress=on_progress,
+    )
+    started = time.perf_counter()
+    cluster.run()
+    wall_s = time.perf_counter() - started
+    requests = workload.requests
+    arrival = np.array([request.arrival_s for request in requests])
+    first, last = np.array(cluster.first_token_s), np.array(cluster.last_token_s)
+    gaps = np.concatenate([np.array(worker.engine.log.rows).reshape(-1, 5) for worker in cluster.workers])
+    osl = np.array([request.output_length for request in requests], np.int32)
+    if engine.max_model_len is not None:
+        osl = np.minimum(osl, engine.max_model_len - np.array([request.input_length for request in requests], np.int32))
+    return ArmResult(
+        arm=mode,
+        columns={
+            "request": np.arange(len(requests), dtype=np.int32),
+            "worker": np.array(cluster.worker_of),
+            "intended_s": arrival,
+            "sent_s": arrival,
+            "admitted_s": np.array(cluster.admitted_s),
+            "first_byte_s": first,
+            "first_token_s": first,
+            "last_token_s": last,
+            "done_s": last,
+            "isl": np.array([request.input_length for request in requests], np.int32),
+            "osl": osl,
+            "first_chunk_tokens": np.ones(len(requests), np.int32),
+            "cached_tokens": np.array(cluster.cached_tokens),
+            "predicted_tokens": np.array(cluster.overlap_blocks) * engine.block_size,
+            "preemptions": np.array(cluster.preemptions),
+            "error": np.full(len(requests), "", dtype=object),
+        },
+        gaps=gaps,
+        wall_s=wall_s,
+        num_workers=len(cluster.workers),
+    )

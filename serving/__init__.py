@@ -1,0 +1,1 @@
+"""The serving stack: frontend, router, workers, engines."""

@@ -1,0 +1,308 @@
+"""Who has which prefix: dicts from sequence hash to a bitmask of workers, looked up by galloping.
+
+Ids are chained, so each worker's set is closed under prefixes and its presence along a prompt only
+ever ends: a look-up costs a few dict reads per worker, however long the prompt. An id may stand for
+several blocks (`blocks_per_id`, as in a trace of 512-token ids on an engine with smaller blocks).
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Protocol
+
+Ids = Sequence[Hashable]
+
+
+class Index(Protocol):
+    """What the router asks of an index. Workers are small numbers, the bits of a mask."""
+
+    def overlaps(self, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> dict[int, int]:
+        """Return, for each worker that has any, how many leading blocks of a prompt it has."""
+        ...
+
+    def routed(self, worker: int, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> None:
+        """Take note that a prompt was sent to a worker."""
+        ...
+
+    def drop(self, worker: int) -> None:
+        """Forget a worker."""
+        ...
+
+
+class PrefixIndex:
+    """The exact index, fed by the workers' KV events."""
+
+    def __init__(self, *, closed_events: bool = False) -> None:
+        """Build an empty index.
+
+        Args:
+            closed_events: the events are known to remove blocks leaf first (our own engine's are), so that
+                links from block to block, which mend a removal out of order, need not be kept.
+        """
+        self.resync: set[int] = set()
+        """Workers that stored a block whose parent is unknown: their events have a gap."""
+        self._masks: dict[Hashable, int] = {}
+        self._partial: dict[tuple[Hashable, int], int] = {}  # (id, worker) -> blocks, where not all of the id's
+        self._copies: dict[tuple[Hashable, int], int] = {}  # (block, worker) -> copies beyond the first
+        self._children: dict[Hashable, dict[Hashable, None]] | None = None if closed_events else {}
+        self._parents: dict[Hashable, Hashable] = {}
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def overlaps(self, ids: Ids, num_blocks: int, blocks_per_id: int = 1, now: float = 0.0) -> dict[int, int]:
+        """Return, for each worker that has any, how many leading blocks of a prompt it has."""
+        found: dict[int, int] = {}
+        for depth, mask in _depths(self._masks, ids, -(-num_blocks // blocks_per_id)):
+            while mask:
+                low = mask & -mask
+                worker = low.bit_length() - 1
+                mask ^= low
+                blocks = depth * blocks_per_id
+                if self._partial and (part := self._partial.get((ids[depth - 1], worker))) is not None:
+                    blocks += part - blocks_per_id
+                found[worker] = blocks if blocks < num_blocks else num_blocks
+        return found
+
+    def routed(self, worker: int, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> None:
+        """Do nothing: the worker's events will tell."""
+
+    def store(
+        self,
+        worker: int,
+        ids: Ids,
+        *,
+        parent: Hashable | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        blocks_per_id: int = 1,
+    ) -> bool:
+        """Enter blocks `start` to `stop` of a chain of ids; return False (and mark the worker) if there is a gap before them.
+
+        Args:
+            worker: who stored them.
+            ids: the chain, or with `parent` the part of it behind that parent.
+            parent: the id before `ids[0]`, none for the start of a sequence.
+            start: first block, counted from `ids[0]`.
+            stop: the block after the last (default: all that the ids cover).
+            blocks_per_id: blocks each id stands for.
+        """
+        bit, masks = 1 << worker, self._masks
+        stop = len(ids) * blocks_per_id if stop is None else stop
+        index, offset = divmod(start, blocks_per_id)
+        before = ids[index - 1] if index else parent
+        if offset:
+            held = self._held(ids[index], worker, blocks_per_id)
+            if held < offset:
+                self.resync.add(worker)
+                return False
+            stop_here = min(stop - index * blocks_per_id, blocks_per_id)
+            self._grow(ids[index], worker, offset, stop_here, blocks_per_id)
+            before = ids[index]
+            index += 1
+        elif before is not None and not masks.get(before, 0) & bit:
+            self.resync.add(worker)
+            return False
+        full, rest = divmod(stop, blocks_per_id)
+        for place in range(index, full):
+            id = ids[place]
+            mask = masks.get(id, 0)
+            if mask & bit:
+                self._grow(id, worker, 0, blocks_per_id, blocks_per_id)
+            else:
+                masks[id] = mask | bit
+                if not mask:
+                    self._link(before, id)
+            before = id
+        if rest and full >= index:
+            id = ids[full]
+            mask = masks.get(id, 0)
+            if mask & bit:
+                self._grow(id, worker, 0, rest, blocks_per_id)
+            else:
+                masks[id] = mask | bit
+                self._partial[id, worker] = rest
+                if not mask:
+                    self._link(before, id)
+        return True
+
+    def remove(self, worker: int, ids: Ids, *, start: int = 0, stop: int | None = None, blocks_per_id: int = 1) -> None:
+        """Take out blocks `start` to `stop` of a chain, last first; unknown ones are ignored."""
+        bit, masks = 1 << worker, self._masks
+        stop = len(ids) * blocks_per_id if stop is None else stop
+        for place in range((stop - 1) // blocks_per_id, start // blocks_per_id - 1, -1):
+            id = ids[place]
+            mask = masks.get(id, 0)
+            if not mask & bit:
+                continue
+            first = place * blocks_per_id
+            low, high = max(start - first, 0), min(stop - first, blocks_per_id)
+            if self._copies:
+                for offset in range(high - 1, low - 1, -1):
+                    block = (id, offset) if offset else id
+                    extra = self._copies.get((block, worker), 0)
+                    if extra:
+                        self._copies[block, worker] = extra - 1
+                        if extra == 1:
+                            del self._copies[block, worker]
+                    else:
+                        self._shrink(id, worker, offset, blocks_per_id)
+            elif low == 0:
+                self._clear(id, worker)
+            else:
+                self._shrink(id, worker, low, blocks_per_id)
+
+    def drop(self, worker: int) -> None:
+        """Forget a worker in one sweep."""
+        bit = 1 << worker
+        for id in [id for id, mask in self._masks.items() if mask & bit]:
+            self._unset(id, worker)
+        self._copies = {key: extra for key, extra in self._copies.items() if key[1] != worker}
+        self.resync.discard(worker)
+
+    def holds(self, id: Hashable, worker: int) -> bool:
+        """Tell whether a worker has the first block of an id."""
+        return bool(self._masks.get(id, 0) >> worker & 1)
+
+    def _held(self, id: Hashable, worker: int, blocks_per_id: int) -> int:
+        if not self.holds(id, worker):
+            return 0
+        return self._partial.get((id, worker), blocks_per_id)
+
+    def _grow(self, id: Hashable, worker: int, start: int, stop: int, blocks_per_id: int) -> None:
+        """Enter blocks of an id of which the worker has some: count those it has, add the others."""
+        held = self._held(id, worker, blocks_per_id)
+        for offset in range(start, min(stop, held)):
+            block = (id, offset) if offset else id
+            self._copies[block, worker] = self._copies.get((block, worker), 0) + 1
+        if stop > held:
+            if stop == blocks_per_id:
+                self._partial.pop((id, worker), None)
+            else:
+                self._partial[id, worker] = stop
+
+    def _shrink(self, id: Hashable, worker: int, held: int, blocks_per_id: int) -> None:
+        """Leave a worker the first `held` blocks of an id, and nothing behind them."""
+        if held == 0:
+            self._clear(id, worker)
+        elif held < self._held(id, worker, blocks_per_id):
+            self._partial[id, worker] = held
+            self._cut(id, worker)
+
+    def _clear(self, id: Hashable, worker: int) -> None:
+        if self.holds(id, worker):
+            self._cut(id, worker)
+            self._unset(id, worker)
+
+    def _cut(self, id: Hashable, worker: int) -> None:
+        """Forget what a worker has behind an id: without its prefix it cannot be used."""
+        if self._children is None:
+            return
+        behind = [child for child in self._children.get(id, ()) if self.holds(child, worker)]
+        while behind:
+            child = behind.pop()
+            behind += [next_ for next_ in self._children.get(child, ()) if self.holds(next_, worker)]
+            self._unset(child, worker)
+
+    def _unset(self, id: Hashable, worker: int) -> None:
+        mask = self._masks[id] & ~(1 << worker)
+        if self._partial:
+            self._partial.pop((id, worker), None)
+        if mask:
+            self._masks[id] = mask
+            return
+        del self._masks[id]
+        if self._children is not None and (parent := self._parents.pop(id, None)) is not None:
+            siblings = self._children[parent]
+            del siblings[id]
+            if not siblings:
+                del self._children[parent]
+
+    def _link(self, parent: Hashable | None, id: Hashable) -> None:
+        if self._children is not None and parent is not None:
+            self._parents[id] = parent
+            self._children.setdefault(parent, {})[id] = None
+
+
+class PredictedIndex:
+    """The approximate index, for workers without KV events: a prompt stays `ttl_s` where it was routed last."""
+
+    def __init__(self, ttl_s: float = 120.0) -> None:
+        self._ttl_s = ttl_s
+        self._masks: dict[Hashable, int] = {}
+        self._touched: dict[tuple[Hashable, int], float] = {}
+        self._expiry: deque[tuple[float, int, Ids]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def overlaps(self, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> dict[int, int]:
+        """Return, for each worker that has any, how many leading blocks of a prompt it should have."""
+        self._expire(now)
+        found: dict[int, int] = {}
+        for depth, mask in _depths(self._masks, ids, -(-num_blocks // blocks_per_id)):
+            for worker in range(mask.bit_length()):
+                if mask >> worker & 1:
+                    found[worker] = min(depth * blocks_per_id, num_blocks)
+        return found
+
+    def routed(self, worker: int, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> None:
+        """Assume that a worker will cache a prompt sent to it."""
+        prompt = ids[: -(-num_blocks // blocks_per_id)]
+        bit = 1 << worker
+        for id in prompt:
+            self._masks[id] = self._masks.get(id, 0) | bit
+            self._touched[id, worker] = now
+        self._expiry.append((now, worker, prompt))
+
+    def drop(self, worker: int) -> None:
+        """Forget a worker."""
+        for id, number in [key for key in self._touched if key[1] == worker]:
+            self._unset(id, number)
+
+    def _expire(self, now: float) -> None:
+        while self._expiry and self._expiry[0][0] + self._ttl_s <= now:
+            routed, worker, ids = self._expiry.popleft()
+            for id in ids:
+                if self._touched.get((id, worker)) == routed:
+                    self._unset(id, worker)
+
+    def _unset(self, id: Hashable, worker: int) -> None:
+        del self._touched[id, worker]
+        mask = self._masks[id] & ~(1 << worker)
+        if mask:
+            self._masks[id] = mask
+        else:
+            del self._masks[id]
+
+
+def _depths(masks: dict[Hashable, int], ids: Ids, num_ids: int) -> Iterator[tuple[int, int]]:
+    """Yield (number of leading ids, mask of the workers that have just so many), workers with none left out."""
+    if not num_ids or not (mask := masks.get(ids[0], 0)):
+        return
+    place, stride = 0, 1
+    while place + 1 < num_ids:
+        probe = min(place + stride, num_ids - 1)
+        there = mask & masks.get(ids[probe], 0)
+        if there != mask:
+            yield from _between(masks, ids, place, mask, probe, there)
+            if not there:
+                return
+            mask = there
+        place = probe
+        stride *= 2
+    yield num_ids, mask
+
+
+def _between(
+    masks: dict[Hashable, int], ids: Ids, low: int, low_mask: int, high: int, high_mask: int
+) -> Iterator[tuple[int, int]]:
+    """Yield where the workers end that have `ids[low]` but not `ids[high]`."""
+    if high - low == 1:
+        yield high, low_mask & ~high_mask
+        return
+    middle = (low + high) // 2
+    mask = low_mask & masks.get(ids[middle], 0) | high_mask
+    if mask != low_mask:
+        yield from _between(masks, ids, low, low_mask, middle, mask)
+    if mask != high_mask:
+        yield from _between(masks, ids, middle, mask, high, high_mask)

@@ -1,0 +1,78 @@
+"""What a workload is like: sizes, arrivals, and how much of it could be cached."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.request import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Figures of a workload. Lengths are in tokens, percentiles linear."""
+
+    requests: int
+    duration_s: float
+    rate: float
+    """Requests per second."""
+    burstiness_cv: float
+    """Coefficient of variation of the gaps between arrivals: 1 for Poisson."""
+    distinct_times: int
+    isl: dict[str, float]
+    osl: dict[str, float]
+    total_input_tokens: int
+    total_output_tokens: int
+    endless_cache_hit_share: float
+    """Share of prompt tokens that one endless cache of full blocks would have, in order of arrival."""
+    endless_cache_mean_share: float
+    """The same share taken per request, then averaged."""
+    distinct_first_blocks: int
+
+
+def describe(workload: Workload) -> Description:
+    """Measure a workload."""
+    arrivals = np.array([request.arrival_s for request in workload])
+    isl = np.array([request.input_length for request in workload])
+    osl = np.array([request.output_length for request in workload])
+    hits = _endless_cache_hits(workload)
+    gaps = np.diff(arrivals)
+    cv = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else float("nan")
+    duration = workload.duration_s
+    return Description(
+        requests=len(workload),
+        duration_s=duration,
+        rate=(len(workload) - 1) / duration if duration > 0 else float("nan"),
+        burstiness_cv=cv,
+        distinct_times=len(np.unique(arrivals)),
+        isl=_spread(isl),
+        osl=_spread(osl),
+        total_input_tokens=int(isl.sum()),
+        total_output_tokens=int(osl.sum()),
+        endless_cache_hit_share=float(hits.sum() / isl.sum()),
+        endless_cache_mean_share=float((hits / isl).mean()),
+        distinct_first_blocks=len({request.hash_ids[0] for request in workload}),
+    )
+
+
+def _endless_cache_hits(workload: Workload) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Count the prompt tokens of each request whose blocks were seen before."""
+    seen: set[int] = set()
+    hits = np.zeros(len(workload), np.int64)
+    for number, request in enumerate(workload):
+        full = request.hash_ids[: request.input_length // workload.block_size]
+        depth = next((place for place, hash_id in enumerate(full) if hash_id not in seen), len(full))
+        hits[number] = depth * workload.block_size
+        seen.update(full[depth:])
+    return hits
+
+
+def _spread(values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[str, float]:
+    p50, p90, p99 = np.percentile(values, [50, 90, 99])
+    return {
+        "mean": float(values.mean()),
+        "min": float(values.min()),
+        "p50": float(p50),
+        "p90": float(p90),
+        "p99": float(p99),
+        "max": float(values.max()),
+    }

@@ -1,0 +1,82 @@
+"""Mooncake's trace format: one JSON object a line, plain or gzip.
+
+`{"timestamp": ms, "input_length", "output_length", "hash_ids": [one chained id per block of 512 tokens]}`
+(kvcache-ai/Mooncake, FAST '25).
+"""
+
+import gzip
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, cast
+
+import msgspec
+
+from workloads.request import Request, WorkloadError
+
+BLOCK_SIZE = 512
+
+
+class Row(msgspec.Struct, gc=False):
+    """A line of the format."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+def read(path: Path, *, block_size: int = BLOCK_SIZE) -> Iterator[Request]:
+    """Yield the requests of a file as they are read.
+
+    Raises:
+        WorkloadError: the file cannot be read, or a line is not what the format says.
+    """
+    decode = msgspec.json.Decoder(Row).decode
+    number, last = 0, 0.0
+    try:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                row = decode(line)
+                problem = _problem(row, block_size, last)
+                if problem:
+                    raise WorkloadError(f"{path}, line {number}: {problem}")
+                last = row.timestamp
+                yield Request(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids)
+    except msgspec.MsgspecError as error:
+        expected = "expected an object with timestamp, input_length, output_length and hash_ids"
+        raise WorkloadError(f"{path}, line {number}: {error}; {expected}") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def write(requests: Iterable[Request], file: IO[bytes]) -> None:
+    """Write requests, a line each."""
+    encode = msgspec.json.Encoder().encode
+    for request in requests:
+        ms = request.arrival_s * 1000
+        row = Row(round(ms, 3), request.input_length, request.output_length, request.hash_ids)
+        file.write(encode(row) + b"\n")
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _problem(row: Row, block_size: int, last: float) -> str | None:
+    if row.timestamp < 0:
+        return f"timestamp must not be negative, not {row.timestamp}"
+    if row.timestamp < last:
+        return f"timestamp {row.timestamp:g} is before the line above ({last:g}); expected lines in order of time"
+    if row.input_length < 1:
+        return f"input_length must be at least 1, not {row.input_length}"
+    if row.output_length < 1:
+        return f"output_length must be at least 1, not {row.output_length}"
+    expected = -(-row.input_length // block_size)
+    if len(row.hash_ids) != expected:
+        return (
+            f"{row.input_length} tokens in blocks of {block_size} need {expected} hash_ids, "
+            f"not {len(row.hash_ids)} (is --trace-block-size right?)"
+        )
+    return None

@@ -1,0 +1,45 @@
+"""A request as a workload describes it, and a workload as a whole."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class WorkloadError(Exception):
+    """A workload that cannot be used; the message names the file and line, or the setting."""
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """One request: when it arrives, how long it is, and what its prompt shares with others.
+
+    `hash_ids` name the prompt's blocks of `Workload.block_size` tokens, the last perhaps partial. They are
+    chained: an id stands for its block and all before it.
+    """
+
+    arrival_s: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of arrival, in blocks of `block_size` tokens."""
+
+    name: str
+    block_size: int
+    requests: list[Request] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    """What was done to it since it was read."""
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    @property
+    def duration_s(self) -> float:
+        """Time from the first arrival to the last."""
+        return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0

@@ -1,0 +1,167 @@
+"""A workload from a handful of dials, the same for the same seed."""
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.arrivals import ARRIVALS
+from workloads.request import Request
+
+Lengths = Literal["constant", "uniform", "lognormal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthConfig:
+    """Settings of a synthetic workload. Prompts are a group's shared prefix, then the session's history, then new text."""
+
+    requests: int = 1000
+    """Requests in all, turns of sessions included."""
+
+    seed: int = 0
+    """Seed of every random choice."""
+
+    rate: float = 4.0
+    """Mean arrivals of sessions per second (of requests, if sessions have one turn)."""
+
+    arrival: Literal["constant", "poisson", "gamma"] = "poisson"
+    """Arrival process of sessions."""
+
+    burstiness: float = 1.0
+    """Shape of gamma arrivals: 1 is Poisson, less is burstier."""
+
+    isl: int = 2048
+    """Mean number of new prompt tokens of a turn, the shared prefix not counted."""
+
+    osl: int = 128
+    """Mean number of output tokens."""
+
+    isl_distribution: Lengths = "lognormal"
+    """Distribution of new prompt tokens."""
+
+    osl_distribution: Lengths = "lognormal"
+    """Distribution of output tokens."""
+
+    spread: float = 0.5
+    """Spread of lengths around their mean: sigma of the log-normal, half-width (as a share) of the uniform."""
+
+    max_isl: int = 131072
+    """Longest prompt; a session ends before it would grow longer."""
+
+    prefix_groups: int = 8
+    """Different shared prefixes (system prompts, documents); popular ones follow Zipf's law."""
+
+    prefix_blocks: int = 4
+    """Blocks in each shared prefix (0: nothing is shared between sessions)."""
+
+    prefix_depth: int = 1
+    """Levels of sharing: at each level the groups' prefixes part again, the first level being common to all."""
+
+    turns: int = 1
+    """Most turns of a session (uniform from 1); each turn's prompt holds the turns before it, answers included."""
+
+    think_time_s: float = 10.0
+    """Mean time between an arrival and the session's next (exponential)."""
+
+    block_size: int = 512
+    """Tokens per hash id."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        for name, least in (
+            ("requests", 1),
+            ("isl", 1),
+            ("osl", 1),
+            ("max_isl", 1),
+            ("prefix_groups", 1),
+            ("prefix_blocks", 0),
+            ("prefix_depth", 1),
+            ("turns", 1),
+            ("block_size", 1),
+            ("spread", 0),
+            ("think_time_s", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("rate", "burstiness"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+        if self.prefix_blocks * self.block_size >= self.max_isl:
+            raise ValueError(
+                f"a prefix of {self.prefix_blocks} blocks of {self.block_size} tokens leaves no room below max_isl {self.max_isl}"
+            )
+
+
+def synthesize(config: SynthConfig) -> list[Request]:
+    """Make the requests of a workload, in order of arrival."""
+    ids = itertools.count()
+    prefixes = _prefixes(config, ids)
+    weights = [1 / (rank + 1) for rank in range(len(prefixes))]
+    arrivals, lengths = random.Random(f"arrivals {config.seed}"), random.Random(f"lengths {config.seed}")
+    choice = random.Random(f"prefixes {config.seed}")
+    made: list[Request] = []
+    coming: list[tuple[float, int, Request]] = []  # turns of sessions that have begun
+    turn, now = itertools.count(), 0.0
+    for gap in ARRIVALS[config.arrival](arrivals, config.rate, config.burstiness):
+        prefix = choice.choices(prefixes, weights)[0]
+        for request in _session(config, now, prefix, lengths, ids):
+            heapq.heappush(coming, (request.arrival_s, next(turn), request))
+        now += gap
+        while coming and coming[0][0] < now:
+            made.append(heapq.heappop(coming)[2])
+        if len(made) >= config.requests:
+            break
+    return made[: config.requests]
+
+
+def _prefixes(config: SynthConfig, ids: Iterator[int]) -> list[tuple[int, ...]]:
+    """Return each group's prefix: level k is shared by the groups whose numbers agree modulo 2**k."""
+    levels: dict[tuple[int, int, int], int] = {}
+    prefixes = []
+    for group in range(config.prefix_groups):
+        prefix = []
+        for place in range(config.prefix_blocks):
+            level = place * config.prefix_depth // config.prefix_blocks
+            is_last = level == config.prefix_depth - 1
+            branch = group if is_last else group % (2**level)
+            key = (level, branch, place)
+            if key not in levels:
+                levels[key] = next(ids)
+            prefix.append(levels[key])
+        prefixes.append(tuple(prefix))
+    return prefixes
+
+
+def _session(
+    config: SynthConfig, start_s: float, prefix: tuple[int, ...], rng: random.Random, ids: Iterator[int]
+) -> Iterator[Request]:
+    size, now = config.block_size, start_s
+    length, history = len(prefix) * size, list(prefix)
+    for _ in range(rng.randint(1, config.turns)):
+        length += _draw(rng, config.isl, config.isl_distribution, config.spread)
+        if length > config.max_isl:
+            if now > start_s:
+                return
+            length = config.max_isl
+        output = _draw(rng, config.osl, config.osl_distribution, config.spread)
+        full = length // size
+        history += [next(ids) for _ in range(full - len(history))]
+        # A partial last block gets an id of its own: the next turn fills it with other content.
+        tail = (next(ids),) if length % size else ()
+        yield Request(round(now, 6), length, output, (*history, *tail))
+        length += output
+        now += rng.expovariate(1 / config.think_time_s) if config.think_time_s else 0.0
+
+
+def _draw(rng: random.Random, mean: int, distribution: Lengths, spread: float) -> int:
+    match distribution:
+        case "constant":
+            value = float(mean)
+        case "uniform":
+            value = rng.uniform(mean * (1 - min(spread, 1)), mean * (1 + min(spread, 1)))
+        case "lognormal":
+            value = rng.lognormvariate(math.log(mean) - spread * spread / 2, spread)
+    return max(1, round(value))

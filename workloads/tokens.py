@@ -1,0 +1,24 @@
+"""Token ids from hash ids: equal ids become equal tokens, so that live text and simulated hashes agree on sharing."""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from workloads.request import Request
+
+FIRST_TOKEN, NUM_TOKENS = 1000, 30000  # clear of special tokens, inside every common vocabulary
+
+
+def prompt_tokens(request: Request, block_size: int, *, salt: str = "") -> npt.NDArray[np.uint32]:
+    """Return the token ids of a request's prompt, shape (input_length,).
+
+    A salt changes every token, so that two runs share nothing.
+    """
+    blocks = [_block(hash_id, block_size, salt) for hash_id in request.hash_ids]
+    return np.concatenate(blocks)[: request.input_length] if blocks else np.empty(0, np.uint32)
+
+
+def _block(hash_id: int, size: int, salt: str) -> npt.NDArray[np.uint32]:
+    stream = hashlib.shake_128(f"{salt}:{hash_id}".encode()).digest(size * 4)
+    return np.frombuffer(stream, "<u4") % NUM_TOKENS + np.uint32(FIRST_TOKEN)
