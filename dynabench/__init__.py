@@ -1,0 +1,1 @@
+"""The command line and the experiment: what to run, on which clock, into which folder."""

@@ -157,7 +157,7 @@ def _event_rows(events: Iterable[KvEvent]) -> Iterator[tuple[str, list[Hashable]
         elif isinstance(event, AllBlocksCleared):
             yield "cleared", []
         else:
-            for key in event.keys():
+            for key in event.keys():  # noqa: SIM118 (an event, not a dict)
                 yield "removed", [key]
 
 
@@ -183,7 +183,9 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
     waiting = sorted(scenario["requests"], key=lambda request: request["arrival_step"])
     steps = []
     for row in rows[1:]:
-        facts: Json = {key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row}
+        facts: Json = {
+            key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row
+        }
         facts |= {"scheduled": row.get("scheduled", {}), "free_blocks_after": row["free_blocks_after"]}
         facts |= {"preempted": sorted(row.get("preempted", [])), "finished": sorted(row["finished"])}
         events = [(event["type"], event.get("hashes", [])) for event in row["events"]]

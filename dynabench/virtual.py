@@ -288,8 +288,11 @@ def simulate(
         kv_event_delay_s=router.kv_event_delay_s,
         on_progress=on_progress,
     )
-    started = time.perf_counter()
-    cluster.run()
+    started, is_complete = time.perf_counter(), True
+    try:
+        cluster.run()
+    except KeyboardInterrupt:
+        is_complete = False
     wall_s = time.perf_counter() - started
     requests = workload.requests
     arrival = np.array([request.arrival_s for request in requests])
@@ -298,27 +301,24 @@ def simulate(
     osl = np.array([request.output_length for request in requests], np.int32)
     if engine.max_model_len is not None:
         osl = np.minimum(osl, engine.max_model_len - np.array([request.input_length for request in requests], np.int32))
-    return ArmResult(
-        arm=mode,
-        columns={
-            "request": np.arange(len(requests), dtype=np.int32),
-            "worker": np.array(cluster.worker_of),
-            "intended_s": arrival,
-            "sent_s": arrival,
-            "admitted_s": np.array(cluster.admitted_s),
-            "first_byte_s": first,
-            "first_token_s": first,
-            "last_token_s": last,
-            "done_s": last,
-            "isl": np.array([request.input_length for request in requests], np.int32),
-            "osl": osl,
-            "first_chunk_tokens": np.ones(len(requests), np.int32),
-            "cached_tokens": np.array(cluster.cached_tokens),
-            "predicted_tokens": np.array(cluster.overlap_blocks) * engine.block_size,
-            "preemptions": np.array(cluster.preemptions),
-            "error": np.full(len(requests), "", dtype=object),
-        },
-        gaps=gaps,
-        wall_s=wall_s,
-        num_workers=len(cluster.workers),
-    )
+    columns = {
+        "request": np.arange(len(requests), dtype=np.int32),
+        "worker": np.array(cluster.worker_of),
+        "intended_s": arrival,
+        "sent_s": arrival,
+        "admitted_s": np.array(cluster.admitted_s),
+        "first_byte_s": first,
+        "first_token_s": first,
+        "last_token_s": last,
+        "done_s": last,
+        "isl": np.array([request.input_length for request in requests], np.int32),
+        "osl": osl,
+        "first_chunk_tokens": np.ones(len(requests), np.int32),
+        "cached_tokens": np.array(cluster.cached_tokens),
+        "predicted_tokens": np.array(cluster.overlap_blocks) * engine.block_size,
+        "preemptions": np.array(cluster.preemptions),
+        "error": np.full(len(requests), "", dtype=object),
+    }
+    if not is_complete:
+        columns = {name: column[columns["worker"] >= 0] for name, column in columns.items()}
+    return ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)

@@ -185,9 +185,9 @@ class BlockPool:
         chain = run.chain
         for index in range(chain.index_of(start), chain.index_of(stop - 1) + 1):
             is_last = index + 1 == len(chain.ids)
-            if chain.first_block(index) < run.stop and (is_last or run.start < chain.first_block(index + 1)):
-                if run.start < run.stop:
-                    continue
+            reaches = chain.first_block(index) < run.stop and (is_last or run.start < chain.first_block(index + 1))
+            if reaches and run.start < run.stop:
+                continue
             copies = self._copies[chain.ids[index]]
             copies.remove(run)
             if not copies:

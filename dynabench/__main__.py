@@ -1,0 +1,5 @@
+"""python -m dynabench."""
+
+from dynabench.cli import main
+
+main()

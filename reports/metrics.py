@@ -1,0 +1,193 @@
+"""What a run measured: TTFT, ITL, TPOT, E2E, throughput, cache hits, imbalance, each with its formula."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.records import ArmResult, Floats
+
+FORMULAS = {
+    "ttft_sched": "first token - intended arrival (the headline of an open-loop run)",
+    "ttft": "first token - sent",
+    "tpot": "(last token - first token) / (output tokens - tokens of the first chunk), per request",
+    "itl": "time between tokens, pooled over all requests; a gap before a chunk of k tokens counts as k gaps of gap / k",
+    "e2e_sched": "last token - intended arrival",
+    "e2e": "last token - sent",
+}
+LABELS = {
+    "ttft_sched": "TTFT",
+    "ttft": "TTFT from sent",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e_sched": "E2E",
+    "e2e": "E2E from sent",
+}
+PERCENTILES = (50, 90, 95, 99)
+LEAST_SAMPLES = {50: 1, 90: 36, 95: 72, 99: 368}
+"""Samples under which a percentile has no two-sided 95 % confidence interval."""
+
+
+@dataclass(frozen=True)
+class TokenGaps:
+    """The distribution of times between tokens, kept as rows (first, slope, curve, steps, tokens): see `ArmResult`.
+
+    Each row's gaps are monotone in the step, so counts below a value have a closed form and nothing is expanded.
+    """
+
+    rows: Floats
+
+    @property
+    def count(self) -> int:
+        """Number of gaps."""
+        return int((self.rows[:, 3] * self.rows[:, 4]).sum())
+
+    def mean(self) -> float:
+        """Return the mean gap (s)."""
+        first, slope, curve, steps, tokens = self.rows.T
+        last = steps - 1
+        total = steps * (first + last * (slope / 2 + curve * (2 * steps - 1) / 6))
+        return float((total * tokens).sum() / self.count)
+
+    def max(self) -> float:
+        """Return the longest gap (s)."""
+        return float(np.maximum(self.rows[:, 0], self._last()).max())
+
+    def quantiles(self, shares: npt.ArrayLike) -> Floats:
+        """Return the gap at each share (0..1) of the gaps, by bisection to a ten-millionth of the range."""
+        shares = np.asarray(shares, float)
+        order = np.argsort(self.rows[:, 0])
+        flat = self.rows[:, 1:3].any(axis=1)
+        if not flat.any():
+            values, weights = self.rows[order, 0], (self.rows[:, 3] * self.rows[:, 4])[order]
+            place = np.searchsorted(np.cumsum(weights), shares * (weights.sum() - 1), side="right")
+            picked: Floats = values[np.minimum(place, len(values) - 1)]
+            return picked
+        edges = np.minimum(self.rows[:, 0], self._last())
+        low, high = np.full(shares.shape, edges.min()), np.full(shares.shape, self.max())
+        wanted = shares * (self.count - 1)
+        for _ in range(24):
+            middle = (low + high) / 2
+            enough = self.counts_below(middle) > wanted
+            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+        return high
+
+    def counts_below(self, values: Floats) -> Floats:
+        """Count the gaps that are at most each value."""
+        first, slope, curve, steps, tokens = self.rows.T
+        counts = np.empty(len(values))
+        for place, value in enumerate(values):
+            excess = value - first
+            # First step j at which first + slope*j + curve*j*j exceeds the value; slope >= 0, |curve| small.
+            root = np.sqrt(np.maximum(slope * slope + 4 * curve * excess, 0.0))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                crossing = np.where(slope > 0, 2 * excess / (slope + root), np.inf)
+                vertex = np.where(slope * slope + 4 * curve * excess < 0, np.inf, crossing)
+            below = np.clip(np.floor(vertex) + 1, 0, steps)
+            counts[place] = (np.where(excess >= 0, below, 0) * tokens).sum()
+        return counts
+
+    def _last(self) -> Floats:
+        last = self.rows[:, 3] - 1
+        result: Floats = self.rows[:, 0] + last * (self.rows[:, 1] + last * self.rows[:, 2])
+        return result
+
+
+def per_request(run: ArmResult) -> dict[str, Floats]:
+    """Return TTFT, TPOT and E2E of every request (s), NaN where a request failed or has no such time."""
+    c = run.columns
+    failed = c["error"] != ""
+    decoded = c["osl"] - c["first_chunk_tokens"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(decoded > 0, (c["last_token_s"] - c["first_token_s"]) / decoded, np.nan)
+    values = {
+        "ttft_sched": c["first_token_s"] - c["intended_s"],
+        "ttft": c["first_token_s"] - c["sent_s"],
+        "tpot": tpot,
+        "e2e_sched": c["last_token_s"] - c["intended_s"],
+        "e2e": c["last_token_s"] - c["sent_s"],
+    }
+    return {name: np.where(failed, np.nan, value) for name, value in values.items()}
+
+
+def describe(values: Floats, *, num_failed: int = 0) -> dict[str, float | int | None]:
+    """Return mean, percentiles (linear) and count of the finite values; percentiles too few samples carry are None.
+
+    With failures, `adjusted_p…` counts each as an infinite value (None where that makes the percentile infinite).
+    """
+    values = values[~np.isnan(values)]
+    result: dict[str, float | int | None] = {"count": len(values)}
+    if not len(values):
+        return result | dict.fromkeys(["mean", *(f"p{p}" for p in PERCENTILES), "max"])
+    result["mean"] = float(values.mean())
+    for p in PERCENTILES:
+        result[f"p{p}"] = float(np.percentile(values, p)) if len(values) >= LEAST_SAMPLES[p] else None
+    result["max"] = float(values.max())
+    if num_failed:
+        with_failures = np.sort(np.append(values, np.full(num_failed, np.inf)))
+        for p in PERCENTILES:
+            place = int(np.ceil((len(with_failures) - 1) * p / 100))
+            adjusted = float(with_failures[place])
+            result[f"adjusted_p{p}"] = adjusted if np.isfinite(adjusted) else None
+    return result
+
+
+def describe_gaps(gaps: TokenGaps) -> dict[str, float | int | None]:
+    """Return mean and percentiles of the times between tokens."""
+    if not len(gaps.rows) or not gaps.count:
+        return {"count": 0} | dict.fromkeys(["mean", *(f"p{p}" for p in PERCENTILES), "max"])
+    quantiles = gaps.quantiles([p / 100 for p in PERCENTILES])
+    result: dict[str, float | int | None] = {"count": gaps.count, "mean": gaps.mean()}
+    for p, value in zip(PERCENTILES, quantiles, strict=True):
+        result[f"p{p}"] = float(value) if gaps.count >= LEAST_SAMPLES[p] else None
+    return result | {"max": gaps.max()}
+
+
+def throughput(run: ArmResult) -> dict[str, float | None]:
+    """Return requests and output tokens per second, over the window of intended arrivals and over the whole run."""
+    c = run.columns
+    good = c["error"] == ""
+    if not good.any():
+        return dict.fromkeys(
+            ["requests_per_s", "output_tokens_per_s", "window_requests_per_s", "window_output_tokens_per_s"]
+        )
+    start, stop = c["intended_s"].min(), c["intended_s"].max()
+    whole = float(c["last_token_s"][good].max() - start)
+    inside = good & (c["last_token_s"] <= stop)
+    window = float(stop - start)
+    return {
+        "requests_per_s": float(good.sum() / whole) if whole > 0 else None,
+        "output_tokens_per_s": float(c["osl"][good].sum() / whole) if whole > 0 else None,
+        "window_requests_per_s": float(inside.sum() / window) if window > 0 else None,
+        "window_output_tokens_per_s": float(c["osl"][inside].sum() / window) if window > 0 else None,
+    }
+
+
+def cache(run: ArmResult) -> dict[str, float]:
+    """Return the share of prompt tokens found in the cache: of all tokens, and as the mean of the requests' shares."""
+    c = run.columns
+    good = c["error"] == ""
+    cached, isl = c["cached_tokens"][good], c["isl"][good]
+    if not len(isl):
+        return {"hit_share": 0.0, "mean_request_hit_share": 0.0, "predicted_share": 0.0}
+    return {
+        "hit_share": float(cached.sum() / isl.sum()),
+        "mean_request_hit_share": float((cached / isl).mean()),
+        "predicted_share": float(c["predicted_tokens"][good].sum() / isl.sum()),
+    }
+
+
+def imbalance(run: ArmResult) -> dict[str, float]:
+    """Return the busiest worker's share over the mean: of work (uncached prompt and output tokens) and of requests."""
+    c = run.columns
+    known = c["worker"] >= 0
+    work = (c["isl"] - c["cached_tokens"] + c["osl"])[known]
+    workers = c["worker"][known]
+    if not len(workers):
+        return {"work_max_over_mean": 1.0, "requests_max_over_mean": 1.0}
+    tokens = np.bincount(workers, weights=work, minlength=run.num_workers)
+    requests = np.bincount(workers, minlength=run.num_workers)
+    return {
+        "work_max_over_mean": float(tokens.max() / tokens.mean()),
+        "requests_max_over_mean": float(requests.max() / requests.mean()),
+    }

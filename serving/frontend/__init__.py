@@ -1,0 +1,1 @@
+"""The HTTP frontend: OpenAI's API, with the router inside."""
