@@ -55,9 +55,9 @@ class BlockPool:
                 high = middle
         end = chain.first_block(low + 1) if low + 1 < len(ids) else limit
         run = index[ids[low]]
-        while run.stop < end and (following := index.get(chain.key(run.stop))) is not None:
+        while (stop := _common_stop(run, chain)) < end and (following := index.get(chain.key(stop))) is not None:
             run = following
-        return min(run.stop, end, limit)
+        return min(stop, end, limit)
 
     def num_unheld(self, chain: BlockChain, num_blocks: int) -> int:
         """Count those of the first `num_blocks` cached blocks that are in the free queue."""
@@ -114,6 +114,8 @@ class BlockPool:
         if present > start:
             self._append(sequence, start, present, primary=False)
         if num_full > present:
+            if present and not sequence.runs[-1].primary:
+                self._part(chain, present)
             self._append(sequence, present, num_full, primary=True)
 
     def release(self, sequence: Sequence, num_blocks: int) -> None:
@@ -211,6 +213,14 @@ class BlockPool:
             self._relist(run, front)
         return front
 
+    def _part(self, chain: BlockChain, block: int) -> None:
+        """Let the findable run before a block end there, so that what follows in this chain can be found from it."""
+        run = self._index[chain.key(0)]
+        while run.stop < block:
+            run = self._index[chain.key(run.stop)]
+        if run.stop > block:
+            self._split_in_place(run, block)
+
     def _relist(self, run: Run, front: Run) -> None:
         """List the front part of a copy just before the rest, in every id it has blocks of."""
         chain = run.chain
@@ -242,13 +252,13 @@ class BlockPool:
         block = start
         while block < stop:
             copies = self._copies.get(chain.ids[chain.index_of(block)], ())
-            run = next((copy for copy in copies if copy.start <= block < copy.stop), None)
+            run = next((copy for copy in copies if copy.start <= block < _common_stop(copy, chain)), None)
             if run is None:
                 return  # nothing cached here, so nothing cached behind it
             if run.start < block:
                 self._split_in_place(run, block)
-            if run.stop > stop:
-                run = self._split_in_place(run, stop)
+            if (shared := min(stop, _common_stop(run, chain))) < run.stop:
+                run = self._split_in_place(run, shared)
             copy_start, copy_stop = run.start, run.stop
             for index in range(chain.index_of(copy_start), chain.index_of(copy_stop - 1) + 1):
                 listed = self._copies[chain.ids[index]]
@@ -267,3 +277,8 @@ class BlockPool:
             place.insert(place.index(run) + 1, front)
             self._queue = OrderedDict.fromkeys(place)
         return front
+
+
+def _common_stop(run: Run, chain: BlockChain) -> int:
+    """Return where a run that shares an id with a chain stops to have the chain's content: its own output differs."""
+    return run.stop if run.chain is chain else min(run.stop, run.chain.num_named)

@@ -11,7 +11,9 @@ import numpy as np
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from reports import metrics
 from reports.records import ArmResult, Floats
@@ -86,6 +88,7 @@ def ttft_over_time(runs: Runs) -> Figure:
         axes.plot(centres, [np.median(group) for group in groups], color=colour, label=arm)
         axes.plot(centres, [np.percentile(group, 90) for group in groups], ".", color=colour, markersize=4)
     axes.set_yscale("log")
+    _plain_ticks(axes.yaxis)
     return _finish(figure, axes)
 
 
@@ -175,10 +178,18 @@ def _new(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 def _finish(figure: Figure, axes: Axes, *, logarithmic: bool = False) -> Figure:
     if logarithmic:
         axes.set_xscale("log")
+        _plain_ticks(axes.xaxis)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
     figure.tight_layout()
     return figure
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers at 1, 2 and 5."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _colours() -> list[str]:

@@ -41,8 +41,8 @@ async def serve(settings: WorkerSettings) -> None:
                         engine.cancel(command.id)
                 if stepping.done():
                     await stepping
-        except ConnectionError:
-            pass  # the frontend is gone: nobody is left to tell
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the frontend is gone, or the launcher wants us gone: nobody is left to tell
         finally:
             stepping.cancel()
             await wait_closed(writer)

@@ -1,0 +1,184 @@
+"""The command line, run as a user runs it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dynabench.experiment import BUNDLED
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+SMALL = ["--max-requests", "40"]
+
+
+def dynabench(*arguments, cwd=None):
+    command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, stdin=subprocess.DEVNULL)
+
+
+def stack_processes():
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"serving.worker" in arguments or b"serving.frontend" in arguments:
+                found.append(arguments)
+    return found
+
+
+def test_simulate_writes_a_whole_results_folder(tmp_path):
+    out = tmp_path / "x"
+    done = dynabench("simulate", *SMALL, "--router-mode", "round-robin", "--router-mode", "kv", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "TTFT mean (ms)" in done.stdout
+    assert sorted(path.name for path in out.iterdir()) == [
+        "charts", "experiment.json", "gaps.npz", "report.html", "requests.parquet", "summary.json",
+    ]  # fmt: skip
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 6
+    assert not re.search(r"(src|href)=.http", page)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["verdict"] in page.replace("&#39;", "'")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    rebuilt = dynabench("report", out)
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    assert json.loads((out / "summary.json").read_text()) == summary
+
+
+def test_the_same_seed_gives_the_same_requests(tmp_path):
+    for name in ("a", "b"):
+        assert dynabench("simulate", *SMALL, "--router-mode", "random", "--out", tmp_path / name).returncode == 0
+    for file in ("requests.parquet", "summary.json"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_earlier_runs_are_put_side_by_side(tmp_path):
+    for name, weight in (("a", "1"), ("b", "4")):
+        settings = ["--router-mode", "kv", "--kv-overlap-score-weight", weight]
+        assert dynabench("simulate", *SMALL, *settings, "--out", tmp_path / name).returncode == 0
+    done = dynabench("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "both")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads((tmp_path / "both" / "summary.json").read_text())["arms"]) == ["a/kv", "b/kv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", "--router-mode", "best"], "router_mode 'best' is unknown; expected one of random, round-robin"),
+        (["simulate", "--workers", "0"], "workers must be at least 1, not 0"),
+        (["simulate", "none.jsonl"], "none.jsonl: cannot be read (No such file or directory)"),
+        (["simulate", "bad.jsonl"], "bad.jsonl, line 1: Object missing required field `hash_ids`"),
+        (["simulate", "negative.jsonl"], "negative.jsonl, line 1: input_length must be at least 1, not -5"),
+        (["simulate", "--num-gpu-blocks", "20"], "raise --num-gpu-blocks or cut prompts with --cap-isl"),
+        (["simulate", "--block-size", "48"], "block_size 48 neither divides"),
+        (["simulate", "--speedup-ratio", "0"], "speedup_ratio must be greater than 0"),
+        (["simulate", "--out", "taken"], "taken exists; name another results folder with --out"),
+        (["simulate", "--no-such-flag"], "no-such-flag"),
+        (["run", "--http-port", "PORT"], "on 127.0.0.1 cannot be used: Address already in use; name another"),
+        (["report", "taken"], "taken: not a results folder"),
+        (["workload", "synth", "bad.jsonl"], "bad.jsonl exists"),
+        (["workload", "synth", "new.jsonl", "--rate", "-1"], "rate must be greater than 0, not -1"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, message):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "bad.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 1}\n')
+    (tmp_path / "negative.jsonl").write_text(
+        '{"timestamp": 0, "input_length": -5, "output_length": 1, "hash_ids": [0]}\n'
+    )
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = [str(taken.getsockname()[1]) if part == "PORT" else part for part in arguments]
+        if (arguments[0] == "simulate" and "--out" not in arguments) or arguments[0] == "run":
+            arguments += ["--out", "fresh"]
+        done = dynabench(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_run_measures_the_real_stack_and_leaves_nothing(tmp_path):
+    out = tmp_path / "x"
+    done = dynabench("run", *SMALL, "--router-mode", "kv", "--workers", "2", "--rate-scale", "4", "--out", out)
+    assert done.returncode in (0, 1), done.stderr  # 1: this machine was too slow to send in time, and says so
+    assert done.stderr == ""
+    figures = json.loads((out / "summary.json").read_text())["arms"]["kv"]
+    assert (figures["requests"], figures["failed"]) == (40, 0)
+    assert figures["itl"]["count"] > 1000
+    assert stack_processes() == []
+
+
+def test_live_and_virtual_agree_on_what_is_cached(tmp_path):
+    common = [
+        *SMALL,
+        "--router-mode",
+        "round-robin",
+        "--workers",
+        "2",
+        "--block-size",
+        "512",
+        "--num-gpu-blocks",
+        "300",
+    ]
+    for command in ("run", "simulate"):
+        done = dynabench(command, *common, "--out", tmp_path / command)
+        assert done.returncode in (0, 1), done.stderr
+    shares = [
+        json.loads((tmp_path / command / "summary.json").read_text())["arms"]["round-robin"]["cache"]["hit_share"]
+        for command in ("run", "simulate")
+    ]
+    assert shares[0] == pytest.approx(shares[1], abs=0.05)
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path):
+    out = tmp_path / "x"
+    command = [sys.executable, "-m", "dynabench", "run", "--out", str(out), "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    deadline = time.monotonic() + 30
+    while len(stack_processes()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "interrupted" in stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["is_complete"] is False
+    assert stack_processes() == []
+
+
+def test_verify_tells_match_from_difference(tmp_path):
+    good = GOLDEN / "vllm-0.32" / "kv_pressure.jsonl.gz"
+    done = dynabench("verify", good)
+    assert (done.returncode, done.stdout.count("matches vLLM 0.32.0 (309 steps, 208 events)")) == (0, 1)
+    bad = tmp_path / "none.gz"
+    bad.write_bytes(b"")
+    done = dynabench("verify", good, bad, "--json")
+    assert done.returncode == 1
+    assert [json.loads(line)["matched"] for line in done.stdout.splitlines()] == [True, None]
+
+
+def test_workloads_can_be_made_and_looked_at(tmp_path):
+    file = tmp_path / "w.jsonl.gz"
+    assert dynabench("workload", "synth", file, "--requests", "50", "--turns", "2").returncode == 0
+    facts = json.loads(dynabench("workload", "inspect", file, "--json").stdout)
+    assert facts["requests"] == 50
+    assert "endless cache hit share" in dynabench("workload", "inspect", BUNDLED).stdout
+
+
+def test_help_names_every_command():
+    text = dynabench("--help").stdout
+    for command in ("simulate", "run", "compare", "report", "verify", "workload", "modes"):
+        assert f" {command} " in text
+    assert "--kv-overlap-score-weight" in dynabench("simulate", "--help").stdout

@@ -1,0 +1,108 @@
+"""The cluster in virtual time."""
+
+import numpy as np
+import pytest
+
+from dynabench.virtual import simulate
+from mocker import EngineConfig
+from serving.router import ROUTER_MODES, RouterConfig
+from workloads import Request, Workload, WorkloadError
+from workloads.synthesize import SynthConfig, synthesize
+
+
+def simulated(workload, mode="kv", workers=3, *, router=None, **engine):
+    settings = {"num_gpu_blocks": 600} | engine
+    return simulate(
+        workload,
+        mode=mode,
+        engine=EngineConfig(**settings),
+        router=router or RouterConfig(),
+        num_workers=workers,
+        seed=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def workload():
+    requests = synthesize(SynthConfig(requests=400, rate=20, turns=3, isl=900, osl=60, prefix_groups=5, max_isl=16384))
+    return Workload("w", 512, requests)
+
+
+@pytest.mark.parametrize(
+    ("isl", "osl", "ttft_ms", "end_ms"), [(1024, 8, 32.490712, 73.04119), (20000, 2, 415.1833, 421.9442)]
+)
+def test_one_request_takes_the_time_dynamo_takes(isl, osl, ttft_ms, end_ms):
+    workload = Workload("w", 512, [Request(0.0, isl, osl, tuple(range(-(-isl // 512))))])
+    columns = simulated(workload, workers=1, num_gpu_blocks=16384).columns
+    assert columns["first_token_s"][0] * 1000 == pytest.approx(ttft_ms, abs=1e-4)
+    assert columns["last_token_s"][0] * 1000 == pytest.approx(end_ms, abs=2e-4)
+
+
+def test_four_prompts_share_a_step():
+    workload = Workload("w", 512, [Request(0.0, 100, 5, (number,)) for number in range(4)])
+    columns = simulated(workload, workers=1, num_gpu_blocks=16384).columns
+    assert columns["first_token_s"] * 1000 == pytest.approx([22.6422] * 4, abs=1e-4)
+    assert columns["last_token_s"] * 1000 == pytest.approx([45.6866] * 4, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ROUTER_MODES)
+def test_the_same_seed_gives_the_same_bytes(workload, mode):
+    one, two = simulated(workload, mode), simulated(workload, mode)
+    for name, column in one.columns.items():
+        assert (column == two.columns[name]).all()
+    assert one.gaps.tobytes() == two.gaps.tobytes()
+
+
+def test_every_token_is_accounted_for(workload):
+    result = simulated(workload)
+    tokens = (result.gaps[:, 3] * result.gaps[:, 4]).sum()
+    assert tokens == (result.columns["osl"] - 1).sum()
+    waited = (result.gaps[:, 3] * result.gaps[:, 4] * result.gaps[:, 0]).sum()
+    assert waited <= (result.columns["last_token_s"] - result.columns["first_token_s"]).sum() + 1e-6
+
+
+def test_gaps_add_up_to_decode_times_even_with_preemption(workload):
+    result = simulated(workload, workers=2, num_gpu_blocks=300)
+    assert result.columns["preemptions"].sum() > 0
+    first, slope, curve, steps, tokens = result.gaps.T
+    last = steps - 1
+    total = (tokens * steps * (first + last * (slope / 2 + curve * (2 * steps - 1) / 6))).sum()
+    columns = result.columns
+    assert total == pytest.approx((columns["last_token_s"] - columns["first_token_s"]).sum(), rel=1e-9)
+
+
+def test_kv_routing_finds_more_than_round_robin(workload):
+    found = {
+        mode: simulated(workload, mode, num_gpu_blocks=200).columns["cached_tokens"].sum() for mode in ROUTER_MODES
+    }
+    assert found["kv"] > 1.1 * found["round-robin"]
+
+
+def test_the_router_predicts_what_the_engine_finds(workload):
+    columns = simulated(workload).columns
+    # The index is current, so it can only be wrong about what happens between routing and admission.
+    assert np.mean(columns["predicted_tokens"] <= columns["cached_tokens"]) > 0.9
+
+
+def test_block_size_is_free_of_the_traces(workload):
+    whole = simulated(workload, block_size=512, num_gpu_blocks=200).columns
+    fine = simulated(workload, block_size=16, num_gpu_blocks=6400).columns
+    coarse = simulated(workload, block_size=1024, num_gpu_blocks=100).columns
+    share = {
+        name: c["cached_tokens"].sum() / c["isl"].sum() for name, c in (("16", fine), ("512", whole), ("1024", coarse))
+    }
+    assert share["1024"] <= share["512"] <= share["16"] + 0.02
+    with pytest.raises(WorkloadError, match="block_size 48 neither divides"):
+        simulated(workload, block_size=48)
+
+
+def test_late_events_cost_hits(workload):
+    now = simulated(workload).columns["predicted_tokens"].sum()
+    late = simulated(workload, router=RouterConfig(kv_event_delay_s=5.0)).columns["predicted_tokens"].sum()
+    assert late < now
+
+
+def test_a_request_that_cannot_fit_is_named():
+    workload = Workload("w.jsonl", 512, [Request(0.0, 5000, 10, tuple(range(10)))])
+    with pytest.raises(WorkloadError, match=r"w.jsonl: request 0 has 5000 prompt and 10 output tokens, more than"):
+        simulated(workload, num_gpu_blocks=10)

@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+from reports import metrics
+from reports.records import ArmResult
+from reports.statistics import paired_difference
+from reports.summary import summarize
+
+
+def run(arm="a", ttft=(1.0, 2.0), **changes):
+    count = len(ttft)
+    first = np.arange(count) + np.array(ttft)
+    columns = {
+        "request": np.arange(count),
+        "worker": np.arange(count) % 2,
+        "intended_s": np.arange(count, dtype=float),
+        "sent_s": np.arange(count) + 0.25,
+        "admitted_s": np.arange(count, dtype=float),
+        "first_byte_s": first,
+        "first_token_s": first,
+        "last_token_s": first + 9.0,
+        "done_s": first + 9.0,
+        "isl": np.full(count, 100),
+        "osl": np.full(count, 10),
+        "first_chunk_tokens": np.ones(count, int),
+        "cached_tokens": np.arange(count) * 50 % 100,
+        "predicted_tokens": np.zeros(count, int),
+        "preemptions": np.zeros(count, int),
+        "error": np.full(count, "", dtype=object),
+    }
+    return ArmResult(arm, columns | changes, np.array([[1.0, 0, 0, 9, count]]), 0.1, 2)
+
+
+def test_each_metric_is_its_formula():
+    values = metrics.per_request(run())
+    assert values["ttft_sched"].tolist() == [1.0, 2.0]
+    assert values["ttft"].tolist() == [0.75, 1.75]
+    assert values["tpot"].tolist() == [1.0, 1.0]
+    assert values["e2e_sched"].tolist() == [10.0, 11.0]
+    assert metrics.cache(run()) == {"hit_share": 0.25, "mean_request_hit_share": 0.25, "predicted_share": 0.0}
+
+
+def test_failures_are_not_averaged_but_count_as_infinite():
+    failed = run(ttft=[1.0] * 400, error=np.array(["timeout"] * 8 + [""] * 392, dtype=object))
+    figures = summarize([failed])["arms"]["a"]
+    assert figures["failed"] == 8
+    assert figures["ttft_sched"]["count"] == 392
+    assert figures["ttft_sched"]["adjusted_p90"] == 1.0
+    assert figures["ttft_sched"]["adjusted_p99"] is None  # 2 % failed: the 99th percentile is infinite
+
+
+def test_percentiles_that_the_sample_cannot_carry_are_missing():
+    figures = metrics.describe(np.arange(50.0))
+    assert figures["p90"] == pytest.approx(44.1)
+    assert figures["p95"] is None
+    assert figures["p99"] is None
+
+
+def test_gap_quantiles_equal_those_of_the_expanded_gaps():
+    rng = np.random.default_rng(3)
+    rows = np.column_stack(
+        [
+            rng.uniform(0.005, 0.03, 60),
+            rng.uniform(0, 1e-5, 60),
+            -rng.uniform(0, 1e-9, 60),
+            rng.integers(1, 400, 60),
+            rng.integers(1, 9, 60),
+        ]
+    )
+    gaps = metrics.TokenGaps(rows)
+    values = np.concatenate([np.repeat(a + np.arange(n) * (b + np.arange(n) * c), int(w)) for a, b, c, n, w in rows])
+    assert gaps.count == len(values)
+    assert gaps.mean() == pytest.approx(values.mean())
+    assert gaps.max() == pytest.approx(values.max())
+    shares = [0.0, 0.01, 0.5, 0.9, 0.99, 1.0]
+    expected = np.quantile(values, shares, method="higher")
+    assert gaps.quantiles(shares) == pytest.approx(expected, abs=2e-6)
+
+
+def test_live_gaps_are_weighted_by_tokens():
+    gaps = metrics.TokenGaps(np.array([[0.1, 0, 0, 1, 3], [0.5, 0, 0, 1, 1]]))
+    assert gaps.mean() == pytest.approx(0.2)
+    assert gaps.quantiles([0.0, 0.5, 1.0]).tolist() == [0.1, 0.1, 0.5]
+
+
+def test_a_paired_difference_sees_through_the_spread_between_requests():
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(0, 2, 2000)
+    pair = paired_difference(base, base - 0.01)
+    assert pair.mean == pytest.approx(-0.01)
+    assert not pair.is_noise
+    noise = paired_difference(base, base + rng.normal(0, 1, 2000))
+    assert noise.low < noise.mean < noise.high
+    assert noise.is_noise
+
+
+def test_the_verdict_names_the_winner_or_says_noise():
+    slow, fast = run("round-robin", ttft=[2.0] * 100), run("kv", ttft=[1.0] * 100)
+    verdict = summarize([slow, fast])["verdict"]
+    assert "kv has the lower mean TTFT, by 1e+03 ms (50.0%) against round-robin" in verdict
+    assert "more than noise" in verdict
+    same = summarize([run("a", ttft=[1.0] * 100), run("b", ttft=[1.0] * 100)])["verdict"]
+    assert "do not differ in mean TTFT by more than noise" in same
