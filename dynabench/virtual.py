@@ -31,15 +31,22 @@ class StalledError(RuntimeError):
     """The simulation ended with unfinished requests."""
 
 
+class Appointment(simpy.Event):
+    """An event that calls back at its time and carries nothing."""
+
+    _ok = True
+    _value = None
+
+    def __init__(self, callback: Callable[[Any], None]) -> None:
+        self.callbacks = [callback]
+
+
 class Clock(simpy.Environment):
     """A simpy environment with appointments at absolute times, so that sums of delays do not round."""
 
     def at(self, time: float, priority: int, callback: Callable[[Any], None]) -> None:
         """Call back at a time; of equal times, the lower priority number comes first."""
-        event = simpy.Event(self)
-        event._ok, event._value = True, None
-        event.callbacks = [callback]
-        heappush(self._queue, (time, priority, next(self._eid), event))  # type: ignore[misc]
+        heappush(self._queue, (time, priority, next(self._eid), Appointment(callback)))  # type: ignore[misc]
 
 
 class Worker:

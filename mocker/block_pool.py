@@ -23,6 +23,8 @@ class BlockPool:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_blank = num_blocks
         self.num_evictable = 0
+        self.has_listener = True
+        """Whether `events` is kept."""
         self.events: list[KvEvent] = []
         self._index: dict[Hashable, Run] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
         self._copies: dict[Hashable, list[Run]] = {}  # id -> further runs with blocks of that id, oldest first
@@ -104,7 +106,8 @@ class BlockPool:
         chain, start = sequence.chain, sequence.num_cached_blocks
         if num_full <= start or not self.enable_prefix_caching:
             return
-        self.events.append(BlockStored(chain, start, num_full))
+        if self.has_listener:
+            self.events.append(BlockStored(chain, start, num_full))
         sequence.num_cached_blocks = num_full
         tail = sequence.runs[-1] if sequence.runs else None
         if chain.key(start) not in self._index and (tail is None or tail.primary):
@@ -137,7 +140,8 @@ class BlockPool:
         self._copies.clear()
         self._queue.clear()
         self.num_blank, self.num_evictable = self.num_blocks, 0
-        self.events.append(AllBlocksCleared())
+        if self.has_listener:
+            self.events.append(AllBlocksCleared())
         return True
 
     def cached(self) -> list[tuple[BlockChain, int, int]]:
@@ -232,7 +236,8 @@ class BlockPool:
     def _forget(self, run: Run, start: int) -> None:
         """Evict the blocks of a run from `start` on."""
         chain, stop = run.chain, run.stop
-        self.events.append(BlockRemoved(chain, start, stop))
+        if self.has_listener:
+            self.events.append(BlockRemoved(chain, start, stop))
         run.stop = start
         if not run.primary:
             self._leave_copy(run, start, stop)

@@ -22,18 +22,22 @@ NO_LIMIT = 1 << 62
 
 
 class Step:
-    """One or more iterations of one batch, from `start` to `end` (s)."""
+    """One or more iterations of one batch, until `end` (s)."""
 
-    __slots__ = ("_origin", "_ramp", "_skip", "batch", "end", "num_iterations", "start")
+    __slots__ = ("_origin", "_ramp", "_skip", "batch", "end", "num_iterations")
 
-    def __init__(self, batch: Batch, origin: float, ramp: Ramp, skip: int, num_iterations: int) -> None:
+    def __init__(self, batch: Batch, origin: float, ramp: Ramp, skip: int, num_iterations: int, end: float) -> None:
         self.batch = batch
+        self.num_iterations = num_iterations
+        self.end = end
         self._origin = origin
         self._ramp = ramp
         self._skip = skip
-        self.num_iterations = num_iterations
-        self.start = self.boundary(0)
-        self.end = self.boundary(num_iterations)
+
+    @property
+    def start(self) -> float:
+        """When the step began (s)."""
+        return self.boundary(0)
 
     def boundary(self, iteration: int) -> float:
         """Return when an iteration begins, counted within this step (s)."""
@@ -43,7 +47,8 @@ class Step:
         """Count the iterations that have ended by a time."""
         if now >= self.end:
             return self.num_iterations
-        count = int((now - self.start) / (self.end - self.start) * self.num_iterations)
+        start = self.boundary(0)
+        count = int((now - start) / (self.end - start) * self.num_iterations)
         while count > 0 and self.boundary(count) > now:
             count -= 1
         while self.boundary(count + 1) <= now:
@@ -67,13 +72,14 @@ class Step:
         """Drop the first iterations, which have been accounted for."""
         self._skip += num_iterations
         self.num_iterations -= num_iterations
-        self.start = self.boundary(0)
 
-    def ramp(self) -> Ramp:
-        """Return the durations of this step's iterations."""
+    def row(self, num_iterations: int, num_tokens: int) -> tuple[float, float, float, int, int]:
+        """Return the step log's row for the first iterations, each with a token for `num_tokens` sequences."""
         first, slope, curve, _ = self._ramp
         skip = self._skip
-        return Ramp(first + skip * (slope + skip * curve), slope + 2 * skip * curve, curve, self.num_iterations)
+        if skip:
+            first, slope = first + skip * (slope + skip * curve), slope + 2 * skip * curve
+        return first, slope, curve, num_iterations, num_tokens
 
     def __repr__(self) -> str:
         return f"Step({self.start:.6f}..{self.end:.6f} s, {self.num_iterations} iterations)"
@@ -96,14 +102,8 @@ class StepLog:
     A row is (first, slope, curve, number of iterations, tokens in each): gap j lasts `first + slope*j + curve*j*j` s.
     """
 
-    WIDTH = 5
-
     def __init__(self) -> None:
         self.rows = array("d")
-
-    def add(self, ramp: Ramp, num_tokens: int) -> None:
-        """Log the iterations of a step, each of which gave `num_tokens` sequences their next token."""
-        self.rows.extend((ramp.first, ramp.slope, ramp.curve, ramp.num_steps, num_tokens))
 
     def add_gap(self, gap_s: float) -> None:
         """Log one gap that spans preemption or starvation."""
@@ -132,10 +132,10 @@ class Engine:
         """
         self.config = config
         self.scheduler = Scheduler(config)
+        self.scheduler.pool.has_listener = kv_events
         self.timing = timing or TIMING_MODELS[config.timing](config)
         self.log = StepLog()
         self.step: Step | None = None
-        self._kv_events = kv_events
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
         self._published: list[KvEvent] = []
@@ -187,31 +187,30 @@ class Engine:
         """
         assert self.step is None, "complete the step in flight first"
         scheduler = self.scheduler
-        num_kv_tokens = scheduler.num_kv_tokens
         batch = scheduler.schedule()
         if batch is None:
             if scheduler.waiting:
                 self._explain_stall()
             self._ramp = None
             return None
-        for sequence in batch.preempted:
-            if sequence.first_token_s >= 0 and sequence.waited_since_s < 0:
-                sequence.waited_since_s = self._last_end
-        for sequence in batch.starved:
-            if sequence.waited_since_s < 0:
-                sequence.waited_since_s = self._last_end
-        for sequence in batch.admitted:
-            sequence.first_scheduled_s = now
-        if batch.chunks or batch.preempted or batch.starved or batch.delayed:
+        if batch.admitted:
+            for sequence in batch.admitted:
+                sequence.first_scheduled_s = now
+        if not batch.is_undisturbed:
             self._ramp = None
-            self.step = Step(batch, now, Ramp(self._mixed_duration(batch, num_kv_tokens)), 0, 1)
-            return self.step
-        if self._ramp is None or self._ramp_skip >= self._ramp.num_steps or now != self._last_end:
-            self._ramp = self.timing.decode(batch.num_decodes, num_kv_tokens)
+            self._mark_waits(batch)
+            duration = self._mixed_duration(batch)
+            self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
+            return step
+        ramp = self._ramp
+        if ramp is None or self._ramp_skip >= ramp.num_steps or now != self._last_end:
+            self._ramp = ramp = self.timing.decode(batch.num_decodes, scheduler.num_kv_tokens)
             self._ramp_origin, self._ramp_skip = now, 0
-        count = scheduler.num_leap_iterations(batch, min(max_iterations, self._ramp.num_steps - self._ramp_skip))
-        self.step = Step(batch, self._ramp_origin, self._ramp, self._ramp_skip, count)
-        return self.step
+        skip = self._ramp_skip
+        count = scheduler.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
+        end = self._ramp_origin + ramp.elapsed(skip + count)
+        self.step = step = Step(batch, self._ramp_origin, ramp, skip, count, end)
+        return step
 
     def complete(self) -> StepOutput:
         """End the step in flight: account for its tokens, finishes, blocks and aborts."""
@@ -222,7 +221,8 @@ class Engine:
             self._allocate(1, step.num_iterations)
         if self._ramp is not None:
             self._ramp_skip += step.num_iterations
-        self._log(step)
+        if batch.num_decodes:
+            self._log(step, step.num_iterations)
         sampled, finished = scheduler.update(batch, step.num_iterations)
         if sampled or finished:
             self._ramp = None
@@ -232,7 +232,8 @@ class Engine:
                 elif sequence.waited_since_s >= 0:
                     self.log.add_gap(step.end - sequence.waited_since_s)
                     sequence.waited_since_s = -1.0
-        self._publish()
+        if scheduler.pool.events:
+            self._publish()
         self.step = None
         self._last_end = step.end
         if self._aborts:
@@ -273,8 +274,14 @@ class Engine:
         assert self.step is not None, "no step in flight"
         return self.scheduler.num_new_tokens(self.step.batch)
 
-    def _mixed_duration(self, batch: Batch, num_kv_tokens: int) -> float:
-        duration = 0.0
+    def _mark_waits(self, batch: Batch) -> None:
+        """Note since when preempted and starved sequences have had no token."""
+        for sequence in (*batch.preempted, *batch.starved):
+            if sequence.first_token_s >= 0 and sequence.waited_since_s < 0:
+                sequence.waited_since_s = self._last_end
+
+    def _mixed_duration(self, batch: Batch) -> float:
+        scheduler, duration = self.scheduler, 0.0
         if batch.chunks:
             num_tokens = context = 0
             for sequence, count in batch.chunks:
@@ -282,10 +289,9 @@ class Engine:
                 context += sequence.num_computed - count
             duration = self.timing.prefill(num_tokens, context, len(batch.chunks))
         if batch.num_decodes:
-            if batch.preempted or batch.starved:
-                scheduler = self.scheduler
-                decoding = [s for s in scheduler.running if s.decoding and s not in batch.starved]
-                num_kv_tokens = sum([scheduler.num_tokens(s) for s in decoding])
+            num_kv_tokens = scheduler.num_kv_tokens
+            for sequence in batch.starved:
+                num_kv_tokens -= scheduler.num_tokens(sequence)
             duration += self.timing.decode(batch.num_decodes, num_kv_tokens).first
         return duration
 
@@ -299,21 +305,17 @@ class Engine:
             self.scheduler.allocate_leap(base + first, base + stop)
 
     def _publish(self) -> None:
-        pool = self.scheduler.pool
-        if pool.events:
-            if self._kv_events:
-                self._published += pool.events
-            pool.events = []
+        self._published += self.scheduler.pool.events
+        self.scheduler.pool.events = []
 
-    def _log(self, step: Step, num_iterations: int | None = None) -> None:
+    def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
-        count = step.num_iterations if num_iterations is None else num_iterations
         for sequence in batch.delayed:
             self.log.add_gap(step.end - sequence.waited_since_s)
             sequence.waited_since_s = -1.0
         num_tokens = batch.num_decodes - len(batch.delayed)
         if num_tokens:
-            self.log.add(step.ramp()._replace(num_steps=count), num_tokens)
+            self.log.rows.extend(step.row(num_iterations, num_tokens))
 
     def _explain_stall(self) -> None:
         head = self.scheduler.waiting[0]

@@ -9,20 +9,28 @@ from mocker.config import EngineConfig
 from mocker.sequence import Sequence
 
 
+NOBODY: list[Sequence] = []  # shared, never changed
+NEVER = 1 << 62
+
+
 class Batch:
     """What one iteration computes. Sequences that decode are implied: all that run and are not named here."""
 
-    __slots__ = ("admitted", "chunks", "delayed", "last_iteration", "num_decodes", "preempted", "resumed", "starved")
+    __slots__ = ("admitted", "chunks", "delayed", "num_decodes", "preempted", "resumed", "starved")
 
     def __init__(self) -> None:
         self.chunks: list[tuple[Sequence, int]] = []  # prefill: sequence, tokens
-        self.admitted: list[Sequence] = []
-        self.resumed: list[Sequence] = []
-        self.preempted: list[Sequence] = []
-        self.starved: list[Sequence] = []  # decoding, but the budget was spent
-        self.delayed: list[Sequence] = []  # decoding again after having been starved
+        self.admitted: list[Sequence] = NOBODY
+        self.resumed: list[Sequence] = NOBODY
+        self.preempted: list[Sequence] = NOBODY
+        self.starved: list[Sequence] = NOBODY  # decoding, but the budget was spent
+        self.delayed: list[Sequence] = NOBODY  # decoding again after having been starved
         self.num_decodes = 0
-        self.last_iteration = 0  # the iteration at whose end the next sequence finishes
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """True if all that happens is a token for each sequence that runs."""
+        return not (self.chunks or self.preempted or self.starved or self.delayed)
 
 
 class Scheduler:
@@ -31,11 +39,13 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.pool = BlockPool(config.num_usable_blocks, enable_prefix_caching=config.enable_prefix_caching)
+        self._budget = config.max_num_batched_tokens
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.iteration = 0
         self.origin_sum = 0  # over the decoding sequences
         self.num_decoding = 0
+        self._next_finish = NEVER  # the iteration at whose end the next decoding sequence finishes
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
         self._by_priority = config.scheduling_policy == "priority"
@@ -72,13 +82,13 @@ class Scheduler:
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
         """Count the iterations, from this batch's on, in which nothing happens but one token for each sequence."""
-        if limit <= 1 or batch.chunks or batch.preempted or batch.starved or batch.delayed:
+        if limit <= 1 or not batch.is_undisturbed:
             return 1
         running = self.running
         if self.waiting and any(s.chain.num_named * self.config.block_size > s.num_prompt for s in running):
             return 1  # named output blocks, once cached, may let a waiting sequence in
         first = self.iteration
-        count = min(limit, min([s.last_iteration for s in running]) - first + 1)
+        count = min(limit, self._next_finish - first + 1)
         size, free = self.config.block_size, self.pool.num_free
         if len(running) * (count // size + 1) > free:
             origins = [s.origin for s in running]
@@ -110,16 +120,14 @@ class Scheduler:
     def update(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
         """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""
         self.iteration += num_iterations
-        sampled = []
-        for sequence, _ in batch.chunks:
-            if sequence.num_computed == sequence.num_known:
-                sampled.append(sequence)
-                self._start_decoding(sequence)
-        finished: list[Sequence] = []
-        if sampled or self.iteration > batch.last_iteration:
-            finished = [s for s in self.running if s.decoding and s.last_iteration < self.iteration]
-            for sequence in finished:
-                self.remove(sequence)
+        sampled = [s for s, _ in batch.chunks if s.num_computed == s.num_known]
+        for sequence in sampled:
+            self._start_decoding(sequence)
+        if self._next_finish >= self.iteration:
+            return sampled, NOBODY
+        finished = [s for s in self.running if s.decoding and s.last_iteration < self.iteration]
+        for sequence in finished:
+            self.remove(sequence)
         return sampled, finished
 
     def remove(self, sequence: Sequence) -> None:
@@ -152,17 +160,22 @@ class Scheduler:
 
     def _schedule_running(self, batch: Batch) -> int:
         """Give the running sequences their tokens; return what is left of the budget."""
-        running, budget = self.running, self.config.max_num_batched_tokens
+        running, budget = self.running, self._budget
+        if not running:
+            return budget
         num_partial = len(running) - self.num_decoding
-        partial = running[-1] if num_partial == 1 and not running[-1].decoding else None
-        if num_partial == (partial is not None):
-            decoding = running[:-1] if partial else running
+        if not num_partial:
+            if len(running) <= self.pool.num_free or self._decodes_fit(running, None, budget):
+                self._allocate_decodes(running, self.iteration)
+                batch.num_decodes = len(running)
+                return budget - len(running)
+        elif num_partial == 1 and not running[-1].decoding:
+            partial, decoding = running[-1], running[:-1]
             if self._decodes_fit(decoding, partial, budget):
                 self._allocate_decodes(decoding, self.iteration)
                 batch.num_decodes = len(decoding)
-                batch.last_iteration = min([s.last_iteration for s in decoding], default=0)
                 budget -= len(decoding)
-                if partial and budget > 0:
+                if budget > 0:
                     budget -= self._chunk(batch, partial, budget)
                 return budget
         return self._schedule_one_by_one(batch)
@@ -199,6 +212,7 @@ class Scheduler:
         running, size = self.running, self.config.block_size
         budget = self.config.max_num_batched_tokens
         granted: dict[Sequence, int] = {}
+        batch.preempted, batch.starved, batch.delayed = [], [], []
         position = 0
         while position < len(running) and budget > 0:
             sequence = running[position]
@@ -243,7 +257,7 @@ class Scheduler:
                 batch.num_decodes += 1
                 if sequence.waited_since_s >= 0:
                     batch.delayed.append(sequence)
-        batch.last_iteration = min([s.last_iteration for s in running if s.decoding], default=0)
+        self._next_finish = min([s.last_iteration for s in running if s.decoding], default=NEVER)
         return budget
 
     def _chunk_size(self, sequence: Sequence, budget: int) -> int:
@@ -302,10 +316,10 @@ class Scheduler:
             pool.store(sequence, computed // size)
             sequence.num_computed = computed
             if sequence.num_preemptions:
-                batch.resumed.append(sequence)
+                batch.resumed = [*batch.resumed, sequence]
             else:
                 sequence.cached_tokens = hits * size
-                batch.admitted.append(sequence)
+                batch.admitted = [*batch.admitted, sequence]
             batch.chunks.append((sequence, count))
             self.running.append(sequence)
             budget -= count
@@ -324,6 +338,7 @@ class Scheduler:
         sequence.last_iteration = sequence.origin + sequence.num_total - 2
         self.origin_sum += sequence.origin
         self.num_decoding += 1
+        self._next_finish = min(self._next_finish, sequence.last_iteration)
 
     def _victim(self) -> Sequence:
         return max(self.running, key=_priority) if self._by_priority else self.running[-1]
@@ -346,6 +361,7 @@ class Scheduler:
             sequence.decoding = False
             self.origin_sum -= sequence.origin
             self.num_decoding -= 1
+            self._next_finish = min([s.last_iteration for s in self.running if s.decoding], default=NEVER)
         self.pool.release(sequence, sequence.num_blocks)
 
 

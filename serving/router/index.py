@@ -103,14 +103,13 @@ class PrefixIndex:
             self.resync.add(worker)
             return False
         full, rest = divmod(stop, blocks_per_id)
-        for place in range(index, full):
-            id = ids[place]
+        for id in ids[index:full]:
             mask = masks.get(id, 0)
             if mask & bit:
                 self._grow(id, worker, 0, blocks_per_id, blocks_per_id)
             else:
                 masks[id] = mask | bit
-                if not mask:
+                if not mask and self._children is not None:
                     self._link(before, id)
             before = id
         if rest and full >= index:
@@ -129,6 +128,8 @@ class PrefixIndex:
         """Take out blocks `start` to `stop` of a chain, last first; unknown ones are ignored."""
         bit, masks = 1 << worker, self._masks
         stop = len(ids) * blocks_per_id if stop is None else stop
+        if self._children is None and not self._copies:
+            stop = self._remove_whole(bit, ids, -(-start // blocks_per_id), -(-stop // blocks_per_id)) * blocks_per_id
         for place in range((stop - 1) // blocks_per_id, start // blocks_per_id - 1, -1):
             id = ids[place]
             mask = masks.get(id, 0)
@@ -150,6 +151,19 @@ class PrefixIndex:
                 self._clear(id, worker)
             else:
                 self._shrink(id, worker, low, blocks_per_id)
+
+    def _remove_whole(self, bit: int, ids: Ids, first: int, stop: int) -> int:
+        """Take ids out of which no block remains, without links to mend; return where the rest stops."""
+        masks, partial = self._masks, self._partial
+        for id in ids[first:stop]:
+            mask = masks.get(id, 0)
+            if mask == bit:
+                del masks[id]
+            elif mask & bit:
+                masks[id] = mask ^ bit
+        if partial and stop > first:
+            partial.pop((ids[stop - 1], bit.bit_length() - 1), None)
+        return first
 
     def drop(self, worker: int) -> None:
         """Forget a worker in one sweep."""
