@@ -57,6 +57,8 @@ class Worker:
         self.engine = engine
         self._cluster = cluster
         self._clock = cluster.clock
+        self.caught_up_s = -1.0
+        """When the router last took in this worker's leap."""
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
         self._is_starting = False
 
@@ -87,6 +89,8 @@ class Worker:
         if now != self._wake_at or self.engine.step is None:
             return
         output = self.engine.complete()
+        if self.engine.has_events:
+            self._cluster.on_events(self)
         if output.sampled or output.finished:
             self._cluster.on_output(self, output.sampled, output.finished, output.end)
         if self._clock.peek() > now:
@@ -112,6 +116,7 @@ class Cluster:
         self.router = router
         self._workload = workload
         self._delay_s = kv_event_delay_s
+        self._index = router.index if isinstance(router.index, PrefixIndex) else None
         self._on_progress = on_progress
         self._block_size = engine.block_size
         self._grouping = _Grouping(workload.block_size, engine.block_size)
@@ -132,7 +137,6 @@ class Cluster:
         self.last_token_s = array("d", [-1.0]) * count
         self.num_finished = 0
         self._next = 0
-        self._fed_at = -1.0
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
 
     def run(self) -> None:
@@ -174,8 +178,9 @@ class Cluster:
     def _arrive(self, _: object) -> None:
         requests, now = self._workload.requests, self.clock.now
         number, count = self._next, len(requests)
-        if self.router.wants_events and now != self._fed_at:
-            self._feed_router(now)
+        while self._in_transit and self._in_transit[0][0] <= now:
+            _, worker, events = self._in_transit.popleft()
+            self._apply(worker, events)
         while number < count and (request := requests[number]).arrival_s <= now:
             self._dispatch(number, request, now)
             number += 1
@@ -186,6 +191,8 @@ class Cluster:
     def _dispatch(self, number: int, request: Request, now: float) -> None:
         chain = self._grouping.chain(request)
         prompt = Prompt(request.input_length, chain.ids, chain.num_named, chain.blocks_per_id)
+        if self._index is not None:
+            self._catch_up(prompt, now)
         decision = self.router.pick(number, prompt, now)
         self.overlap_blocks[number] = decision.overlap_blocks
         sequence = Sequence(
@@ -193,37 +200,42 @@ class Cluster:
         )
         self.workers[decision.worker].add(sequence)
 
-    def _feed_router(self, now: float) -> None:
-        """Bring the router's index up to the KV events that have reached it."""
-        self._fed_at = now
-        index, delay_s = self.router.index, self._delay_s
-        assert isinstance(index, PrefixIndex)
-        for worker in self.workers:
-            engine = worker.engine
-            step = engine.step
-            if step is not None and step.num_iterations > 1:
-                engine.advance(now)
-            if engine.has_events:
-                if delay_s:
-                    self._in_transit.append((now + delay_s, worker.number, engine.take_events()))
+    def on_events(self, worker: Worker) -> None:
+        """Send a worker's KV events to the router."""
+        events = worker.engine.take_events()
+        if self._delay_s:
+            self._in_transit.append((self.clock.now + self._delay_s, worker.number, events))
+        else:
+            self._apply(worker.number, events)
+
+    def _catch_up(self, prompt: Prompt, now: float) -> None:
+        """Take in the iterations that have ended inside leaps, at the workers where that can change this decision.
+
+        Inside a leap only evictions matter to the router, so a worker without overlap has nothing to add.
+        """
+        assert self._index is not None
+        for number in self._index.overlaps(prompt.ids, prompt.num_blocks, prompt.blocks_per_id):
+            worker = self.workers[number]
+            step = worker.engine.step
+            if step is not None and step.num_iterations > 1 and worker.caught_up_s != now:
+                worker.caught_up_s = now
+                worker.engine.advance(now)
+                if worker.engine.has_events:
+                    self.on_events(worker)
+
+    def _apply(self, worker: int, events: list[KvEvent]) -> None:
+        """Enter KV events into the index; blocks that only their own request could ask for are left out."""
+        index = self._index
+        assert index is not None
+        for event in events:
+            assert not isinstance(event, AllBlocksCleared)
+            chain = event.chain
+            stop = event.stop if event.stop < chain.num_named else chain.num_named
+            if event.start < stop:
+                if isinstance(event, BlockStored):
+                    index.store(worker, chain.ids, start=event.start, stop=stop, blocks_per_id=chain.blocks_per_id)
                 else:
-                    _apply(index, worker.number, engine.take_events())
-        while self._in_transit and self._in_transit[0][0] <= now:
-            _, number, events = self._in_transit.popleft()
-            _apply(index, number, events)
-
-
-def _apply(index: PrefixIndex, worker: int, events: list[KvEvent]) -> None:
-    """Enter an engine's events into the index; blocks that only their own request could ask for are left out."""
-    for event in events:
-        assert not isinstance(event, AllBlocksCleared)
-        chain = event.chain
-        stop = event.stop if event.stop < chain.num_named else chain.num_named
-        if event.start < stop:
-            if isinstance(event, BlockStored):
-                index.store(worker, chain.ids, start=event.start, stop=stop, blocks_per_id=chain.blocks_per_id)
-            else:
-                index.remove(worker, chain.ids, start=event.start, stop=stop, blocks_per_id=chain.blocks_per_id)
+                    index.remove(worker, chain.ids, start=event.start, stop=stop, blocks_per_id=chain.blocks_per_id)
 
 
 class _Grouping:

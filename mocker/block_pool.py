@@ -83,6 +83,7 @@ class BlockPool:
                 self._queue.pop(run, None)
                 self.num_evictable -= run.stop - run.start
             run.holders[sequence] = None
+            run.sealed = True
             sequence.runs.append(run)
             block = run.stop
         sequence.num_blocks = sequence.num_cached_blocks = num_blocks
@@ -152,9 +153,9 @@ class BlockPool:
     # Runs
 
     def _append(self, sequence: Sequence, start: int, stop: int, *, primary: bool) -> None:
-        """Add blocks to the end of a sequence's runs, growing its last run where nobody shares it."""
+        """Add blocks to the end of a sequence's runs, growing its last run unless that is sealed."""
         run = sequence.runs[-1] if sequence.runs else None
-        if run is not None and run.primary is primary and run.chain is sequence.chain and len(run.holders) == 1:
+        if run is not None and not run.sealed and run.primary is primary:
             run.stop = stop
         else:
             run = Run(sequence.chain, start, stop, primary=primary)
@@ -206,6 +207,7 @@ class BlockPool:
         """
         front = Run(run.chain, run.start, block, primary=run.primary)
         front.holders = dict(run.holders)
+        front.sealed = True
         run.start = block
         for holder in front.holders:
             holder.runs.insert(holder.runs.index(run), front)
@@ -222,6 +224,7 @@ class BlockPool:
         run = self._index[chain.key(0)]
         while run.stop < block:
             run = self._index[chain.key(run.stop)]
+        run.sealed = True
         if run.stop > block:
             self._split_in_place(run, block)
 
@@ -247,8 +250,9 @@ class BlockPool:
             if start == run.start:
                 del self._index[chain.key(start)]
             first += 1
-        for index in range(first, chain.index_of(stop - 1) + 1):
-            del self._index[chain.ids[index]]
+        index = self._index
+        for id in chain.ids[first : chain.index_of(stop - 1) + 1]:
+            del index[id]
         if self._copies:
             self._promote(chain, start, stop)
 
@@ -270,7 +274,7 @@ class BlockPool:
                 listed.remove(run)
                 if not listed:
                     del self._copies[chain.ids[index]]
-            run.primary = True
+            run.primary = run.sealed = True
             self._enter(run, copy_start, copy_stop)
             block = copy_stop
 

@@ -141,6 +141,7 @@ class Engine:
         self._published: list[KvEvent] = []
         self._last_end = -1.0
         self._ramp: Ramp | None = None  # of the batch as it has been since `_ramp_origin`
+        self._logged: Ramp | None = None  # the ramp of the step log's last row
         self._ramp_origin = 0.0
         self._ramp_skip = 0
 
@@ -314,8 +315,11 @@ class Engine:
             self.log.add_gap(step.end - sequence.waited_since_s)
             sequence.waited_since_s = -1.0
         num_tokens = batch.num_decodes - len(batch.delayed)
-        if num_tokens:
+        if num_tokens and self._ramp is not None and self._ramp is self._logged:
+            self.log.rows[-2] += num_iterations  # the same batch goes on
+        elif num_tokens:
             self.log.rows.extend(step.row(num_iterations, num_tokens))
+            self._logged = self._ramp
 
     def _explain_stall(self) -> None:
         head = self.scheduler.waiting[0]

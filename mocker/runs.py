@@ -15,9 +15,10 @@ class Run:
 
     `holders` are the sequences that use them, in order of arrival (a dict for its order; an unheld run
     waits in the free queue). Of several copies of one content the oldest is `primary`: the one found.
+    A `sealed` run does not grow, as blocks of other sequences may follow its end.
     """
 
-    __slots__ = ("chain", "holders", "primary", "start", "stop")
+    __slots__ = ("chain", "holders", "primary", "sealed", "start", "stop")
 
     def __init__(self, chain: BlockChain, start: int, stop: int, *, primary: bool = True) -> None:
         self.chain = chain
@@ -25,6 +26,7 @@ class Run:
         self.stop = stop
         self.holders: dict[Sequence, None] = {}
         self.primary = primary
+        self.sealed = False
 
     def __repr__(self) -> str:
         return f"Run({self.start}:{self.stop}, holders={len(self.holders)}, primary={self.primary})"

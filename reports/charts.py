@@ -53,8 +53,9 @@ def itl_distribution(runs: Runs) -> Figure:
     for colour, (arm, run) in zip(_colours(), runs.items(), strict=False):
         gaps = metrics.TokenGaps(run.gaps)
         if len(run.gaps) and gaps.count:
-            shares = _shares(100)
-            axes.plot(gaps.quantiles(shares) * 1000, shares, color=colour, label=arm)
+            least, most = gaps.quantiles([0.0, 1.0])
+            values = np.geomspace(max(least, 1e-6), max(most, 2e-6), 160)
+            axes.plot(values * 1000, gaps.counts_below(values) / gaps.count, color=colour, label=arm)
     return _finish(figure, axes, logarithmic=True)
 
 

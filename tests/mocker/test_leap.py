@@ -107,6 +107,8 @@ def drive(config, requests, *, max_iterations, ordered=True, looks=(), blocks_pe
             engine.step.cut(time)
             continue
         output = engine.complete()
+        if max_iterations == 1:
+            assert_findable(engine.scheduler.pool)
         now = output.end
         events += engine.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
@@ -117,6 +119,19 @@ def drive(config, requests, *, max_iterations, ordered=True, looks=(), blocks_pe
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
     assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), len(data)
+
+
+def assert_findable(pool):
+    """Each cached block has one run to be found in, and every run can be walked to from its chain's start."""
+    runs = dict.fromkeys(pool._index.values())
+    found = [run.chain.key(block) for run in runs for block in range(run.start, run.stop)]
+    assert len(found) == len(set(found))
+    for run in runs:
+        block = 0
+        while block < run.stop:
+            block = pool._index[run.chain.key(block)].stop
+        assert block == run.stop
+    assert sum(run.stop - run.start for run in pool._queue) == pool.num_evictable
 
 
 def assert_same(one, other):

@@ -1,0 +1,72 @@
+"""How fast is virtual time? Replays the Mooncake conversation trace and prints time inside the simulation, requests/s, memory.
+
+    python benchmarks/replay.py TRACE [--repeats 3]
+
+Each case runs in a process of its own, so that its peak memory is its own.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+CASES = [
+    {"workers": workers, "mode": mode, "block_size": block_size, "num_gpu_blocks": 2048 * 512 // block_size}
+    for block_size in (512, 16)
+    for workers in (4, 8)
+    for mode in ("round-robin", "kv")
+]
+
+
+def measure(trace: Path, case: dict[str, object], repeats: int) -> dict[str, float]:
+    """Run one case in this process."""
+    from dynabench.virtual import simulate
+    from mocker import EngineConfig
+    from serving.router import RouterConfig
+    from workloads import Workload, mooncake
+
+    workload = Workload(trace.name, 512, list(mooncake.read(trace)))
+    engine = EngineConfig(block_size=case["block_size"], num_gpu_blocks=case["num_gpu_blocks"])
+    times = []
+    for _ in range(repeats):
+        run = simulate(
+            workload, mode=case["mode"], engine=engine, router=RouterConfig(), num_workers=case["workers"], seed=0
+        )
+        times.append(run.wall_s)
+    columns = run.columns
+    return {
+        "seconds": statistics.median(times),
+        "requests_per_s": len(workload) / statistics.median(times),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "ttft_ms": float((columns["first_token_s"] - columns["sent_s"]).mean() * 1000),
+        "hit_share": float(columns["cached_tokens"].sum() / columns["isl"].sum()),
+    }
+
+
+def main() -> None:
+    """Measure all cases."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(options.trace, options.case, options.repeats)))
+        return
+    print("block  workers  mode          seconds  requests/s  peak MB  TTFT mean ms  hit share")
+    for case in CASES:
+        command = [sys.executable, __file__, str(options.trace), "--repeats", str(options.repeats)]
+        done = subprocess.run([*command, "--case", json.dumps(case)], check=True, capture_output=True, text=True)
+        got = json.loads(done.stdout)
+        print(
+            f"{case['block_size']:5}  {case['workers']:7}  {case['mode']:12}  {got['seconds']:7.3f}  "
+            f"{got['requests_per_s']:10,.0f}  {got['peak_mb']:7.0f}  {got['ttft_ms']:12.1f}  {got['hit_share']:9.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
