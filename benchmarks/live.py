@@ -19,7 +19,9 @@ from mocker import EngineConfig
 from serving.router import RouterConfig
 
 
-async def client(session: aiohttp.ClientSession, url: str, number: int, tokens: int, until: float, ttfts: list[float]) -> int:
+async def client(
+    session: aiohttp.ClientSession, url: str, number: int, tokens: int, until: float, ttfts: list[float]
+) -> int:
     """Ask one thing after the other; return the tokens received."""
     received, turn = 0, 0
     while time.perf_counter() < until:

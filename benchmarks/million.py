@@ -1,6 +1,6 @@
 """A million synthetic requests on 64 workers, at two output lengths: memory must not grow with tokens.
 
-    python benchmarks/million.py [--requests 1000000]
+python benchmarks/million.py [--requests 1000000]
 """
 
 import argparse
@@ -37,7 +37,10 @@ def main() -> None:
     for osl in (50, 500):
         command = [sys.executable, __file__, "--requests", str(options.requests), "--osl", str(osl)]
         got = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(f"{options.requests:,} requests of {osl} tokens: {got['seconds']:.1f} s, {got['peak_mb']:.0f} MB", flush=True)
+        print(
+            f"{options.requests:,} requests of {osl} tokens: {got['seconds']:.1f} s, {got['peak_mb']:.0f} MB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

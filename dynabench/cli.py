@@ -183,6 +183,20 @@ def verify(
     return 1 if failed else 0
 
 
+@app.command
+def record(*, scenario: Path, out: Path) -> None:
+    """Record what an installed vLLM does with a scenario, for `dynabench verify`.
+
+    Args:
+        scenario: a scenario as JSON, or a recording whose scenario is to be repeated.
+        out: the file to write (.jsonl or .jsonl.gz); it must not exist.
+    """
+    from dynabench import record as recorder
+
+    steps = recorder.record(scenario, out)
+    print(f"{out}: {steps} steps")
+
+
 def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, default=str))

@@ -8,7 +8,6 @@ from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
 from mocker.sequence import Sequence
 
-
 NOBODY: list[Sequence] = []  # shared, never changed
 NEVER = 1 << 62
 

@@ -46,7 +46,7 @@ def test_a_bad_line_is_named(tmp_path, row, message):
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):
-    with pytest.raises(WorkloadError, match="none.jsonl: cannot be read"):
+    with pytest.raises(WorkloadError, match=r"none.jsonl: cannot be read"):
         list(mooncake.read(tmp_path / "none.jsonl"))
     broken = tmp_path / "b.jsonl.gz"
     broken.write_bytes(b"not gzip")
