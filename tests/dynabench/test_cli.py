@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,12 +19,23 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 SMALL = ["--max-requests", "40"]
 
 
-def dynabench(*arguments, cwd=None):
+def dynabench(*arguments, cwd=None, sockets=None):
     command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, stdin=subprocess.DEVNULL)
+    env = os.environ | ({"TMPDIR": sockets} if sockets else {})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=cwd, stdin=subprocess.DEVNULL, env=env
+    )
 
 
-def stack_processes():
+@pytest.fixture
+def sockets():
+    """A folder with a short name, by which the processes of this test's stack are told from others'."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield folder
+        assert list(Path(folder).iterdir()) == []
+
+
+def stack_processes(sockets):
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -31,7 +43,7 @@ def stack_processes():
                 arguments = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"serving.worker" in arguments or b"serving.frontend" in arguments:
+            if any(sockets.encode() in argument for argument in arguments):
                 found.append(arguments)
     return found
 
@@ -108,15 +120,17 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, message):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_run_measures_the_real_stack_and_leaves_nothing(tmp_path):
+def test_run_measures_the_real_stack_and_leaves_nothing(tmp_path, sockets):
     out = tmp_path / "x"
-    done = dynabench("run", *SMALL, "--router-mode", "kv", "--workers", "2", "--rate-scale", "4", "--out", out)
+    done = dynabench(
+        "run", *SMALL, "--router-mode", "kv", "--workers", "2", "--rate-scale", "4", "--out", out, sockets=sockets
+    )
     assert done.returncode in (0, 1), done.stderr  # 1: this machine was too slow to send in time, and says so
     assert done.stderr == ""
     figures = json.loads((out / "summary.json").read_text())["arms"]["kv"]
     assert (figures["requests"], figures["failed"]) == (40, 0)
     assert figures["itl"]["count"] > 1000
-    assert stack_processes() == []
+    assert stack_processes(sockets) == []
 
 
 def test_live_and_virtual_agree_on_what_is_cached(tmp_path):
@@ -141,12 +155,14 @@ def test_live_and_virtual_agree_on_what_is_cached(tmp_path):
     assert shares[0] == pytest.approx(shares[1], abs=0.05)
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path):
+def test_ctrl_c_keeps_what_was_measured(tmp_path, sockets):
     out = tmp_path / "x"
     command = [sys.executable, "-m", "dynabench", "run", "--out", str(out), "--workers", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": sockets}
+    )
     deadline = time.monotonic() + 30
-    while len(stack_processes()) < 3 and time.monotonic() < deadline:
+    while len(stack_processes(sockets)) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(4)
     process.send_signal(signal.SIGINT)
@@ -155,7 +171,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
     assert "interrupted" in stdout
     summary = json.loads((out / "summary.json").read_text())
     assert summary["is_complete"] is False
-    assert stack_processes() == []
+    assert stack_processes(sockets) == []
 
 
 def test_verify_tells_match_from_difference(tmp_path):
