@@ -102,6 +102,7 @@ def _engine(vllm: Any, folder: str, settings: Json) -> Any:
         load_format="dummy",
         skip_tokenizer_init=True,
         enforce_eager=True,
+        gpu_memory_utilization=0.2,
         dtype="float32",
         num_gpu_blocks_override=blocks,
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if caching else None,
@@ -119,6 +120,7 @@ class _Recorder:
         self._scheduler = engine.engine_core.engine_core.scheduler
         self._row: Json = {}
         self._events: list[Any] = []
+        self._names: set[str] = set()
         schedule, publisher = self._scheduler.schedule, getattr(self._scheduler, "kv_event_publisher", None)
 
         def watched(*arguments: Any, **options: Any) -> Any:
@@ -142,14 +144,19 @@ class _Recorder:
             live = dict(self._scheduler.requests)
             self._engine.step()
             tokens = {id: list(live[id].output_token_ids[count:]) for id, count in known.items() if id in live}
-            self._row["tokens"] = {id: new for id, new in tokens.items() if new}
-            self._row["finished"] = [id for id in known if id not in self._scheduler.requests]
+            self._row["tokens"] = {self._name(id): new for id, new in tokens.items() if new}
+            self._row["finished"] = [self._name(id) for id in known if id not in self._scheduler.requests]
             self._row["free_blocks_after"] = self._free_blocks()
             self._row["events"] = [row for event in self._events for row in _event(event)]
             rows.append(self._row)
         return rows
 
+    def _name(self, id: str) -> str:
+        """Return our name of a request: vLLM may append a random part to it."""
+        return id if id in self._names else id.rpartition("-")[0]
+
     def _add(self, request: Json) -> None:
+        self._names.add(request["id"])
         parameters = self._vllm.SamplingParams(
             max_tokens=request["max_tokens"], temperature=0.0, ignore_eos=True, detokenize=False
         )
@@ -158,16 +165,17 @@ class _Recorder:
 
     def _scheduled(self, output: Any) -> Json:
         cached = output.scheduled_cached_reqs
+        name = self._name
         row: Json = {
-            "new": {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs},
-            "resumed": sorted(cached.resumed_req_ids),
-            "preempted": sorted(output.preempted_req_ids or ()),
-            "running": [request.request_id for request in self._scheduler.running],
+            "new": {name(request.req_id): request.num_computed_tokens for request in output.scheduled_new_reqs},
+            "resumed": sorted(name(id) for id in cached.resumed_req_ids),
+            "preempted": sorted(name(id) for id in output.preempted_req_ids or ()),
+            "running": [name(request.request_id) for request in self._scheduler.running],
             "num_waiting": len(self._scheduler.waiting),
             "free_blocks": self._free_blocks(),
         }
         if output.num_scheduled_tokens:
-            row["scheduled"] = dict(output.num_scheduled_tokens)
+            row["scheduled"] = {name(id): count for id, count in output.num_scheduled_tokens.items()}
         return row
 
     def _free_blocks(self) -> int:

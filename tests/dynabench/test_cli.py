@@ -1,5 +1,6 @@
 """The command line, run as a user runs it."""
 
+import importlib.util
 import json
 import os
 import re
@@ -198,3 +199,14 @@ def test_help_names_every_command():
     for command in ("simulate", "run", "compare", "report", "verify", "workload", "modes"):
         assert f" {command} " in text
     assert "--kv-overlap-score-weight" in dynabench("simulate", "--help").stdout
+
+
+def test_record_without_vllm_says_how_to_get_it(tmp_path):
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed here")
+    scenario = tmp_path / "s.json"
+    scenario.write_text('{"engine": {}, "requests": []}')
+    done = dynabench("record", "--scenario", scenario, "--out", tmp_path / "o.jsonl")
+    assert done.returncode == 2
+    assert "install it with: pip install 'dynabench[record]'" in done.stderr
+    assert not (tmp_path / "o.jsonl").exists()
