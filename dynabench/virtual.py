@@ -24,6 +24,7 @@ from serving.router import Prompt, Router, RouterConfig
 from serving.router.index import PrefixIndex
 from workloads import Request, Workload, WorkloadError
 
+FEW_WORKERS = 16
 COMPLETION, ARRIVAL, SCHEDULING = 0, 1, 2
 
 
@@ -137,6 +138,7 @@ class Cluster:
         self.last_token_s = array("d", [-1.0]) * count
         self.num_finished = 0
         self._next = 0
+        self._caught_up_s = -1.0
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
 
     def run(self) -> None:
@@ -211,11 +213,19 @@ class Cluster:
     def _catch_up(self, prompt: Prompt, now: float) -> None:
         """Take in the iterations that have ended inside leaps, at the workers where that can change this decision.
 
-        Inside a leap only evictions matter to the router, so a worker without overlap has nothing to add.
+        Inside a leap only evictions matter to the router, so a worker without overlap has nothing to add; among few
+        workers, asking all is cheaper than finding out which have any.
         """
         assert self._index is not None
-        for number in self._index.overlaps(prompt.ids, prompt.num_blocks, prompt.blocks_per_id):
-            worker = self.workers[number]
+        if len(self.workers) <= FEW_WORKERS:
+            if now == self._caught_up_s:
+                return
+            self._caught_up_s = now
+            workers = self.workers
+        else:
+            found = self._index.overlaps(prompt.ids, prompt.num_blocks, prompt.blocks_per_id)
+            workers = [self.workers[number] for number in found]
+        for worker in workers:
             step = worker.engine.step
             if step is not None and step.num_iterations > 1 and worker.caught_up_s != now:
                 worker.caught_up_s = now

@@ -48,14 +48,14 @@ class WorkerBooks:
         self.prefill_tokens += prefill_tokens
         active = self._active
         num_full, rest = divmod(num_blocks, blocks_per_id)
-        added = int(has_tail)
-        for id in ids[:num_full]:
-            count = active.get(id, 0)
-            active[id] = count + 1
-            if not count:
-                added += blocks_per_id
-            elif id in self._sizes:
-                added += blocks_per_id - self._sizes.pop(id)
+        full, before = ids[:num_full], len(active)
+        for id in full:
+            active[id] = active.get(id, 0) + 1
+        added = has_tail + (len(active) - before) * blocks_per_id
+        if self._sizes:
+            for id in full:
+                if id in self._sizes:
+                    added += blocks_per_id - self._sizes.pop(id)
         if rest:
             id = ids[num_full]
             count = active.get(id, 0)
