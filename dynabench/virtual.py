@@ -90,7 +90,7 @@ class Worker:
         if now != self._wake_at or self.engine.step is None:
             return
         output = self.engine.complete()
-        if self.engine.has_events:
+        if self._cluster.sends_events_at_once and self.engine.has_events:
             self._cluster.on_events(self)
         if output.sampled or output.finished:
             self._cluster.on_output(self, output.sampled, output.finished, output.end)
@@ -139,6 +139,8 @@ class Cluster:
         self.num_finished = 0
         self._next = 0
         self._caught_up_s = -1.0
+        # With few workers, events wait in their engine until a decision asks for them: fewer, larger batches.
+        self.sends_events_at_once = kv_event_delay_s > 0 or num_workers * engine.dp_size > FEW_WORKERS
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
 
     def run(self) -> None:
@@ -226,12 +228,13 @@ class Cluster:
             found = self._index.overlaps(prompt.ids, prompt.num_blocks, prompt.blocks_per_id)
             workers = [self.workers[number] for number in found]
         for worker in workers:
-            step = worker.engine.step
+            engine = worker.engine
+            step = engine.step
             if step is not None and step.num_iterations > 1 and worker.caught_up_s != now:
                 worker.caught_up_s = now
-                worker.engine.advance(now)
-                if worker.engine.has_events:
-                    self.on_events(worker)
+                engine.advance(now)
+            if engine.has_events:
+                self.on_events(worker)
 
     def _apply(self, worker: int, events: list[KvEvent]) -> None:
         """Enter KV events into the index; blocks that only their own request could ask for are left out."""
