@@ -56,6 +56,9 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(options.trace, options.case, options.repeats)))
         return
+    from dynabench.experiment import is_compiled
+
+    print(f"cores: {'compiled' if is_compiled() else 'interpreted'}")
     print("block  workers  mode          seconds  requests/s  peak MB  TTFT mean ms  hit share")
     for case in CASES:
         command = [sys.executable, __file__, str(options.trace), "--repeats", str(options.repeats)]

@@ -214,7 +214,7 @@ def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
 def modes() -> None:
     """List the router modes."""
     for name, kind in ROUTER_MODES.items():
-        print(f"{name:14} {(kind.__doc__ or '').splitlines()[0]}")
+        print(f"{name:14} {kind.description}")
 
 
 @workload_app.command

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynabench.virtual import simulate
-from mocker import EngineConfig
+from mocker import EngineConfig, scheduler
 from reports.records import ArmResult
 from serving.router import ROUTER_MODES, RouterConfig
 from workloads import Workload, WorkloadError, mooncake
@@ -168,10 +168,15 @@ def run_experiment(
         "router": asdict(router),
         "live": asdict(live) if live else None,
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
-        | {"python": platform.python_version()},
+        | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": [folder.run_facts(run) for run in runs],
     }
     return out, folder.write(out, manifest, runs)
+
+
+def is_compiled() -> bool:
+    """Tell whether the engine core was compiled (DYNABENCH_COMPILE=1 when it was installed)."""
+    return not str(scheduler.__file__).endswith(".py")
 
 
 def _live(workload: Workload, live: LiveConfig, arm: dict[str, Any]) -> ArmResult:

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 
 class Candidates(NamedTuple):
@@ -23,7 +23,9 @@ class Candidates(NamedTuple):
 class Policy(Protocol):
     """One router mode."""
 
-    needs_load: bool
+    description: ClassVar[str]
+    """One line for the list of modes (compiled code keeps no docstrings)."""
+    needs_load: ClassVar[bool]
     """Whether `costs` reads overlaps and blocks; otherwise the router need not look them up."""
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -32,9 +34,10 @@ class Policy(Protocol):
 
 
 class Random:
-    """Any worker, all alike."""
+    """See `description`."""
 
-    needs_load = False
+    description: ClassVar[str] = "Any worker, all alike."
+    needs_load: ClassVar[bool] = False
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """All cost the same; the tie is broken at random."""
@@ -42,9 +45,10 @@ class Random:
 
 
 class RoundRobin:
-    """One worker after the other, in order of worker id."""
+    """See `description`."""
 
-    needs_load = False
+    description: ClassVar[str] = "One worker after the other, in order of worker id."
+    needs_load: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._turn = 0
@@ -58,9 +62,10 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The worker with the fewest requests in flight."""
+    """See `description`."""
 
-    needs_load = False
+    description: ClassVar[str] = "The worker with the fewest requests in flight."
+    needs_load: ClassVar[bool] = False
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """Cost is the number of requests in flight."""
@@ -73,7 +78,8 @@ class Kv:
     cost = overlap_score_weight x prefill tokens / block size + decode blocks
     """
 
-    needs_load = True
+    description: ClassVar[str] = "Prefill work still to do there plus decode blocks active there; knows who has which prefix cached."
+    needs_load: ClassVar[bool] = True
 
     def __init__(self, overlap_score_weight: float) -> None:
         self._weight = overlap_score_weight

@@ -2,38 +2,12 @@
 
 import random
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from serving.router.books import WorkerBooks
+from serving.router.config import RouterConfig
 from serving.router.index import PredictedIndex, PrefixIndex
 from serving.router.policies import ROUTER_MODES, Candidates, Kv, Policy, choose
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
-    """Settings of a router."""
-
-    kv_overlap_score_weight: float = 1.0
-    """Weight of prefill work in the kv mode's cost; 0 balances decode blocks alone."""
-
-    router_temperature: float = 0.0
-    """Draw from a softmax of the costs instead of taking the lowest (0: take the lowest)."""
-
-    use_kv_events: bool = True
-    """Learn from the workers' KV events what they hold; otherwise assume it from what was routed."""
-
-    router_ttl_s: float = 120.0
-    """Without KV events, how long a routed prompt is assumed to stay cached (s)."""
-
-    kv_event_delay_s: float = 0.0
-    """Virtual time: delay until a KV event reaches the router (s)."""
-
-    def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
-        for name in ("kv_overlap_score_weight", "router_temperature", "router_ttl_s", "kv_event_delay_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 
 
 class Prompt(NamedTuple):

@@ -99,7 +99,7 @@ def test_a_removed_worker_is_forgotten():
 
 @pytest.mark.parametrize("mode", ROUTER_MODES)
 def test_every_mode_has_a_description_and_picks(mode):
-    assert ROUTER_MODES[mode].__doc__
+    assert ROUTER_MODES[mode].description
     decision = router(mode).pick("r", prompt("a"), now=0.0)
     assert len(decision.candidates) == 3
 
