@@ -78,7 +78,9 @@ class Kv:
     cost = overlap_score_weight x prefill tokens / block size + decode blocks
     """
 
-    description: ClassVar[str] = "Prefill work still to do there plus decode blocks active there; knows who has which prefix cached."
+    description: ClassVar[str] = (
+        "Prefill work still to do there plus decode blocks active there; knows who has which prefix cached."
+    )
     needs_load: ClassVar[bool] = True
 
     def __init__(self, overlap_score_weight: float) -> None:

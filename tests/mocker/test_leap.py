@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
@@ -66,6 +66,7 @@ def drive(config, requests, *, max_iterations, ordered=True, looks=(), blocks_pe
         key=lambda happening: happening[:2],
     )
     sequences, log, events, now = {}, [], [], 0.0
+    most_copies = 0
     free_at_look = []
 
     def happen(kind, request):
@@ -106,6 +107,7 @@ def drive(config, requests, *, max_iterations, ordered=True, looks=(), blocks_pe
             happen(kind, request)
             engine.step.cut(time)
             continue
+        most_copies = max(most_copies, *map(len, engine.scheduler.pool._copies.values()), 0)
         output = engine.complete()
         if max_iterations == 1:
             assert_findable(engine.scheduler.pool)
@@ -118,7 +120,7 @@ def drive(config, requests, *, max_iterations, ordered=True, looks=(), blocks_pe
         first, slope, curve, count, tokens = data[place : place + 5]
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
     assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
-    return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), len(data)
+    return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
 
 
 def assert_findable(pool):
@@ -180,7 +182,9 @@ def test_unordered_events_change_nothing_else(config, requests):
 @settings(max_examples=200, deadline=None)
 @given(configs, workloads(), st.sampled_from([2, 4]))
 def test_ids_that_span_several_blocks_change_nothing(config, requests, blocks_per_id):
-    fine, fine_events, _ = drive(config, requests, max_iterations=1 << 62)
+    fine, fine_events, (_, most_copies) = drive(config, requests, max_iterations=1 << 62)
+    # Which of three copies of a block is the oldest is known per id, not per block: see docs/fidelity.md.
+    assume(most_copies < 2)
     # The same content named block by block and in longer runs.
     coarse, coarse_events, _ = drive(config, requests, max_iterations=1 << 62, blocks_per_id=blocks_per_id)
     assert_same(coarse, fine)
@@ -189,5 +193,5 @@ def test_ids_that_span_several_blocks_change_nothing(config, requests, blocks_pe
 
 def test_a_leap_is_one_row_of_the_step_log():
     config = EngineConfig(block_size=16, num_gpu_blocks=100)
-    _, _, size = drive(config, [(0.0, 0, 0, 1, 10, 40, 0, None)], max_iterations=1 << 62)
+    _, _, (size, _) = drive(config, [(0.0, 0, 0, 1, 10, 40, 0, None)], max_iterations=1 << 62)
     assert size == 5
