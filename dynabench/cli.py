@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
@@ -270,10 +270,12 @@ def main() -> None:
     from reports.folder import ReportError
 
     try:
-        code = app(exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as error:
+        command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
+    except (CycloptsError, ValueError) as error:
         _fail(_one_line(error))
-    except (WorkloadError, ReportError, LaunchError, RecordingError, ValueError) as error:
+    try:
+        code = command(*bound.args, **bound.kwargs)
+    except (WorkloadError, ReportError, LaunchError, RecordingError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -283,12 +285,12 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _one_line(error: CycloptsError) -> str:
+def _one_line(error: Exception) -> str:
     cause = error.__cause__
     return " ".join(str(cause if isinstance(cause, ValueError) else error).split())
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print(f"dynabench: {message}", file=sys.stderr)
     sys.exit(2)
 

@@ -20,11 +20,12 @@ def summarize(runs: list[ArmResult]) -> Json:
         arms.setdefault(run.arm, []).append(run)
     summary: Json = {"arms": {}, "differences": {}, "formulas": metrics.FORMULAS, "is_complete": True, "is_valid": True}
     averages: dict[str, dict[str, Any]] = {}
+    size = max(int(run.columns["request"].max(initial=-1)) for run in runs) + 1
     for arm, repeats in arms.items():
         summary["arms"][arm] = _arm(repeats)
         summary["is_complete"] &= summary["arms"][arm]["is_complete"]
         summary["is_valid"] &= not summary["arms"][arm]["notes"]
-        averages[arm] = _averages(repeats)
+        averages[arm] = _averages(repeats, size)
     first, *others = arms
     for arm in others:
         summary["differences"][arm] = {
@@ -123,9 +124,8 @@ def _errors(repeats: list[ArmResult]) -> dict[str, int]:
     return counts
 
 
-def _averages(repeats: list[ArmResult]) -> dict[str, Any]:
+def _averages(repeats: list[ArmResult], size: int) -> dict[str, Any]:
     """Average each request's metrics over the repeats, placed by request number."""
-    size = max(int(run.columns["request"].max(initial=-1)) for run in repeats) + 1
     averages = {}
     for name in PAIRED:
         table = np.full((len(repeats), size), np.nan)

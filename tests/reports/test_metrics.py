@@ -101,3 +101,11 @@ def test_the_verdict_names_the_winner_or_says_noise():
     assert "more than noise" in verdict
     same = summarize([run("a", ttft=[1.0] * 100), run("b", ttft=[1.0] * 100)])["verdict"]
     assert "do not differ in mean TTFT by more than noise" in same
+
+
+def test_an_arm_that_was_cut_short_is_paired_as_far_as_it_came():
+    whole, cut = run("a", ttft=[2.0] * 100), run("b", ttft=[1.0] * 60)
+    cut.is_complete = False
+    summary = summarize([whole, cut])
+    assert summary["differences"]["b"]["ttft_sched"]["count"] == 60
+    assert "interrupted" in summary["verdict"]
