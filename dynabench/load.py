@@ -187,7 +187,7 @@ def as_columns(timeline: Timeline, workload: Workload) -> dict[str, np.ndarray]:
         "first_chunk_tokens": np.array(timeline.first_chunk_tokens),
         "cached_tokens": np.array(timeline.cached_tokens),
         "predicted_tokens": np.array(timeline.predicted_tokens),
-        "preemptions": np.zeros(len(requests), np.int32),
+        "preemptions": np.full(len(requests), -1, np.int32),  # not told over HTTP
         "error": np.array(timeline.errors, dtype=object),
     }
     ended = (columns["done_s"] >= 0) | (columns["error"] != "")

@@ -92,7 +92,7 @@ def _arm(repeats: list[ArmResult]) -> Json:
         "repeats": len(repeats),
         "is_complete": all(run.is_complete for run in repeats),
         "notes": sorted({note for run in repeats for note in run.notes}),
-        "preemptions": sum(int(run.columns["preemptions"].sum()) for run in repeats),
+        "preemptions": _preemptions(repeats),
     }
     for name in ("ttft_sched", "ttft", "tpot", "e2e_sched", "e2e"):
         figures[name] = metrics.describe(np.concatenate([value[name] for value in values]), num_failed=failed)
@@ -108,6 +108,12 @@ def _arm(repeats: list[ArmResult]) -> Json:
         rows = [of_run(run) for run in repeats]
         figures[name] = {key: _mean([row[key] for row in rows]) for key in rows[0]}
     return figures
+
+
+def _preemptions(repeats: list[ArmResult]) -> int | None:
+    """Count preemptions; None where the engines did not tell (-1)."""
+    counts = [run.columns["preemptions"] for run in repeats]
+    return None if any((count < 0).any() for count in counts) else sum(int(count.sum()) for count in counts)
 
 
 def _mean(values: list[float | None]) -> float | None:

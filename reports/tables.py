@@ -41,7 +41,7 @@ def rows(summary: Json) -> list[tuple[str, list[str]]]:
     lines.append(
         ("imbalance (max/mean)", [f"{figures['imbalance']['work_max_over_mean']:.3f}" for figures in arms.values()])
     )
-    lines.append(("preemptions", [f"{figures['preemptions']:,}" for figures in arms.values()]))
+    lines.append(("preemptions", [_number(figures["preemptions"], 0) for figures in arms.values()]))
     if any(figures["failed"] for figures in arms.values()):
         lines.append(("failed requests", [f"{figures['failed']:,}" for figures in arms.values()]))
     return lines
