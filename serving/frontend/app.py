@@ -191,12 +191,17 @@ def make_app(frontend: Frontend) -> FastAPI:
             ApiError(error.status_code, error.detail).body(), error.status_code, media_type="application/json"
         )
 
+    async def on_defect(_: Request, error: Exception) -> Response:
+        body = ApiError(500, "the frontend failed on this request; its log says why").body()
+        return Response(body, 500, media_type="application/json")
+
     app.add_api_route("/v1/completions", frontend.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", frontend.chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/health", health, methods=["GET"])
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_defect)
     return app
 
 
