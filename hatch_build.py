@@ -37,8 +37,15 @@ class CompileHook(BuildHookInterface[Any]):
             raise RuntimeError(
                 "DYNABENCH_COMPILE=1 needs an installation that is not editable: compiled code would hide edits"
             )
-        root = Path(self.root)
         self._folder = Path(tempfile.mkdtemp(prefix="dynabench-build-"))
+        try:
+            self._compile(build_data)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _compile(self, build_data: dict[str, Any]) -> None:
+        root = Path(self.root)
         for package in ("mocker", "serving"):
             shutil.copytree(root / package, self._folder / package, ignore=shutil.ignore_patterns("__pycache__"))
         files = [

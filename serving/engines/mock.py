@@ -41,8 +41,6 @@ class MockEngine:
         """
         self.config = msgspec.convert(settings, EngineConfig)
         self.engine = Engine(self.config, kv_events=kv_events)
-        self.late_s = 0.0
-        """How far steps end behind their time: the timer's error, and the machine's."""
         self._publish = publish
         self._sequences: dict[int, Sequence] = {}
         self._bell = asyncio.Event()
@@ -93,7 +91,6 @@ class MockEngine:
                 continue
             # Deadlines are absolute: a late timer delays one step, not all that follow.
             await asyncio.sleep(max(step.end - loop.time(), 0))
-            self.late_s = loop.time() - step.end
             self._send(engine)
             now = step.end
             await ready()

@@ -69,7 +69,6 @@ class WorkerPool:
 
     def __init__(self, router: Router, now: Callable[[], float]) -> None:
         self.router = router
-        self.num_running = 0
         self._now = now
         self._links: dict[int, WorkerLink] = {}
         self._streams: dict[int, tuple[int, TokenStream]] = {}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from serving.router.books import WorkerBooks
 from serving.router.config import RouterConfig
-from serving.router.index import PredictedIndex, PrefixIndex
+from serving.router.index import Index, PredictedIndex, PrefixIndex
 from serving.router.policies import ROUTER_MODES, Candidates, Kv, Policy, choose
 
 
@@ -55,7 +55,7 @@ class Router:
         self.policy: Policy = kind(config.kv_overlap_score_weight) if kind is Kv else kind()  # type: ignore[call-arg]
         self.mode = mode
         self.wants_events = self.policy.needs_load and config.use_kv_events and config.kv_overlap_score_weight > 0
-        self.index: PrefixIndex | PredictedIndex | None = None
+        self.index: Index | None = None
         if self.wants_events:
             self.index = PrefixIndex(closed_events=closed_events)
         elif self.policy.needs_load and config.kv_overlap_score_weight > 0:

@@ -194,6 +194,21 @@ def test_workloads_can_be_made_and_looked_at(tmp_path):
     assert "endless cache hit share" in dynabench("workload", "inspect", BUNDLED).stdout
 
 
+def test_the_example_compares_three_weights(tmp_path):
+    example = Path(__file__).parent.parent.parent / "examples" / "compare_weights.sh"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", str(example), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    arms = json.loads((tmp_path / "compared" / "summary.json").read_text())["arms"]
+    assert list(arms) == ["weight-0/kv", "weight-1/kv", "weight-4/kv"]
+
+
 def test_help_names_every_command():
     text = dynabench("--help").stdout
     for command in ("simulate", "run", "compare", "report", "verify", "workload", "modes"):
