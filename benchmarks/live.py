@@ -16,7 +16,10 @@ import uvloop
 
 from dynabench.launch import LocalStack
 from mocker import EngineConfig
+from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from serving.runtime.config import RuntimeConfig
+from serving.serve_engines import WorkerConfig
 
 
 async def client(
@@ -37,17 +40,15 @@ async def client(
     return received
 
 
-async def measure(clients: int, workers: int, tokens: int, seconds: float) -> None:
+async def measure(clients: int, workers: int, tokens: int, seconds: float, runtime: RuntimeConfig | None) -> None:
     """Run one number of clients against a fresh stack and print a line."""
     stack = LocalStack(
-        mode="kv",
-        engine=EngineConfig(speedup_ratio=1000.0),
+        frontend=FrontendConfig(http_port=0, router_mode="kv"),
         router=RouterConfig(),
+        worker=WorkerConfig(),
+        engine=EngineConfig(speedup_ratio=1000.0),
         num_workers=workers,
-        seed=0,
-        model="mock",
-        host="127.0.0.1",
-        port=0,
+        runtime=runtime,
     )
     async with stack, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         ttfts: list[float] = []
@@ -71,9 +72,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--etcd", default="")
+    parser.add_argument("--nats", default="")
     options = parser.parse_args()
+    runtime = RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None
     for clients in options.clients:
-        uvloop.run(measure(clients, options.workers, options.tokens, options.seconds))
+        uvloop.run(measure(clients, options.workers, options.tokens, options.seconds, runtime))
 
 
 if __name__ == "__main__":

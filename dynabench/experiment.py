@@ -61,13 +61,31 @@ class ExperimentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveConfig:
-    """How `dynabench run` talks to the stack."""
+    """What `dynabench run` measures, and how it talks to it."""
 
-    http_port: int = 0
-    """Port of the frontend on 127.0.0.1 (0: any that is free)."""
+    url: str | None = None
+    """Measure this OpenAI endpoint (http://host:port) instead of a stack of our own."""
 
     model: str = "mock"
-    """Name under which the engines are served."""
+    """Name under which the model is served."""
+
+    prompts: Literal["tokens", "text"] = "tokens"
+    """Send token ids, or about as many words (for endpoints that take only text)."""
+
+    http_port: int = 0
+    """Port of our own frontend on 127.0.0.1 (0: any that is free)."""
+
+    http_workers: int = 1
+    """Processes of our own frontend."""
+
+    migration_limit: int = 3
+    """How often a request may go on at another worker when its own is lost."""
+
+    etcd_endpoints: str = ""
+    """Let our own stack find itself over these etcd servers instead of a folder."""
+
+    nats_server: str = ""
+    """Let our own stack talk over this NATS server instead of sockets."""
 
     timeout_s: float = 600.0
     """Time after which a request counts as failed (s)."""
@@ -76,6 +94,8 @@ class LiveConfig:
         """Refuse settings without a meaning."""
         if not 0 <= self.http_port <= 65535:
             raise ValueError(f"http_port must be from 0 to 65535, not {self.http_port}")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be greater than 0, not {self.timeout_s}")
 
@@ -114,6 +134,7 @@ def run_experiment(
     out = experiment.out or Path("results") / f"{_now():%Y%m%d-%H%M%S}-{'simulate' if clock == 'virtual' else 'run'}"
     folder.check_new(out)
     runs: list[ArmResult] = []
+    arms = ("endpoint",) if live is not None and live.url else experiment.router_mode
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -124,7 +145,7 @@ def run_experiment(
         disable=not console.is_terminal,
     ) as progress:
         for repeat in range(experiment.repeats):
-            modes = experiment.router_mode if repeat % 2 == 0 else experiment.router_mode[::-1]
+            modes = arms if repeat % 2 == 0 else arms[::-1]
             for mode in modes:
                 name = mode if experiment.repeats == 1 else f"{mode} ({repeat + 1}/{experiment.repeats})"
                 bar = progress.add_task(name, total=len(workload))
@@ -148,11 +169,11 @@ def run_experiment(
     if not any(len(run.columns["request"]) for run in runs):
         raise WorkloadError("interrupted before any request was answered; nothing was written")
     runs = [run for run in runs if len(run.columns["request"])]
-    order = {mode: place for place, mode in enumerate(experiment.router_mode)}
+    order = {mode: place for place, mode in enumerate(arms)}
     runs.sort(key=lambda run: (order[run.arm], run.repeat))
     manifest = {
         "title": f"{workload.name}: {' vs '.join(dict.fromkeys(run.arm for run in runs))}",
-        "subtitle": _subtitle(clock, workload, experiment),
+        "subtitle": _subtitle(clock, workload, experiment, live),
         "command": shlex.join(["dynabench", *sys.argv[1:]]),
         "clock": clock,
         "created": _now().isoformat(timespec="seconds"),
@@ -182,7 +203,7 @@ def is_compiled() -> bool:
 def _live(workload: Workload, live: LiveConfig, arm: dict[str, Any]) -> ArmResult:
     from dynabench.live import run_live
 
-    return run_live(workload, port=live.http_port, model=live.model, timeout_s=live.timeout_s, **arm)
+    return run_live(workload, live=live, **arm)
 
 
 def _throttled(progress: Progress, bar: Any, total: int) -> Callable[[int], None]:
@@ -195,11 +216,12 @@ def _throttled(progress: Progress, bar: Any, total: int) -> Callable[[int], None
     return on_progress
 
 
-def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig) -> str:
+def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, live: LiveConfig | None) -> str:
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
     notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
+    what = live.url if live is not None and live.url else f"{experiment.workers} simulated engines"
     return (
-        f"{len(workload):,} requests on {experiment.workers} simulated engines, {how}; "
+        f"{len(workload):,} requests on {what}, {how}; "
         f"{experiment.repeats} run(s) per router mode, seed {experiment.seed}{notes}"
     )
 

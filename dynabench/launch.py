@@ -1,16 +1,13 @@
-"""Start the processes of a local stack, and leave none behind.
-
-Each child reads its standard input and ends when that does, so that even a killed launcher leaves no process.
-"""
+"""Start a whole stack on this host, wait until it answers, and leave nothing behind."""
 
 import asyncio
+import dataclasses
 import json
 import os
+import secrets
 import shutil
-import socket
-import sys
 import tempfile
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,65 +15,75 @@ from typing import Self
 import aiohttp
 
 from mocker import EngineConfig
+from serving.frontend.config import FrontendConfig
+from serving.frontend.server import LISTEN_FD, PortError, listen
 from serving.router import ROUTER_MODES, RouterConfig
 from serving.router.policies import Kv
+from serving.runtime.config import RuntimeConfig
+from serving.serve_engines import WorkerConfig
+from serving.supervise import Group, Program
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 1.5
+STOP_TIMEOUT_S = 3.0
 
 
 class LaunchError(Exception):
     """A stack that did not start, or a process of it that died."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind a listening socket.
-
-    Raises:
-        LaunchError: the port is taken, or may not be bound.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise LaunchError(
-            f"port {port} on {host} cannot be used: {error.strerror}; name another with --http-port"
-        ) from error
-    listener.listen(1024)
-    listener.set_inheritable(True)
-    return listener
-
-
 class LocalStack:
-    """A frontend with its router, and mocker workers, as processes on this host; use as `async with`."""
+    """A frontend with the router inside, and mocker workers, each a process."""
 
     def __init__(
         self,
         *,
-        mode: str,
-        engine: EngineConfig,
+        frontend: FrontendConfig,
         router: RouterConfig,
+        worker: WorkerConfig,
+        engine: EngineConfig,
         num_workers: int,
-        seed: int,
-        model: str,
-        host: str,
-        port: int,
+        runtime: RuntimeConfig | None = None,
+        restart: bool = False,
+        say: Callable[[str], None] | None = None,
     ) -> None:
-        self.model = model
-        self._mode = mode
-        self._engine = engine
-        self._router = router
-        self._num_workers = num_workers * engine.dp_size
-        self._seed = seed
-        self._listener = listen(host, port)
-        self.url = f"http://{host}:{self._listener.getsockname()[1]}"
+        """Bind the port; nothing runs yet.
+
+        Args:
+            frontend: settings of the frontend.
+            router: settings of the router.
+            worker: settings of each worker; its endpoint's namespace is made unique unless `runtime` is given.
+            engine: settings of each simulated engine.
+            num_workers: worker processes.
+            runtime: how they find each other (default: in a folder of their own).
+            restart: start processes again when they end.
+            say: is given the processes' log lines.
+
+        Raises:
+            LaunchError: the port is taken.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="dynabench-"))
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        try:
+            self._listener = listen(frontend.http_host, frontend.http_port)
+        except PortError as error:
+            shutil.rmtree(self._folder)
+            raise LaunchError(str(error)) from error
+        namespace = f"bench-{secrets.token_hex(4)}"
+        if runtime is None:
+            runtime = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(self._folder))
+        address = worker.address
+        self._worker = dataclasses.replace(worker, endpoint=f"dyn://{namespace}.{address.component}.{address.endpoint}")
+        self._frontend = dataclasses.replace(frontend, namespace=namespace)
+        self._router = router
+        self._engine = engine
+        self._runtime = runtime
+        self._num_workers = num_workers
+        self._is_talkative = say is not None
+        self.group = Group(restart=restart, say=say)
+        self.model = worker.model_name or "mock"
+        self.url = f"http://{frontend.http_host}:{self._listener.getsockname()[1]}"
 
     async def __aenter__(self) -> Self:
-        """Start everything and wait until it answers.
+        """Start everything and wait until every worker can be asked.
 
         Raises:
             LaunchError: a process died or did not answer in time.
@@ -97,72 +104,49 @@ class LocalStack:
     ) -> None:
         await self.stop()
 
-    def dead(self) -> list[str]:
-        """Name the processes that have ended."""
-        return [name for name, process in self._processes.items() if process.returncode is not None]
-
     async def stop(self) -> None:
         """End all processes and remove what they left."""
-        for process in self._processes.values():
-            if process.stdin is not None:
-                process.stdin.close()
-        ends = [asyncio.ensure_future(process.wait()) for process in self._processes.values()]
-        if ends:
-            await asyncio.wait(ends, timeout=STOP_TIMEOUT_S)
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.kill()
-        await asyncio.gather(*ends)
-        self._processes.clear()
+        await self.group.stop(STOP_TIMEOUT_S)
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> None:
-        wants_events = ROUTER_MODES[self._mode] is Kv and self._router.use_kv_events
-        sockets = []
+        quiet = {} if self._is_talkative else {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
+        settings = _settings(self._worker, self._engine, self._runtime)
         for number in range(self._num_workers):
-            path = str(self._folder / f"worker-{number}.sock")
-            settings = {"socket": path, "engine": asdict(self._engine), "kv_events": wants_events}
-            await self._spawn(f"worker {number}", "serving.worker", settings)
-            sockets.append(path)
-        while not all(Path(path).exists() for path in sockets):
-            self._check()
-            await asyncio.sleep(0.01)
-        settings = {
-            "file_descriptor": self._listener.fileno(),
-            "model": self.model,
-            "block_size": self._engine.block_size,
-            "router_mode": self._mode,
-            "router": asdict(self._router),
-            "seed": self._seed,
-            "worker_sockets": sockets,
-        }
-        await self._spawn("frontend", "serving.frontend", settings, fds=(self._listener.fileno(),))
+            await self.group.start(Program(f"worker-{number}", ["-m", "serving.mocker", *settings], quiet))
+        settings = _settings(self._frontend, self._router, self._runtime)
+        descriptor = self._listener.fileno()
+        environment = quiet | {LISTEN_FD: str(descriptor)}
+        await self.group.start(Program("frontend", ["-m", "serving.frontend", *settings], environment, (descriptor,)))
         async with aiohttp.ClientSession() as session:
-            asking = asyncio.ensure_future(_health(session, self.url))
-            while not asking.done():
-                self._check()
-                await asyncio.wait([asking], timeout=0.05)
-            await asking
+            while not await self._is_ready(session):
+                if dead := self.group.dead:
+                    raise LaunchError(f"{', '.join(dead)} ended while the stack was starting (see the messages above)")
+                await asyncio.sleep(0.05)
 
-    def _check(self) -> None:
-        if dead := self.dead():
-            raise LaunchError(f"{', '.join(dead)} ended while the stack was starting (see the messages above)")
-
-    async def _spawn(self, name: str, module: str, settings: dict[str, object], fds: tuple[int, ...] = ()) -> None:
-        self._processes[name] = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            json.dumps(settings),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            pass_fds=fds,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops the others in order
-        )
+    async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
+        asking = asyncio.ensure_future(_health(session, self.url))
+        await asyncio.wait([asking], timeout=0.5)  # the frontend takes connections only once it runs
+        if not asking.done():
+            asking.cancel()
+            return False
+        return await asking >= self._num_workers
 
 
-async def _health(session: aiohttp.ClientSession, url: str) -> None:
-    async with session.get(f"{url}/health") as response:
-        response.raise_for_status()
+def wants_kv_events(mode: str, router: RouterConfig) -> bool:
+    """Tell whether workers must report KV events for a router mode."""
+    return ROUTER_MODES[mode] is Kv and router.use_kv_events and router.kv_overlap_score_weight > 0
+
+
+def _settings(*parts: object) -> list[str]:
+    return ["--settings", json.dumps([dataclasses.asdict(part) for part in parts])]  # type: ignore[call-overload]
+
+
+async def _health(session: aiohttp.ClientSession, url: str) -> int:
+    """Return how many instances can be asked."""
+    try:
+        async with session.get(f"{url}/health") as response:
+            return len((await response.json()).get("instances", []))
+    except aiohttp.ClientError:
+        return 0

@@ -1,19 +1,25 @@
 """One arm of an experiment over real HTTP, on the wall clock."""
 
 import asyncio
+import contextlib
+import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import uvloop
 
-from dynabench.launch import LocalStack
-from dynabench.load import as_columns, replay
+from dynabench.experiment import LiveConfig
+from dynabench.launch import LocalStack, wants_kv_events
+from dynabench.load import Target, as_columns, replay
 from dynabench.virtual import check_fits
 from mocker import EngineConfig
 from reports.records import ArmResult
+from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from serving.runtime.config import RuntimeConfig
+from serving.serve_engines import WorkerConfig
 from workloads import Workload
 
 LATE_S = 0.1
@@ -23,55 +29,39 @@ LATE_S = 0.1
 def run_live(
     workload: Workload,
     *,
+    live: LiveConfig,
     mode: str,
     engine: EngineConfig,
     router: RouterConfig,
     num_workers: int,
     seed: int,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    model: str = "mock",
-    timeout_s: float = 600.0,
     on_progress: Callable[[int], None] | None = None,
 ) -> ArmResult:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack; Ctrl-C ends it early and keeps what came.
+
+    With `live.url` nothing is started, and whatever answers there is measured.
 
     Raises:
         LaunchError: the stack did not start.
         WorkloadError: a request can never fit.
     """
-    check_fits(workload, engine)
+    if live.url is None:
+        check_fits(workload, engine)
 
     async def run() -> ArmResult:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-        stack = LocalStack(
-            mode=mode,
-            engine=engine,
-            router=router,
-            num_workers=num_workers,
-            seed=seed,
-            model=model,
-            host=host,
-            port=port,
-        )
-        async with stack:
+        async with _target(live, mode, engine, router, num_workers, seed) as (target, dead):
             started = time.perf_counter()
             timeline = await replay(
-                workload,
-                url=stack.url,
-                model=model,
-                salt="",
-                timeout_s=timeout_s,
-                stop=stop,
-                on_progress=on_progress,
+                workload, target=target, salt="", timeout_s=live.timeout_s, stop=stop, on_progress=on_progress
             )
             wall_s = time.perf_counter() - started
-            dead = stack.dead()
+            lost = dead()
         columns = as_columns(timeline, workload)
         notes = []
-        if dead:
-            notes.append(f"{', '.join(dead)} died during the run")
+        if lost:
+            notes.append(f"{', '.join(lost)} died during the run")
         lag = columns["sent_s"] - columns["intended_s"]
         if len(lag) and (late := float(np.percentile(lag, 99))) > LATE_S:
             notes.append(
@@ -84,3 +74,36 @@ def run_live(
         return result
 
     return uvloop.run(run())
+
+
+@contextlib.asynccontextmanager
+async def _target(
+    live: LiveConfig, mode: str, engine: EngineConfig, router: RouterConfig, num_workers: int, seed: int
+) -> AsyncIterator[tuple[Target, Callable[[], list[str]]]]:
+    """Give what is to be measured, and what tells which of its processes died."""
+    if live.url is not None:
+        key = os.environ.get("OPENAI_API_KEY", "")
+        yield Target(live.url.rstrip("/").removesuffix("/v1"), live.model, live.prompts, key), list
+        return
+    stack = LocalStack(
+        frontend=FrontendConfig(
+            http_port=live.http_port,
+            http_workers=live.http_workers,
+            router_mode=mode,  # type: ignore[arg-type]
+            seed=seed,
+            migration_limit=live.migration_limit,
+        ),
+        router=router,
+        worker=WorkerConfig(
+            model_name=live.model,
+            kv_events=wants_kv_events(mode, router),
+            context_length=engine.num_usable_blocks * engine.block_size + 1,
+        ),
+        engine=engine,
+        num_workers=num_workers,
+        runtime=RuntimeConfig(etcd_endpoints=live.etcd_endpoints, nats_server=live.nats_server)
+        if live.etcd_endpoints or live.nats_server
+        else None,
+    )
+    async with stack:
+        yield Target(stack.url, stack.model, live.prompts, "", is_ours=True), lambda: stack.group.dead

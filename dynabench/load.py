@@ -4,16 +4,34 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import aiohttp
 import msgspec
 import numpy as np
 
 from workloads import Request, Workload
-from workloads.tokens import prompt_tokens
+from workloads.tokens import as_words, prompt_tokens
 
 READ_BUFFER = 1 << 20
-TOKEN, EVENT_END = b'"finish_reason":null', b"\n\n"
+TOKEN, SPACED_TOKEN, EVENT_END = b'"finish_reason":null', b'"finish_reason": null', b"\n\n"
+
+
+class Target(NamedTuple):
+    """What is measured."""
+
+    url: str
+    model: str
+    prompts: Literal["tokens", "text"] = "tokens"
+    api_key: str = ""
+    is_ours: bool = False
+    """Whether every token comes in an event of its own, so that events can be checked against the usage."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Request headers."""
+        key = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {"content-type": "application/json"} | key
 
 
 class Timeline:
@@ -37,8 +55,7 @@ class Timeline:
 async def replay(
     workload: Workload,
     *,
-    url: str,
-    model: str,
+    target: Target,
     salt: str,
     timeout_s: float,
     stop: asyncio.Event,
@@ -62,13 +79,13 @@ async def replay(
 
         start = time.perf_counter() + 0.05
         for number, request in enumerate(workload):
-            body = _body(request, workload.block_size, model, salt)
+            body = _body(request, workload.block_size, target, salt)
             delay = start + request.arrival_s - time.perf_counter()
             if delay > 0 and await _wait(stop, delay):
                 break
             if stop.is_set():
                 break
-            task = asyncio.create_task(_send(session, url, body, number, timeline, start))
+            task = asyncio.create_task(_send(session, target, body, number, timeline, start))
             tasks.add(task)
             task.add_done_callback(on_done)
             if delay <= 0:
@@ -92,11 +109,13 @@ async def _wait(stop: asyncio.Event, delay_s: float) -> bool:
     return True
 
 
-def _body(request: Request, block_size: int, model: str, salt: str) -> bytes:
+def _body(request: Request, block_size: int, target: Target, salt: str) -> bytes:
+    tokens = prompt_tokens(request, block_size, salt=salt)
     return msgspec.json.encode(
         {
-            "model": model,
-            "prompt": prompt_tokens(request, block_size, salt=salt).tolist(),
+            "model": target.model,
+            "prompt": tokens.tolist() if target.prompts == "tokens" else as_words(tokens),
+            "ignore_eos": True,
             "max_tokens": request.output_length,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -105,21 +124,19 @@ def _body(request: Request, block_size: int, model: str, salt: str) -> bytes:
 
 
 async def _send(
-    session: aiohttp.ClientSession, url: str, body: bytes, number: int, timeline: Timeline, start: float
+    session: aiohttp.ClientSession, target: Target, body: bytes, number: int, timeline: Timeline, start: float
 ) -> None:
     clock = time.perf_counter
     timeline.sent_s[number] = clock() - start
     try:
-        async with session.post(
-            f"{url}/v1/completions", data=body, headers={"content-type": "application/json"}
-        ) as response:
+        async with session.post(f"{target.url}/v1/completions", data=body, headers=target.headers) as response:
             timeline.first_byte_s[number] = clock() - start
             if response.status != 200:
                 timeline.errors[number] = f"HTTP {response.status}: {(await response.text())[:200]}"
                 return
-            timeline.worker[number] = int(response.headers.get("x-worker-id", -1))
+            timeline.worker[number] = int(response.headers.get("x-worker-slot", -1))
             timeline.predicted_tokens[number] = int(response.headers.get("x-overlap-tokens", 0))
-            await _read(response, number, timeline, start)
+            await _read(response, target, number, timeline, start)
         timeline.done_s[number] = clock() - start
     except TimeoutError:
         timeline.errors[number] = "timeout"
@@ -127,9 +144,12 @@ async def _send(
         timeline.errors[number] = f"{type(error).__name__}: {error}"
 
 
-async def _read(response: aiohttp.ClientResponse, number: int, timeline: Timeline, start: float) -> None:
+async def _read(
+    response: aiohttp.ClientResponse, target: Target, number: int, timeline: Timeline, start: float
+) -> None:
     """Stamp the tokens as they arrive; JSON is parsed only at the end of the stream."""
     clock, total, last, rest = time.perf_counter, 0, 0.0, b""
+    mark = TOKEN if target.is_ours else None
     end = b""
     async for data in response.content.iter_any():
         now = clock() - start
@@ -139,7 +159,7 @@ async def _read(response: aiohttp.ClientResponse, number: int, timeline: Timelin
             rest = data
             continue
         events, rest = data[:cut], data[cut:]
-        count = events.count(TOKEN)
+        count = events.count(mark) if mark else events.count(TOKEN) + events.count(SPACED_TOKEN)
         if count:
             if total:
                 timeline.gaps.extend(((now - last) / count, 0.0, 0.0, 1.0, count))
@@ -148,23 +168,26 @@ async def _read(response: aiohttp.ClientResponse, number: int, timeline: Timelin
                 timeline.first_chunk_tokens[number] = count
             total += count
             last = now
-        if b'"finish_reason":"' in events or b'"error"' in events or end:
+        if b"[DONE]" in events or b'"usage":{' in events or b'"usage": {' in events or b'"error"' in events or end:
             end += events
     timeline.num_tokens[number] = total
     timeline.last_token_s[number] = last
-    timeline.errors[number] = _finish(end, number, timeline)
+    timeline.errors[number] = _finish(end, target, number, timeline)
 
 
-def _finish(end: bytes, number: int, timeline: Timeline) -> str:
+def _finish(end: bytes, target: Target, number: int, timeline: Timeline) -> str:
     """Read usage from the end of a stream; return what was wrong with it, if anything."""
     if b"data: [DONE]" not in end:
         return f"the stream ended without [DONE]: {end[-200:].decode(errors='replace')}"
     for line in end.split(EVENT_END):
         if b'"usage"' in line:
-            usage = msgspec.json.decode(line.removeprefix(b"data: "))["usage"]
-            timeline.cached_tokens[number] = usage["prompt_tokens_details"]["cached_tokens"]
-            if usage["completion_tokens"] != timeline.num_tokens[number]:
+            usage = msgspec.json.decode(line.removeprefix(b"data: ")).get("usage")
+            if not usage:
+                continue
+            timeline.cached_tokens[number] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            if target.is_ours and usage["completion_tokens"] != timeline.num_tokens[number]:
                 return f"{timeline.num_tokens[number]} tokens arrived of {usage['completion_tokens']}"
+            timeline.num_tokens[number] = usage["completion_tokens"]
     return ""
 
 

@@ -1,73 +1,109 @@
-"""A worker process: one engine, served to a frontend over a Unix socket. It ends when its standard input does."""
+"""Workers: how an engine registers its model and serves it."""
 
-import asyncio
-import json
-import signal
-import sys
+import time
 from typing import Any
 
 import msgspec
-import uvloop
 
-from serving.engines.mock import MockEngine
-from serving.wire import Command, Frames, Generate, StepFrame, frame, wait_closed
-
-
-class WorkerSettings(msgspec.Struct):
-    """What a worker is told on the command line, as JSON."""
-
-    socket: str
-    engine: dict[str, Any]
-    kv_events: bool = True
+from serving.model_card import BYTES_CONTEXT, CARDS, FILES, ModelCard, ModelError, ModelFiles, ModelType, model_name
+from serving.router import ROUTER_MODES
+from serving.runtime.address import EndpointAddress
+from serving.runtime.distributed import DistributedRuntime, Endpoint
+from serving.runtime.server import GeneratorService
 
 
-async def serve(settings: WorkerSettings) -> None:
-    """Serve one frontend until it disconnects."""
-    done = asyncio.Event()
+async def register_llm(
+    model_type: ModelType,
+    endpoint: Endpoint,
+    model_path: str,
+    model_name: str | None = None,
+    *,
+    context_length: int | None = None,
+    kv_cache_block_size: int | None = None,
+    router_mode: str | None = None,
+    migration_limit: int = 0,
+    user_data: dict[str, Any] | None = None,
+    has_kv_events: bool = False,
+    num_ranks: int = 1,
+) -> ModelCard:
+    """Tell the network which model an endpoint serves; frontends then offer it.
 
-    async def session(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def publish(step: StepFrame) -> None:
-            writer.write(frame(step))
+    Args:
+        model_type: what the engine takes.
+        endpoint: where the model is served.
+        model_path: a folder with tokenizer.json and config.json or a Hugging Face id; empty: tokens are bytes of UTF-8.
+        model_name: the name that clients use (default: the folder's or repository's).
+        context_length: tokens a sequence may reach (default: the model's).
+        kv_cache_block_size: tokens in a KV block (default 16).
+        router_mode: overrides the frontend's router mode.
+        migration_limit: how often a request may go on at another instance when its own is lost.
+        user_data: whatever the engine's users want to see.
+        has_kv_events: whether the engine reports its KV events; otherwise routers predict what it holds.
+        num_ranks: data-parallel ranks, each of which is routed to by itself.
 
-        engine = MockEngine(settings.engine, publish, kv_events=settings.kv_events)
-        frames = Frames(Command)
-        stepping = asyncio.create_task(engine.run(writer.drain))
-        try:
-            while data := await reader.read(1 << 20):
-                for command in frames.feed(data):
-                    if isinstance(command, Generate):
-                        engine.generate(command)
-                    else:
-                        engine.cancel(command.id)
-                if stepping.done():
-                    await stepping
-        except (ConnectionError, asyncio.CancelledError):
-            pass  # the frontend is gone, or the launcher wants us gone: nobody is left to tell
-        finally:
-            stepping.cancel()
-            await wait_closed(writer)
-            done.set()
-
-    server = await asyncio.start_unix_server(session, settings.socket)
-    async with server:
-        watch = asyncio.create_task(stdin_closed())
-        await asyncio.wait([watch, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
-
-
-async def stdin_closed() -> None:
-    """Return once standard input ends: the process that started this one closed it or died."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    await reader.read()
-
-
-def main() -> None:
-    """Run a worker from JSON settings in the first argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to stop
-    settings = msgspec.convert(json.loads(sys.argv[1]), WorkerSettings)
-    uvloop.run(serve(settings))
+    Raises:
+        ModelError: the model's files cannot be had, or the endpoint serves another model already.
+    """
+    files = ModelFiles.read(model_path)
+    if router_mode is not None and router_mode not in ROUTER_MODES:
+        raise ModelError(f"unknown router mode {router_mode!r}; expected one of {', '.join(ROUTER_MODES)}")
+    if not 0 <= migration_limit <= 1023:
+        raise ModelError(f"migration_limit must be from 0 to 1023, not {migration_limit}")
+    runtime, address = endpoint.runtime, endpoint.address
+    card = ModelCard(
+        name=model_name or _name(model_path),
+        model_type=model_type,
+        namespace=address.namespace,
+        component=address.component,
+        endpoint=address.endpoint,
+        instance_id=runtime.instance_id,
+        model_path=model_path,
+        context_length=_context(context_length, files),
+        kv_cache_block_size=kv_cache_block_size or 16,
+        migration_limit=migration_limit,
+        files=files.digests,
+        eos_token_ids=files.eos_token_ids,
+        num_ranks=num_ranks,
+        has_kv_events=has_kv_events,
+        router_mode=router_mode,
+        user_data=user_data,
+        created=int(time.time()),
+    )
+    await _check_alike(runtime, card)
+    await runtime.serve(files_address(address), GeneratorService(files.send), is_public=False)
+    await runtime.register(card.key, msgspec.json.encode(card))
+    return card
 
 
-if __name__ == "__main__":
-    main()
+def files_address(address: EndpointAddress) -> EndpointAddress:
+    """Return the endpoint that sends the files of the model at an address."""
+    return EndpointAddress(address.namespace, address.component, FILES)
+
+
+async def _check_alike(runtime: DistributedRuntime, card: ModelCard) -> None:
+    """Refuse to serve a model where another is served, or the same with another block size or tokenizer."""
+    others: list[ModelCard] = []
+
+    def collect(key: str, value: bytes | None) -> None:
+        if value is not None:
+            others.append(msgspec.json.decode(value, type=ModelCard))
+
+    stop = await runtime.discovery.watch("/".join((CARDS[:-1], *card.address)) + "/", collect)
+    stop()
+    for other in others:
+        if other.checksum != card.checksum:
+            raise ModelError(
+                f"{card.address} serves {other.name!r} with KV blocks of {other.kv_cache_block_size} tokens already; "
+                f"{card.name!r} with blocks of {card.kv_cache_block_size} needs an address of its own, or the same files"
+            )
+
+
+def _context(asked: int | None, files: ModelFiles) -> int:
+    """Return the context length: never more than the model's own, if it has one."""
+    return min(asked or files.context_length, files.context_length) if files.contents else asked or BYTES_CONTEXT
+
+
+def _name(model_path: str) -> str:
+    if not model_path:
+        raise ModelError("a model without a path needs a name (--model-name)")
+    return model_name(model_path)

@@ -22,3 +22,15 @@ def prompt_tokens(request: Request, block_size: int, *, salt: str = "") -> npt.N
 def _block(hash_id: int, size: int, salt: str) -> npt.NDArray[np.uint32]:
     stream = hashlib.shake_128(f"{salt}:{hash_id}".encode()).digest(size * 4)
     return np.frombuffer(stream, "<u4") % NUM_TOKENS + np.uint32(FIRST_TOKEN)
+
+
+WORDS = (
+    "the of and to in is was for on that with as it by at from his an be this which or not are had he have but also one "  # noqa: SIM905
+    "were first their its new after who they two her she been other when time during there into all more some most can"
+).split()
+
+
+def as_words(tokens: npt.NDArray[np.uint32]) -> str:
+    """Spell token ids as common words, each one token in most tokenizers; equal ids are equal words."""
+    words = np.array(WORDS)[tokens % np.uint32(len(WORDS))]
+    return " ".join(words.tolist())

@@ -1,85 +1,156 @@
 """The mocker as a live engine: the simulated engine core, driven by a loop that sleeps its step durations.
 
-Its tokens are lower-case letters, a pure function of the prompt, so that text, tokens and hashes agree.
+Token `i` of an answer is a pure function of (prompt, seed, i), so that an answer which moved from one worker to another
+can be checked token by token.
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Several
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
+from serving.kv_events import KvEventPublisher, LoadReport
+from serving.protocol import PreprocessedRequest
+from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
-from serving.wire import Finished, Generate, Removed, StepFrame, Stored
+from serving.runtime.server import Stream
 
-LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
+LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
+"""What the mocker says where tokens are bytes."""
+
+MAX_WAITING = 4096
+"""Requests waiting for a place in the batch beyond which an engine refuses more."""
+
+__all__ = ["EngineConfig", "MockEngine", "serve_ranks"]
+
+
+def answer_tokens(
+    prompt: npt.NDArray[np.uint32], seed: int, start: int, count: int, vocabulary: npt.NDArray[np.uint32]
+) -> list[int]:
+    """Return tokens `start` to `start + count` of the mocker's answer to a prompt: a pure function of its arguments."""
+    base = np.uint64(xxh3_64_intdigest(prompt.tobytes(), seed & 0xFFFF_FFFF_FFFF_FFFF))
+    with np.errstate(over="ignore"):  # splitmix64
+        x = base + np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    places = (x ^ (x >> np.uint64(31))) % np.uint64(len(vocabulary))
+    tokens: list[int] = vocabulary[places].tolist()
+    return tokens
+
+
+def answer_length(prompt: npt.NDArray[np.uint32], seed: int) -> int:
+    """Return how long the mocker's answer is where the request does not say: 16 to 271 tokens."""
+    return 16 + xxh3_64_intdigest(prompt.tobytes(), (seed + 1) & 0xFFFF_FFFF_FFFF_FFFF) % 256
 
 
 class _Live:
-    """A request in the engine: its output, known from the start, and how much of it was sent."""
+    """A request in the engine: its answer, known from the start, and how much of it was made and sent."""
 
-    __slots__ = ("output", "sent")
+    __slots__ = ("end", "made", "output", "reason", "sent", "stream")
 
-    def __init__(self, output: list[int]) -> None:
+    def __init__(self, output: list[int], reason: str, stream: Stream) -> None:
         self.output = output
+        self.reason = reason
+        self.stream = stream
+        self.made = 0
         self.sent = 0
+        self.end: dict[str, Any] | None = None
+
+    def flush(self) -> None:
+        """Send what was made and not sent, and the end, unless the reader is not ready."""
+        stream = self.stream
+        if stream.is_blocked or stream.is_over:
+            return
+        tokens = self.output[self.sent : self.made]
+        self.sent = self.made
+        if self.end is not None:
+            stream.send({"token_ids": tokens} | self.end)
+            stream.end()
+        elif tokens:
+            stream.send(tokens)
 
 
 class MockEngine:
-    """Runs one simulated engine in real time and hands each step's frame to `publish`."""
+    """Runs one simulated engine in real time."""
 
-    def __init__(self, settings: dict[str, Any], publish: Callable[[StepFrame], None], *, kv_events: bool) -> None:
-        """Build it from `EngineConfig` fields.
-
-        Raises:
-            ValueError: a setting is wrong.
-        """
-        self.config = msgspec.convert(settings, EngineConfig)
-        self.engine = Engine(self.config, kv_events=kv_events)
-        self._publish = publish
-        self._sequences: dict[int, Sequence] = {}
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        publisher: KvEventPublisher | None = None,
+        vocabulary: npt.NDArray[np.uint32] = LETTERS,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self.config = config
+        self.engine = Engine(config, kv_events=publisher is not None)
+        self._publisher = publisher
+        self._vocabulary = vocabulary
+        self._max_waiting = max_waiting
         self._bell = asyncio.Event()
         self._order = 0
 
-    def generate(self, request: Generate) -> None:
-        """Queue a request; a request that can never fit is answered with an error at once."""
+    def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
+        """Queue a request; one that can never fit, or that finds the queue full, is ended with an error at once."""
+        if len(self.engine.scheduler.waiting) >= self._max_waiting:
+            stream.end(f"{self._max_waiting} requests wait for this engine already", "overloaded")
+            return
         size = self.config.block_size
-        prompt = np.frombuffer(request.token_ids, "<u4")
-        output = self._output(request)
-        named = len(request.sequence_hashes)
-        tail = np.concatenate([prompt[named * size :], np.array(output, np.uint32)])
-        parent = request.sequence_hashes[-1] if named else None
-        ids = request.sequence_hashes + sequence_hashes(block_hashes(tail, size), parent)
+        tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
+        prompt = tokens[: len(tokens) - request.num_generated]
+        seed = int(request.sampling_options.get("seed") or 0)
+        conditions = request.stop_conditions
+        limit = length = conditions.max_tokens or self.config.max_model_len or len(tokens)
+        if conditions.is_default_limit and not conditions.ignore_eos:
+            length = max(answer_length(prompt, seed), conditions.min_tokens) - request.num_generated
+        reason = "stop" if length <= limit and conditions.is_default_limit else "length"
+        length = max(min(length, limit), 1)
+        output = answer_tokens(prompt, seed, request.num_generated, length, self._vocabulary)
+        hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
+        tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
+        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
         self._order += 1
+        live = _Live(output, reason, stream)
         sequence = Sequence(
-            request.id,
-            num_prompt=len(prompt),
-            max_tokens=request.max_tokens,
+            self._order,
+            num_prompt=len(tokens),
+            max_tokens=len(output),
             chain=BlockChain(ids),
             arrival=float(self._order),
-            payload=_Live(output),
+            payload=live,
         )
         try:
             self.engine.add(sequence)
         except ValueError as error:
-            self._publish(StepFrame([], [], [Finished(request.id, "error", error=str(error))], []))
+            stream.end(str(error), "invalid")
             return
-        self._sequences[request.id] = sequence
+        stream.on_cancel = lambda: self.engine.abort(sequence)
+        stream.on_unblocked = live.flush
         self._bell.set()
 
-    def cancel(self, id: int) -> None:
-        """Abort a request; unknown ones are ignored."""
-        sequence = self._sequences.pop(id, None)
-        if sequence is not None:
-            self.engine.abort(sequence)
+    def report(self, instance_id: int, rank: int) -> LoadReport:
+        """Tell what the engine is doing."""
+        scheduler, publisher = self.engine.scheduler, self._publisher
+        return LoadReport(
+            instance_id,
+            rank,
+            publisher.epoch if publisher else 0,
+            publisher.number if publisher else 0,
+            len(scheduler.running),
+            len(scheduler.waiting),
+            scheduler.pool.num_blocks - scheduler.pool.num_free,
+            scheduler.pool.num_blocks,
+            self.config.max_num_seqs,
+        )
 
-    async def run(self, ready: Callable[[], Any]) -> None:
-        """Step for ever; `ready` is awaited after each frame, for back-pressure."""
+    async def run(self) -> None:
+        """Step for ever."""
         loop, engine = asyncio.get_running_loop(), self.engine
         now = loop.time()
         while True:
@@ -93,51 +164,52 @@ class MockEngine:
             await asyncio.sleep(max(step.end - loop.time(), 0))
             self._send(engine)
             now = step.end
-            await ready()
 
     def _send(self, engine: Engine) -> None:
-        batch = engine.step.batch if engine.step else None
-        assert batch is not None
         granted = [sequence for sequence, _ in engine.num_new_tokens() if sequence.decoding]
         output = engine.complete()
-        ids: list[int] = []
-        tokens: list[int] = []
+        for sequence in output.finished:
+            live = sequence.payload
+            assert isinstance(live, _Live)
+            live.end = {"finish_reason": live.reason, "cached_tokens": sequence.cached_tokens}
         for sequence in (*granted, *output.sampled):
             live = sequence.payload
             assert isinstance(live, _Live)
-            if sequence.id in self._sequences:
-                assert isinstance(sequence.id, int)
-                ids.append(sequence.id)
-                tokens.append(live.output[live.sent])
-                live.sent += 1
-        finished = [
-            Finished(sequence.id, "length", sequence.cached_tokens)
-            for sequence in output.finished
-            if isinstance(sequence.id, int) and self._sequences.pop(sequence.id, None) is not None
-        ]
-        events = engine.take_events()
-        if ids or finished or events:
-            self._publish(StepFrame(ids, tokens, finished, list(_translate(events))))
-
-    def _output(self, request: Generate) -> list[int]:
-        seed = request.sequence_hashes[-1] if request.sequence_hashes else xxh3_64_intdigest(request.token_ids)
-        start = random.Random(seed).randrange(1 << 20)
-        places = (
-            np.arange(request.max_tokens, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(start)
-        ) >> np.uint64(7)
-        output: list[int] = LETTERS[(places % np.uint64(len(LETTERS))).astype(np.int64)].tolist()
-        return output
+            made = live.made = live.made + 1
+            if live.end is None and live.sent == made - 1 and not live.stream.is_blocked:
+                live.stream.send(live.output[live.sent])
+                live.sent = made
+            else:
+                live.flush()
+        if self._publisher is not None and engine.has_events:
+            self._publisher.publish(list(_translate(engine.take_events())))
 
 
-def _translate(events: Iterable[KvEvent]) -> Iterable[Stored | Removed]:
+def serve_ranks(engines: Several[MockEngine]) -> Callable[[Any, Stream], None]:
+    """Return the service of a worker with these data-parallel ranks."""
+    decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
+
+    def service(raw: msgspec.Raw, stream: Stream) -> None:
+        request = decode(raw)
+        if not 0 <= request.dp_rank < len(engines):
+            stream.end(f"there is no rank {request.dp_rank}; this worker has {len(engines)}", "invalid")
+            return
+        engines[request.dp_rank].submit(request, stream)
+
+    return service
+
+
+def _translate(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
     """Turn the engine's events into the router's: sequence hashes, each with its parent."""
     for event in events:
         if isinstance(event, BlockStored):
             parent = event.chain.ids[event.start - 1] if event.start else None
             assert parent is None or isinstance(parent, int)
-            yield Stored(_hashes(event.keys()), parent)
-        elif not isinstance(event, AllBlocksCleared):
-            yield Removed(_hashes(event.keys()))
+            yield BlocksStored(_hashes(event.keys()), parent)
+        elif isinstance(event, AllBlocksCleared):
+            yield BlocksCleared()
+        else:
+            yield BlocksRemoved(_hashes(event.keys()))
 
 
 def _hashes(keys: Iterable[Any]) -> list[int]:

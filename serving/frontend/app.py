@@ -1,232 +1,290 @@
-"""The routes: completions and chat completions, models, health."""
+"""The routes of the frontend, and what stands before them all: keys, limits, draining."""
 
 import asyncio
-import itertools
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.frontend.links import TokenStream, WorkerPool
-from serving.frontend.openai import (
-    MAX_TOKENS_LIMIT,
-    Answer,
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    StreamOptions,
-    usage,
-)
-from serving.router.hashing import block_hashes, sequence_hashes
-from serving.router.router import NoWorkersError
+from serving.frontend import openai
+from serving.frontend.answering import Answering
+from serving.frontend.config import FrontendConfig
+from serving.frontend.document import openapi
+from serving.frontend.metrics import FrontendMetrics
+from serving.frontend.models import Models, ServedModel
+from serving.frontend.openai import ApiError, ChatRequest, CompletionRequest
+from serving.frontend.passthrough import hand_through
+from serving.frontend.preprocess import prepare
+from serving.model_card import ModelType
+from serving.runtime.messages import CallError
 
-MAX_BODY_BYTES = 45 * 1024 * 1024
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 64 * 1024
+"""Larger bodies are parsed off the event loop."""
+
+MAX_URI_BYTES = 8 * 1024
+MAX_HEADER_BYTES = 16 * 1024
+MAX_HEADERS = 100
+BODY_TIMEOUT_S = 60.0
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
+Siblings = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
 class Frontend:
-    """Turns HTTP requests into token streams of one model, whose tokens are bytes of UTF-8."""
+    """The handlers."""
 
-    def __init__(self, pool: WorkerPool, *, model: str, block_size: int) -> None:
-        self.pool = pool
-        self.model = model
-        self._block_size = block_size
-        self._ids = itertools.count()
-        self._texts = [msgspec.json.encode(chr(code))[1:-1] if code < 128 else b"?" for code in range(256)]
+    def __init__(self, models: Models, config: FrontendConfig, siblings: Siblings | None = None) -> None:
+        self.is_draining = False
+        self.metrics = FrontendMetrics()
+        self._models = models
+        self._config = config
+        self._siblings = siblings
+        self._answers: set[Answering] = set()
+        self._num_open = 0
+
+    @property
+    def num_open(self) -> int:
+        """Requests in progress."""
+        return self._num_open
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        asked = await _decode(request, CompletionRequest)
-        prompt = asked.prompt
-        tokens = _tokens(prompt) if isinstance(prompt, list) else np.frombuffer(prompt.encode(), np.uint8).astype("<u4")
-        return await self._answer(
-            request, asked.model, tokens, asked.max_tokens, asked.stream, asked.stream_options, "prompt"
-        )
+        return await self._answer(request, CompletionRequest, ModelType.Completion)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        asked = await _decode(request, ChatRequest)
-        if not asked.messages:
-            raise ApiError(400, "messages must not be empty", param="messages")
-        text = "".join(f"<|{message.role}|>{message.content}\n" for message in asked.messages) + "<|assistant|>"
-        tokens = np.frombuffer(text.encode(), np.uint8).astype("<u4")
-        limit = asked.max_completion_tokens or asked.max_tokens or 16
-        return await self._answer(request, asked.model, tokens, limit, asked.stream, asked.stream_options, "messages")
+        return await self._answer(request, ChatRequest, ModelType.Chat)
 
-    async def _answer(
-        self,
-        request: Request,
-        model: str,
-        tokens: Any,
-        max_tokens: int,
-        is_stream: bool,
-        options: StreamOptions | None,
-        param: str,
-    ) -> Response:
-        if model != self.model:
-            raise ApiError(
-                404, f"model {model!r} is not served here; {self.model!r} is", code="model_not_found", param="model"
-            )
-        if not len(tokens):
-            raise ApiError(400, f"{param} must not be empty", param=param)
-        if not 1 <= max_tokens <= MAX_TOKENS_LIMIT:
-            raise ApiError(
-                400, f"max_tokens must be from 1 to {MAX_TOKENS_LIMIT}, not {max_tokens}", param="max_tokens"
-            )
-        id = next(self._ids)
-        hashes = sequence_hashes(block_hashes(tokens, self._block_size))
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json({"object": "list", "data": [_describe(model) for model in self._models.all()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{name}."""
+        return _json(_describe(self._find(request.path_params["name"])))
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: whether requests can be served."""
+        models = self._models.all()
+        endpoints = sorted({str(model.card.address) for model in models})
+        instances = [
+            {**dict(zip(("namespace", "component", "endpoint"), model.card.address, strict=True)), "instance_id": id}
+            for model in models
+            for id in sorted({worker.instance_id for worker in model.routing.workers()})
+        ]
+        facts = {"endpoints": endpoints, "instances": instances}
+        if self.is_draining:
+            return _json({"status": "not_ready", "stage": "draining", **facts}, 503)
+        if not instances:
+            return _json({"status": "unhealthy", "message": "No endpoints available", **facts}, 503)
+        return _json({"status": "healthy", **facts})
+
+    async def live(self, request: Request) -> Response:
+        """GET /live: whether the process is."""
+        return _json({"status": "live", "message": "Service is live"})
+
+    async def prometheus(self, request: Request) -> Response:
+        """GET /metrics."""
+        others = await self._siblings() if self._siblings is not None else []
+        body = self.metrics.exposition(others, self._models.worker_gauges())
+        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _answer(self, request: Request, kind: type[openai.Request], whole: ModelType) -> Response:
+        started = time.perf_counter()
+        body = await self._body(request)
+        if len(body) <= INLINE_BYTES:
+            asked = openai.parse(body, kind)
+        else:
+            asked = await asyncio.to_thread(openai.parse, body, kind)
+        model = self._find(asked.model)
+        metrics = self.metrics.of(asked.model)
+        endpoint = "chat_completions" if kind is ChatRequest else "completions"
+        if model.card.model_type is whole:
+            return await hand_through(model, msgspec.json.decode(body), endpoint=endpoint, metrics=metrics)
+        if model.card.model_type is not ModelType.Backend:
+            raise ApiError(404, f"model {asked.model!r} does not offer {request.url.path}", code="model_not_found")
         try:
-            worker, overlap, stream = self.pool.submit(id, tokens.tobytes(), hashes, max_tokens)
-        except NoWorkersError as error:
-            raise ApiError(503, str(error)) from error
-        headers = {"x-worker-id": str(worker), "x-overlap-tokens": str(overlap * self._block_size)}
-        answer = Answer(id, model, is_chat=param == "messages")
-        wants_usage = options is not None and options.include_usage
-        flow = TokenFlow(self, id, answer, stream, len(tokens), headers)
-        if is_stream:
-            flow.wants_usage = wants_usage
-            return flow
-        return await flow.whole()
+            prepared = await prepare(
+                asked, model, metrics=metrics, config=self._config, started=started, id=_request_id(request)
+            )
+        except ApiError as error:
+            metrics.count("requests", endpoint, "stream" if asked.stream else "unary", "error")
+            if error.status in (429, 503):
+                metrics.count("model_rejection", endpoint)
+            raise
+        if isinstance(prepared, Response):
+            return prepared
+        answering = Answering(prepared)
+        self._answers.add(answering)
+        return answering
 
-    def texts(self, tokens: list[int]) -> list[bytes]:
-        """Return each token's text, escaped for JSON."""
-        texts = self._texts
-        return [texts[token] for token in tokens]
+    def _find(self, name: str) -> ServedModel:
+        model = self._models.get(name)
+        if model is None:
+            served = ", ".join(repr(model.card.name) for model in self._models.all()) or "none"
+            shown = name if len(name) <= 128 else name[:128] + "..."
+            message = f"model {shown!r} is not served here; served: {served}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return model
+
+    async def _body(self, request: Request) -> bytes:
+        kind = request.headers.get("content-type", "application/json").lower()
+        form, _, parameters = kind.partition(";")
+        charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
+        if form.strip() not in ("application/json", "application/octet-stream", "") or (
+            charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii")
+        ):
+            raise ApiError(415, f"the content type must be application/json in UTF-8, not {kind[:100]}")
+        limit = self._config.max_body_mb << 20
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > limit:
+                        raise ApiError(413, f"the body is larger than {self._config.max_body_mb} MiB")
+        except TimeoutError as error:
+            raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from error
+        return bytes(body)
+
+    async def sweep(self) -> None:
+        """For ever: hang up on clients that leave their answers unread."""
+        limit = self._config.write_timeout_s
+        while True:
+            await asyncio.sleep(min(limit / 4, 5))
+            now = time.perf_counter()
+            for answering in list(self._answers):
+                if answering.task is not None and answering.task.done():
+                    self._answers.discard(answering)
+                elif answering.is_writing_since and now - answering.is_writing_since > limit:
+                    log.info("a client that left its answer unread for %g s is hung up on", limit)
+                    assert answering.task is not None
+                    answering.task.cancel()
 
 
-class TokenFlow(Response):
-    """A streamed answer: as many events as tokens have come, written at once; it ends exactly once."""
+class Guard:
+    """Stands before every route: counts, and refuses what may not pass."""
 
-    def __init__(
-        self, frontend: Frontend, id: int, answer: Answer, stream: TokenStream, num_prompt: int, headers: dict[str, str]
-    ) -> None:
-        super().__init__(headers=headers | {"cache-control": "no-cache"}, media_type="text/event-stream")
-        del self.headers["content-length"]
-        self.wants_usage = False
+    def __init__(self, app: ASGIApp, frontend: Frontend, config: FrontendConfig) -> None:
+        self._app = app
         self._frontend = frontend
-        self._id = id
-        self._answer = answer
-        self._stream = stream
-        self._num_prompt = num_prompt
+        self._key = config.api_key.encode()
+        self._limit = config.max_inflight_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the end, or until the client hangs up."""
-        frontend, stream, answer = self._frontend, self._stream, self._answer
-        watch = asyncio.ensure_future(_hung_up(receive, stream))
-        num_output = 0
+        """Let a request pass, or answer it with an error."""
+        if scope["type"] != "http":
+            return
+        frontend = self._frontend
+        if scope["path"] in ("/health", "/live"):
+            await self._app(scope, receive, send)
+            return
+        error = self._refusal(scope)
+        if error is not None:
+            await _error_response(error)(scope, receive, send)
+            return
+        frontend._num_open += 1
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            start = answer.first()
-            while True:
-                tokens = await stream.take()
-                if stream.is_abandoned:
-                    return
-                body = start
-                if tokens:
-                    num_output += len(tokens)
-                    body += answer.tokens(frontend.texts(tokens))
-                    start = b""
-                finished = stream.finished
-                if finished is not None and not stream.tokens:
-                    body += self._end(num_output)
-                    await send({"type": "http.response.body", "body": body})
-                    return
-                if body:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._app(scope, receive, send)
         finally:
-            watch.cancel()
-            frontend.pool.release(self._id)
+            frontend._num_open -= 1
 
-    async def whole(self) -> Response:
-        """Wait for the whole answer."""
-        tokens: list[int] = []
-        try:
-            while self._stream.finished is None or self._stream.tokens:
-                tokens += await self._stream.take()
-        finally:
-            self._frontend.pool.release(self._id)
-        finished = self._stream.finished
-        if finished.error:
-            raise ApiError(
-                400 if "KV blocks" in finished.error or "max_model_len" in finished.error else 502, finished.error
-            )
-        counts = usage(self._num_prompt, len(tokens), finished.num_cached_tokens)
-        text = bytes(tokens).decode()
-        headers = {name: self.headers[name] for name in ("x-worker-id", "x-overlap-tokens")}
-        return Response(
-            self._answer.whole(text, finished.reason, counts), media_type="application/json", headers=headers
-        )
-
-    def _end(self, num_output: int) -> bytes:
-        finished = self._stream.finished
-        assert finished is not None
-        if finished.error:
-            return b"data: " + ApiError(502, finished.error).body() + b"\n\n"
-        counts = usage(self._num_prompt, num_output, finished.num_cached_tokens) if self.wants_usage else None
-        return self._answer.last(finished.reason, counts)
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = scope["headers"]
+        if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_URI_BYTES:
+            return ApiError(414, f"the address is longer than {MAX_URI_BYTES} bytes")
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            return ApiError(431, f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
+        if self._key:
+            given = next((value for name, value in headers if name == b"authorization"), b"")
+            if not hmac.compare_digest(given, b"Bearer " + self._key):
+                error = ApiError(401, "no valid API key was given", code="invalid_api_key")
+                error.headers["www-authenticate"] = "Bearer"
+                return error
+        if scope["method"] == "POST" and self._frontend.is_draining:
+            return ApiError(503, "this server is about to end", headers={"connection": "close"})
+        if scope["method"] == "POST" and self._frontend.num_open >= self._limit:
+            return ApiError(429, f"{self._limit} requests are in progress; retry later")
+        return None
 
 
-def make_app(frontend: Frontend) -> FastAPI:
+def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     """Build the application."""
-    app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None)
+    app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None)
+    document = msgspec.json.encode(openapi())
 
-    async def models() -> dict[str, Any]:
-        return {
-            "object": "list",
-            "data": [{"id": frontend.model, "object": "model", "created": 0, "owned_by": "dynabench"}],
-        }
-
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def describe(request: Request) -> Response:
+        return Response(document, media_type="application/json")
 
     async def on_api_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return Response(error.body(), error.status, media_type="application/json")
+        return _error_response(error)
 
-    async def on_http_error(_: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return Response(
-            ApiError(error.status_code, error.detail).body(), error.status_code, media_type="application/json"
-        )
+        if error.status_code == 405 and request.method == "OPTIONS":
+            return Response(status_code=204, headers=error.headers)
+        path = request.url.path[:100]
+        messages = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
+        message = messages.get(error.status_code, str(error.detail))
+        return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+    async def on_gone(_: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody is left to read it
 
     async def on_defect(_: Request, error: Exception) -> Response:
-        body = ApiError(500, "the frontend failed on this request; its log says why").body()
-        return Response(body, 500, media_type="application/json")
+        return _error_response(ApiError(500, "the frontend failed on this request; its log says why"))
 
-    app.add_api_route("/v1/completions", frontend.complete, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/chat/completions", frontend.chat, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/models", models, methods=["GET"])
-    app.add_api_route("/health", health, methods=["GET"])
+    routes: list[tuple[str, Any, str]] = [
+        ("/v1/completions", frontend.complete, "POST"),
+        ("/v1/chat/completions", frontend.chat, "POST"),
+        ("/v1/models", frontend.models, "GET"),
+        ("/v1/models/{name:path}", frontend.model, "GET"),
+        ("/health", frontend.health, "GET"),
+        ("/live", frontend.live, "GET"),
+        ("/metrics", frontend.prometheus, "GET"),
+        ("/openapi.json", describe, "GET"),
+    ]
+    for path, handler, method in routes:
+        app.router.add_route(path, handler, methods=[method], include_in_schema=False)
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_gone)
+    app.add_exception_handler(CallError, on_defect)
     app.add_exception_handler(Exception, on_defect)
-    return app
+    return Guard(app, frontend, config)
 
 
-async def _decode(request: Request, kind: Any) -> Any:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not a valid request: {error}") from error
+def _error_response(error: ApiError) -> Response:
+    return Response(error.body(), error.status, headers=error.headers, media_type="application/json")
 
 
-def _tokens(prompt: list[int]) -> Any:
-    try:
-        return np.array(prompt, "<u4")
-    except (OverflowError, ValueError) as error:
-        raise ApiError(400, "prompt holds a number that is no token id", param="prompt") from error
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-async def _hung_up(receive: Receive, stream: TokenStream) -> None:
-    """End a stream when its client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    stream.is_abandoned = True
-    stream.wake()
+def _describe(model: ServedModel) -> dict[str, Any]:
+    card = model.card
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "dynabench",
+        "max_model_len": card.context_length,
+    }
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if REQUEST_ID.match(given) else uuid.uuid4().hex

@@ -38,6 +38,10 @@ class NoWorkersError(Exception):
     """There is no worker to route to."""
 
 
+class AllBusyError(Exception):
+    """Every worker reports more KV blocks in use than `busy_threshold` allows."""
+
+
 class Router:
     """Picks workers; `pick` books a request at once, `on_first_token` and `on_finish` release it."""
 
@@ -60,6 +64,11 @@ class Router:
             self.index = PrefixIndex(closed_events=closed_events)
         elif self.policy.needs_load and config.kv_overlap_score_weight > 0:
             self.index = PredictedIndex(config.router_ttl_s)
+        self._predicted: PredictedIndex | None = None  # of workers that report no events, where others do
+        self._silent: set[int] = set()
+        self._busy_threshold = config.busy_threshold
+        self._busy: set[int] = set()
+        self._ttl_s = config.router_ttl_s
         self._temperature = config.router_temperature
         self._block_size = block_size
         self._rng = rng
@@ -67,10 +76,13 @@ class Router:
         self._workers: list[int] = []
         self._booked: dict[Hashable, tuple[int, Prompt, int]] = {}
 
-    def add_worker(self, worker: int) -> None:
-        """Route to a worker from now on; workers are small numbers."""
+    def add_worker(self, worker: int, *, has_events: bool = True) -> None:
+        """Route to a worker from now on; workers are small numbers. What one without events holds is predicted."""
         self._books[worker] = WorkerBooks()
         self._workers = sorted(self._books)
+        if self.wants_events and not has_events:
+            self._silent.add(worker)
+            self._predicted = self._predicted or PredictedIndex(self._ttl_s)
 
     def remove_worker(self, worker: int) -> None:
         """Forget a worker, its cache and its bookings."""
@@ -78,23 +90,41 @@ class Router:
             return
         self._workers = sorted(self._books)
         self._booked = {id: booking for id, booking in self._booked.items() if booking[0] != worker}
-        if self.index is not None:
+        self._busy.discard(worker)
+        if worker in self._silent and self._predicted is not None:
+            self._silent.discard(worker)
+            self._predicted.drop(worker)
+        elif self.index is not None:
             self.index.drop(worker)
 
-    def pick(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision:
-        """Choose a worker for a request and book it there.
+    def on_load(self, worker: int, kv_usage: float) -> None:
+        """Take note of a worker's share of KV blocks in use."""
+        if self._busy_threshold is not None and kv_usage > self._busy_threshold:
+            self._busy.add(worker)
+        else:
+            self._busy.discard(worker)
+
+    def pick(self, request_id: Hashable, prompt: Prompt, now: float, only: int | None = None) -> Decision:
+        """Choose a worker for a request, or take the one it must go to (`only`), and book it there.
 
         Raises:
             NoWorkersError: there is none.
+            AllBusyError: all are busy.
         """
-        workers = self._workers
+        workers = self._workers if only is None else [worker for worker in self._workers if worker == only]
         if not workers:
             raise NoWorkersError("no worker is known to the router")
+        if self._busy:
+            workers = [worker for worker in workers if worker not in self._busy]
+            if not workers:
+                raise AllBusyError("all workers are busy")
         num_tokens, ids, num_blocks, blocks_per_id = prompt
         books = [self._books[worker] for worker in workers]
         has_tail = num_tokens > num_blocks * self._block_size
         if self.policy.needs_load:
             found = self.index.overlaps(ids, num_blocks, blocks_per_id, now) if self.index is not None else {}
+            if self._predicted is not None:
+                found |= self._predicted.overlaps(ids, num_blocks, blocks_per_id, now)
             overlaps = [found.get(worker, 0) for worker in workers]
             size = self._block_size
             total = num_blocks + has_tail
@@ -117,14 +147,23 @@ class Router:
         place = choose(costs, self._temperature, self._rng)
         worker, overlap = workers[place], overlaps[place]
         prefill_tokens = num_tokens - overlap * self._block_size
+        self.book(request_id, worker, prompt, prefill_tokens)
         if self.policy.needs_load:
-            books[place].add(ids, num_blocks, blocks_per_id, has_tail=has_tail, prefill_tokens=prefill_tokens)
-            if self.index is not None:
-                self.index.routed(worker, ids, num_blocks, blocks_per_id, now)
-        else:
-            books[place].num_requests += 1
-        self._booked[request_id] = (worker, prompt, prefill_tokens)
+            index = self._predicted if worker in self._silent else self.index
+            if index is not None:
+                index.routed(worker, ids, num_blocks, blocks_per_id, now)
         return Decision(worker, overlap, workers, costs, overlaps)
+
+    def book(self, request_id: Hashable, worker: int, prompt: Prompt, prefill_tokens: int) -> None:
+        """Enter a request in a worker's books: one of ours, or one that another router sent there."""
+        books = self._books[worker]
+        if self.policy.needs_load:
+            num_tokens, ids, num_blocks, blocks_per_id = prompt
+            has_tail = num_tokens > num_blocks * self._block_size
+            books.add(ids, num_blocks, blocks_per_id, has_tail=has_tail, prefill_tokens=prefill_tokens)
+        else:
+            books.num_requests += 1
+        self._booked[request_id] = (worker, prompt, prefill_tokens)
 
     def on_first_token(self, request_id: Hashable) -> None:
         """Release the prefill part of a booking; a second call, or an unknown request, changes nothing."""

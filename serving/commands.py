@@ -1,0 +1,197 @@
+"""The command lines of serving: `python -m serving.frontend`, `python -m serving.mocker`."""
+
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import uvloop
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from serving.engines.mock import EngineConfig
+from serving.frontend.config import FrontendConfig
+from serving.frontend.server import run_frontends
+from serving.logs import LogError, set_up
+from serving.model_card import ModelError
+from serving.router import RouterConfig
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime, stop_on_signals
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.serve_engines import WorkerConfig, serve_mocker
+from serving.supervise import Group as Processes
+from serving.supervise import Program, end_with_parent
+
+
+def flat(title: str, order: int) -> Parameter:
+    """Return how a settings dataclass becomes flags of its own group."""
+    return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
+
+
+FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
+WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
+RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
+EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
+RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
+Verbosity = Annotated[int, Parameter(name=["-v", "--verbose"], count=True, help="-v: debug, -vv: everything.")]
+Settings = Annotated[str | None, Parameter(show=False)]
+
+frontend_app = App(name="serving.frontend", help="The OpenAI frontend, with the router inside.")
+mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines that serve in real time.")
+
+
+@frontend_app.default
+def frontend(
+    *,
+    frontend: FrontendSettings = FrontendConfig(),  # noqa: B008 (frozen)
+    router: RouterSettings = RouterConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    verbose: Verbosity = 0,
+    settings: Settings = None,
+) -> None:
+    """Serve OpenAI's API for the models that workers register.
+
+    Args:
+        frontend: how to serve.
+        router: settings of the router.
+        runtime: how to find the workers.
+        verbose: how much to log.
+        settings: all of these as JSON, for processes started by others.
+    """
+    set_up(verbose)
+    runtime = runtime or RuntimeConfig()
+    if settings is not None:
+        parts = zip(json.loads(settings), (FrontendConfig, RouterConfig, RuntimeConfig), strict=True)
+        frontend, router, runtime = (msgspec.convert(part, kind) for part, kind in parts)
+
+    async def main(stopping: asyncio.Event) -> None:
+        await run_frontends(frontend, router, runtime, stopping)
+
+    run(main)
+
+
+@mocker_app.default
+def mocker(
+    model: Annotated[str | None, Parameter(name="MODEL")] = None,
+    /,
+    *,
+    worker: WorkerSettings = WorkerConfig(),  # noqa: B008
+    engine: EngineSettings = EngineConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    num_workers: int = 1,
+    extra_engine_args: Path | None = None,
+    verbose: Verbosity = 0,
+    settings: Settings = None,
+) -> None:
+    """Serve the mocker.
+
+    Args:
+        model: the same as --model-path.
+        worker: what to serve, and where.
+        engine: settings of the simulated engine.
+        runtime: how to be found.
+        num_workers: worker processes.
+        extra_engine_args: JSON file with settings of the simulated engine; flags win over it.
+        verbose: how much to log.
+        settings: all of these as JSON, for processes started by others.
+    """
+    set_up(verbose)
+    runtime = runtime or RuntimeConfig()
+    if settings is not None:
+        parts = zip(json.loads(settings), (WorkerConfig, EngineConfig, RuntimeConfig), strict=True)
+        worker, engine, runtime = (msgspec.convert(part, kind) for part, kind in parts)
+    if model is not None:
+        worker = dataclasses.replace(worker, model_path=model)
+    if extra_engine_args is not None:
+        engine = engine_settings(extra_engine_args, engine)
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, not {num_workers}")
+
+    async def main(stopping: asyncio.Event) -> None:
+        if num_workers > 1:
+            await run_copies("serving.mocker", num_workers, [worker, engine, runtime], worker.drain_s, stopping)
+            return
+        async with await DistributedRuntime.connect(runtime, drain_s=worker.drain_s) as connected:
+            connected.stopping = stopping
+            await serve_mocker(connected, worker, engine)
+
+    run(main)
+
+
+def engine_settings(path: Path, engine: EngineConfig) -> EngineConfig:
+    """Read settings of the simulated engine from a JSON file; what `engine` has other than by default wins.
+
+    Raises:
+        ValueError: the file cannot be read, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--extra-engine-args {path}: {error}; a JSON file was expected") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"--extra-engine-args {path}: a JSON object was expected")
+    names = {field.name for field in dataclasses.fields(EngineConfig)}
+    if unknown := sorted(set(values) - names):
+        raise ValueError(
+            f"--extra-engine-args {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}"
+        )
+    default = EngineConfig()
+    given = {name: getattr(engine, name) for name in names if getattr(engine, name) != getattr(default, name)}
+    try:
+        return msgspec.convert(values | given, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--extra-engine-args {path}: {error}") from error
+
+
+async def run_copies(module: str, count: int, settings: list[Any], drain_s: float, stopping: asyncio.Event) -> None:
+    """Run several processes of a module with the same settings, and restart those that end."""
+    group = Processes(restart=True)
+    arguments = ["-m", module, "--settings", json.dumps([dataclasses.asdict(part) for part in settings])]
+    for number in range(count):
+        await group.start(Program(f"{module.rpartition('.')[2]}-{number}", arguments))
+    await stopping.wait()
+    await group.stop(drain_s + 5)
+
+
+def run(main: Any) -> None:
+    """Run a process's coroutine until it returns; SIGTERM, SIGINT or the end of the parent set the event it is given."""
+
+    async def whole() -> None:
+        stopping = asyncio.Event()
+        stop_on_signals(stopping)
+        watching = asyncio.create_task(end_with_parent(stopping))
+        work: Coroutine[Any, Any, None] = main(stopping)
+        try:
+            await work
+        finally:
+            watching.cancel()
+
+    uvloop.run(whole())
+
+
+def run_app(app: App, name: str) -> None:
+    """Run a command line; bad input is one line and exit code 2."""
+    try:
+        command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
+        command(*bound.args, **bound.kwargs)
+    except (CycloptsError, ValueError, LogError) as error:
+        fail(name, one_line(error))
+    except (RuntimeUnavailableError, ModelError) as error:
+        fail(name, str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def one_line(error: Exception) -> str:
+    """Return what was wrong with the input in one line."""
+    cause = error.__cause__
+    return " ".join(str(cause if isinstance(cause, ValueError) else error).split())
+
+
+def fail(name: str, message: str) -> NoReturn:
+    """End with a message."""
+    print(f"{name}: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,59 @@
+"""Every dial of a frontend."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """Settings of a frontend."""
+
+    http_host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all (then set an API key)."""
+
+    http_port: int = 8080
+    """Port to listen on (0: any free one)."""
+
+    http_workers: int = 1
+    """Frontend processes that share the port."""
+
+    router_mode: Literal["random", "round-robin", "least-loaded", "kv"] = "round-robin"
+    """How requests are spread over the workers of a model."""
+
+    migration_limit: int | None = None
+    """How often a request may go on at another worker when its own is lost (none: as the worker registered)."""
+
+    namespace: str = field(default_factory=lambda: os.environ.get("DYN_NAMESPACE", ""))
+    """Serve only the models of this namespace (none: all). Environment: DYN_NAMESPACE."""
+
+    api_key: str = field(default_factory=lambda: os.environ.get("DYN_API_KEY", ""))
+    """Key that clients must send as a bearer token (none: anyone may ask). Environment: DYN_API_KEY."""
+
+    max_inflight_requests: int = 4096
+    """Requests in progress in one frontend process beyond which it answers 429."""
+
+    max_body_mb: int = 45
+    """Largest request body (MiB)."""
+
+    drain_s: float = 30.0
+    """How long requests in progress may take to finish once the process was asked to end (s)."""
+
+    write_timeout_s: float = 60.0
+    """How long a client may leave its answer unread before it is hung up on (s)."""
+
+    seed: int = 0
+    """Seed of the router's random choices."""
+
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning."""
+        for name, least, most in (
+            ("http_port", 0, 65535),
+            ("http_workers", 1, 64),
+            ("max_inflight_requests", 1, 1 << 20),
+            ("max_body_mb", 1, 1024),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from {least} to {most}, not {getattr(self, name)}")
+        if self.migration_limit is not None and not 0 <= self.migration_limit <= 1023:
+            raise ValueError(f"migration_limit must be from 0 to 1023, not {self.migration_limit}")

@@ -1,0 +1,250 @@
+"""One choice of an answer: its tokens, wherever they come from, as text.
+
+The instance that serves it may be lost: the tokens so far then become part of the prompt at another one, and whoever
+reads the pieces notices nothing. Each attempt is a call of its own, so nothing late from a lost one can reach us.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from serving.frontend.openai import ApiError
+from serving.frontend.stops import StopMatcher
+from serving.protocol import PreprocessedRequest, StopConditions
+from serving.router.hashing import block_hashes, sequence_hashes
+from serving.router.router import AllBusyError, NoWorkersError
+from serving.routing import Placement, Routing
+from serving.runtime.client import ReplyStream
+from serving.runtime.messages import CallError, End, pack_u32, pack_u64
+from serving.tokenizer import Detokenizer, Ids
+
+ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
+"""Ends of calls that were never begun: they go elsewhere without counting as a migration."""
+
+MAX_REFUSALS = 8
+PATIENCE_S = 5.0
+"""How long a request that lost its instance waits for another to appear."""
+
+STATUS = {"invalid": 400, "overloaded": 429, "draining": 503, "unknown": 503, "lost": 502, "engine": 500}
+
+
+class Prompt:
+    """A prompt in token ids, hashed once."""
+
+    def __init__(self, tokens: Ids, block_size: int) -> None:
+        self.tokens = tokens
+        self.hashes = sequence_hashes(block_hashes(tokens, block_size))
+        self.block_size = block_size
+
+
+class Generation:
+    """See the module. Read `pieces` until `finish_reason` is set; then, or on any way out, `close`."""
+
+    def __init__(
+        self,
+        routing: Routing,
+        prompt: Prompt,
+        conditions: StopConditions,
+        *,
+        sampling: dict[str, Any],
+        eos_token_ids: list[int],
+        stops: list[str],
+        detokenizer: Detokenizer,
+        migration_limit: int,
+        request_id: str,
+        instance_id: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Route and send it.
+
+        Raises:
+            ApiError: there is nobody to send it to.
+        """
+        self.num_prompt = len(prompt.tokens)
+        self.block_size = prompt.block_size
+        self.num_output = 0
+        self.num_cached = 0
+        self.num_migrations = 0
+        self.finish_reason = ""
+        self.logprobs: list[Any] | None = None
+        """Of the tokens of the last `pieces`, if the engine gives any."""
+        self._routing = routing
+        self._prompt = prompt
+        self._conditions = conditions
+        self._sampling = sampling
+        self._eos = frozenset() if conditions.ignore_eos else frozenset(eos_token_ids)
+        self._eos_token_ids = eos_token_ids
+        self._matcher = StopMatcher(stops) if stops else None
+        self._detokenizer = detokenizer
+        self._migration_limit = migration_limit if instance_id is None else 0
+        self._request_id = request_id
+        self._pinned = (instance_id, rank)
+        self._output: list[int] = []
+        self._refusals = 0
+        self._is_booked = False
+        self._is_fresh = True
+        self._stream: ReplyStream | None = None
+        self.placement: Placement
+        self._start()
+
+    async def pieces(self) -> list[bytes]:
+        """Wait for news and return the text of each token that came, escaped for JSON.
+
+        Raises:
+            ApiError: the request failed.
+        """
+        tokens = await self._take()
+        limit = self._conditions.max_tokens
+        if limit is not None and self.num_output + len(tokens) >= limit:
+            tokens = tokens[: limit - self.num_output]
+            self.finish_reason = self.finish_reason or "length"
+        if self._eos and not self._eos.isdisjoint(tokens):
+            tokens = self._cut_at_eos(tokens)
+        if self._matcher is None and (escaped := self._detokenizer.escaped(tokens)) is not None:
+            self.num_output += len(tokens)
+            return escaped
+        texts = self._detokenizer.texts(tokens)
+        if self._matcher is not None:
+            texts = self._match(texts, self._matcher)
+        self.num_output += len(texts)
+        if self.finish_reason:
+            rest = self._detokenizer.flush()
+            if self._matcher is not None:
+                rest = self._matcher.push(rest) + self._matcher.flush()
+            if rest:
+                texts = [*texts[:-1], texts[-1] + rest] if texts else [rest]
+        return [msgspec.json.encode(text)[1:-1] for text in texts]
+
+    def close(self) -> None:
+        """Release the booking, and tell the instance if it is still at work."""
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+        if self._is_booked:
+            self._is_booked = False
+            self._routing.on_finish(self.placement)
+
+    async def _take(self) -> list[int]:
+        """Return new tokens, from this attempt or the next."""
+        self.logprobs = None
+        while True:
+            stream = self._stream
+            assert stream is not None
+            items = await stream.take()
+            if self._is_fresh and items:
+                self._is_fresh = False
+                self._routing.on_first_token(self.placement)
+            tokens: list[int] = []
+            for item in items:
+                if type(item) is int:
+                    tokens.append(item)
+                elif type(item) is list:
+                    tokens += item
+                else:
+                    self._take_dict(item, tokens)
+            if self._migration_limit:
+                self._output += tokens
+            if tokens or self.finish_reason:
+                return tokens
+            if stream.end is not None and not stream.items:
+                await self._go_on(stream.end)
+                if self.finish_reason:
+                    return tokens
+
+    def _take_dict(self, item: Any, tokens: list[int]) -> None:
+        if not isinstance(item, dict) or not isinstance(found := item.get("token_ids", []), list):
+            raise ApiError(500, "the engine sent something that is no answer")
+        tokens += found
+        if item.get("finish_reason"):
+            self.finish_reason = str(item["finish_reason"])
+        if "cached_tokens" in item:
+            self.num_cached = min(int(item["cached_tokens"]), self.num_prompt)
+        if item.get("log_probs") is not None:
+            self.logprobs = (self.logprobs or []) + [
+                (probability, (item.get("top_logprobs") or [None] * len(found))[place])
+                for place, probability in enumerate(item["log_probs"])
+            ]
+
+    async def _go_on(self, end: End) -> None:
+        """This attempt is over without a finish reason: begin another, if there may be one."""
+        if not end.kind:  # an engine that ends without saying why is done
+            self.finish_reason = "stop"
+            return
+        begun = bool(self.num_output)
+        limit = self._conditions.max_tokens
+        if begun and limit is not None and self.num_output >= limit:
+            self.finish_reason = "length"  # lost between its last token and its end
+            return
+        if end.kind in ELSEWHERE and self._pinned[0] is None and self._refusals < MAX_REFUSALS:
+            self._refusals += 1
+        elif end.kind == "lost" and self.num_migrations < self._migration_limit:
+            self.num_migrations += 1
+        else:
+            message = end.error
+            if end.kind == "lost" and self._migration_limit:
+                message += f" and the migration limit of {self._migration_limit} is exhausted"
+            raise ApiError(STATUS.get(end.kind, 500), message)
+        self.close()
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                self._start()
+            except ApiError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+    def _start(self) -> None:
+        """Route and send what remains to be generated."""
+        prompt, conditions, done = self._prompt, self._conditions, len(self._output)
+        if done:
+            tokens = np.concatenate([prompt.tokens, np.array(self._output, np.uint32)])
+            prompt = Prompt(tokens, prompt.block_size)
+            conditions = msgspec.structs.replace(
+                conditions,
+                max_tokens=None if conditions.max_tokens is None else conditions.max_tokens - done,
+                min_tokens=max(conditions.min_tokens - done, 0),
+            )
+        try:
+            placement = self._routing.pick(len(prompt.tokens), prompt.hashes, *self._pinned)
+        except NoWorkersError as error:
+            raise ApiError(503, str(error)) from error
+        except AllBusyError as error:
+            raise ApiError(503, "all workers are busy, please retry later") from error
+        self.placement = placement
+        self._is_booked = self._is_fresh = True
+        request = PreprocessedRequest(
+            token_ids=pack_u32(prompt.tokens),
+            sequence_hashes=pack_u64(np.array(prompt.hashes, np.uint64)),
+            stop_conditions=conditions,
+            sampling_options=self._sampling,
+            eos_token_ids=self._eos_token_ids,
+            num_generated=done,
+            dp_rank=placement.worker.rank,
+            request_id=self._request_id,
+        )
+        try:
+            self._stream = self._routing.send(placement, request)
+        except CallError as error:
+            self.close()
+            raise ApiError(503, str(error)) from error
+
+    def _cut_at_eos(self, tokens: list[int]) -> list[int]:
+        for place, token in enumerate(tokens):
+            if token in self._eos and self.num_output + place >= self._conditions.min_tokens:
+                self.finish_reason = "stop"
+                return tokens[:place]
+        return tokens
+
+    def _match(self, texts: list[str], matcher: StopMatcher) -> list[str]:
+        matched = []
+        for text in texts:
+            matched.append(matcher.push(text))
+            if matcher.has_stopped and self.num_output + len(matched) >= self._conditions.min_tokens:
+                self.finish_reason = "stop"
+                break
+        return matched

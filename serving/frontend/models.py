@@ -1,0 +1,176 @@
+"""The models that the network serves, as the frontend sees them: grouped by name, there as long as an instance is."""
+
+import asyncio
+import hashlib
+import logging
+
+import msgspec
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from serving.frontend.config import FrontendConfig
+from serving.frontend.template import ChatTemplate
+from serving.model_card import CARDS, ModelCard, ModelError, ModelFiles
+from serving.router import RouterConfig
+from serving.routing import Routing, WorkerTraits
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.messages import CallError
+from serving.tokenizer import Tokenizer, load
+from serving.worker import files_address
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+FETCH_TIMEOUT_S = 30.0
+
+
+class ServedModel:
+    """A model that can be asked."""
+
+    def __init__(self, card: ModelCard, routing: Routing, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.card = card
+        self.routing = routing
+        self.tokenizer = tokenizer
+        self.template = template
+
+
+class _Group:
+    """The instances that serve one model alike, and what was made of them."""
+
+    def __init__(self) -> None:
+        self.cards: dict[str, ModelCard] = {}
+        self.routing: Routing | None = None
+        self.model: ServedModel | None = None
+        self.opening: asyncio.Task[None] | None = None
+
+
+class Models:
+    """Follows model cards."""
+
+    def __init__(self, runtime: DistributedRuntime, config: FrontendConfig, router: RouterConfig) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._router = router
+        self._groups: dict[tuple[str, str], _Group] = {}  # by model name and card checksum
+        self._files: dict[str, bytes] = {}  # by SHA-256
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Watch."""
+        namespace = self._config.namespace
+        await self._runtime.discovery.watch(f"{CARDS}{namespace}/" if namespace else CARDS, self._on_card)
+
+    def get(self, name: str) -> ServedModel | None:
+        """Return a model by its name; of several groups of instances under one name, the first."""
+        for (known, _), group in self._groups.items():
+            if known == name and group.model is not None:
+                return group.model
+        return None
+
+    def all(self) -> list[ServedModel]:
+        """Return every model."""
+        found = {group.model.card.name: group.model for group in reversed(self._groups.values()) if group.model}
+        return [found[name] for name in sorted(found)]
+
+    def worker_gauges(self) -> list[Metric]:
+        """Return what workers reported last, as metrics."""
+        names = {
+            "kv_active_blocks": ("KV blocks in use", "kv_active_blocks"),
+            "kv_total_blocks": ("KV blocks there are", "kv_total_blocks"),
+            "requests_running": ("Requests in the batch", "num_running"),
+            "requests_waiting": ("Requests that wait for a place in the batch", "num_waiting"),
+        }
+        gauges: list[Metric] = []
+        for name, (text, attribute) in names.items():
+            gauge = GaugeMetricFamily(f"dynamo_component_{name}", text, labels=["model", "instance", "rank"])
+            for model in self.all():
+                for worker, report in sorted(model.routing.loads.items()):
+                    labels = [model.card.name, f"{worker.instance_id:x}", str(worker.rank)]
+                    gauge.add_metric(labels, getattr(report, attribute))
+            gauges.append(gauge)
+        workers = GaugeMetricFamily("dynamo_frontend_workers", "Workers that can be routed to", labels=["model"])
+        for model in self.all():
+            workers.add_metric([model.card.name], model.routing.num_workers)
+        return [*gauges, workers]
+
+    def _on_card(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            for (name, checksum), group in list(self._groups.items()):
+                if group.cards.pop(key, None) is not None and not group.cards:
+                    del self._groups[name, checksum]
+                    log.info("model %s is gone", name)
+                    self._close(group)
+            return
+        try:
+            card = msgspec.json.decode(value, type=ModelCard)
+        except msgspec.MsgspecError as error:
+            log.warning("%s in discovery is no model card and is ignored: %s", key, error)
+            return
+        others = [checksum for name, checksum in self._groups if name == card.name]
+        if others and card.checksum not in others:
+            log.warning(
+                "%s serves %s otherwise than the instances known before: it is a group of its own", key, card.name
+            )
+        group = self._groups.setdefault((card.name, card.checksum), _Group())
+        group.cards[key] = card
+        if group.opening is None:
+            group.opening = asyncio.create_task(self._open(group, card))
+        elif group.routing is not None:
+            group.routing.on_card(card.instance_id)
+
+    def _close(self, group: _Group) -> None:
+        async def close() -> None:
+            if group.opening is not None:
+                group.opening.cancel()
+                await asyncio.gather(group.opening, return_exceptions=True)
+            if group.routing is not None:
+                await group.routing.close()
+
+        task = asyncio.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _open(self, group: _Group, card: ModelCard) -> None:
+        """Make a group of instances ready to be asked."""
+
+        def traits(instance_id: int) -> WorkerTraits | None:
+            for known in group.cards.values():
+                if known.instance_id == instance_id:
+                    return WorkerTraits(known.num_ranks, known.has_kv_events)
+            return None
+
+        group.routing = routing = Routing(
+            self._runtime,
+            card.address,
+            mode=card.router_mode or self._config.router_mode,
+            config=self._router,
+            block_size=card.kv_cache_block_size,
+            seed=self._config.seed,
+            traits=traits,
+        )
+        await routing.start()
+        while True:
+            try:
+                await routing.wait_for_workers()
+                files = await self._fetch(card, routing)
+                tokenizer = await asyncio.to_thread(load, files)
+                group.model = ServedModel(card, routing, tokenizer, ChatTemplate(files))
+            except (ModelError, CallError, TimeoutError) as error:
+                log.warning("model %s cannot be served yet: %s", card.name, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                log.info("model %s is served at %s", card.name, card.address)
+                return
+
+    async def _fetch(self, card: ModelCard, routing: Routing) -> ModelFiles:
+        """Get a model's files, from any instance, each once."""
+        contents = {}
+        for name, digest in card.files.items():
+            if digest not in self._files:
+                async with asyncio.timeout(FETCH_TIMEOUT_S):
+                    pieces = [piece async for piece in routing.call_any(files_address(card.address), name)]
+                content = b"".join(pieces)
+                if hashlib.sha256(content).hexdigest() != digest:
+                    raise ModelError(f"{name} of {card.name} came damaged")
+                self._files[digest] = content
+            contents[name] = self._files[digest]
+        return ModelFiles(contents)

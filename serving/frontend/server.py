@@ -1,0 +1,159 @@
+"""A frontend process, or several on one port."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from serving.frontend.app import Frontend, make_app
+from serving.frontend.config import FrontendConfig
+from serving.frontend.models import Models
+from serving.router import RouterConfig
+from serving.runtime.address import EndpointAddress
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.messages import CallError
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.server import GeneratorService
+from serving.supervise import Group, Program
+
+log = logging.getLogger(__name__)
+
+LISTEN_FD = "DYNABENCH_LISTEN_FD"
+GROUP = "DYNABENCH_FRONTEND_GROUP"
+
+
+class PortError(RuntimeUnavailableError):
+    """A port that cannot be listened on."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind a listening socket, or take over the one we were started with.
+
+    Raises:
+        PortError: the port is taken, or may not be bound.
+    """
+    if LISTEN_FD in os.environ:
+        return socket.socket(fileno=int(os.environ[LISTEN_FD]))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortError(
+            f"port {port} on {host} cannot be used: {error.strerror}; name another with --http-port"
+        ) from error
+    listener.listen(2048)
+    listener.set_inheritable(True)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours to handle: the first drains."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve_frontend(
+    runtime: DistributedRuntime, config: FrontendConfig, router: RouterConfig, listener: socket.socket
+) -> None:
+    """Serve HTTP until the process is asked to end; then let requests in progress finish."""
+    models = Models(runtime, config, router)
+    frontend = Frontend(models, config, await _siblings(runtime))
+    if runtime_group := os.environ.get(GROUP):
+
+        async def count(_: Any) -> Any:
+            yield frontend.metrics.state()
+
+        await runtime.serve(_metrics_address(runtime_group), GeneratorService(count))
+    await models.start()
+    uvicorn_config = uvicorn.Config(
+        make_app(frontend, config),
+        log_level="warning",
+        access_log=False,
+        http="httptools",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=75,
+        backlog=2048,
+    )
+    server = _Server(uvicorn_config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    sweeping = asyncio.create_task(frontend.sweep())
+    stopping = asyncio.create_task(runtime.stopping.wait())
+    host, port = listener.getsockname()[:2]
+    log.info("listening on http://%s:%d", host, port)
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        frontend.is_draining = True
+        deadline = asyncio.get_running_loop().time() + config.drain_s
+        while frontend.num_open and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+    finally:
+        server.should_exit = True
+        stopping.cancel()
+        sweeping.cancel()
+        await serving
+
+
+async def run_frontends(
+    config: FrontendConfig, router: RouterConfig, runtime_config: RuntimeConfig, stopping: asyncio.Event
+) -> None:
+    """Run one frontend here, or several processes of it on one port.
+
+    Raises:
+        RuntimeUnavailableError: the port, a server or a folder cannot be used.
+    """
+    listener = listen(config.http_host, config.http_port)
+    if config.http_workers == 1 or LISTEN_FD in os.environ:
+        async with await DistributedRuntime.connect(runtime_config) as runtime:
+            runtime.stopping = stopping
+            await serve_frontend(runtime, config, router, listener)
+        return
+    group = Group(restart=True)
+    environment = {LISTEN_FD: str(listener.fileno()), GROUP: secrets.token_hex(4)}
+    settings = [dataclasses.asdict(part) for part in (config, router, runtime_config)]
+    arguments = ["-m", "serving.frontend", "--settings", json.dumps(settings)]
+    for number in range(config.http_workers):
+        await group.start(Program(f"frontend-{number}", arguments, environment, (listener.fileno(),)))
+    log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
+    await stopping.wait()
+    await group.stop(config.drain_s + 5)
+    listener.close()
+
+
+def _metrics_address(group: str) -> EndpointAddress:
+    return EndpointAddress("dynabench", f"frontends-{group}", "metrics")
+
+
+async def _siblings(runtime: DistributedRuntime) -> Any:
+    """Return what asks the other processes on our port for their counts, if there are any."""
+    group = os.environ.get(GROUP)
+    if not group:
+        return None
+    client = await runtime.client(_metrics_address(group))
+
+    async def ask() -> list[dict[str, Any]]:
+        states: list[dict[str, Any]] = []
+        for id in client.instance_ids():
+            if id != runtime.instance_id:
+                try:
+                    async with asyncio.timeout(2):
+                        states += [state async for state in client.direct(None, id)]
+                except (CallError, TimeoutError):
+                    continue  # it has just gone: its counts are gone with it
+        return states
+
+    return ask

@@ -1,0 +1,38 @@
+"""Stop strings, also where they lie across tokens."""
+
+
+class StopMatcher:
+    """Lets text through until a stop string; holds back what may be the beginning of one."""
+
+    def __init__(self, stops: list[str]) -> None:
+        self.has_stopped = False
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Add text; return what can be let through now. Text from a stop string on is dropped."""
+        if self.has_stopped:
+            return ""
+        text = self._held + text
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self.has_stopped = True
+            self._held = ""
+            return text[: min(places)]
+        held = max(_overlap(text, stop) for stop in self._stops)
+        cut = len(text) - held
+        self._held = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """Return what was held back: the answer ended otherwise."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of a text that begins a stop string."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,282 @@
+"""The worker's side of KV events and load reports: numbered messages, and the snapshot that mends what got lost."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.runtime.address import EndpointAddress
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.server import Stream
+
+MAX_PENDING = 20_000
+"""Events kept while the event plane takes none; beyond, a new epoch begins and routers ask for a snapshot."""
+
+SNAPSHOT_CHUNK = 4096
+REPORT_S = 0.25
+HEARTBEAT_S = 1.0
+
+
+class KvEvents(msgspec.Struct, array_like=True):
+    """One message: events of one rank of a worker. An event is [parent, hashes] (stored), [hashes] (removed) or [] (cleared)."""
+
+    instance_id: int
+    rank: int
+    epoch: int
+    number: int
+    events: list[list[Any]]
+
+
+class LoadReport(msgspec.Struct, array_like=True):
+    """What a rank of a worker is doing; `epoch` and `number` say which KV events it has sent."""
+
+    instance_id: int
+    rank: int
+    epoch: int
+    number: int
+    num_running: int
+    num_waiting: int
+    kv_active_blocks: int
+    kv_total_blocks: int
+    max_num_seqs: int
+
+    def metrics(self) -> dict[str, Any]:
+        """Return it as Dynamo's `load_metrics` endpoint tells it."""
+        total = max(self.kv_total_blocks, 1)
+        return {
+            "worker_stats": {
+                "data_parallel_rank": self.rank,
+                "request_active_slots": self.num_running,
+                "request_total_slots": self.max_num_seqs,
+                "num_requests_waiting": self.num_waiting,
+            },
+            "kv_stats": {
+                "kv_active_blocks": self.kv_active_blocks,
+                "kv_total_blocks": self.kv_total_blocks,
+                "gpu_cache_usage_perc": self.kv_active_blocks / total,
+            },
+        }
+
+
+def subject(address: EndpointAddress, topic: str) -> str:
+    """Return the event subject of a component, as Dynamo names it."""
+    return f"namespace.{address.namespace}.component.{address.component}.{topic}"
+
+
+def beside(address: EndpointAddress, endpoint: str) -> EndpointAddress:
+    """Return another endpoint of the same component."""
+    return EndpointAddress(address.namespace, address.component, endpoint)
+
+
+def encode(event: BlocksEvent) -> list[Any]:
+    """Return an event as it travels."""
+    if isinstance(event, BlocksStored):
+        return [event.parent, event.hashes]
+    return [event.hashes] if isinstance(event, BlocksRemoved) else []
+
+
+def decode(event: list[Any]) -> BlocksEvent:
+    """Return an event that travelled.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match event:
+        case []:
+            return BlocksCleared()
+        case [list(hashes)]:
+            return BlocksRemoved(hashes)
+        case [int() | None as parent, list(hashes)]:
+            return BlocksStored(hashes, parent)
+    raise ValueError(f"not a KV event: {str(event)[:100]}")
+
+
+class BlockLedger:
+    """What a worker has told so far, as a snapshot for routers that missed some of it."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int | None] = {}
+        self._copies: dict[int, int] = {}  # beyond the first
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def apply(self, event: BlocksEvent) -> None:
+        """Take in an event."""
+        if isinstance(event, BlocksStored):
+            parent = event.parent
+            for block in event.hashes:
+                if block in self._parents:
+                    self._copies[block] = self._copies.get(block, 0) + 1
+                else:
+                    self._parents[block] = parent
+                parent = block
+        elif isinstance(event, BlocksRemoved):
+            for block in event.hashes:
+                if extra := self._copies.get(block):
+                    self._copies[block] = extra - 1
+                    if extra == 1:
+                        del self._copies[block]
+                else:
+                    self._parents.pop(block, None)
+        else:
+            self._parents.clear()
+            self._copies.clear()
+
+    def dump(self) -> list[BlocksStored]:
+        """Return what is held, parents before children; blocks whose prefix is gone are of no use and left out."""
+        chains: list[BlocksStored] = []
+        told: set[int] = set()
+        for block in self._parents:
+            path = []
+            at: int | None = block
+            while at is not None and at not in told and at in self._parents:
+                path.append(at)
+                at = self._parents[at]
+            if not path or (at is not None and at not in told):
+                continue
+            path.reverse()
+            told.update(path)
+            parent = self._parents[path[0]]
+            if chains and chains[-1].hashes[-1] == parent:
+                chains[-1].hashes.extend(path)
+            else:
+                chains.append(BlocksStored(path, parent))
+        # A second copy is told again, so that a router counts as the worker does.
+        for block, extra in self._copies.items():
+            if block in told:
+                chains += [BlocksStored([block], self._parents[block])] * extra
+        return chains
+
+
+class KvEventPublisher:
+    """Publishes one rank's KV events: what gathers while a message is under way goes with the next."""
+
+    def __init__(self, runtime: DistributedRuntime, address: EndpointAddress, rank: int = 0) -> None:
+        self.ledger = BlockLedger()
+        self.epoch = time.time_ns()
+        self.number = 0
+        self._runtime = runtime
+        self._subject = subject(address, "kv_events")
+        self._rank = rank
+        self._pending: list[list[Any]] = []
+        self._sealed: list[list[list[Any]]] = []  # messages that a snapshot includes and that are not sent yet
+        self._bell = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    def publish(self, events: Sequence[BlocksEvent]) -> None:
+        """Tell of events soon; never waits."""
+        for event in events:
+            self.ledger.apply(event)
+            self._pending.append(encode(event))
+        if len(self._pending) > MAX_PENDING:
+            self._pending.clear()
+            self._sealed.clear()
+            self.epoch = max(self.epoch + 1, time.time_ns())
+            self.number = 1  # not 0: nobody may take the next message for a fresh start
+        self._bell.set()
+
+    def snapshot(self) -> tuple[int, int, list[BlocksStored]]:
+        """Return (epoch, messages that it includes, blocks)."""
+        # Events that wait to be sent are in the ledger already. They will be the next message, which readers then skip:
+        # whatever joins them until then must be told by a message of its own.
+        if self._pending:
+            self._sealed.append(self._pending)
+            self._pending = []
+        return self.epoch, self.number + len(self._sealed), self.ledger.dump()
+
+    async def close(self) -> None:
+        """Stop publishing."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._bell.wait()
+            self._bell.clear()
+            while self._sealed or self._pending:
+                if self._sealed:
+                    events = self._sealed.pop(0)
+                else:
+                    events, self._pending = self._pending, []
+                message = KvEvents(self._runtime.instance_id, self._rank, self.epoch, self.number, events)
+                self.number += 1
+                await self._runtime.events.publish(self._subject, msgspec.msgpack.encode(message), durable=True)
+
+
+class WorkerReports:
+    """What a worker serves and publishes beside `generate`: KV snapshots and load."""
+
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        address: EndpointAddress,
+        publishers: Sequence[KvEventPublisher],
+        load: Callable[[int], LoadReport],
+        num_ranks: int = 1,
+    ) -> None:
+        """Prepare to report.
+
+        Args:
+            runtime: the worker's.
+            address: of its `generate` endpoint.
+            publishers: of each rank; empty if the engine tells no KV events.
+            load: returns a rank's report.
+            num_ranks: data-parallel ranks.
+        """
+        self._runtime = runtime
+        self._address = address
+        self._publishers = publishers
+        self._load = load
+        self._ranks = range(num_ranks)
+
+    async def start(self) -> None:
+        """Serve `load_metrics` and `kv_snapshot`, and report load until the process ends."""
+        for topic in ("kv_events", "load_metrics"):
+            await self._runtime.events.announce(subject(self._address, topic))
+        await self._runtime.serve(beside(self._address, "load_metrics"), self._serve_load)
+        await self._runtime.serve(beside(self._address, "kv_snapshot"), self._serve_snapshot, is_public=False)
+        self._task = asyncio.create_task(self._report())
+
+    async def close(self) -> None:
+        """Report no more."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for publisher in self._publishers:
+            await publisher.close()
+
+    def _serve_load(self, request: Any, stream: Stream) -> None:
+        for rank in self._ranks:
+            stream.send(self._load(rank).metrics())
+        stream.end()
+
+    def _serve_snapshot(self, request: msgspec.Raw, stream: Stream) -> None:
+        rank = msgspec.msgpack.decode(request, type=int)
+        if not 0 <= rank < len(self._publishers):
+            stream.end(f"there is no rank {rank} with KV events", "invalid")
+            return
+        epoch, number, chains = self._publishers[rank].snapshot()
+        stream.send([epoch, number])
+        for stored in chains:
+            parent = stored.parent
+            for start in range(0, len(stored.hashes), SNAPSHOT_CHUNK):
+                hashes = stored.hashes[start : start + SNAPSHOT_CHUNK]
+                stream.send([parent, hashes])
+                parent = hashes[-1]
+        stream.end()
+
+    async def _report(self) -> None:
+        loop = asyncio.get_running_loop()
+        told: dict[int, tuple[LoadReport, float]] = {}
+        name = subject(self._address, "load_metrics")
+        while True:
+            for rank in self._ranks:
+                report = self._load(rank)
+                before = told.get(rank)
+                if before is None or before[0] != report or loop.time() - before[1] > HEARTBEAT_S:
+                    told[rank] = (report, loop.time())
+                    await self._runtime.events.publish(name, msgspec.msgpack.encode(report))
+            await asyncio.sleep(REPORT_S)

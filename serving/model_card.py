@@ -1,0 +1,177 @@
+"""Model cards: what a worker registers of the model it serves, and how the frontend gets its tokenizer and template.
+
+A card names its files by their SHA-256; the frontend fetches them from any instance that has them, once, so that it
+needs no access to the worker's disk.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from serving.runtime.address import EndpointAddress
+
+CARDS = "v1/mdc/"
+"""Where cards are registered, as `v1/mdc/{namespace}/{component}/{endpoint}/{instance id, hexadecimal}`."""
+
+FILES = "model_files"
+"""The endpoint that sends a card's files."""
+
+FILE_NAMES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+CHUNK_BYTES = 256 * 1024
+BYTES_CONTEXT = 131_072
+
+
+class ModelError(Exception):
+    """A model that cannot be served; the message says why and what would help."""
+
+
+class ModelType(Enum):
+    """What an engine takes: token ids, or whole OpenAI requests of one kind."""
+
+    Backend = "backend"
+    Chat = "chat"
+    Completion = "completion"
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What one instance serves."""
+
+    name: str
+    model_type: ModelType
+    namespace: str
+    component: str
+    endpoint: str
+    instance_id: int
+    model_path: str = ""
+    context_length: int = BYTES_CONTEXT
+    kv_cache_block_size: int = 16
+    migration_limit: int = 0
+    files: dict[str, str] = {}
+    """SHA-256 of each file of the model that the frontend needs; without a tokenizer.json tokens are bytes of UTF-8."""
+    eos_token_ids: list[int] = []
+    num_ranks: int = 1
+    has_kv_events: bool = False
+    router_mode: str | None = None
+    """Overrides the frontend's router mode for this model."""
+    user_data: dict[str, Any] | None = None
+    created: int = 0
+
+    @property
+    def address(self) -> EndpointAddress:
+        """The endpoint that serves the model."""
+        return EndpointAddress(self.namespace, self.component, self.endpoint)
+
+    @property
+    def key(self) -> str:
+        """Its key in discovery."""
+        return f"{CARDS}{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id:x}"
+
+    @property
+    def checksum(self) -> str:
+        """What two instances must agree on to serve one model together."""
+        common = [self.name, self.model_type.value, *self.address, self.kv_cache_block_size, sorted(self.files.items())]
+        return hashlib.sha256(msgspec.json.encode(common)).hexdigest()
+
+
+class ModelFiles:
+    """A model's small files, by name."""
+
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        self.contents = contents
+
+    @classmethod
+    def read(cls, model_path: str) -> "ModelFiles":
+        """Read them from a folder, or fetch them from the Hugging Face hub; no path: there are none.
+
+        Raises:
+            ModelError: they cannot be had.
+        """
+        if not model_path:
+            return cls({})
+        folder = Path(model_path)
+        if not folder.is_dir():
+            folder = _download(model_path)
+        contents = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
+        if "tokenizer.json" not in contents:
+            raise ModelError(f"{model_path} has no tokenizer.json; a folder of a Hugging Face model was expected")
+        return cls(contents)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return a JSON file, empty if there is none.
+
+        Raises:
+            ModelError: it is not a JSON object.
+        """
+        try:
+            value: dict[str, Any] = msgspec.json.decode(self.contents.get(name, b"{}"), type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ModelError(f"{name} of the model is not a JSON object: {error}") from error
+        return value
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of each."""
+        return {name: hashlib.sha256(content).hexdigest() for name, content in self.contents.items()}
+
+    @property
+    def context_length(self) -> int:
+        """Return the model's longest sequence, from its config.json."""
+        config = self.json("config.json")
+        config = config | config.get("text_config", {})
+        return int(config.get("max_position_embeddings") or config.get("n_positions") or BYTES_CONTEXT)
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Return the tokens that end an answer, from generation_config.json or config.json."""
+        for name in ("generation_config.json", "config.json"):
+            value = self.json(name).get("eos_token_id")
+            if value is not None:
+                return list(value) if isinstance(value, list) else [int(value)]
+        return []
+
+    async def send(self, request: Any) -> AsyncIterator[bytes]:
+        """Serve the files by name, in pieces."""
+        content = self.contents.get(str(request), b"")
+        for start in range(0, len(content), CHUNK_BYTES):
+            yield content[start : start + CHUNK_BYTES]
+
+
+def model_name(model_path: str) -> str:
+    """Derive the served name: the repository, folder or file name."""
+    path = model_path.removeprefix("hf://").rstrip("/")
+    if Path(path).exists():
+        resolved = Path(path).resolve()
+        return resolved.stem if resolved.suffix == ".gguf" else resolved.name
+    return path
+
+
+def _download(model_path: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ModelError(
+            f"{model_path} is no folder here, and fetching it needs huggingface_hub (pip install huggingface_hub)"
+        ) from error
+    repository = model_path.removeprefix("hf://")
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(FILE_NAMES)))
+    except HFValidationError as error:
+        raise ModelError(f"{model_path} is neither a folder here nor a Hugging Face id") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"{model_path} is no folder here, and the Hugging Face hub does not give it: {first}"
+        ) from error

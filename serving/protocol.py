@@ -1,0 +1,37 @@
+"""What the frontend sends to an engine of type `ModelType.Backend`: a request in token ids.
+
+The answer is a stream of items: a token id, a list of them, or a dict with `token_ids` and perhaps `finish_reason`
+("stop", "length", ...), `cached_tokens`, `log_probs`.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec.msgpack import Ext
+
+
+class StopConditions(msgspec.Struct, kw_only=True):
+    """When to stop."""
+
+    max_tokens: int | None = None
+    is_default_limit: bool = False
+    """The client named no limit: `max_tokens` is what the context leaves."""
+    min_tokens: int = 0
+    stop: list[str] | None = None
+    ignore_eos: bool = False
+
+
+class PreprocessedRequest(msgspec.Struct, kw_only=True):
+    """A request in token ids; Dynamo's names. Handlers get it as a dict, with lists for the arrays."""
+
+    token_ids: Ext
+    sequence_hashes: Ext | None = None
+    """Chained hashes of its full blocks, if the model's card has a block size: hashed once, by the frontend."""
+    stop_conditions: StopConditions
+    sampling_options: dict[str, Any] = {}
+    eos_token_ids: list[int] = []
+    annotations: list[str] = []
+    num_generated: int = 0
+    """How many of the last tokens another instance generated before it was lost: this one continues the answer."""
+    dp_rank: int = 0
+    request_id: str = ""

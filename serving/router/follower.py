@@ -1,0 +1,122 @@
+"""Follows the KV events of workers into an index: in order, once, and mended from a snapshot where some were lost.
+
+A worker numbers its messages from 0 within an epoch (a start of the worker; later ones are larger). What a snapshot
+says stands for all messages before its number. So whatever is lost, repeated or reordered, the index is right again
+once a snapshot taken after the loss has come.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from serving.router.index import PrefixIndex
+
+MAX_WAITING = 10_000
+"""Messages kept for a worker while its snapshot is awaited; the oldest go first, and a second snapshot mends that."""
+
+
+class BlocksStored(NamedTuple):
+    """Blocks now cached, in order, behind a parent (none: from the start)."""
+
+    hashes: list[int]
+    parent: int | None
+
+
+class BlocksRemoved(NamedTuple):
+    """Blocks no longer cached, in the order in which they went."""
+
+    hashes: list[int]
+
+
+class BlocksCleared(NamedTuple):
+    """The whole cache was reset."""
+
+
+BlocksEvent = BlocksStored | BlocksRemoved | BlocksCleared
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where we are in a worker's messages."""
+
+    epoch: int = -1
+    next: int = 0
+    is_awaiting: bool = False
+    waiting: dict[tuple[int, int], Sequence[BlocksEvent]] = field(default_factory=dict)
+    behind: tuple[int, int] = (-1, -1)
+
+
+class KvFollower:
+    """See the module. A method that returns True wants a snapshot of that worker: call `on_snapshot` with it."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._places: dict[int, _Place] = {}
+
+    def on_events(self, worker: int, epoch: int, number: int, events: Sequence[BlocksEvent]) -> bool:
+        """Take in a message of a worker; return whether a snapshot is needed (and none is awaited yet)."""
+        place = self._places.setdefault(worker, _Place())
+        if epoch < place.epoch or (epoch == place.epoch and number < place.next):
+            return False
+        if not place.is_awaiting and epoch > place.epoch and number == 0:
+            self._index.drop(worker)  # it has started anew
+            place.epoch, place.next = epoch, 0
+        if not place.is_awaiting and epoch == place.epoch and number == place.next:
+            place.next += 1
+            self._apply(worker, events)
+            return worker in self._index.resync and self._want(place)
+        place.waiting[epoch, number] = events
+        if len(place.waiting) > MAX_WAITING:
+            del place.waiting[min(place.waiting)]
+        return self._want(place)
+
+    def on_heartbeat(self, worker: int, epoch: int, number: int) -> bool:
+        """Compare with how many messages a worker says it has sent; the same lag twice means that the last were lost."""
+        place = self._places.setdefault(worker, _Place())
+        if (epoch, number) <= (place.epoch, place.next):
+            return False
+        if place.behind != (place.epoch, place.next):
+            place.behind = (place.epoch, place.next)
+            return False
+        return self._want(place)
+
+    def on_snapshot(self, worker: int, epoch: int, number: int, stored: Sequence[BlocksStored]) -> bool:
+        """Replace what is known of a worker by a snapshot, taken when it had sent `number` messages."""
+        place = self._places.setdefault(worker, _Place())
+        place.is_awaiting = False
+        if (epoch, number) < (place.epoch, place.next) and worker not in self._index.resync:
+            return False  # we know more by now
+        self._index.drop(worker)
+        place.epoch, place.next = epoch, number
+        self._apply(worker, stored)
+        waiting, place.waiting = place.waiting, {}
+        wants = False
+        for (its_epoch, its_number), events in sorted(waiting.items()):
+            wants |= self.on_events(worker, its_epoch, its_number, events)
+        return wants
+
+    def on_no_snapshot(self, worker: int) -> None:
+        """The snapshot could not be had: the next gap asks again."""
+        if worker in self._places:
+            self._places[worker].is_awaiting = False
+
+    def drop(self, worker: int) -> None:
+        """Forget a worker."""
+        self._places.pop(worker, None)
+
+    def _want(self, place: _Place) -> bool:
+        if place.is_awaiting:
+            return False
+        place.is_awaiting = True
+        return True
+
+    def _apply(self, worker: int, events: Sequence[BlocksEvent]) -> None:
+        index = self._index
+        for event in events:
+            if isinstance(event, BlocksStored):
+                index.store(worker, event.hashes, parent=event.parent)
+            elif isinstance(event, BlocksRemoved):
+                for block in event.hashes:
+                    index.remove(worker, [block])
+            else:
+                index.drop(worker)

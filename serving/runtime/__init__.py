@@ -1,0 +1,1 @@
+"""The distributed runtime: namespaces, components, endpoints and instances that find and call each other."""

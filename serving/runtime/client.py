@@ -1,0 +1,368 @@
+"""The calling side: connections to processes, streams of what they answer, and clients of an endpoint."""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self
+
+import msgspec
+
+from serving.runtime.address import EndpointAddress, Instance
+from serving.runtime.messages import Call, CallError, Cancel, End, Frame, FrameError, Frames, Pause, Ping, Resume, frame
+from serving.runtime.ports import Channel, Discovery, RequestPlane, Stop
+
+log = logging.getLogger(__name__)
+
+PAUSE_AT_ITEMS = 1000
+"""Unread items at which a stream's producer is asked to pause."""
+
+PING_S = 1.0
+SILENT_S = 10.0
+"""A process that has not answered pings for so long hangs: it counts as gone."""
+
+REDIAL_S = 0.5
+
+
+class ReplyStream:
+    """What one call brings: read it with `take`, or iterate."""
+
+    __slots__ = ("_connection", "_is_paused", "_waiter", "end", "id", "items")
+
+    def __init__(self, connection: "Connection", id: int) -> None:
+        self.id = id
+        self.items: list[Any] = []
+        self.end: End | None = None
+        self._connection = connection
+        self._is_paused = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self) -> list[Any]:
+        """Wait for news and return the items that came, perhaps none at the end (see `end`)."""
+        if not self.items and self.end is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        items, self.items = self.items, []
+        if self._is_paused:
+            self._is_paused = False
+            self._connection.resume(self.id)
+        return items
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Yield the items.
+
+        Raises:
+            CallError: the call failed.
+        """
+        try:
+            while self.end is None or self.items:
+                for item in await self.take():
+                    yield item
+            if self.end.kind:
+                raise CallError(self.end.error, self.end.kind)
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Tell the process that nobody waits any more; does nothing after the end."""
+        self._connection.forget(self.id, cancel=self.end is None)
+
+    def wake(self) -> None:
+        """Let the reader go on."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        elif len(self.items) > PAUSE_AT_ITEMS and not self._is_paused:
+            self._is_paused = True
+            self._connection.pause(self.id)
+
+
+class Connection:
+    """A channel to a process, with any number of calls on it."""
+
+    def __init__(self, channel: Channel, on_closed: Callable[[], None]) -> None:
+        self.is_closed = False
+        self._channel = channel
+        self._on_closed = on_closed
+        self._frames = Frames(Frame)
+        self._streams: dict[int, ReplyStream] = {}
+        self._ids = itertools.count()
+        self._heard = True
+        self._silent_s = 0.0
+        self._pinging = asyncio.create_task(self._ping())
+
+    @staticmethod
+    async def open(plane: RequestPlane, address: str, on_closed: Callable[[], None]) -> "Connection":
+        """Connect.
+
+        Raises:
+            OSError: nobody answers.
+        """
+        made: list[Connection] = []
+
+        def accept(channel: Channel) -> Connection:
+            made.append(Connection(channel, on_closed))
+            return made[0]
+
+        await plane.dial(address, accept)
+        return made[0]
+
+    @property
+    def num_streams(self) -> int:
+        """Calls in progress."""
+        return len(self._streams)
+
+    def call(self, target: str, request: Any) -> ReplyStream:
+        """Send a request to an endpoint of the process."""
+        id = next(self._ids)
+        stream = ReplyStream(self, id)
+        if self.is_closed:
+            stream.end = End(id, "the connection is closed", "lost")
+            return stream
+        self._streams[id] = stream
+        self._channel.write(frame(Call(id, target, msgspec.Raw(msgspec.msgpack.encode(request)))))
+        return stream
+
+    def pause(self, id: int) -> None:
+        """Ask to pause a call."""
+        self._send(Pause(id))
+
+    def resume(self, id: int) -> None:
+        """Let a call go on."""
+        self._send(Resume(id))
+
+    def forget(self, id: int, *, cancel: bool) -> None:
+        """Wait no more for a call."""
+        if self._streams.pop(id, None) is not None and cancel:
+            self._send(Cancel(id))
+
+    def received(self, data: bytes) -> None:
+        """Hand items to their streams."""
+        self._heard = True
+        streams = self._streams
+        try:
+            frames = self._frames.feed(data)
+        except FrameError as error:
+            log.warning("a process was hung up on: %s", error)
+            self.close()
+            return
+        for step in frames:
+            for id, item in zip(step.ids, step.items, strict=True):
+                stream = streams.get(id)
+                if stream is not None:
+                    stream.items.append(item)
+            for end in step.ends:
+                stream = streams.pop(end.id, None)
+                if stream is not None:
+                    stream.end = end
+                    stream.wake()
+            for id in step.ids:
+                stream = streams.get(id)
+                if stream is not None:
+                    stream.wake()
+
+    def writable(self) -> None:
+        """Requests are small and go on anyway."""
+
+    def closed(self) -> None:
+        """End all calls: the process is gone."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._pinging.cancel()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end = End(stream.id, "the process that served this is gone", "lost")
+            stream.wake()
+        self._on_closed()
+
+    def close(self) -> None:
+        """Hang up."""
+        self.closed()
+        self._channel.close()
+
+    def _send(self, command: Any) -> None:
+        if not self.is_closed:
+            self._channel.write(frame(command))
+
+    async def _ping(self) -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            await asyncio.sleep(PING_S)
+            now = loop.time()
+            # Time in which we ourselves hung is not held against the other side.
+            self._silent_s = 0.0 if self._heard else self._silent_s + min(now - last, 2 * PING_S)
+            last = now
+            if self._silent_s > SILENT_S:
+                log.warning("a process has not answered for %.0f s: its calls go elsewhere", self._silent_s)
+                self.close()
+                return
+            self._heard = False
+            self._send(Ping())
+
+
+class Client:
+    """Calls the instances of one endpoint. Instances are connected to as soon as they are known."""
+
+    def __init__(
+        self,
+        address: EndpointAddress,
+        discovery: Discovery,
+        plane: RequestPlane,
+        on_join: Callable[[Instance], None] | None = None,
+        on_leave: Callable[[int], None] | None = None,
+    ) -> None:
+        self.address = address
+        self._target = ".".join(address)
+        self._discovery = discovery
+        self._plane = plane
+        self._on_join = on_join
+        self._on_leave = on_leave
+        self._known: dict[str, Instance] = {}
+        self._connections: dict[int, Connection] = {}
+        self._dialing: dict[str, asyncio.Task[None]] = {}
+        self._turn = itertools.count()
+        self._news = asyncio.Condition()
+        self._stop: Stop | None = None
+
+    async def start(self) -> Self:
+        """Watch for instances."""
+        self._stop = await self._discovery.watch(self.address.prefix, self._on_change)
+        return self
+
+    def instance_ids(self) -> list[int]:
+        """Return the instances that can be called now."""
+        return sorted(self._connections)
+
+    async def wait_for_instances(self, count: int = 1) -> list[int]:
+        """Wait until so many instances can be called."""
+        async with self._news:
+            await self._news.wait_for(lambda: len(self._connections) >= count)
+        return self.instance_ids()
+
+    def direct(self, request: Any, instance_id: int) -> ReplyStream:
+        """Call one instance.
+
+        Raises:
+            CallError: it is not known, or gone.
+        """
+        connection = self._connections.get(instance_id)
+        if connection is None:
+            raise CallError(f"{self.address} has no instance {instance_id:x}", "lost")
+        return connection.call(self._target, request)
+
+    def round_robin(self, request: Any) -> ReplyStream:
+        """Call the instances in turn."""
+        ids = self._some()
+        return self.direct(request, ids[next(self._turn) % len(ids)])
+
+    generate = round_robin
+
+    def random(self, request: Any) -> ReplyStream:
+        """Call any instance."""
+        return self.direct(request, random.choice(self._some()))
+
+    def side_call(self, instance_id: int, address: EndpointAddress, request: Any) -> ReplyStream:
+        """Call another endpoint of an instance's process.
+
+        Raises:
+            CallError: it is gone.
+        """
+        connection = self._connections.get(instance_id)
+        if connection is None:
+            raise CallError(f"{self.address} has no instance {instance_id:x}", "lost")
+        return connection.call(".".join(address), request)
+
+    async def close(self) -> None:
+        """Hang up on all instances."""
+        if self._stop is not None:
+            self._stop()
+        dialing = list(self._dialing.values())
+        for task in dialing:
+            task.cancel()
+        await asyncio.gather(*dialing, return_exceptions=True)
+        self._known.clear()
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def _some(self) -> list[int]:
+        ids = self.instance_ids()
+        if not ids:
+            raise CallError(f"no instance of {self.address} is known", "lost")
+        return ids
+
+    def _on_change(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            instance = self._known.pop(key, None)
+            if instance is not None:
+                self._leave(instance)
+            return
+        try:
+            instance = msgspec.json.decode(value, type=Instance)
+        except msgspec.MsgspecError as error:
+            log.warning("%s in discovery is no instance and is ignored: %s", key, error)
+            return
+        old = self._known.get(key)
+        if old == instance:
+            return
+        if old is not None:
+            self._leave(old)
+        self._known[key] = instance
+        self._dial(key, instance)
+
+    def _dial(self, key: str, instance: Instance) -> None:
+        if key not in self._dialing:
+            self._dialing[key] = task = asyncio.create_task(self._dial_until_there(key, instance))
+            task.add_done_callback(lambda _: self._dialing.pop(key, None))
+
+    async def _dial_until_there(self, key: str, instance: Instance) -> None:
+        id = instance.instance_id
+        while self._known.get(key) == instance:
+            try:
+                connection = await Connection.open(self._plane, instance.transport, lambda: self._lost(key, instance))
+            except OSError as error:
+                log.debug("instance %x does not answer: %s", id, error)
+                await asyncio.sleep(REDIAL_S)
+                continue
+            if self._known.get(key) != instance or connection.is_closed:
+                connection.close()
+                continue
+            self._connections[id] = connection
+            if self._on_join is not None:
+                self._on_join(instance)
+            async with self._news:
+                self._news.notify_all()
+            return
+
+    def _lost(self, key: str, instance: Instance) -> None:
+        """The connection broke: believe that before discovery tells, and try to come back as long as it is listed."""
+        if self._connections.pop(instance.instance_id, None) is not None and self._on_leave is not None:
+            self._on_leave(instance.instance_id)
+        if self._known.get(key) == instance:
+            asyncio.get_running_loop().call_later(REDIAL_S, self._redial, key, instance)
+
+    def _redial(self, key: str, instance: Instance) -> None:
+        if self._known.get(key) == instance and instance.instance_id not in self._connections:
+            self._dial(key, instance)
+
+    def _leave(self, instance: Instance) -> None:
+        """Discovery says it is gone: no new calls; those in progress may still finish."""
+        connection = self._connections.pop(instance.instance_id, None)
+        if connection is None:
+            return
+        if self._on_leave is not None:
+            self._on_leave(instance.instance_id)
+        task = asyncio.ensure_future(_close_when_idle(connection))
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+
+_closing: set[asyncio.Future[None]] = set()
+
+
+async def _close_when_idle(connection: Connection) -> None:
+    while connection.num_streams and not connection.is_closed:
+        await asyncio.sleep(0.1)
+    connection.close()

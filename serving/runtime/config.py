@@ -1,0 +1,80 @@
+"""How processes find and reach each other."""
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def _env(name: str, default: str = "") -> Any:
+    return field(default_factory=lambda: os.environ.get(name, default), metadata={"env": name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """Settings of the runtime. With no server named, everything runs embedded, on one host."""
+
+    etcd_endpoints: str = _env("ETCD_ENDPOINTS")
+    """etcd servers for discovery, separated by commas; none: a folder (--discovery-dir). Environment: ETCD_ENDPOINTS."""
+
+    etcd_username: str = _env("ETCD_AUTH_USERNAME")
+    """Environment: ETCD_AUTH_USERNAME."""
+
+    etcd_password: str = _env("ETCD_AUTH_PASSWORD")
+    """Environment: ETCD_AUTH_PASSWORD."""
+
+    etcd_ca: str = _env("ETCD_AUTH_CA")
+    """File with the authority that signed the etcd servers' certificates (https). Environment: ETCD_AUTH_CA."""
+
+    etcd_client_cert: str = _env("ETCD_AUTH_CLIENT_CERT")
+    """Client certificate file. Environment: ETCD_AUTH_CLIENT_CERT."""
+
+    etcd_client_key: str = _env("ETCD_AUTH_CLIENT_KEY")
+    """Client key file. Environment: ETCD_AUTH_CLIENT_KEY."""
+
+    nats_server: str = _env("NATS_SERVER")
+    """NATS server for requests and events (JetStream on); none: sockets and ZeroMQ. Environment: NATS_SERVER."""
+
+    nats_username: str = _env("NATS_AUTH_USERNAME")
+    """Environment: NATS_AUTH_USERNAME."""
+
+    nats_password: str = _env("NATS_AUTH_PASSWORD")
+    """Environment: NATS_AUTH_PASSWORD."""
+
+    nats_token: str = _env("NATS_AUTH_TOKEN")
+    """Environment: NATS_AUTH_TOKEN."""
+
+    nats_credentials: str = _env("NATS_AUTH_CREDENTIALS_FILE")
+    """Credentials file. Environment: NATS_AUTH_CREDENTIALS_FILE."""
+
+    nats_ca: str = _env("NATS_AUTH_CA")
+    """File with the authority that signed the NATS server's certificate (tls). Environment: NATS_AUTH_CA."""
+
+    discovery_dir: str = _env("DYN_DISCOVERY_DIR")
+    """Folder for discovery without etcd; none: one of this user's. Environment: DYN_DISCOVERY_DIR."""
+
+    lease_ttl_s: float = field(default_factory=lambda: float(os.environ.get("ETCD_LEASE_TTL", "10")))
+    """After how long without a sign of life a process counts as gone (s). Environment: ETCD_LEASE_TTL."""
+
+    rpc_host: str = _env("DYN_TCP_RPC_HOST", "127.0.0.1")
+    """Address that TCP requests and events listen on, with etcd and without NATS. Environment: DYN_TCP_RPC_HOST."""
+
+    def __post_init__(self) -> None:
+        """Refuse a lease too short to be kept."""
+        if not self.lease_ttl_s >= 1:
+            raise ValueError(f"lease_ttl_s must be at least 1 s, not {self.lease_ttl_s}")
+
+    @property
+    def folder(self) -> Path:
+        """The discovery folder."""
+        if self.discovery_dir:
+            return Path(self.discovery_dir)
+        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        return Path(base) / f"dynabench-{os.getuid()}"
+
+    def describe(self) -> str:
+        """Say in a few words where discovery, requests and events go."""
+        discovery = f"etcd at {self.etcd_endpoints}" if self.etcd_endpoints else f"folder {self.folder}"
+        requests = f"NATS at {self.nats_server}" if self.nats_server else "sockets and ZeroMQ"
+        return f"discovery: {discovery}; requests and events: {requests}"

@@ -1,0 +1,245 @@
+"""The runtime as a program sees it: `DistributedRuntime -> namespace -> component -> endpoint`."""
+
+import asyncio
+import functools
+import logging
+import secrets
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from serving.runtime.address import EndpointAddress, Instance, slug
+from serving.runtime.client import Client
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.etcd import EtcdDiscovery
+from serving.runtime.folder import FolderDiscovery
+from serving.runtime.messages import CallError
+from serving.runtime.nats import NatsPlane
+from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
+from serving.runtime.server import GeneratorService, Service, Session, Stream
+from serving.runtime.sockets import SocketPlane
+from serving.runtime.zeromq import ZeroMqPlane
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 30.0
+
+
+class DistributedRuntime:
+    """One process's membership: its lease, what it serves, and its way to others."""
+
+    def __init__(
+        self, instance_id: int, discovery: Discovery, requests: RequestPlane, events: EventPlane, *, drain_s: float
+    ) -> None:
+        self.instance_id = instance_id
+        self.discovery = discovery
+        self.requests = requests
+        self.events = events
+        self.stopping = asyncio.Event()
+        """Set when the process was asked to end."""
+        self._drain_s = drain_s
+        self._services: dict[str, Service] = {}
+        self._sessions: set[Session] = set()
+        self._clients: list[Client] = []
+        self._keys: list[str] = []
+        self._transport = ""
+        self._is_closed = False
+
+    @classmethod
+    async def connect(cls, config: RuntimeConfig | None = None, *, drain_s: float = DRAIN_S) -> Self:
+        """Join the network that the settings (default: the environment) describe.
+
+        Raises:
+            RuntimeUnavailableError: a server or folder cannot be used.
+        """
+        config = config or RuntimeConfig()
+        instance_id = secrets.randbits(62) + 1
+        discovery: Discovery
+        path = None
+        if config.etcd_endpoints:
+            etcd = EtcdDiscovery(config)
+            await etcd.connect()
+            discovery = etcd
+        else:
+            discovery = FolderDiscovery(config.folder, instance_id, lease_ttl_s=config.lease_ttl_s)
+            path = config.folder / f"{instance_id:x}"
+        if config.nats_server:
+            nats = NatsPlane(config, instance_id)
+            try:
+                await nats.connect()
+            except BaseException:
+                await discovery.close()
+                raise
+            return cls(instance_id, discovery, nats, nats, drain_s=drain_s)
+        requests = SocketPlane(path=path and path.with_suffix(".sock"), host=config.rpc_host)
+        events = ZeroMqPlane(discovery, instance_id, path=path and path.with_suffix(".zmq"), host=config.rpc_host)
+        return cls(instance_id, discovery, requests, events, drain_s=drain_s)
+
+    def namespace(self, name: str) -> "Namespace":
+        """Name a namespace."""
+        return Namespace(self, slug(name))
+
+    def endpoint(self, address: EndpointAddress) -> "Endpoint":
+        """Name an endpoint by its whole address."""
+        return Endpoint(self, address)
+
+    @property
+    def num_streams(self) -> int:
+        """Calls being served."""
+        return sum(session.num_streams for session in self._sessions)
+
+    async def serve(self, address: EndpointAddress, service: Service, *, is_public: bool = True) -> None:
+        """Serve an endpoint from now on; a public one is registered for others to find."""
+        target = ".".join(address)
+        if target in self._services:
+            raise ValueError(f"this process serves {address} already")
+        self._services[target] = service
+        if not self._transport:
+            self._transport = await self.requests.listen(self._accept)
+        if is_public:
+            instance = Instance(*address, self.instance_id, self._transport)
+            await self.register(instance.key, msgspec.json.encode(instance))
+
+    async def register(self, key: str, value: bytes) -> None:
+        """Put a key into discovery, to be taken out when this process stops taking work."""
+        self._keys.append(key)
+        await self.discovery.put(key, value)
+
+    async def client(
+        self,
+        address: EndpointAddress,
+        on_join: Callable[[Instance], None] | None = None,
+        on_leave: Callable[[int], None] | None = None,
+    ) -> Client:
+        """Return a client of an endpoint."""
+        client = Client(address, self.discovery, self.requests, on_join, on_leave)
+        self._clients.append(client)
+        return await client.start()
+
+    async def drain(self) -> None:
+        """Take no more work: leave discovery, refuse new calls, let those in progress finish up to the deadline."""
+        for key in self._keys:
+            try:
+                await self.discovery.delete(key)
+            except Exception:  # discovery may be away; the lease will run out
+                log.warning("could not take %s out of discovery", key)
+        for target in self._services:
+            self._services[target] = _refuse
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_s
+        while self.num_streams and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        for session in list(self._sessions):
+            session.end_all("the process that served this had to end", "lost")
+
+    async def close(self) -> None:
+        """Leave: hang up on everybody and give up the lease."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for client in self._clients:
+            await client.close()
+        await self.events.close()
+        await self.requests.close()
+        await self.discovery.close()
+
+    async def shutdown(self) -> None:
+        """Drain, then leave."""
+        await self.drain()
+        await self.close()
+
+    def _accept(self, channel: Channel) -> Session:
+        return Session(channel, self._services, self._sessions)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Namespace(NamedTuple):
+    """A pipeline, usually a model: just a name."""
+
+    runtime: DistributedRuntime
+    name: str
+
+    def component(self, name: str) -> "Component":
+        """Name a component of it."""
+        return Component(self.runtime, self.name, slug(name))
+
+
+class Component(NamedTuple):
+    """A load-balanced service of a pipeline: just a name, too."""
+
+    runtime: DistributedRuntime
+    namespace: str
+    name: str
+
+    async def create_service(self) -> None:
+        """Do nothing: here for programs written for Dynamo, whose NATS services had to be made."""
+
+    def endpoint(self, name: str) -> "Endpoint":
+        """Name an endpoint of it."""
+        return Endpoint(self.runtime, EndpointAddress(self.namespace, self.name, slug(name)))
+
+
+class Endpoint(NamedTuple):
+    """Something that can be called."""
+
+    runtime: DistributedRuntime
+    address: EndpointAddress
+
+    async def serve_endpoint(self, handler: Callable[..., AsyncIterator[Any]]) -> None:
+        """Serve an async generator function until the process is asked to end, then drain.
+
+        Args:
+            handler: called with the request, and with a `Context` if it takes a second argument.
+        """
+        await self.runtime.serve(self.address, GeneratorService(handler))
+        await self.runtime.stopping.wait()
+        await self.runtime.drain()
+
+    async def client(self) -> Client:
+        """Return a client of this endpoint."""
+        return await self.runtime.client(self.address)
+
+
+def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Any]]:
+    """Decorate a program's main coroutine: it gets a connected runtime, which is closed when it returns.
+
+    SIGTERM and SIGINT set `runtime.stopping`, upon which `serve_endpoint` drains and returns.
+
+    Args:
+        static: accepted for programs written for Dynamo; discovery is always on.
+    """
+
+    def decorate(main: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        @functools.wraps(main)
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            runtime = await DistributedRuntime.connect()
+            stop_on_signals(runtime.stopping)
+            try:
+                return await main(runtime, *args, **kwargs)
+            finally:
+                await runtime.close()
+
+        return run
+
+    return decorate
+
+
+def stop_on_signals(stopping: asyncio.Event) -> None:
+    """Let SIGTERM and SIGINT set an event."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+
+
+def _refuse(request: Any, stream: Stream) -> None:
+    stream.end("this process takes no more work", "draining")
+
+
+__all__ = ["CallError", "Component", "DistributedRuntime", "Endpoint", "Namespace", "dynamo_worker", "stop_on_signals"]

@@ -1,0 +1,141 @@
+"""What travels on a channel: length-prefixed msgpack frames.
+
+A process sends one frame per turn of its loop and client, with every stream's new items in it, not one message per
+token. An item of a token stream is a token id, a list of them, or a dict (`token_ids`, `finish_reason`, ...).
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_length = struct.Struct("<I")
+
+
+class Call(msgspec.Struct, array_like=True, tag=1):
+    """A request to an endpoint of the process, `namespace.component.endpoint`."""
+
+    id: int
+    target: str
+    request: msgspec.Raw
+
+
+class Cancel(msgspec.Struct, array_like=True, tag=2):
+    """Nobody waits for a call any more."""
+
+    id: int
+
+
+class Pause(msgspec.Struct, array_like=True, tag=3):
+    """A call's reader is slow: send no more of it for now."""
+
+    id: int
+
+
+class Resume(msgspec.Struct, array_like=True, tag=4):
+    """A paused call may go on."""
+
+    id: int
+
+
+class Ping(msgspec.Struct, array_like=True, tag=5):
+    """Answer with an empty frame."""
+
+
+Command = Call | Cancel | Pause | Resume | Ping
+
+
+class End(msgspec.Struct, array_like=True):
+    """A call's one end. An error has a kind (see `CallError`)."""
+
+    id: int
+    error: str = ""
+    kind: str = ""
+
+
+class Frame(msgspec.Struct, array_like=True):
+    """`items[i]` goes to call `ids[i]`; then the ends."""
+
+    ids: list[int]
+    items: list[Any]
+    ends: list[End]
+
+
+U32, U64 = 1, 2
+"""Extension types: arrays of little-endian integers. Handlers that are not told otherwise see lists."""
+
+
+def pack_u32(values: npt.ArrayLike) -> msgspec.msgpack.Ext:
+    """Return token ids as they travel."""
+    return msgspec.msgpack.Ext(U32, np.asarray(values, "<u4").tobytes())
+
+
+def pack_u64(values: npt.ArrayLike) -> msgspec.msgpack.Ext:
+    """Return hashes as they travel."""
+    return msgspec.msgpack.Ext(U64, np.asarray(values, "<u8").tobytes())
+
+
+def as_list(code: int, data: memoryview) -> list[int]:
+    """Return an array that travelled as a list."""
+    values: list[int] = np.frombuffer(data, "<u4" if code == U32 else "<u8").tolist()
+    return values
+
+
+class CallError(Exception):
+    """A call that failed.
+
+    Kinds: `lost` (the process is gone), `draining` (it takes no more work), `unknown` (it does not serve this endpoint),
+    `invalid` (the request can never be served), `overloaded` (not now), `engine` (the handler failed).
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class FrameError(ValueError):
+    """Bytes that are no frames."""
+
+
+class Frames:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Add bytes and return the frames that are whole.
+
+        Raises:
+            FrameError: a frame is too large or not what it should be.
+        """
+        buffer = self._buffer
+        buffer += data
+        frames, at, size = [], 0, len(buffer)
+        while size - at >= 4:
+            (length,) = _length.unpack_from(buffer, at)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+            if size - at - 4 < length:
+                break
+            try:
+                frames.append(self._decoder.decode(bytes(buffer[at + 4 : at + 4 + length])))
+            except msgspec.MsgspecError as error:
+                raise FrameError(f"not a frame: {error}") from error
+            at += 4 + length
+        if at:
+            del buffer[:at]
+        return frames
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """Encode one message as a frame."""
+    data = _encode(message)
+    return _length.pack(len(data)) + data

@@ -1,0 +1,253 @@
+"""The serving side of a process: sessions with its clients, and the streams it answers calls with."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from serving.runtime.messages import (
+    Call,
+    CallError,
+    Cancel,
+    Command,
+    End,
+    Frame,
+    FrameError,
+    Frames,
+    Pause,
+    Ping,
+    Resume,
+    as_list,
+    frame,
+)
+from serving.runtime.ports import Channel
+
+log = logging.getLogger(__name__)
+
+MAX_CALLS = 65_536
+"""Calls one process may have open for one client."""
+
+
+class Stream:
+    """The answer to one call: items, then one end. Nothing here waits; look at `is_blocked` to be fair to slow readers."""
+
+    __slots__ = ("_is_paused", "_session", "id", "is_over", "on_cancel", "on_unblocked")
+
+    def __init__(self, session: "Session", id: int) -> None:
+        self.id = id
+        self.is_over = False
+        """Whether it has ended, or nobody waits for it any more."""
+        self.on_cancel: Callable[[], object] | None = None
+        self.on_unblocked: Callable[[], object] | None = None
+        self._session = session
+        self._is_paused = False
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether its reader, or its whole process, takes no more for now; `on_unblocked` is called when it does."""
+        return self._is_paused or self._session.is_full
+
+    def send(self, item: Any) -> None:
+        """Send an item with this turn's frame."""
+        self._session.push(self.id, item)
+
+    def end(self, error: str = "", kind: str = "") -> None:
+        """End the stream; a second end changes nothing."""
+        if not self.is_over:
+            self.is_over = True
+            self._session.finish(self.id, End(self.id, error, kind))
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        if not self.is_over:
+            self.is_over = True
+            if self.on_cancel is not None:
+                self.on_cancel()
+
+    def pause(self) -> None:
+        """The reader is slow."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """The reader goes on."""
+        self._is_paused = False
+        self.unblock()
+
+    def unblock(self) -> None:
+        """Tell the producer if it may go on."""
+        if not self.is_blocked and self.on_unblocked is not None and not self.is_over:
+            self.on_unblocked()
+
+
+Service = Callable[[Any, Stream], None]
+"""Takes up a request: sends items to the stream, now or later, and ends it."""
+
+
+class Session:
+    """One client process, whose calls are multiplexed on one channel."""
+
+    def __init__(self, channel: Channel, services: dict[str, Service], sessions: set["Session"]) -> None:
+        self._channel = channel
+        self._services = services
+        self._sessions = sessions
+        self._frames = Frames(Command)
+        self._streams: dict[int, Stream] = {}
+        self._ids: list[int] = []
+        self._items: list[Any] = []
+        self._ends: list[End] = []
+        self._will_flush = False
+        sessions.add(self)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client takes no more for now."""
+        return self._channel.is_full
+
+    @property
+    def num_streams(self) -> int:
+        """Calls in progress."""
+        return len(self._streams)
+
+    def push(self, id: int, item: Any) -> None:
+        """Put an item into this turn's frame."""
+        self._ids.append(id)
+        self._items.append(item)
+        if not self._will_flush:
+            self._will_flush = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def finish(self, id: int, end: End) -> None:
+        """Put an end into this turn's frame."""
+        self._streams.pop(id, None)
+        self._ends.append(end)
+        if not self._will_flush:
+            self._will_flush = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send this turn's frame."""
+        self._will_flush = False
+        if self._ids or self._ends:
+            ids, items, ends = self._ids, self._items, self._ends
+            self._ids, self._items, self._ends = [], [], []
+            self._channel.write(frame(Frame(ids, items, ends)))
+
+    def received(self, data: bytes) -> None:
+        """Take in commands."""
+        try:
+            commands = self._frames.feed(data)
+        except FrameError as error:
+            log.warning("a client was hung up on: %s", error)
+            self._channel.close()
+            return
+        for command in commands:
+            if isinstance(command, Call):
+                self._start(command)
+            elif isinstance(command, Ping):
+                self._channel.write(frame(Frame([], [], [])))
+            elif (stream := self._streams.get(command.id)) is not None:
+                if isinstance(command, Cancel):
+                    del self._streams[command.id]
+                    stream.cancel()
+                elif isinstance(command, Pause):
+                    stream.pause()
+                elif isinstance(command, Resume):
+                    stream.resume()
+
+    def writable(self) -> None:
+        """Let the producers go on."""
+        for stream in list(self._streams.values()):
+            stream.unblock()
+
+    def closed(self) -> None:
+        """Cancel everything: the client is gone."""
+        self._sessions.discard(self)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.cancel()
+
+    def end_all(self, error: str, kind: str) -> None:
+        """End every call with an error."""
+        for stream in list(self._streams.values()):
+            stream.cancel()
+            self.finish(stream.id, End(stream.id, error, kind))
+        self.flush()
+
+    def _start(self, call: Call) -> None:
+        stream = Stream(self, call.id)
+        service = self._services.get(call.target)
+        self._streams[call.id] = stream
+        if service is None:
+            stream.end(f"this process does not serve {call.target} (any more)", "unknown")
+        elif len(self._streams) > MAX_CALLS:
+            stream.end(f"more than {MAX_CALLS} calls are open", "overloaded")
+        else:
+            try:
+                service(call.request, stream)
+            except msgspec.MsgspecError as error:
+                stream.end(f"not a request of {call.target}: {error}", "invalid")
+
+
+class GeneratorService:
+    """Serves an async generator function: `handler(request)` or `handler(request, context)`."""
+
+    def __init__(self, handler: Callable[..., AsyncIterator[Any]]) -> None:
+        self._handler = handler
+        parameters = [
+            parameter
+            for parameter in inspect.signature(handler).parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        self._wants_context = len(parameters) > 1
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, request: msgspec.Raw, stream: Stream) -> None:
+        """Run the handler for a request."""
+        task = asyncio.create_task(self._run(msgspec.msgpack.decode(request, ext_hook=as_list), stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        stream.on_cancel = task.cancel
+
+    async def _run(self, request: Any, stream: Stream) -> None:
+        gate = asyncio.Event()
+        stream.on_unblocked = gate.set
+        items = self._handler(request, Context(stream)) if self._wants_context else self._handler(request)
+        try:
+            async for item in items:
+                if stream.is_over:
+                    break
+                stream.send(item)
+                while stream.is_blocked:
+                    gate.clear()
+                    await gate.wait()
+        except CallError as error:
+            stream.end(str(error), error.kind)
+        except Exception as error:
+            log.exception("an engine's handler failed")
+            stream.end(f"the engine failed on this request: {type(error).__name__}: {error}", "engine")
+        else:
+            stream.end()
+        finally:
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                await close()
+
+
+class Context:
+    """What a handler may ask about its request."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def id(self) -> str:
+        """Return the call's number."""
+        return str(self._stream.id)
+
+    def is_stopped(self) -> bool:
+        """Tell whether nobody waits for the answer any more."""
+        return self._stream.is_over
+
+    is_killed = is_stopped

@@ -1,0 +1,99 @@
+"""Events over ZeroMQ: every publishing process binds a socket and names it in discovery."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from serving.runtime.ports import Discovery, Stop
+
+CHANNELS = "v1/event_channels/"
+HIGH_WATER = 10_000
+"""Messages kept for a slow subscriber; beyond, it misses some, and asks the publisher for what it missed."""
+
+
+class ZeroMqPlane:
+    """The event plane over ZeroMQ."""
+
+    def __init__(self, discovery: Discovery, instance_id: int, *, path: Path | None, host: str) -> None:
+        """Prepare to bind a socket at `path`, or without one on a TCP port of `host`, once something is published."""
+        self._discovery = discovery
+        self._id = instance_id
+        self._path = path
+        self._host = host
+        self._context = zmq.asyncio.Context()
+        self._publisher: zmq.asyncio.Socket | None = None
+        self._address = ""
+        self._subjects: set[str] = set()
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def announce(self, subject: str) -> None:
+        """Bind, and tell in discovery where."""
+        if self._publisher is None:
+            self._publisher = self._context.socket(zmq.PUB)
+            self._publisher.setsockopt(zmq.SNDHWM, HIGH_WATER)
+            self._publisher.setsockopt(zmq.LINGER, 0)
+            if self._path is not None:
+                self._address = f"ipc://{self._path}"
+                self._publisher.bind(self._address)
+            else:
+                port = self._publisher.bind_to_random_port(f"tcp://{self._host}")
+                self._address = f"tcp://{self._host}:{port}"
+        if subject not in self._subjects:
+            self._subjects.add(subject)
+            await self._discovery.put(f"{CHANNELS}{subject}/{self._id:x}", self._address.encode())
+
+    async def publish(self, subject: str, data: bytes, *, durable: bool = False) -> None:
+        """Send to all who subscribed."""
+        if subject not in self._subjects:
+            await self.announce(subject)
+        assert self._publisher is not None
+        await self._publisher.send_multipart([subject.encode(), data])
+
+    async def subscribe(self, subject: str, on_event: Callable[[bytes], None], *, durable: bool = False) -> Stop:
+        """Hear every process that publishes on a subject, as it comes."""
+        subscriber = self._context.socket(zmq.SUB)
+        subscriber.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        subscriber.setsockopt(zmq.LINGER, 0)
+        subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        subscriber.subscribe(subject.encode())
+        connected: dict[str, str] = {}
+
+        def on_change(key: str, value: bytes | None) -> None:
+            old = connected.pop(key, None)
+            if old is not None:
+                subscriber.disconnect(old)
+            if value is not None:
+                connected[key] = value.decode()
+                subscriber.connect(connected[key])
+
+        stop_watch = await self._discovery.watch(f"{CHANNELS}{subject}/", on_change)
+        topic = subject.encode()
+
+        async def read() -> None:
+            while True:
+                frames = await subscriber.recv_multipart()
+                if len(frames) == 2 and frames[0] == topic:
+                    on_event(frames[1])
+
+        reader = asyncio.create_task(read())
+        self._readers.append(reader)
+
+        def stop() -> None:
+            stop_watch()
+            reader.cancel()
+            subscriber.close()
+
+        reader.add_done_callback(lambda _: subscriber.close())
+        return stop
+
+    async def close(self) -> None:
+        """Stop publishing and hearing."""
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        if self._publisher is not None:
+            self._publisher.close()
+        self._context.term()
