@@ -18,6 +18,7 @@ from serving.frontend.server import run_frontends
 from serving.logs import LogError, set_up
 from serving.model_card import ModelError
 from serving.router import RouterConfig
+from serving.router_service import RouterService, RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime, stop_on_signals
 from serving.runtime.ports import RuntimeUnavailableError
@@ -41,6 +42,9 @@ Settings = Annotated[str | None, Parameter(show=False)]
 
 frontend_app = App(name="serving.frontend", help="The OpenAI frontend, with the router inside.")
 mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines that serve in real time.")
+
+
+router_app = App(name="serving.router_service", help="The router as a process of its own.")
 
 
 @frontend_app.default
@@ -117,6 +121,38 @@ def mocker(
         async with await DistributedRuntime.connect(runtime, drain_s=worker.drain_s) as connected:
             connected.stopping = stopping
             await serve_mocker(connected, worker, engine)
+
+    run(main)
+
+
+@router_app.default
+def router(
+    *,
+    service: Annotated[RouterServiceConfig, flat("Service", 1)] = RouterServiceConfig(),  # noqa: B008
+    router: RouterSettings = RouterConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    verbose: Verbosity = 0,
+    settings: Settings = None,
+) -> None:
+    """Route to workers on behalf of frontends.
+
+    Args:
+        service: where to serve, and for whom.
+        router: settings of the router.
+        runtime: how to find the workers, and be found.
+        verbose: how much to log.
+        settings: all of these as JSON, for processes started by others.
+    """
+    set_up(verbose)
+    runtime = runtime or RuntimeConfig()
+    if settings is not None:
+        parts = zip(json.loads(settings), (RouterServiceConfig, RouterConfig, RuntimeConfig), strict=True)
+        service, router, runtime = (msgspec.convert(part, kind) for part, kind in parts)
+
+    async def main(stopping: asyncio.Event) -> None:
+        async with await DistributedRuntime.connect(runtime, drain_s=service.drain_s) as connected:
+            connected.stopping = stopping
+            await RouterService(connected, service, router).run()
 
     run(main)
 

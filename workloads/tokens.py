@@ -24,10 +24,61 @@ def _block(hash_id: int, size: int, salt: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(stream, "<u4") % NUM_TOKENS + np.uint32(FIRST_TOKEN)
 
 
-WORDS = (
-    "the of and to in is was for on that with as it by at from his an be this which or not are had he have but also one "  # noqa: SIM905
-    "were first their its new after who they two her she been other when time during there into all more some most can"
-).split()
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "was",
+    "for",
+    "on",
+    "that",
+    "with",
+    "as",
+    "it",
+    "by",
+    "at",
+    "from",
+    "his",
+    "an",
+    "be",
+    "this",
+    "which",
+    "or",
+    "not",
+    "are",
+    "had",
+    "he",
+    "have",
+    "but",
+    "also",
+    "one",
+    "were",
+    "first",
+    "their",
+    "its",
+    "new",
+    "after",
+    "who",
+    "they",
+    "two",
+    "her",
+    "she",
+    "been",
+    "other",
+    "when",
+    "time",
+    "during",
+    "there",
+    "into",
+    "all",
+    "more",
+    "some",
+    "most",
+    "can",
+]
 
 
 def as_words(tokens: npt.NDArray[np.uint32]) -> str:
