@@ -398,6 +398,7 @@ async def _connect(servers: list[str], options: dict[str, Any], on_error: Any, o
         reconnect_time_wait=0.25,  # type: ignore[arg-type]
         max_reconnect_attempts=-1,
         connect_timeout=3,
+        skip_subject_validation=True,
         **options,
     )
     # With unlimited attempts the first connection is retried for ever, too: give up on that one.

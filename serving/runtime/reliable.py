@@ -14,7 +14,7 @@ DATA, ACK, LOST, BYE = 0, 1, 2, 3
 WINDOW_BYTES = 2 << 20
 """Sent and not yet acknowledged: beyond, the channel is full."""
 
-ACK_EVERY = 16
+ACK_EVERY = 64
 
 
 class ReliableStream:

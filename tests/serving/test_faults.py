@@ -1,0 +1,238 @@
+"""Workers and frontends that die, drain or hang up in the middle of things: every request has one end, and it is told."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+
+from serving.runtime.config import RuntimeConfig
+from tests.serving.stacks import running
+from tests.servers import Etcd, Nats
+
+STEADY = {"timing": "constant", "constant_decode_ms": 10.0, "constant_prefill_ms": 10.0, "speedup_ratio": 1.0}
+
+
+def ask(url, prompts, max_tokens, during):
+    """Stream many completions at once; `during` runs as soon as each has begun. Return each one's text or error."""
+
+    async def main():
+        begun = asyncio.Semaphore(0)
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+
+            async def one(prompt):
+                text, reason = "", None
+                try:
+                    stream = await client.completions.create(
+                        model="mock", prompt=prompt, max_tokens=max_tokens, stream=True
+                    )
+                    async for event in stream:
+                        if not text:
+                            begun.release()
+                        text += event.choices[0].text
+                        reason = event.choices[0].finish_reason
+                except openai.APIError as error:
+                    return error
+                assert reason == "length"  # a stream that ends without a reason would be a silent loss
+                return text
+
+            tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
+            for _ in prompts:
+                await begun.acquire()
+            await asyncio.to_thread(during)
+            return await asyncio.gather(*tasks)
+
+    return asyncio.run(main())
+
+
+def whole(url, prompt, max_tokens):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        return client.completions.create(model="mock", prompt=prompt, max_tokens=max_tokens).choices[0].text
+
+
+def busy(url):
+    """Return how many requests run or wait in the engines, as they reported last."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    names = ("dynamo_component_requests_running{", "dynamo_component_requests_waiting{")
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
+
+
+def until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_streams_of_a_killed_worker_go_on_elsewhere_with_no_token_lost_or_repeated():
+    with running(3, engine=STEADY) as stack:
+        prompts = [f"prompt number {number}" for number in range(24)]
+        victim = stack.group.processes["worker-1"]
+        texts = ask(stack.url, prompts, 80, lambda: os.kill(victim, signal.SIGKILL))
+        assert texts == [whole(stack.url, prompt, 80) for prompt in prompts]
+        metrics = httpx.get(f"{stack.url}/metrics").text
+        moved = 'dynamo_frontend_model_migration_total{migration_type="ongoing_request",model="mock"}'
+        assert any(line.startswith(moved) for line in metrics.splitlines())
+        until(lambda: len(httpx.get(f"{stack.url}/health").json()["instances"]) == 2)
+        until(lambda: busy(stack.url) == 0)
+
+
+def test_without_migration_a_killed_worker_is_one_clear_error_for_its_requests_alone():
+    with running(
+        2, engine=STEADY, worker={"migration_limit": 0}, frontend={"migration_limit": 0, "router_mode": "round-robin"}
+    ) as stack:
+        victim = stack.group.processes["worker-0"]
+        prompts = [f"prompt number {number}" for number in range(10)]
+        ends = ask(stack.url, prompts, 60, lambda: os.kill(victim, signal.SIGKILL))
+        errors = [end for end in ends if isinstance(end, openai.APIError)]
+        assert len(errors) == 5
+        assert all("is gone" in error.message for error in errors)
+        assert sum(isinstance(end, str) and len(end) == 60 for end in ends) == 5
+
+
+def test_a_request_moves_no_more_often_than_the_limit_allows():
+    with running(3, engine=STEADY, worker={"migration_limit": 1}) as stack:
+
+        def kill_two():
+            for name in ("worker-0", "worker-1"):
+                os.kill(stack.group.processes[name], signal.SIGKILL)
+                time.sleep(0.3)
+
+        ends = ask(stack.url, [f"p{number}" for number in range(30)], 100, kill_two)
+        for end in ends:
+            if isinstance(end, openai.APIError):
+                assert "migration limit of 1 is exhausted" in end.message
+            else:
+                assert len(end) == 100
+
+
+def test_a_worker_asked_to_end_finishes_what_it_has():
+    with running(2, engine=STEADY, frontend={"router_mode": "round-robin"}, worker={"migration_limit": 0}) as stack:
+        process = stack.group.processes["worker-0"]
+        prompts = [f"prompt number {number}" for number in range(8)]
+        late = []
+
+        def drain():
+            os.kill(process, signal.SIGTERM)
+            late.extend(whole(stack.url, f"late {number}", 3) for number in range(6))
+
+        texts = ask(stack.url, prompts, 60, drain)
+        assert [len(text) for text in texts] == [60] * 8
+        assert [len(text) for text in late] == [3] * 6
+        until(lambda: stack.group.dead == ["worker-0"])
+        assert stack.group._processes["worker-0"].returncode == 0
+
+
+def test_a_frontend_asked_to_end_refuses_new_requests_and_finishes_the_others():
+    with running(2, engine=STEADY) as stack:
+        seen = {}
+
+        def drain():
+            with httpx.Client(base_url=stack.url) as kept:
+                kept.get("/live")
+                os.kill(stack.group.processes["frontend"], signal.SIGTERM)
+                until(lambda: kept.get("/health").status_code == 503)
+                answer = kept.post("/v1/completions", json={"model": "mock", "prompt": "x"})
+                seen.update(status=answer.status_code, retry=answer.headers["retry-after"], body=answer.json())
+
+        texts = ask(stack.url, [f"prompt number {number}" for number in range(8)], 80, drain)
+        assert [len(text) for text in texts] == [80] * 8
+        assert (seen["status"], seen["retry"]) == (503, "1")
+        assert seen["body"]["error"]["type"] == "service_unavailable_error"
+        until(lambda: "frontend" in stack.group.dead)
+        assert stack.group._processes["frontend"].returncode == 0
+
+
+def test_a_client_that_hangs_up_frees_its_place_in_the_engine():
+    with running(1, engine=STEADY | {"max_num_seqs": 2}) as stack:
+        with httpx.Client() as client:
+            for _ in range(4):  # more than the engine runs at once
+                body = {"model": "mock", "prompt": "for ever", "max_tokens": 10_000, "stream": True}
+                with client.stream("POST", f"{stack.url}/v1/completions", json=body) as answer:
+                    next(answer.iter_bytes())
+        until(lambda: busy(stack.url) == 0)
+        assert len(whole(stack.url, "next", 5)) == 5
+
+
+def test_a_killed_frontend_leaves_no_work_behind():
+    with running(1, engine=STEADY, restart=True) as stack:
+
+        def kill():
+            os.kill(stack.group.processes["frontend"], signal.SIGKILL)
+
+        ends = ask(stack.url, ["a", "b", "c"], 3000, kill)
+        assert all(isinstance(end, openai.APIConnectionError) for end in ends)
+        until(lambda: "frontend" in stack.group.processes and _answers(stack.url))
+        until(lambda: busy(stack.url) == 0)
+
+
+def _answers(url):
+    try:
+        return bool(httpx.get(f"{url}/health", timeout=1).json().get("instances"))
+    except httpx.HTTPError:
+        return False
+
+
+def test_more_requests_than_allowed_are_turned_away_at_once():
+    with running(1, engine=STEADY, frontend={"max_inflight_requests": 4}) as stack:
+        refused = []
+
+        def more():
+            answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "mock", "prompt": "x"})
+            refused.append((answer.status_code, answer.headers.get("retry-after"), answer.json()["error"]["type"]))
+
+        texts = ask(stack.url, ["a", "b", "c", "d"], 60, more)
+        assert refused == [(429, "1", "rate_limit_error")]
+        assert [len(text) for text in texts] == [60] * 4
+
+
+def test_a_model_goes_with_its_last_instance_and_comes_back_with_the_next():
+    with running(1, restart=True) as stack:
+        os.kill(stack.group.processes["worker-0"], signal.SIGKILL)
+        until(lambda: httpx.get(f"{stack.url}/v1/models").json()["data"] == [])
+        answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "mock", "prompt": "x"})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+        until(lambda: len(httpx.get(f"{stack.url}/v1/models").json()["data"]) == 1)
+        assert len(whole(stack.url, "again", 5)) == 5
+
+
+def test_a_client_that_does_not_read_is_hung_up_on_and_holds_up_nobody():
+    with running(
+        1, frontend={"write_timeout_s": 1.0}, engine={"speedup_ratio": 1000.0, "num_gpu_blocks": 20_000}
+    ) as stack:
+        port = int(stack.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as lazy:
+            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            body = b'{"model":"mock","prompt":"x","max_tokens":100000,"stream":true}'
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            lazy.sendall(head.encode() + body)
+            time.sleep(0.5)
+            assert len(whole(stack.url, "me", 100)) == 100
+            until(lambda: "model_cancellation_total" in httpx.get(f"{stack.url}/metrics").text)
+            until(lambda: busy(stack.url) == 0)
+
+
+@pytest.mark.parametrize("which", ["etcd", "nats", "both"])
+def test_servers_that_go_away_and_come_back_break_no_stream(which):
+    with Etcd() as etcd, Nats() as nats:
+        runtime = RuntimeConfig(etcd_endpoints=etcd.url, nats_server=nats.url, lease_ttl_s=4.0)
+        with running(2, engine=STEADY, runtime=runtime) as stack:
+
+            def outage():
+                down = [server for server, name in ((etcd, "etcd"), (nats, "nats")) if which in (name, "both")]
+                for server in down:
+                    server.stop()
+                time.sleep(3)
+                for server in down:
+                    server.start()
+
+            prompts = [f"prompt number {number}" for number in range(8)]
+            texts = ask(stack.url, prompts, 500, outage)
+            assert not stack.group.dead
+            assert texts == [whole(stack.url, prompt, 500) for prompt in prompts]
+            until(lambda: len(httpx.get(f"{stack.url}/health").json()["instances"]) == 2)
