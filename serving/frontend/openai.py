@@ -182,6 +182,8 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         if status in (429, 503):
             self.headers.setdefault("retry-after", "1")
+        if status in (408, 413, 414, 431):
+            self.headers["connection"] = "close"  # the rest of the request is not read
 
     def body(self) -> bytes:
         """Encode the error object."""

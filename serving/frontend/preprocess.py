@@ -17,7 +17,7 @@ from serving.frontend.template import TemplateError
 from serving.protocol import StopConditions
 from serving.tokenizer import Ids
 
-MAX_WORK = 1 << 22
+MAX_WORK = 1 << 20
 """Tokens one request may ask for in all its choices together."""
 
 INLINE_TOKENS = 16_384

@@ -1,0 +1,233 @@
+"""Whatever is sent, the answer is OpenAI's error body with the right status."""
+
+import http.client
+import json
+import socket
+
+import httpx
+import pytest
+
+GOOD = {"model": "mock", "prompt": "x", "max_tokens": 1}
+CHAT = {"model": "mock", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+
+
+def check(answer, status, param=None, code=None):
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param
+    if code is not None:
+        assert error["code"] == code
+    if status in (429, 503):
+        assert "retry-after" in answer.headers
+    for secret in ("Traceback", "/work/", "site-packages", "0x7f"):
+        assert secret not in answer.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"nonsense", b'"text"', b"[1]", b"null", b"3", b"\xff\xfe", b'{"model": "mock", "prompt": "\xff"}',
+        b'{"model": "mock", "prompt": "x", "temperature": NaN}', b'{"model": "mock", "prompt": "x", "seed": Infinity}',
+        b"\xef\xbb\xbf" + json.dumps(GOOD).encode(), b"[" * 100_000, b'{"a":' * 5_000,
+        b'{"model": "mock", "prompt": "x", "seed": 1' + b"0" * 100_000 + b"}",
+    ],
+)  # fmt: skip
+def test_what_is_no_json_object_is_400(stack, body):
+    for path in (COMPLETIONS, CHATS):
+        answer = httpx.post(stack.url + path, content=body, headers={"content-type": "application/json"})
+        check(answer, 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        (COMPLETIONS, {"prompt": None}, "prompt"),
+        (COMPLETIONS, {"prompt": ""}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", 3]}, "prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1 << 40]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x"] * 200}, "n"),
+        (COMPLETIONS, {"temperature": -1}, "temperature"),
+        (COMPLETIONS, {"temperature": 3}, "temperature"),
+        (COMPLETIONS, {"temperature": "warm"}, "temperature"),
+        (COMPLETIONS, {"top_p": 0}, "top_p"),
+        (COMPLETIONS, {"top_p": 2}, "top_p"),
+        (COMPLETIONS, {"n": 0}, "n"),
+        (COMPLETIONS, {"n": 129}, "n"),
+        (COMPLETIONS, {"n": 10**9}, "n"),
+        (COMPLETIONS, {"best_of": 10**9}, "best_of"),
+        (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": -1}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": 10**12}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": 5, "min_tokens": 6}, "min_tokens"),
+        (COMPLETIONS, {"logprobs": 6}, "logprobs"),
+        (COMPLETIONS, {"logit_bias": {"5": 101}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"five": 1}}, "logit_bias"),
+        (COMPLETIONS, {"seed": 1.5}, "seed"),
+        (COMPLETIONS, {"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        (COMPLETIONS, {"stop": ""}, "stop"),
+        (COMPLETIONS, {"presence_penalty": 3}, "presence_penalty"),
+        (COMPLETIONS, {"stream": "yes"}, "stream"),
+        (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (COMPLETIONS, {"suffix": "end"}, "suffix"),
+        (COMPLETIONS, {"nvext": {"top_k": -2}}, "nvext"),
+        (COMPLETIONS, {"model": 5}, "model"),
+        (CHATS, {"messages": []}, "messages"),
+        (CHATS, {"messages": None}, "messages"),
+        (CHATS, {"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
+        (CHATS, {"messages": [{"role": "user", "content": None}]}, "messages"),
+        (CHATS, {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages"),
+        (
+            CHATS,
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1"}}]}
+                ]
+            },
+            "messages",
+        ),
+        (CHATS, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHATS, {"top_logprobs": 2}, "top_logprobs"),
+        (CHATS, {"response_format": {"type": "json_schema"}}, "response_format"),
+        (CHATS, {"tool_choice": "required"}, "tool_choice"),
+        (CHATS, {"chat_template": "{{ 1 }}"}, "chat_template"),
+        (CHATS, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+    ],
+)
+def test_fields_out_of_their_range_are_400_and_named(stack, path, change, param):
+    body = (GOOD if path == COMPLETIONS else CHAT) | change
+    check(httpx.post(stack.url + path, json=body), 400, param)
+
+
+@pytest.mark.parametrize("missing", ["model", "prompt"])
+def test_missing_fields_are_named(stack, missing):
+    body = {name: value for name, value in GOOD.items() if name != missing}
+    check(httpx.post(stack.url + COMPLETIONS, json=body), 400, missing)
+
+
+@pytest.mark.parametrize("model", ["nobody", "../../etc/passwd", "a\0b", "x" * 9_000])
+def test_an_unknown_model_is_404(stack, model):
+    check(httpx.post(stack.url + COMPLETIONS, json=GOOD | {"model": model}), 404, "model", "model_not_found")
+
+
+def test_more_than_the_context_holds_is_400(stack):
+    long = httpx.post(stack.url + COMPLETIONS, json=GOOD | {"prompt": "x" * 40_000})
+    check(long, 400, "prompt", "context_length_exceeded")
+    greedy = httpx.post(stack.url + CHATS, json=CHAT | {"max_tokens": 31_999})
+    check(greedy, 400, "messages", "context_length_exceeded")
+    check(httpx.post(stack.url + COMPLETIONS, json=GOOD | {"n": 128, "max_tokens": 31_000}), 400)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200),
+        ("application/json; charset=utf-8", 200),
+        ("application/x-www-form-urlencoded", 415),
+        ("text/plain", 415),
+        ("application/json; charset=utf-16", 415),
+    ],
+)
+def test_the_content_type_must_be_json(stack, kind, status):
+    answer = httpx.post(stack.url + COMPLETIONS, content=json.dumps(GOOD), headers={"content-type": kind})
+    assert answer.status_code == status
+    if status != 200:
+        check(answer, status)
+
+
+def test_a_missing_content_type_is_taken_as_json(stack):
+    assert httpx.post(stack.url + COMPLETIONS, content=json.dumps(GOOD).encode()).status_code == 200
+
+
+def test_routes_and_methods_that_are_not_there(stack):
+    check(httpx.get(f"{stack.url}/v1/nothing"), 404)
+    check(httpx.post(f"{stack.url}/admin/shutdown"), 404)
+    wrong = httpx.get(stack.url + COMPLETIONS)
+    check(wrong, 405)
+    assert wrong.headers["allow"] == "POST"
+    assert httpx.head(f"{stack.url}/v1/models").status_code == 200
+    assert httpx.options(stack.url + COMPLETIONS).status_code == 204
+
+
+def test_too_much_of_anything_is_refused(stack):
+    check(httpx.get(f"{stack.url}/v1/models?{'x' * 20_000}"), 414)
+    check(httpx.get(f"{stack.url}/v1/models", headers={"x-big": "y" * 20_000}), 431)
+    check(httpx.get(f"{stack.url}/v1/models", headers={f"x-{number}": "y" for number in range(1000)}), 431)
+
+
+def test_a_body_larger_than_the_limit_is_413(stack):
+    check(httpx.post(stack.url + COMPLETIONS, content=b"x" * (46 << 20), timeout=30), 413)
+
+
+def test_a_body_that_never_ends_is_413_and_not_kept(stack):
+    def forever():
+        while True:
+            yield b"x" * (1 << 20)
+
+    try:
+        check(httpx.post(stack.url + COMPLETIONS, content=forever(), timeout=30), 413)
+    except httpx.WriteError:
+        pass  # hung up on while writing: that is a refusal, too
+
+
+def test_broken_http_is_400_and_the_connection_closed(stack):
+    port = int(stack.url.rpartition(":")[2])
+    for garbage in (b"GARBAGE\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", port), 5) as raw:
+            raw.sendall(garbage)
+            assert raw.recv(1000).startswith(b"HTTP/1.1 400")
+            assert raw.recv(1000) == b""
+
+
+def test_pipelined_requests_are_answered_in_order(stack):
+    port = int(stack.url.rpartition(":")[2])
+    one = b"GET /v1/models/%d HTTP/1.1\r\nhost: x\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), 5) as raw:
+        raw.sendall(b"".join(one % number for number in range(50)))
+        data = b""
+        while data.count(b"model_not_found") < 50:
+            data += (more := raw.recv(1 << 16))
+            assert more, data[-500:]
+    places = [data.index(b"model '%d'" % number) for number in range(50)]
+    assert places == sorted(places)
+
+
+def test_nothing_is_open_without_the_key():
+    from tests.serving.stacks import running
+
+    with running(1, frontend={"api_key": "secret"}) as stack:
+        for method, path in [
+            ("POST", COMPLETIONS),
+            ("POST", CHATS),
+            ("GET", "/v1/models"),
+            ("GET", "/metrics"),
+            ("GET", "/x"),
+        ]:
+            for key in (None, "Bearer secre", "Bearer secret2", "secret", "Basic secret"):
+                headers = {"authorization": key} if key else {}
+                check(httpx.request(method, stack.url + path, headers=headers, json=GOOD), 401, code="invalid_api_key")
+        headers = {"authorization": "Bearer secret"}
+        assert httpx.post(stack.url + COMPLETIONS, json=GOOD, headers=headers).status_code == 200
+
+
+def test_expect_100_continue_is_handled(stack):
+    connection = http.client.HTTPConnection("127.0.0.1", int(stack.url.rpartition(":")[2]), timeout=10)
+    body = json.dumps(GOOD)
+    connection.putrequest("POST", COMPLETIONS)
+    for name, value in {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "expect": "100-continue",
+    }.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    connection.send(body.encode())
+    assert connection.getresponse().status == 200
+    connection.close()
