@@ -1,1 +1,30 @@
-"""The serving stack: frontend, router, workers, engines."""
+"""The serving stack: frontend, router, workers, runtime, engines.
+
+The names that an engine of your own needs are here, as in Dynamo's guide; they are loaded when first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_PLACES = {
+    "Client": "serving.runtime.client",
+    "Component": "serving.runtime.distributed",
+    "Context": "serving.runtime.server",
+    "DistributedRuntime": "serving.runtime.distributed",
+    "Endpoint": "serving.runtime.distributed",
+    "KvEventPublisher": "serving.kv_events",
+    "ModelType": "serving.model_card",
+    "Namespace": "serving.runtime.distributed",
+    "RuntimeConfig": "serving.runtime.config",
+    "dynamo_worker": "serving.runtime.distributed",
+    "register_llm": "serving.worker",
+}
+
+__all__ = sorted(_PLACES)  # noqa: PLE0605 (built from the one list of names)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name of the public interface."""
+    if name not in _PLACES:
+        raise AttributeError(f"serving has no {name!r}; it has {', '.join(sorted(_PLACES))}")
+    return getattr(import_module(_PLACES[name]), name)

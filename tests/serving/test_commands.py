@@ -1,0 +1,215 @@
+"""The commands that serve, run as a user runs them."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.servers import BIN, Etcd, Nats, free_port
+
+ROOT = Path(__file__).parents[2]
+EXTRA = {"speedup_ratio": 10.0, "block_size": 16, "num_gpu_blocks": 500}
+
+
+class Terminal:
+    """Processes started one after the other, all ended by SIGTERM; each must end by itself with 0."""
+
+    def __init__(self, folder, environment):
+        self.processes = []
+        self.environment = os.environ | {"DYN_DISCOVERY_DIR": str(folder / "d")} | environment
+
+    def run(self, *command):
+        process = subprocess.Popen(
+            [str(part) for part in command], env=self.environment, stderr=subprocess.PIPE, text=True
+        )
+        self.processes.append(process)
+        return process
+
+    def stop(self):
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        codes = []
+        for process in self.processes:
+            _, errors = process.communicate(timeout=30)
+            codes.append(process.returncode)
+            assert "Traceback" not in errors, errors[-3000:]
+        return codes
+
+
+@contextlib.contextmanager
+def terminal(folder, environment=None):
+    shell = Terminal(folder, environment or {})
+    try:
+        yield shell
+        assert shell.stop() == [0] * len(shell.processes)
+    finally:
+        for process in shell.processes:
+            process.kill()
+            process.wait()
+
+
+def wait_for(url, instances):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if len(httpx.get(f"{url}/health").json()["instances"]) >= instances:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"{instances} instances did not come to {url}")
+
+
+@pytest.mark.parametrize("with_servers", [False, True], ids=["no server", "etcd and NATS"])
+def test_the_guides_four_terminals(tmp_path, model_path, with_servers):
+    extra = tmp_path / "mocker_args.json"
+    extra.write_text(json.dumps(EXTRA))
+    with contextlib.ExitStack() as stack:
+        environment = {"ETCD_ENDPOINTS": "", "NATS_SERVER": ""}
+        if with_servers:
+            environment["ETCD_ENDPOINTS"] = stack.enter_context(Etcd()).url
+            environment["NATS_SERVER"] = stack.enter_context(Nats()).url
+        shell = stack.enter_context(terminal(tmp_path, environment))
+        port = free_port()
+        for _ in range(2):
+            shell.run(
+                BIN / "dynamo-run", "in=dyn://dynamo.mocker.generate", "out=mocker",
+                "--model-path", model_path, "--extra-engine-args", extra,
+            )  # fmt: skip
+        shell.run(BIN / "dynamo-run", "in=http", "out=dyn", "--router-mode", "kv", "--http-port", port)
+        url = f"http://127.0.0.1:{port}"
+        wait_for(url, 2)
+        messages = [{"role": "user", "content": "once upon a time there was a small server " * 6}]
+        workers, overlaps = set(), []
+        for _ in range(3):
+            body = {"model": "tiny", "messages": messages, "max_tokens": 20}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            workers.add(answer.headers["x-worker-id"])
+            overlaps.append(int(answer.headers["x-overlap-tokens"]))
+            messages.append(answer.json()["choices"][0]["message"])
+            messages.append({"role": "user", "content": "and then"})
+            time.sleep(0.5)
+        assert len(workers) == 1
+        assert 0 == overlaps[0] < overlaps[1] < overlaps[2]
+
+
+def test_an_engine_of_ones_own(tmp_path, model_path):
+    with terminal(tmp_path) as shell:
+        port = free_port()
+        shell.run(sys.executable, ROOT / "examples" / "own_engine.py", model_path)
+        shell.run(BIN / "dynamo-run", "in=http", "out=dyn", "--http-port", port)
+        wait_for(f"http://127.0.0.1:{port}", 1)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+            answer = client.completions.create(model="reverse", prompt=[70, 71, 72], max_tokens=2)
+            backwards = client.completions.create(model="reverse", prompt=[72, 71], max_tokens=10)
+        assert answer.usage.completion_tokens == 2
+        assert answer.choices[0].text == backwards.choices[0].text[::-1] or len(answer.choices[0].text) == 2
+
+
+@pytest.mark.parametrize("engine", ["echo_core", "echo_full", "mocker"])
+def test_an_engine_and_http_in_one_process(tmp_path, model_path, engine):
+    with terminal(tmp_path, {"DYN_TOKEN_ECHO_DELAY_MS": "1"}) as shell:
+        port = free_port()
+        shell.run(BIN / "dynamo-run", "in=http", f"out={engine}", "--http-port", port, model_path)
+        wait_for(f"http://127.0.0.1:{port}", 1)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+            asked = {"model": "tiny", "messages": [{"role": "user", "content": "héllo 🙂"}], "max_tokens": 50}
+            ignoring = {"extra_body": {"nvext": {"ignore_eos": True}}}
+            whole = client.chat.completions.create(**asked, **ignoring).choices[0].message.content
+            chunks = client.chat.completions.create(**asked, **ignoring, stream=True)
+            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert streamed == whole
+        if engine == "echo_full":
+            assert whole == "héllo 🙂"
+        elif engine == "echo_core":
+            assert whole == "user\nhéllo 🙂\nassistant\n"
+
+
+def test_a_router_of_its_own_between_frontend_and_workers(tmp_path):
+    with terminal(tmp_path) as shell:
+        port = free_port()
+        workers = ["--endpoint", "dyn://workers.backend.generate", "--model-name", "m", "--block-size", "16"]
+        for _ in range(2):
+            shell.run(sys.executable, "-m", "serving.mocker", *workers, "--speedup-ratio", "20")
+        shell.run(sys.executable, "-m", "serving.router_service", "--workers", "dyn://workers.backend.generate")
+        shell.run(sys.executable, "-m", "serving.frontend", "--http-port", port, "--namespace", "dynamo")
+        url = f"http://127.0.0.1:{port}"
+        wait_for(url, 1)
+        cached = []
+        for turn in range(3):
+            body = {"model": "m", "prompt": "a prompt of some length to be cached " * (4 + turn), "max_tokens": 5}
+            answer = httpx.post(f"{url}/v1/completions", json=body).json()
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            time.sleep(0.3)
+        assert 0 == cached[0] < cached[1] < cached[2]
+
+
+def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_path):
+    with terminal(tmp_path) as shell:
+        port = free_port()
+        shell.run(sys.executable, "-m", "serving.mocker", "--model-name", "m", "--speedup-ratio", "50")
+        shell.run(sys.executable, "-m", "serving.frontend", "--http-port", port, "--http-workers", "3")
+        url = f"http://127.0.0.1:{port}"
+        wait_for(url, 1)
+        deadline, answered = time.monotonic() + 30, 0
+        while answered < 40 and time.monotonic() < deadline:  # each on a connection of its own
+            answer = httpx.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 2})
+            answered += answer.status_code == 200
+        counts = set()
+        for _ in range(10):
+            lines = httpx.get(f"{url}/metrics").text.splitlines()
+            counts.add(next(line for line in lines if line.startswith("dynamo_frontend_output_tokens_total")))
+        assert answered == 40
+        assert counts == {'dynamo_frontend_output_tokens_total{model="m"} 80.0'}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["in=dyn://a", "out=dyn"], "cannot use an endpoint for both in and out"),
+        (["foo=bar"], "must start with in= or out="),
+        (["in=ftp", "out=mocker"], "in=ftp is not available"),
+        (["in=http", "out=magic"], "invalid out= option 'magic'"),
+        (["in=http", "out=vllm", "m"], "out=vllm is not available yet"),
+        (["in=http", "out=dyn", "--context-length", "5"], "--context-length is for workers"),
+        (["in=http", "out=echo_core"], "needs a tokenizer: pass --model-path"),
+        (["in=http", "out=echo_full"], "so that we know which model to imitate"),
+        (["in=http", "out=dyn", "--http-port", "99999"], "http_port must be from 0 to 65535"),
+        (["in=dyn://a", "out=mocker", "--migration-limit", "1024"], "migration_limit must be from 0 to 1023"),
+        (["in=dyn://a", "out=mocker", "--bogus"], "Unknown option"),
+        (["in=dyn://a", "out=mocker", "--extra-engine-args", "none.json"], "a JSON file was expected"),
+        (["in=http", "out=dyn", "--etcd-endpoints", "127.0.0.1:1"], "etcd does not answer at http://127.0.0.1:1"),
+        (["in=http", "out=dyn", "--nats-server", "nats://127.0.0.1:1"], "NATS does not answer at nats://127.0.0.1:1"),
+        (["in=http", "out=dyn", "-v", "-v", "-v"], "at most -vv"),
+        (["in=http", "out=dyn", "--http-port", "PORT"], "Address already in use; name another with --http-port"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_line(tmp_path, arguments, message):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        words = [str(taken.getsockname()[1]) if word == "PORT" else word for word in arguments]
+        environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
+        done = subprocess.run(
+            [BIN / "dynamo-run", *words], capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path
+        )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_help_and_version():
+    shown = subprocess.run([BIN / "dynamo-run"], capture_output=True, text=True, check=True).stdout
+    assert "--router-mode" in shown
+    assert "in=" in shown
+    assert subprocess.run([BIN / "dynamo-run", "--version"], capture_output=True, text=True).stdout.startswith(
+        "dynamo-run "
+    )

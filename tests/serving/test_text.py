@@ -1,0 +1,139 @@
+"""Detokenizing and stop strings."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from serving.frontend.stops import StopMatcher
+from serving.frontend.template import ChatTemplate, TemplateError
+from serving.model_card import ModelError, ModelFiles
+from serving.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from tests.serving.stacks import CORPUS, write_model
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("m") / "tiny")
+    return HuggingFaceTokenizer((folder / "tokenizer.json").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def with_fallback():
+    """A tokenizer as SentencePiece makes them: word marks, and bytes for what it does not know."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    )
+    import json
+
+    facts = json.loads(tokenizer.to_str())
+    facts["added_tokens"] = []
+    return HuggingFaceTokenizer(json.dumps(facts).encode())
+
+
+def spell(tokenizer, text, sizes):
+    """Detokenize a text in pieces; return them, and the whole."""
+    detokenizer = tokenizer.detokenizer()
+    tokens = tokenizer.encode(text, special=False).tolist()
+    pieces, at = [], 0
+    for size in (*sizes, len(tokens)):
+        part = tokens[at : at + size]
+        at += size
+        escaped = detokenizer.escaped(part)
+        if escaped is None:
+            pieces += detokenizer.texts(part)
+        else:
+            pieces += [msgspec.json.decode(b'"' + piece + b'"') for piece in escaped]
+    return pieces, "".join(pieces) + detokenizer.flush()
+
+
+@given(st.text(max_size=60), st.lists(st.integers(0, 7), max_size=12))
+def test_pieces_are_whole_characters_and_make_up_the_text(byte_level, text, sizes):
+    for tokenizer in (byte_level, ByteTokenizer()):
+        pieces, whole = spell(tokenizer, text, sizes)
+        assert whole == text
+        assert not any("\ufffd" in piece for piece in pieces if "\ufffd" not in text)
+
+
+@given(st.text(st.sampled_from("once upon a time ünd 🙂 日本"), max_size=30))
+def test_the_same_for_tokenizers_with_byte_fallback(with_fallback, text):
+    pieces, whole = spell(with_fallback, text, [1, 2, 1])
+    assert not any("\ufffd" in piece for piece in pieces)
+    expected = with_fallback._tokenizer.decode(with_fallback.encode(text, special=False).tolist())
+    assert whole == expected
+
+
+def test_special_tokens_have_no_text(byte_level):
+    marked = byte_level.encode("<|im_start|>hello<|im_end|>", special=False).tolist()
+    assert "".join(byte_level.detokenizer().texts(marked)) == "hello"
+
+
+def test_a_broken_tokenizer_is_told():
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be used"):
+        HuggingFaceTokenizer(b"{}")
+
+
+@given(
+    st.lists(st.text(st.sampled_from("ab"), max_size=3), max_size=12),
+    st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_text_passes_up_to_the_first_stop_string_and_nothing_is_lost(pieces, stops):
+    matcher = StopMatcher(stops)
+    out = ""
+    for piece in pieces:
+        out += matcher.push(piece)
+        if matcher.has_stopped:
+            break
+        assert not any(stop in out for stop in stops)
+    out += matcher.flush()
+    text = "".join(pieces)
+    found = [text.find(stop) for stop in stops if stop in text]
+    if matcher.has_stopped:
+        assert found
+        assert text.startswith(out)
+        assert not any(stop in out for stop in stops)
+    else:
+        assert not found
+        assert out == text
+
+
+def template(source, **config):
+    files = {"chat_template.jinja": source.encode(), "tokenizer_config.json": msgspec.json.encode(config)}
+    return ChatTemplate(ModelFiles(files))
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_templates_see_the_models_own_tokens():
+    shown = template("{{ bos_token }}{{ messages[0].content | tojson }}", bos_token={"content": "<s>"})
+    assert shown.render(MESSAGES, None) == '<s>"hi"'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{% set _ = messages.append(1) %}",
+        "{{ raise_exception('no') }}",
+        "{% for i in range(100000000) %}xxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}",
+        "{{ messages[0].content + 1 }}",
+    ],
+)
+def test_templates_run_in_a_sandbox_and_may_refuse(source):
+    with pytest.raises(TemplateError):
+        template(source).render(MESSAGES, None)
+
+
+def test_a_template_that_is_none_is_told():
+    with pytest.raises(ModelError, match="chat template is not valid"):
+        template("{% if %}")
