@@ -12,8 +12,11 @@ from rich.console import Console
 from dynabench.experiment import ExperimentConfig, LiveConfig, load_workload, run_experiment
 from dynabench.launch import LaunchError
 from dynabench.recordings import RecordingError
+from dynabench.serve import GraphError
 from mocker import EngineConfig
+from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
+from serving.runtime.config import RuntimeConfig
 from workloads import WorkloadError
 from workloads.shape import ShapeConfig
 from workloads.synthesize import SynthConfig
@@ -82,6 +85,49 @@ def run(
         engine: settings of each engine.
     """
     return _compare("wall", workload, experiment, shape, router, engine, live)
+
+
+@app.command
+def serve(
+    *,
+    file: Annotated[Path | None, Parameter(name=["--file", "-f"])] = None,
+    frontend: Annotated[FrontendConfig, _flat("Frontend", 2)] = FrontendConfig(),  # noqa: B008
+    router: RouterSettings = RouterConfig(),  # noqa: B008
+    runtime: Annotated[RuntimeConfig, _flat("Runtime", 6)] | None = None,
+    engine: EngineSettings = EngineConfig(),  # noqa: B008
+    workers: int = 2,
+    model_path: str = "",
+    model_name: str = "",
+    standalone_router: bool = False,
+) -> None:
+    """Serve: a frontend, the router and mocker workers as one supervised group, until Ctrl-C.
+
+    Args:
+        file: a graph (YAML) to start instead of what the flags say; see docs/guide.md.
+        frontend: settings of the frontend.
+        router: settings of the router.
+        runtime: how the processes find and reach each other.
+        engine: settings of each engine.
+        workers: worker processes.
+        model_path: folder or Hugging Face id with the tokenizer (none: tokens are bytes of UTF-8).
+        model_name: name that clients ask for (default: the folder's or repository's, or mock).
+        standalone_router: put the router into a process of its own.
+    """
+    from dynabench import serve as serving_
+
+    if file is not None:
+        graph = serving_.read(file)
+    else:
+        limits = {"migration_limit": 3, "model_path": model_path, "model_name": model_name}
+        group = serving_.WorkerGroup(count=workers, worker=limits, engine_args=dataclasses.asdict(engine))
+        graph = serving_.Graph(
+            frontend=dataclasses.asdict(frontend),
+            router=dataclasses.asdict(router),
+            runtime=dataclasses.asdict(runtime or RuntimeConfig()),
+            workers=[group],
+            standalone_router=standalone_router,
+        )
+    serving_.serve(graph)
 
 
 def _compare(
@@ -275,7 +321,7 @@ def main() -> None:
         _fail(_one_line(error))
     try:
         code = command(*bound.args, **bound.kwargs)
-    except (WorkloadError, ReportError, LaunchError, RecordingError) as error:
+    except (WorkloadError, ReportError, LaunchError, RecordingError, GraphError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -23,6 +23,7 @@ async def generate(request):
 
 @dynamo_worker()
 async def worker(runtime: DistributedRuntime, model_path: str):
+    """Register the model, then serve it until SIGTERM."""
     component = runtime.namespace("reverse").component("backend")
     endpoint = component.endpoint("generate")
     await register_llm(ModelType.Backend, endpoint, model_path, "reverse", migration_limit=3)

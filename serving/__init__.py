@@ -20,7 +20,7 @@ _PLACES = {
     "register_llm": "serving.worker",
 }
 
-__all__ = sorted(_PLACES)  # noqa: PLE0605 (built from the one list of names)
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import uvloop
@@ -22,7 +22,7 @@ from serving.router_service import RouterService, RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime, stop_on_signals
 from serving.runtime.ports import RuntimeUnavailableError
-from serving.serve_engines import WorkerConfig, serve_mocker
+from serving.serve_engines import WorkerConfig, serve_echo, serve_mocker
 from serving.supervise import Group as Processes
 from serving.supervise import Program, end_with_parent
 
@@ -44,6 +44,7 @@ frontend_app = App(name="serving.frontend", help="The OpenAI frontend, with the 
 mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines that serve in real time.")
 
 
+echo_app = App(name="serving.echo", help="An echo engine as a worker.")
 router_app = App(name="serving.router_service", help="The router as a process of its own.")
 
 
@@ -121,6 +122,39 @@ def mocker(
         async with await DistributedRuntime.connect(runtime, drain_s=worker.drain_s) as connected:
             connected.stopping = stopping
             await serve_mocker(connected, worker, engine)
+
+    run(main)
+
+
+@echo_app.default
+def echo(
+    kind: Literal["core", "full"] = "full",
+    /,
+    *,
+    worker: WorkerSettings = WorkerConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    verbose: Verbosity = 0,
+    settings: Settings = None,
+) -> None:
+    """Serve an echo engine.
+
+    Args:
+        kind: core (token ids, template included) or full (the last user message).
+        worker: what to serve, and where.
+        runtime: how to be found.
+        verbose: how much to log.
+        settings: all of these as JSON, for processes started by others.
+    """
+    set_up(verbose)
+    runtime = runtime or RuntimeConfig()
+    if settings is not None:
+        parts = zip(json.loads(settings), (WorkerConfig, RuntimeConfig), strict=True)
+        worker, runtime = (msgspec.convert(part, kind_) for part, kind_ in parts)
+
+    async def main(stopping: asyncio.Event) -> None:
+        async with await DistributedRuntime.connect(runtime, drain_s=worker.drain_s) as connected:
+            connected.stopping = stopping
+            await serve_echo(connected, worker, kind)
 
     run(main)
 

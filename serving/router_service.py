@@ -171,13 +171,14 @@ class RouterService:
     async def _relay(self, request: PreprocessedRequest, stream: Stream) -> None:
         assert self._routing is not None
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
+        tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         try:
-            placement = self._pick(len(request.token_ids.data) // 4, hashes)
+            placement = self._pick(len(tokens), hashes)
         except CallError as error:
             stream.end(str(error), error.kind)
             return
         request.dp_rank = placement.worker.rank
-        request.token_ids = pack_u32(np.frombuffer(bytes(request.token_ids.data), "<u4"))
+        request.token_ids = pack_u32(tokens)
         request.sequence_hashes = pack_u64(np.array(hashes, np.uint64))
         gate = asyncio.Event()
         stream.on_unblocked = gate.set

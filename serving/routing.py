@@ -23,6 +23,7 @@ from serving.runtime.ports import Stop
 log = logging.getLogger(__name__)
 
 SNAPSHOT_TIMEOUT_S = 10.0
+TELL_OPEN_S = 2.0
 MAX_SNAPSHOTS = 4
 """Snapshots fetched at once: a fleet that joins does not send everything together."""
 
@@ -57,7 +58,7 @@ class BookingMessage(msgspec.Struct, array_like=True):
     router_id: int
     request: int
     kind: int
-    """0: booked, 1: its prompt is computed, 2: over."""
+    """0: booked, 1: its prompt is computed, 2: over; 3: `hashes` are the numbers of all that are not over."""
     instance_id: int = 0
     rank: int = 0
     num_tokens: int = 0
@@ -97,6 +98,7 @@ class Routing:
         self._stops: list[Stop] = []
         self._peers: set[int] = set()
         self._foreign: dict[int, set[int]] = {}
+        self._open: set[int] = set()
         self._outbox: list[BookingMessage] = []
         self._will_tell = False
 
@@ -108,10 +110,12 @@ class Routing:
             self._stops.append(await runtime.events.subscribe(name, self._on_kv_events, durable=True))
         self._stops.append(await runtime.events.subscribe(subject(address, "load_metrics"), self._on_load))
         self._stops.append(await runtime.events.subscribe(subject(address, "router_sync"), self._on_bookings))
+        await runtime.events.announce(subject(address, "router_sync"))
         prefix = f"v1/routers/{address.namespace}/{address.component}/{address.endpoint}/"
         self._stops.append(await runtime.discovery.watch(prefix, self._on_peer))
         await runtime.register(f"{prefix}{runtime.instance_id:x}", b"{}")
         self._client = await runtime.client(address, self._on_join, self._on_leave)
+        self._tasks.add(asyncio.create_task(self._tell_open()))
 
     async def close(self) -> None:
         """Follow no more."""
@@ -154,6 +158,7 @@ class Routing:
         request = next(self._requests)
         decision = self.core.pick(request, prompt, asyncio.get_running_loop().time(), only)
         worker = self._workers[decision.worker]
+        self._open.add(request)
         if self._peers:
             prefill_tokens = num_tokens - decision.overlap_blocks * self._block_size
             self._tell(
@@ -193,6 +198,7 @@ class Routing:
         """It is over, in whichever way."""
         request = placement.request
         self.core.on_finish(request)
+        self._open.discard(request)
         if self._peers:
             self._tell(BookingMessage(self._runtime.instance_id, request, 2))
 
@@ -308,6 +314,13 @@ class Routing:
         data = msgspec.msgpack.encode(messages)
         await self._runtime.events.publish(subject(self.address, "router_sync"), data)
 
+    async def _tell_open(self) -> None:
+        """Now and then tell which requests are not over, so that a message that got lost books nothing for ever."""
+        while True:
+            await asyncio.sleep(TELL_OPEN_S)
+            if self._peers:
+                self._tell(BookingMessage(self._runtime.instance_id, 0, 3, hashes=list(self._open)))
+
     def _on_bookings(self, data: bytes) -> None:
         try:
             messages = msgspec.msgpack.decode(data, type=list[BookingMessage])
@@ -328,6 +341,10 @@ class Routing:
                     self.core.book(key, slot, prompt, message.prefill_tokens)
             elif message.kind == 1:
                 self.core.on_first_token(key)
+            elif message.kind == 3:
+                for gone in known - set(message.hashes):
+                    known.discard(gone)
+                    self.core.on_finish((router_id, gone))
             else:
                 known.discard(request)
                 self.core.on_finish(key)

@@ -13,8 +13,8 @@ import pytest
 
 from serving.engines.mock import LETTERS, answer_tokens
 from serving.runtime.config import RuntimeConfig
-from tests.serving.stacks import running
 from tests.servers import Etcd, Nats
+from tests.serving.stacks import running
 
 STEADY = {"timing": "constant", "constant_decode_ms": 10.0, "constant_prefill_ms": 10.0, "speedup_ratio": 1.0}
 

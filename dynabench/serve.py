@@ -1,0 +1,167 @@
+"""`dynabench serve`: a frontend, perhaps a router of its own, and workers as one supervised group."""
+
+import asyncio
+import dataclasses
+import json
+import signal
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import uvloop
+
+from mocker import EngineConfig
+from serving.frontend.config import FrontendConfig
+from serving.frontend.server import LISTEN_FD, PortError, listen
+from serving.router import RouterConfig
+from serving.router_service import RouterServiceConfig
+from serving.runtime.config import RuntimeConfig
+from serving.serve_engines import WorkerConfig
+from serving.supervise import Group, Program
+
+
+class GraphError(Exception):
+    """A graph that cannot be started."""
+
+
+class WorkerGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Workers that are alike."""
+
+    count: int = 1
+    engine: Literal["mocker", "echo_core", "echo_full"] = "mocker"
+    component: str = "backend"
+    worker: dict[str, Any] = {}
+    """`WorkerConfig` but for the endpoint."""
+    engine_args: dict[str, Any] = {}
+    """`EngineConfig`, for the mocker."""
+
+
+class Graph(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What to start. Each part holds the settings of the same name."""
+
+    namespace: str = "dynamo"
+    frontend: dict[str, Any] = {}
+    router: dict[str, Any] = {}
+    standalone_router: bool = False
+    """Put the router into a process of its own."""
+    runtime: dict[str, Any] = {}
+    workers: list[WorkerGroup] = []
+
+
+def read(path: Path) -> Graph:
+    """Read a graph from a YAML file.
+
+    Raises:
+        GraphError: it cannot be read, or something in it is not understood.
+    """
+    import yaml
+
+    try:
+        graph: Graph = msgspec.convert(yaml.safe_load(path.read_text()), Graph)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+        raise GraphError(f"{path}: {' '.join(str(error).split())}") from error
+    if not graph.workers:
+        raise GraphError(f"{path}: workers is empty; at least one entry was expected")
+    return graph
+
+
+def settings(values: dict[str, Any], kind: Any, where: str) -> Any:
+    """Make settings of a part of a graph.
+
+    Raises:
+        GraphError: there is no such setting, or its value is wrong.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    if unknown := sorted(set(values) - names):
+        raise GraphError(f"{where}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}")
+    try:
+        given = {name: msgspec.convert(value, kind.__annotations__[name]) for name, value in values.items()}
+        return kind(**given)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise GraphError(f"{where}: {error}") from error
+
+
+def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Program]:
+    """Return the processes of a graph, workers first.
+
+    Raises:
+        GraphError: a setting is wrong.
+    """
+    runtime = settings(graph.runtime, RuntimeConfig, "runtime")
+    router = settings(graph.router, RouterConfig, "router")
+    home = f"{graph.namespace}-workers" if graph.standalone_router else graph.namespace
+    found = []
+    for place, group in enumerate(graph.workers):
+        where = f"workers[{place}]"
+        worker = settings(group.worker, WorkerConfig, f"{where}.worker")
+        endpoint = f"dyn://{home}.{group.component}.generate"
+        worker = dataclasses.replace(worker, endpoint=endpoint)
+        if group.engine == "mocker":
+            engine = settings(group.engine_args, EngineConfig, f"{where}.engine_args")
+            arguments = ["-m", "serving.mocker", "--settings", _json(worker, engine, runtime)]
+        elif group.engine_args:
+            raise GraphError(f"{where}: engine_args are for the mocker; {group.engine} has none")
+        else:
+            arguments = ["-m", "serving.echo", "--settings", _json(worker, runtime), group.engine.removeprefix("echo_")]
+        found += [Program(f"{group.component}-{number}", arguments) for number in range(group.count)]
+    if graph.standalone_router:
+        if len({group.component for group in graph.workers}) > 1:
+            raise GraphError("a router of its own serves one component; these workers have several")
+        service = RouterServiceConfig(
+            workers=f"dyn://{home}.{graph.workers[0].component}.generate",
+            endpoint=f"dyn://{graph.namespace}.router.generate",
+            router_mode=frontend.router_mode,
+            seed=frontend.seed,
+        )
+        found.append(Program("router", ["-m", "serving.router_service", "--settings", _json(service, router, runtime)]))
+        frontend = dataclasses.replace(frontend, router_mode="round-robin")
+    frontend = dataclasses.replace(frontend, namespace=graph.namespace)
+    arguments = ["-m", "serving.frontend", "--settings", _json(frontend, router, runtime)]
+    found.append(Program("frontend", arguments, {LISTEN_FD: str(descriptor)}, (descriptor,)))
+    names = [program.name for program in found]
+    if len(set(names)) < len(names):
+        raise GraphError("two groups of workers have the same component; give each its own")
+    return found
+
+
+def serve(graph: Graph) -> None:
+    """Run a graph until SIGINT or SIGTERM; a second one ends it at once.
+
+    Raises:
+        GraphError: a setting is wrong, or the port is taken.
+    """
+    frontend: FrontendConfig = settings(graph.frontend, FrontendConfig, "frontend")
+    if frontend.http_workers > 1:
+        raise GraphError("frontend: http_workers is for python -m serving.frontend; a graph has one process")
+    try:
+        listener = listen(frontend.http_host, frontend.http_port)
+    except PortError as error:
+        raise GraphError(str(error)) from error
+    with listener:
+        uvloop.run(_serve(programs(graph, frontend, listener.fileno()), frontend.drain_s))
+
+
+async def _serve(wanted: list[Program], drain_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    group = Group(restart=True, say=lambda line: print(line, flush=True))
+    try:
+        for program in wanted:
+            await group.start(program)
+        await stopping.wait()
+    finally:
+        stop = asyncio.ensure_future(group.stop(drain_s + 5))
+        await asyncio.wait([stop, asyncio.ensure_future(hurry.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if not stop.done():
+            await group.stop(0)
+        await stop
+
+
+def _json(*parts: Any) -> str:
+    return json.dumps([dataclasses.asdict(part) for part in parts])

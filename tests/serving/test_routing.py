@@ -1,0 +1,214 @@
+"""The router as a service, on a network in this process: what it hears, and what routers tell each other."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+import uvloop
+
+from serving.kv_events import KvEventPublisher, LoadReport, WorkerReports, subject
+from serving.router import RouterConfig
+from serving.router.follower import BlocksRemoved, BlocksStored
+from serving.router.router import AllBusyError, NoWorkersError
+from serving.routing import Routing, WorkerTraits
+from serving.runtime.address import EndpointAddress
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.server import GeneratorService
+
+ADDRESS = EndpointAddress("test", "backend", "generate")
+SIZE = 16
+
+
+class FakeWorker:
+    """A worker that says what the test wants, over the real network."""
+
+    def __init__(self, runtime):
+        self.runtime = runtime
+        self.publisher = KvEventPublisher(runtime, ADDRESS)
+        self.usage = 0
+
+    def report(self, rank):
+        publisher = self.publisher
+        return LoadReport(self.runtime.instance_id, rank, publisher.epoch, publisher.number, 0, 0, self.usage, 100, 8)
+
+    async def start(self):
+        async def generate(request):
+            yield 1
+
+        self.reports = WorkerReports(self.runtime, ADDRESS, [self.publisher], self.report)
+        await self.reports.start()
+        await self.runtime.serve(ADDRESS, GeneratorService(generate))
+        return self
+
+
+def network(tmp_path, talk):
+    async def main():
+        config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(tmp_path / "d"))
+        async with AsyncExitStack() as stack, asyncio.timeout(60):
+
+            async def join():
+                return await stack.enter_async_context(await DistributedRuntime.connect(config))
+
+            async def worker():
+                made = await FakeWorker(await join()).start()
+                stack.push_async_callback(made.reports.close)
+                return made
+
+            async def router(traits=lambda _: WorkerTraits(1, True), **options):
+                made = Routing(
+                    await join(),
+                    ADDRESS,
+                    mode="kv",
+                    config=RouterConfig(**options),
+                    block_size=SIZE,
+                    seed=0,
+                    traits=traits,
+                )
+                await made.start()
+                return made
+
+            await talk(worker, router)
+
+    uvloop.run(main())
+
+
+async def until(condition):
+    async with asyncio.timeout(15):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def overlaps(router, hashes):
+    placement = router.pick(len(hashes) * SIZE, hashes)
+    router.on_finish(placement)
+    workers = router.workers()
+    return {workers[place].instance_id: blocks for place, _, blocks in placement.decision.candidates if blocks}
+
+
+def test_a_router_that_starts_late_learns_what_is_cached_and_follows_from_there(tmp_path):
+    async def talk(worker, router):
+        one = await worker()
+        one.publisher.publish([BlocksStored([1, 2, 3], None), BlocksStored([9], 1)])
+        late = await router()
+        await until(lambda: late.num_workers == 1 and overlaps(late, [1, 2, 3]))
+        id = one.runtime.instance_id
+        assert overlaps(late, [1, 2, 3]) == {id: 3}
+        one.publisher.publish([BlocksStored([4], 3), BlocksRemoved([9])])
+        await until(lambda: overlaps(late, [1, 2, 3, 4]) == {id: 4})
+        assert overlaps(late, [1, 9]) == {id: 1}
+
+    network(tmp_path, talk)
+
+
+def test_lost_events_are_mended_from_a_snapshot(tmp_path):
+    async def talk(worker, router):
+        one, here = await worker(), await router()
+        await until(lambda: here.num_workers == 1)
+        one.publisher.publish([BlocksStored([1], None)])
+        await until(lambda: overlaps(here, [1]))
+        one.publisher.ledger.apply(BlocksStored([2, 3], 1))  # told to nobody
+        one.publisher.number += 1
+        await until(lambda: overlaps(here, [1, 2, 3]) == {one.runtime.instance_id: 3})
+
+    network(tmp_path, talk)
+
+
+def test_a_worker_that_reports_no_events_is_predicted_beside_one_that_does(tmp_path):
+    async def talk(worker, router):
+        told, silent = await worker(), await worker()
+        here = await router(traits=lambda id: WorkerTraits(1, id == told.runtime.instance_id))
+        await until(lambda: here.num_workers == 2)
+        told.publisher.publish([BlocksStored([1, 2], None)])
+        await until(lambda: overlaps(here, [1, 2]))
+        for hashes in ([7, 8], [7, 8]):
+            here.on_finish(here.pick(2 * SIZE, hashes, silent.runtime.instance_id))
+        assert overlaps(here, [7, 8]) == {silent.runtime.instance_id: 2}
+        assert overlaps(here, [1, 2]) == {told.runtime.instance_id: 2}
+
+    network(tmp_path, talk)
+
+
+def test_routers_know_what_the_others_sent_and_forget_it_with_them(tmp_path):
+    async def talk(worker, router):
+        await worker()
+        await worker()
+        here, there = await router(), await router()
+        await until(lambda: here.num_workers == there.num_workers == 2 and here._peers and there._peers)
+
+        def load(of, placement):
+            slot = of._slots[placement.worker]
+            books = of.core.load(slot)
+            return books.num_requests, books.prefill_tokens, books.decode_blocks
+
+        placements = []
+        while not placements or load(there, placements[0])[0] == 0:  # a subscriber needs a moment to connect
+            placements.append(here.pick(3 * SIZE, [1, 2, 3]))
+            await asyncio.sleep(0.05)
+        for placement in placements:
+            here.on_finish(placement)
+        await until(lambda: load(there, placements[-1]) == (0, 0, 0))
+        placement = here.pick(3 * SIZE, [1, 2, 3])
+        await until(lambda: load(there, placement) == load(here, placement) == (1, 3 * SIZE, 3))
+        here.on_first_token(placement)
+        await until(lambda: load(there, placement) == load(here, placement) == (1, 0, 3))
+        here._tell = lambda message: None  # the end gets lost
+        here.on_finish(placement)
+        del here._tell
+        await until(lambda: load(there, placement) == (0, 0, 0))
+        last = here.pick(3 * SIZE, [1, 2, 3])
+        await until(lambda: load(there, last)[0] == 1)
+        await here._runtime.close()
+        await until(lambda: load(there, last) == (0, 0, 0))
+
+    network(tmp_path, talk)
+
+
+def test_busy_workers_are_left_out_and_all_busy_is_an_error(tmp_path):
+    async def talk(worker, router):
+        one, two = await worker(), await worker()
+        here = await router(busy_threshold=0.5)
+        await until(lambda: here.num_workers == 2)
+        one.usage = 90
+        await until(lambda: len(here.loads) == 2 and here.core._busy)
+        for _ in range(5):
+            assert here.pick(SIZE, [1]).worker.instance_id == two.runtime.instance_id
+        two.usage = 90
+        await until(lambda: len(here.core._busy) == 2)
+        with pytest.raises(AllBusyError):
+            here.pick(SIZE, [1])
+        one.usage = 10
+        await until(lambda: len(here.core._busy) == 1)
+        assert here.pick(SIZE, [1]).worker.instance_id == one.runtime.instance_id
+
+    network(tmp_path, talk)
+
+
+def test_garbage_on_the_event_plane_is_ignored(tmp_path):
+    async def talk(worker, router):
+        one, here = await worker(), await router()
+        await until(lambda: here.num_workers == 1)
+        for topic in ("kv_events", "load_metrics", "router_sync"):
+            for data in (b"", b"\xc1", msgspec.msgpack.encode([1, 2]), msgspec.msgpack.encode({"a": 1})):
+                await one.runtime.events.publish(subject(ADDRESS, topic), data)
+        bad = [one.runtime.instance_id, 0, 1 << 60, 0, [["x", 5]]]
+        await one.runtime.events.publish(subject(ADDRESS, "kv_events"), msgspec.msgpack.encode(bad))
+        one.publisher.publish([BlocksStored([1], None)])
+        await until(lambda: overlaps(here, [1]) == {one.runtime.instance_id: 1})
+        with pytest.raises(NoWorkersError, match="has no instance 1"):
+            here.pick(SIZE, [1], 1)
+
+    network(tmp_path, talk)
+
+
+def test_garbage_in_discovery_is_ignored(tmp_path):
+    async def talk(worker, router):
+        one, here = await worker(), await router()
+        await one.runtime.register("v1/instances/test/backend/generate/zz", b"not json")
+        await one.runtime.register("v1/instances/test/backend/generate/yy", b"{}")
+        await until(lambda: here.num_workers == 1)
+        await asyncio.sleep(0.5)
+        assert here.num_workers == 1
+
+    network(tmp_path, talk)
