@@ -7,6 +7,7 @@ can be checked token by token.
 import asyncio
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
+from serving.engines.timer import StepTimer
 from serving.kv_events import KvEventPublisher, LoadReport
 from serving.protocol import PreprocessedRequest
 from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
@@ -151,17 +153,23 @@ class MockEngine:
 
     async def run(self) -> None:
         """Step for ever."""
-        loop, engine = asyncio.get_running_loop(), self.engine
-        now = loop.time()
+        engine, timer = self.engine, StepTimer()
+        try:
+            await self._step(engine, timer)
+        finally:
+            timer.close()
+
+    async def _step(self, engine: Engine, timer: StepTimer) -> None:
+        now = monotonic()  # uvloop's own clock counts milliseconds
         while True:
             step = engine.schedule(now)
             if step is None:
                 self._bell.clear()
                 await self._bell.wait()
-                now = loop.time()
+                now = monotonic()
                 continue
             # Deadlines are absolute: a late timer delays one step, not all that follow.
-            await asyncio.sleep(max(step.end - loop.time(), 0))
+            await timer.until(step.end)
             self._send(engine)
             now = step.end
 

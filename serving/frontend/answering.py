@@ -13,6 +13,9 @@ from serving.frontend.generation import Generation
 from serving.frontend.metrics import ModelMetrics
 from serving.frontend.openai import ApiError, Request, usage
 
+BEGUN = "dynabench.begun"
+"""Set in a request's scope once part of its answer was sent."""
+
 
 class Asked:
     """An accepted request: what is needed to answer it."""
@@ -67,23 +70,29 @@ class Asked:
 class Answering(Response):
     """Answers one request; its task is cancelled, and the engines told, when the client hangs up."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, answers: set["Answering"]) -> None:
+        """Prepare to answer; `answers` holds the answer while it is under way."""
         super().__init__()
+        self._answers = answers
         self._asked = asked
         self._endpoint = "chat_completions" if asked.is_chat else "completions"
         self._format = AnswerFormat(asked.id, asked.request.model, is_chat=asked.is_chat)
         self.is_writing_since = 0.0
         """When a write began that the client has not taken yet, 0 if there is none."""
-        self.task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._is_ending = False
+        self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         asked, metrics = self._asked, self._asked.metrics
         kind = "stream" if asked.request.stream else "unary"
-        self.task = asyncio.current_task()
-        assert self.task is not None
-        watching = asyncio.ensure_future(_hang_up(receive, self.task))
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        self._answers.add(self)
+        watching = asyncio.ensure_future(self._watch(receive))
         metrics.inflight += 1
+        self._scope = scope
         status = "success"
         try:
             await (self._stream(send) if asked.request.stream else self._whole(scope, receive, send))
@@ -92,15 +101,28 @@ class Answering(Response):
             metrics.count("model_cancellation", self._endpoint, kind)
             if not watching.done() and not self.is_writing_since:
                 raise  # it is we who are asked to end
-            self.task.uncancel()
+            task.uncancel()
         except BaseException:
             status = "error"
             raise
         finally:
             watching.cancel()
+            self._answers.discard(self)
             for generation in asked.generations:
                 generation.close()
             self._count(kind, status)
+
+    def hang_up(self) -> None:
+        """End it: its client does not read."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        """Cancel the task when the client is gone; the end of the answer looks the same and is not that."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not self._is_ending:
+            self.hang_up()
 
     def _count(self, kind: str, status: str) -> None:
         asked, metrics = self._asked, self._asked.metrics
@@ -132,6 +154,7 @@ class Answering(Response):
 
         choices = await _together([collect(*entry) for entry in enumerate(asked.generations)])
         body = format.whole(choices, asked.usage(), asked.nvext(asked.generations[0]))
+        self._is_ending = True
         await Response(body, headers=self._facts(), media_type="application/json")(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
@@ -140,6 +163,7 @@ class Answering(Response):
         first = await generations[0].pieces()  # what fails until here is answered by a status, not in the stream
         headers = self._facts() | {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._scope[BEGUN] = True
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         start = b"".join(annotation(name, value) for name, value in asked.annotations.items())
         try:
@@ -183,6 +207,7 @@ class Answering(Response):
             pieces = None
 
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        self._is_ending = not more
         self.is_writing_since = time.perf_counter()
         await send({"type": "http.response.body", "body": body, "more_body": more})
         self.is_writing_since = 0.0
@@ -285,13 +310,6 @@ async def _together(parts: list[Any]) -> list[Any]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _hang_up(receive: Receive, task: asyncio.Task[Any]) -> None:
-    """Cancel a request's task when its client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    task.cancel()
 
 
 def _escape(text: str) -> bytes:

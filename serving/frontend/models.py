@@ -43,6 +43,11 @@ class _Group:
         self.opening: asyncio.Task[None] | None = None
 
 
+def _complain(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a model could not be opened", exc_info=error)
+
+
 class Models:
     """Follows model cards."""
 
@@ -114,6 +119,7 @@ class Models:
         group.cards[key] = card
         if group.opening is None:
             group.opening = asyncio.create_task(self._open(group, card))
+            group.opening.add_done_callback(_complain)
         elif group.routing is not None:
             group.routing.on_card(card.instance_id)
 

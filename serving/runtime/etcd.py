@@ -35,6 +35,7 @@ class EtcdDiscovery:
             if config.etcd_client_cert:
                 self._ssl.load_cert_chain(config.etcd_client_cert, config.etcd_client_key or None)
         self._keys: dict[str, bytes] = {}
+        self._unsent: set[str] = set()
         self._lease = 0
         self._token = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -59,17 +60,25 @@ class EtcdDiscovery:
     async def put(self, key: str, value: bytes) -> None:
         """Register a key under our lease."""
         self._keys[key] = value
-        await self._put(key, value)
+        try:
+            await self._put(key, value)
+        except UNREACHABLE:
+            self._unsent.add(key)  # until etcd is back
 
     async def delete(self, key: str) -> None:
         """Take a key of ours out."""
+        self._unsent.discard(key)
         if self._keys.pop(key, None) is not None:
             await self._call("kv/deleterange", {"key": _encode(key)})
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Tell of keys below a prefix, now and as they change."""
         known: dict[str, bytes] = {}
-        revision = await self._list(prefix, known, on_change)
+        revision: int | None
+        try:
+            revision = await self._list(prefix, known, on_change)
+        except UNREACHABLE:
+            revision = None
         task = asyncio.create_task(self._follow(prefix, known, revision, on_change))
         self._tasks.append(task)
 
@@ -110,6 +119,9 @@ class EtcdDiscovery:
                 answer = await self._call("lease/keepalive", {"ID": str(self._lease)})
                 if int(answer.get("result", {}).get("TTL", 0)) <= 0:
                     await self._grant()  # etcd forgot us: register again
+                for key in list(self._unsent):
+                    await self._put(key, self._keys[key])
+                    self._unsent.discard(key)
             except UNREACHABLE:
                 self._token = "" if self._user is None else self._token
                 await asyncio.sleep(RETRY_S)
@@ -132,10 +144,10 @@ class EtcdDiscovery:
             if key not in known:
                 on_change(key, None)
 
-    async def _follow(self, prefix: str, known: dict[str, bytes], revision: int, on_change: OnChange) -> None:
+    async def _follow(self, prefix: str, known: dict[str, bytes], revision: int | None, on_change: OnChange) -> None:
         while True:
             try:
-                async for event in self._events(prefix, revision + 1):
+                async for event in self._events(prefix, revision):
                     key = _decode(event["kv"]["key"]).decode()
                     if event.get("type") == "DELETE":
                         if known.pop(key, None) is not None:
@@ -151,8 +163,11 @@ class EtcdDiscovery:
             except UNREACHABLE:
                 continue
 
-    async def _events(self, prefix: str, revision: int) -> AsyncIterator[dict[str, Any]]:
-        request = {"key": _encode(prefix), "range_end": _encode(_end(prefix)), "start_revision": str(revision)}
+    async def _events(self, prefix: str, revision: int | None) -> AsyncIterator[dict[str, Any]]:
+        """Yield what changed after a revision; nothing if it is not known."""
+        if revision is None:
+            return
+        request = {"key": _encode(prefix), "range_end": _encode(_end(prefix)), "start_revision": str(revision + 1)}
         url = f"{self._endpoints[0]}/v3/watch"
         async with self._session.post(
             url, json={"create_request": request}, headers=self._headers(), timeout=STREAMING, read_bufsize=1 << 24

@@ -236,7 +236,10 @@ class NatsPlane:
         if durable:
             consumer = _DurableConsumer(self, subject, on_event)
             self._consumers.append(consumer)
-            await consumer.start()
+            try:
+                await consumer.start()
+            except (TimeoutError, NatsError):
+                consumer.restart()  # the server is away just now
             return consumer.stop
 
         async def heard(message: Msg) -> None:

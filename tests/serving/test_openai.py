@@ -1,6 +1,7 @@
 """The frontend, asked by OpenAI's own client."""
 
 import json
+import time
 
 import httpx
 import openai
@@ -128,8 +129,6 @@ def test_the_second_turn_of_a_conversation_goes_where_the_first_is_cached(tiny_c
     first = tiny_client.chat.completions.with_raw_response.create(model="tiny", messages=messages, max_tokens=40)
     told = first.parse().choices[0].message.content
     messages += [{"role": "assistant", "content": told}, {"role": "user", "content": "and then"}]
-    import time
-
     time.sleep(0.3)  # until the router has heard of the blocks
     second = tiny_client.chat.completions.with_raw_response.create(model="tiny", messages=messages, max_tokens=5)
     assert second.headers["x-worker-id"] == first.headers["x-worker-id"]
@@ -188,6 +187,9 @@ def test_metrics_count_what_happened(client, stack):
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
+    blocks, deadline = "dynamo_component_kv_total_blocks{", time.monotonic() + 10
+    while sum(name.startswith(blocks) for name in read()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)  # workers report once a second
     before = read()
     list(client.completions.create(model="mock", prompt="count me", max_tokens=7, stream=True))
     after = read()

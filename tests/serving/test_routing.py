@@ -184,6 +184,21 @@ def test_busy_workers_are_left_out_and_all_busy_is_an_error(tmp_path):
     network(tmp_path, talk)
 
 
+def test_load_is_served_beside_generate(tmp_path):
+    async def talk(worker, router):
+        one, here = await worker(), await router()
+        one.usage = 25
+        await until(lambda: here.num_workers == 1)
+        metrics = ADDRESS._replace(endpoint="load_metrics")
+        client = await here._runtime.client(metrics)
+        await client.wait_for_instances()
+        (told,) = [item async for item in client.generate(None)]
+        assert told["kv_stats"] == {"kv_active_blocks": 25, "kv_total_blocks": 100, "gpu_cache_usage_perc": 0.25}
+        assert told["worker_stats"]["request_total_slots"] == 8
+
+    network(tmp_path, talk)
+
+
 def test_garbage_on_the_event_plane_is_ignored(tmp_path):
     async def talk(worker, router):
         one, here = await worker(), await router()

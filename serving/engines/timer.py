@@ -1,0 +1,59 @@
+"""Waiting to a fraction of a millisecond: event loops count whole ones, and a decode step takes six."""
+
+import asyncio
+import ctypes
+import os
+import sys
+from time import monotonic
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+MONOTONIC, NONBLOCK, CLOEXEC = 1, 0o4000, 0o2000000
+
+
+class StepTimer:
+    """Waits for points in time; on Linux by a timer of the kernel, elsewhere by the loop's own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fired: asyncio.Future[None] | None = None
+        self._fd = -1
+        if sys.platform == "linux":
+            self._libc = ctypes.CDLL(None, use_errno=True)
+            self._fd = self._libc.timerfd_create(MONOTONIC, NONBLOCK | CLOEXEC)
+        if self._fd >= 0:
+            self._loop.add_reader(self._fd, self._on_fired)
+
+    async def until(self, when: float) -> None:
+        """Return at `when` (s, `time.monotonic`), or after other work's turn if that has passed."""
+        delay = when - monotonic()
+        if self._fd < 0 or delay <= 0:
+            await asyncio.sleep(max(delay, 0))
+            return
+        nanoseconds = max(int(delay * 1e9), 1)
+        spec = _Itimerspec(_Timespec(0, 0), _Timespec(*divmod(nanoseconds, 1_000_000_000)))
+        self._fired = self._loop.create_future()
+        self._libc.timerfd_settime(self._fd, 0, ctypes.byref(spec), None)
+        await self._fired
+
+    def close(self) -> None:
+        """Give the timer back."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _on_fired(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return  # it was set anew in the meantime
+        if self._fired is not None and not self._fired.done():
+            self._fired.set_result(None)
