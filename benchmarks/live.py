@@ -21,40 +21,38 @@ from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.serve_engines import WorkerConfig
 
+HEADERS = {"content-type": "application/json"}
+
 
 async def client(
-    session: aiohttp.ClientSession, url: str, number: int, tokens: int, until: float, ttfts: list[float]
+    session: aiohttp.ClientSession, url: str, model: str, number: int, tokens: int, until: float, ttfts: list[float]
 ) -> int:
     """Ask one thing after the other; return the tokens received."""
     received, turn = 0, 0
     while time.perf_counter() < until:
         turn += 1
         prompt = np.random.default_rng(number * 1_000_003 + turn).integers(1000, 30000, 64).tolist()
-        body = msgspec.json.encode({"model": "mock", "prompt": prompt, "max_tokens": tokens, "stream": True})
+        body = msgspec.json.encode(
+            {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+        )
         started, first = time.perf_counter(), 0.0
         async with session.post(f"{url}/v1/completions", data=body) as response:
             async for data in response.content.iter_any():
                 first = first or time.perf_counter()
-                received += data.count(b'"finish_reason":null')
+                received += data.count(
+                    b"data: {"
+                )  # an event a token, and one for the finish reason where that comes alone
         ttfts.append(first - started)
     return received
 
 
-async def measure(clients: int, workers: int, tokens: int, seconds: float, runtime: RuntimeConfig | None) -> None:
-    """Run one number of clients against a fresh stack and print a line."""
-    stack = LocalStack(
-        frontend=FrontendConfig(http_port=0, router_mode="kv"),
-        router=RouterConfig(),
-        worker=WorkerConfig(),
-        engine=EngineConfig(speedup_ratio=1000.0),
-        num_workers=workers,
-        runtime=runtime,
-    )
-    async with stack, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+async def measure(url: str, model: str, clients: int, tokens: int, seconds: float) -> None:
+    """Run one number of clients and print a line."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=HEADERS) as session:
         ttfts: list[float] = []
-        await client(session, stack.url, 10**6, tokens, time.perf_counter() + 0.5, [])
+        await client(session, url, model, 10**6, tokens, time.perf_counter() + 0.5, [])
         started = time.perf_counter()
-        work = [client(session, stack.url, number, tokens, started + seconds, ttfts) for number in range(clients)]
+        work = [client(session, url, model, number, tokens, started + seconds, ttfts) for number in range(clients)]
         received = sum(await asyncio.gather(*work))
         took = time.perf_counter() - started
     p50, p99 = np.percentile(ttfts, [50, 99]) * 1000
@@ -65,19 +63,37 @@ async def measure(clients: int, workers: int, tokens: int, seconds: float, runti
     )
 
 
+async def run(options: argparse.Namespace) -> None:
+    """Measure each number of clients, our own stack or what answers at a URL."""
+    for clients in options.clients:
+        if options.url:
+            await measure(options.url, options.model, clients, options.tokens, options.seconds)
+            continue
+        stack = LocalStack(
+            frontend=FrontendConfig(http_port=0, router_mode="kv"),
+            router=RouterConfig(),
+            worker=WorkerConfig(model_path=options.model_path, model_name="mock", context_length=100_000),
+            engine=EngineConfig(speedup_ratio=1000.0),
+            num_workers=options.workers,
+            runtime=RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None,
+        )
+        async with stack:
+            await measure(stack.url, stack.model, clients, options.tokens, options.seconds)
+
+
 def main() -> None:
-    """Measure each number of clients."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--etcd", default="")
+    parser.add_argument("--etcd", default="", help="run our stack over these etcd servers, with --nats")
     parser.add_argument("--nats", default="")
-    options = parser.parse_args()
-    runtime = RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None
-    for clients in options.clients:
-        uvloop.run(measure(clients, options.workers, options.tokens, options.seconds, runtime))
+    parser.add_argument("--url", default="", help="measure this server instead, with the same client")
+    parser.add_argument("--model", default="mock")
+    parser.add_argument("--model-path", default="", help="folder with a tokenizer (none: tokens are bytes)")
+    uvloop.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":
