@@ -9,10 +9,8 @@ from typing import Annotated, Any, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 
+from dynabench.errors import UserError
 from dynabench.experiment import ExperimentConfig, LiveConfig, load_workload, run_experiment
-from dynabench.launch import LaunchError
-from dynabench.recordings import RecordingError
-from dynabench.serve import GraphError
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
@@ -212,7 +210,7 @@ def verify(
     for path in recordings:
         try:
             verdict = recorded.verify(recorded.read(path))
-        except RecordingError as error:
+        except recorded.RecordingError as error:
             failed += 1
             _print_verdict({"file": str(path), "matched": None, "error": str(error)}, json_output)
             continue
@@ -321,7 +319,7 @@ def main() -> None:
         _fail(_one_line(error))
     try:
         code = command(*bound.args, **bound.kwargs)
-    except (WorkloadError, ReportError, LaunchError, RecordingError, GraphError) as error:
+    except (WorkloadError, ReportError, UserError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -14,6 +14,7 @@ from typing import Self
 
 import aiohttp
 
+from dynabench.errors import UserError
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
@@ -27,7 +28,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
 
 
-class LaunchError(Exception):
+class LaunchError(UserError):
     """A stack that did not start, or a process of it that died."""
 
 

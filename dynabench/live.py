@@ -62,6 +62,9 @@ def run_live(
         notes = []
         if lost:
             notes.append(f"{', '.join(lost)} died during the run")
+        errors = [error for error in columns["error"] if error]
+        if errors and len(errors) == len(columns["error"]):
+            notes.append(f"every request failed, the first with: {errors[0]}")
         lag = columns["sent_s"] - columns["intended_s"]
         if len(lag) and (late := float(np.percentile(lag, 99))) > LATE_S:
             notes.append(

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dynabench.errors import UserError
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
 
 Json = dict[str, Any]
 
 
-class RecordingError(Exception):
+class RecordingError(UserError):
     """A file that is no recording, or one whose scheduler the mocker does not model."""
 
 

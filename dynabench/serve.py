@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 import uvloop
 
+from dynabench.errors import UserError
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
@@ -20,7 +21,7 @@ from serving.serve_engines import WorkerConfig
 from serving.supervise import Group, Program
 
 
-class GraphError(Exception):
+class GraphError(UserError):
     """A graph that cannot be started."""
 
 

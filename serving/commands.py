@@ -67,13 +67,10 @@ def frontend(
         settings: all of these as JSON, for processes started by others.
     """
     set_up(verbose)
-    runtime = runtime or RuntimeConfig()
-    if settings is not None:
-        parts = zip(json.loads(settings), (FrontendConfig, RouterConfig, RuntimeConfig), strict=True)
-        frontend, router, runtime = (msgspec.convert(part, kind) for part, kind in parts)
+    frontend, router, network = _resolve(settings, frontend, router, runtime or RuntimeConfig())
 
     async def main(stopping: asyncio.Event) -> None:
-        await run_frontends(frontend, router, runtime, stopping)
+        await run_frontends(frontend, router, network, stopping)
 
     run(main)
 
@@ -104,10 +101,7 @@ def mocker(
         settings: all of these as JSON, for processes started by others.
     """
     set_up(verbose)
-    runtime = runtime or RuntimeConfig()
-    if settings is not None:
-        parts = zip(json.loads(settings), (WorkerConfig, EngineConfig, RuntimeConfig), strict=True)
-        worker, engine, runtime = (msgspec.convert(part, kind) for part, kind in parts)
+    worker, engine, network = _resolve(settings, worker, engine, runtime or RuntimeConfig())
     if model is not None:
         worker = dataclasses.replace(worker, model_path=model)
     if extra_engine_args is not None:
@@ -117,9 +111,9 @@ def mocker(
 
     async def main(stopping: asyncio.Event) -> None:
         if num_workers > 1:
-            await run_copies("serving.mocker", num_workers, [worker, engine, runtime], worker.drain_s, stopping)
+            await run_copies("serving.mocker", num_workers, [worker, engine, network], worker.drain_s, stopping)
             return
-        async with await DistributedRuntime.connect(runtime, drain_s=worker.drain_s) as connected:
+        async with await DistributedRuntime.connect(network, drain_s=worker.drain_s) as connected:
             connected.stopping = stopping
             await serve_mocker(connected, worker, engine)
 
@@ -146,13 +140,10 @@ def echo(
         settings: all of these as JSON, for processes started by others.
     """
     set_up(verbose)
-    runtime = runtime or RuntimeConfig()
-    if settings is not None:
-        parts = zip(json.loads(settings), (WorkerConfig, RuntimeConfig), strict=True)
-        worker, runtime = (msgspec.convert(part, kind_) for part, kind_ in parts)
+    worker, network = _resolve(settings, worker, runtime or RuntimeConfig())
 
     async def main(stopping: asyncio.Event) -> None:
-        async with await DistributedRuntime.connect(runtime, drain_s=worker.drain_s) as connected:
+        async with await DistributedRuntime.connect(network, drain_s=worker.drain_s) as connected:
             connected.stopping = stopping
             await serve_echo(connected, worker, kind)
 
@@ -178,17 +169,22 @@ def router(
         settings: all of these as JSON, for processes started by others.
     """
     set_up(verbose)
-    runtime = runtime or RuntimeConfig()
-    if settings is not None:
-        parts = zip(json.loads(settings), (RouterServiceConfig, RouterConfig, RuntimeConfig), strict=True)
-        service, router, runtime = (msgspec.convert(part, kind) for part, kind in parts)
+    service, router, network = _resolve(settings, service, router, runtime or RuntimeConfig())
 
     async def main(stopping: asyncio.Event) -> None:
-        async with await DistributedRuntime.connect(runtime, drain_s=service.drain_s) as connected:
+        async with await DistributedRuntime.connect(network, drain_s=service.drain_s) as connected:
             connected.stopping = stopping
             await RouterService(connected, service, router).run()
 
     run(main)
+
+
+def _resolve(settings: str | None, *given: Any) -> tuple[Any, ...]:
+    """Return the settings given as flags, or those that the process which started us wrote as JSON."""
+    if settings is None:
+        return given
+    parts = zip(json.loads(settings), given, strict=True)
+    return tuple(msgspec.convert(part, type(value)) for part, value in parts)
 
 
 def engine_settings(path: Path, engine: EngineConfig) -> EngineConfig:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dynabench.experiment import BUNDLED
+from tests.serving.stacks import running
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SMALL = ["--max-requests", "40"]
@@ -132,6 +133,24 @@ def test_run_measures_the_real_stack_and_leaves_nothing(tmp_path, sockets):
     assert (figures["requests"], figures["failed"]) == (40, 0)
     assert figures["itl"]["count"] > 1000
     assert stack_processes(sockets) == []
+
+
+def test_run_measures_any_endpoint_by_its_url(tmp_path):
+    with running(2, worker={"model_name": "m"}) as stack:
+        for prompts in ("tokens", "text"):
+            out = tmp_path / prompts
+            done = dynabench(
+                "run", "--url", stack.url, "--model", "m", "--prompts", prompts, "--rate-scale", "20",
+                "--max-requests", "20", "--cap-isl", "500", "--out", out,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr + done.stdout
+            arm = json.loads((out / "summary.json").read_text())["arms"]["endpoint"]
+            assert (arm["requests"], arm["failed"]) == (20, 0)
+        gone = dynabench(
+            "run", "--url", "http://127.0.0.1:1", "--max-requests", "3", "--rate-scale", "99", "--out", tmp_path / "g"
+        )
+    assert gone.returncode == 1
+    assert "Cannot connect to host" in gone.stdout
 
 
 def test_live_and_virtual_agree_on_what_is_cached(tmp_path):

@@ -1,0 +1,112 @@
+"""Engines of all kinds behind the frontend: what they give reaches the client, what they break does not."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.servers import free_port
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path_factory.mktemp("d")), "DYN_LOG": "off"}
+    port = free_port()
+    commands = [
+        [Path(__file__).with_name("strange_engine.py")],
+        ["-m", "serving.frontend", "--http-port", port],
+    ]
+    processes = [subprocess.Popen([sys.executable, *map(str, command)], env=environment) for command in commands]
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                if len(httpx.get(f"{url}/v1/models").json()["data"]) == 2:
+                    break
+            except httpx.HTTPError:
+                assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield url
+    finally:
+        for process in processes:
+            process.terminate()
+        assert [process.wait(20) for process in processes] == [0, 0]
+
+
+@pytest.fixture
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_logprobs_of_a_completion(client):
+    asked = {"model": "tokens", "prompt": "A", "max_tokens": 3, "logprobs": 2}
+    whole = client.completions.create(**asked).choices[0]
+    assert whole.text == "HIJ"
+    assert whole.logprobs.tokens == ["H", "I", "J"]
+    assert whole.logprobs.token_logprobs == [-0.5, -1.5, -2.5]
+    assert whole.logprobs.text_offset == [0, 1, 2]
+    assert whole.logprobs.top_logprobs[0] == {"H": -0.5, "I": -1.5}
+    events = [event.choices[0] for event in client.completions.create(**asked, stream=True)]
+    assert [event.logprobs.token_logprobs for event in events[:3]] == [[-0.5], [-1.5], [-2.5]]
+    assert [event.logprobs.text_offset for event in events[:3]] == [[0], [1], [2]]
+
+
+def test_logprobs_of_a_chat(client):
+    asked = {
+        "model": "tokens", "messages": [{"role": "user", "content": "A"}], "max_tokens": 2,
+        "logprobs": True, "top_logprobs": 2,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert [(part.token, part.logprob) for part in whole.logprobs.content] == [("H", -0.5), ("I", -1.5)]
+    assert [top.token for top in whole.logprobs.content[0].top_logprobs] == ["H", "I"]
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert [chunk.logprobs.content[0].logprob for chunk in chunks if chunk.logprobs] == [-0.5, -1.5]
+
+
+def test_without_being_asked_for_there_are_none(client):
+    assert client.completions.create(model="tokens", prompt="A", max_tokens=2).choices[0].logprobs is None
+
+
+def test_an_engine_that_ends_without_a_reason_is_done(client):
+    answer = client.completions.create(model="tokens", prompt="E", max_tokens=9, extra_body={"nvext": {}})
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("HIJKLMNOP", "length")
+
+
+@pytest.mark.parametrize("prompt", ["B", "C"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_fails_at_once_is_an_error_with_a_status(client, prompt, stream):
+    with pytest.raises(openai.InternalServerError) as failed:
+        list(client.completions.create(model="tokens", prompt=prompt, max_tokens=2, stream=stream))
+    assert failed.value.type == "server_error"
+
+
+def test_an_engine_that_fails_in_the_middle_is_an_error_in_the_stream(client):
+    stream = client.completions.create(model="tokens", prompt="D", max_tokens=2, stream=True)
+    got = []
+    with pytest.raises(openai.APIError) as failed:
+        for event in stream:
+            got.append(event.choices[0].text)  # noqa: PERF401 (the loop raises)
+    assert got == ["H"]
+    assert "engine failed" in failed.value.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_takes_whole_requests(client, stream):
+    answer = client.completions.create(model="whole", prompt="hello", stream=stream)
+    if stream:
+        choices = [event.choices[0] for event in answer]
+        text, reason = "".join(choice.text for choice in choices), choices[-1].finish_reason
+    else:
+        text, reason = answer.choices[0].text, answer.choices[0].finish_reason
+    assert (text, reason) == ("what you asked", "stop")
+    with pytest.raises(openai.InternalServerError):
+        list(client.completions.create(model="whole", prompt="fail", stream=stream))
+    with pytest.raises(openai.NotFoundError, match="does not offer"):
+        client.chat.completions.create(model="whole", messages=[{"role": "user", "content": "x"}])
