@@ -148,7 +148,7 @@ def _compare(
     console.print(summary["verdict"], highlight=False)
     for arm, figures in summary["arms"].items():
         for note in figures["notes"]:
-            console.print(f"{arm}: {note}", highlight=False)
+            console.print(f"{arm}: {note}", highlight=False, soft_wrap=True)
     console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
     if not summary["is_complete"]:
         return 130

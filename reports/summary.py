@@ -62,7 +62,7 @@ def verdict(summary: Json) -> str:
     if not summary["is_complete"]:
         parts.append("The run was interrupted, so this is not the whole workload.")
     if not summary["is_valid"]:
-        parts.append("The client itself spoiled the run (see the notes): do not trust these figures.")
+        parts.append("Something spoiled the run (see the notes): do not trust these figures.")
     return " ".join(parts) or "No request succeeded."
 
 

@@ -150,6 +150,7 @@ def test_run_measures_any_endpoint_by_its_url(tmp_path):
             "run", "--url", "http://127.0.0.1:1", "--max-requests", "3", "--rate-scale", "99", "--out", tmp_path / "g"
         )
     assert gone.returncode == 1
+    assert "every request failed, the first with: " in gone.stdout
     assert "Cannot connect to host" in gone.stdout
 
 
