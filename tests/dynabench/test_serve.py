@@ -1,0 +1,115 @@
+"""`dynabench serve`: one command starts, keeps and stops a whole stack."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.servers import free_port
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "graph.yaml"
+
+
+def start(tmp_path, *arguments):
+    environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
+    command = [sys.executable, "-m", "dynabench", "serve", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def children(process):
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def wait_for(url, instances):
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
+        try:
+            if len(httpx.get(f"{url}/health").json()["instances"]) == instances:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"{instances} instances did not come to {url}")
+
+
+def finish(process, number):
+    pids = children(process)
+    process.send_signal(number)
+    log, _ = process.communicate(timeout=40)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert process.returncode == 0, log
+    assert "Traceback" not in log
+    return log
+
+
+def test_the_example_graph_serves_two_models_restarts_what_dies_and_stops_clean(tmp_path):
+    port = free_port()
+    graph = tmp_path / "graph.yaml"
+    graph.write_text(EXAMPLE.read_text().replace("8080", str(port)))
+    process = start(tmp_path, "-f", graph)
+    url = f"http://127.0.0.1:{port}"
+    wait_for(url, 3)
+    assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["chatty", "parrot"]
+    body = {"model": "parrot", "messages": [{"role": "user", "content": "say this"}]}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == "say this"
+    os.kill(children(process)[0], signal.SIGKILL)
+    wait_for(url, 2)
+    wait_for(url, 3)
+    log = finish(process, signal.SIGINT)
+    assert "chatty-0 ended with code -9; starting it again" in log
+
+
+def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
+    port = free_port()
+    process = start(
+        tmp_path,
+        "--http-port",
+        port,
+        "--workers",
+        2,
+        "--router-mode",
+        "kv",
+        "--standalone-router",
+        "--speedup-ratio",
+        20,
+    )
+    url = f"http://127.0.0.1:{port}"
+    wait_for(url, 1)  # the router is what the frontend sees
+    answer = httpx.post(f"{url}/v1/completions", json={"model": "mock", "prompt": "x", "max_tokens": 4})
+    assert len(answer.json()["choices"][0]["text"]) == 4
+    finish(process, signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("workers: []", "workers is empty"),
+        ("wrokers: []", "wrokers"),
+        ("workers: [{engine: magic}]", "magic"),
+        (
+            "workers: [{engine_args: {blok_size: 3}}]",
+            "workers[0].engine_args: unknown blok_size; expected some of block_size",
+        ),
+        ("workers: [{engine_args: {block_size: many}}]", "Expected `int`"),
+        ("workers: [{}]\nfrontend: {http_port: 99999}", "http_port must be from 0 to 65535"),
+        ("workers: [{}, {}]", "two groups of workers have the same component"),
+        ("workers: [{engine: echo_full, engine_args: {block_size: 3}}]", "engine_args are for the mocker"),
+        ("a: [", "while parsing"),
+        (None, "No such file"),
+    ],
+)
+def test_a_graph_that_cannot_be_is_told_in_one_line(tmp_path, text, message):
+    path = tmp_path / "graph.yaml"
+    if text is not None:
+        path.write_text(text if "http_port" in text else f"{text}\nfrontend: {{http_port: 0}}")
+    process = start(tmp_path, "-f", path)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 2, said
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
