@@ -7,7 +7,9 @@ Engines run at speedup 1000, as in the figures of NVIDIA Dynamo this is compared
 
 import argparse
 import asyncio
+import os
 import time
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -63,6 +65,15 @@ async def measure(url: str, model: str, clients: int, tokens: int, seconds: floa
     )
 
 
+def cpu_s(stack: LocalStack) -> dict[str, float]:
+    """Return the CPU seconds that each process of a stack has used, and we."""
+    used = {"client": time.process_time()}
+    for name, pid in stack.group.processes.items():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
 async def run(options: argparse.Namespace) -> None:
     """Measure each number of clients, our own stack or what answers at a URL."""
     for clients in options.clients:
@@ -78,7 +89,15 @@ async def run(options: argparse.Namespace) -> None:
             runtime=RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None,
         )
         async with stack:
+            before = cpu_s(stack)
             await measure(stack.url, stack.model, clients, options.tokens, options.seconds)
+            spent = {name: used - before[name] for name, used in cpu_s(stack).items()}
+            total = sum(spent.values())
+            print(
+                "              "
+                + "  ".join(f"{name} {used / total:.0%}" for name, used in spent.items())
+                + " of the CPU time"
+            )
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -26,6 +27,9 @@ from serving.runtime.messages import (
 from serving.runtime.ports import Channel
 
 log = logging.getLogger(__name__)
+
+FRAME_GAP_S = 0.001
+"""A frame costs about the same whatever it holds. One is sent at once if the last was so long ago; else it waits so long."""
 
 MAX_CALLS = 65_536
 """Calls one process may have open for one client."""
@@ -99,6 +103,7 @@ class Session:
         self._items: list[Any] = []
         self._ends: list[End] = []
         self._will_flush = False
+        self._flushed = 0.0
         sessions.add(self)
 
     @property
@@ -116,24 +121,31 @@ class Session:
         self._ids.append(id)
         self._items.append(item)
         if not self._will_flush:
-            self._will_flush = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._flush_soon()
 
     def finish(self, id: int, end: End) -> None:
         """Put an end into this turn's frame."""
         self._streams.pop(id, None)
         self._ends.append(end)
         if not self._will_flush:
-            self._will_flush = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._flush_soon()
 
     def flush(self) -> None:
         """Send this turn's frame."""
         self._will_flush = False
+        self._flushed = monotonic()
         if self._ids or self._ends:
             ids, items, ends = self._ids, self._items, self._ends
             self._ids, self._items, self._ends = [], [], []
             self._channel.write(frame(Frame(ids, items, ends)))
+
+    def _flush_soon(self) -> None:
+        self._will_flush = True
+        loop = asyncio.get_running_loop()
+        if monotonic() - self._flushed < FRAME_GAP_S:
+            loop.call_later(FRAME_GAP_S, self.flush)
+        else:
+            loop.call_soon(self.flush)
 
     def received(self, data: bytes) -> None:
         """Take in commands."""
