@@ -27,6 +27,7 @@ from serving.serve_engines import WorkerConfig, serve_echo, serve_mocker
 NAME = "dynamo-run"
 ENGINES = ("mocker", "echo_core", "echo_full")
 LATER = ("mistralrs", "llamacpp", "vllm", "sglang", "trtllm", "pystr", "pytok")
+OF_GPU_ENGINES = ("model_config", "tensor_parallel_size", "base_gpu_id", "num_nodes", "node_rank", "leader_addr")
 USAGE = f"""\
 Usage: dynamo-run in=[http|dyn://NAMESPACE.COMPONENT.ENDPOINT] out=[dyn|{"|".join(ENGINES)}] [flags] [MODEL]
 
@@ -74,6 +75,24 @@ class LauncherConfig:
 
     extra_engine_args: Path | None = None
     """Worker: JSON file with settings of the engine."""
+
+    model_config: str = ""
+    """Engines that read GGUF: folder or Hugging Face id with the tokenizer."""
+
+    tensor_parallel_size: int = 1
+    """Engines on GPUs: GPUs of one instance."""
+
+    base_gpu_id: int = 0
+    """Engines on GPUs: the first to use."""
+
+    num_nodes: int = 1
+    """Engines on several hosts: how many."""
+
+    node_rank: int = 0
+    """Engines on several hosts: which this is; 0 leads."""
+
+    leader_addr: str = ""
+    """Engines on several hosts: host:port of the leader."""
 
 
 app = App(name=NAME, help="Serve a model.", usage=USAGE)
@@ -185,6 +204,12 @@ def check(way_in: str, way_out: str, launcher: LauncherConfig) -> None:
         for name in ("context_length", "kv_cache_block_size", "extra_engine_args"):
             if getattr(launcher, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
+    default = LauncherConfig()
+    for name in OF_GPU_ENGINES:
+        if getattr(launcher, name) != getattr(default, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for engines that run models; out={way_out} has no use for it"
+            )
     if way_out == "echo_core" and not launcher.model_path:
         raise UsageError("out=echo_core needs a tokenizer: pass --model-path")
     if way_out == "echo_full" and not (launcher.model_path or launcher.model_name):

@@ -83,7 +83,14 @@ def test_the_guides_four_terminals(tmp_path, model_path, with_servers):
                 BIN / "dynamo-run", "in=dyn://dynamo.mocker.generate", "out=mocker",
                 "--model-path", model_path, "--extra-engine-args", extra,
             )  # fmt: skip
-        shell.run(BIN / "dynamo-run", "in=http", "out=dyn", "--router-mode", "kv", "--http-port", port)
+        flags = [
+            "--router-mode",
+            "kv",
+            "--kv-overlap-score-weight=1.0",
+            "--router-temperature=0.0",
+            "--use-kv-events=true",
+        ]
+        shell.run(BIN / "dynamo-run", "in=http", "out=dyn", *flags, "--http-port", port, "-v")
         url = f"http://127.0.0.1:{port}"
         wait_for(url, 2)
         messages = [{"role": "user", "content": "once upon a time there was a small server " * 6}]
@@ -180,14 +187,25 @@ def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_pat
         (["in=http", "out=magic"], "invalid out= option 'magic'"),
         (["in=http", "out=vllm", "m"], "out=vllm is not available yet"),
         (["in=http", "out=dyn", "--context-length", "5"], "--context-length is for workers"),
+        (
+            ["in=dyn://a", "out=mocker", "--tensor-parallel-size", "2"],
+            "--tensor-parallel-size is for engines that run models",
+        ),
+        (["Qwen/Qwen3-0.6B"], "in= is missing; this version has in=http and in=dyn://"),
         (["in=http", "out=echo_core"], "needs a tokenizer: pass --model-path"),
         (["in=http", "out=echo_full"], "so that we know which model to imitate"),
         (["in=http", "out=dyn", "--http-port", "99999"], "http_port must be from 0 to 65535"),
         (["in=dyn://a", "out=mocker", "--migration-limit", "1024"], "migration_limit must be from 0 to 1023"),
         (["in=dyn://a", "out=mocker", "--bogus"], "Unknown option"),
         (["in=dyn://a", "out=mocker", "--extra-engine-args", "none.json"], "a JSON file was expected"),
-        (["in=http", "out=dyn", "--etcd-endpoints", "127.0.0.1:1"], "etcd does not answer at http://127.0.0.1:1"),
-        (["in=http", "out=dyn", "--nats-server", "nats://127.0.0.1:1"], "NATS does not answer at nats://127.0.0.1:1"),
+        (
+            ["in=http", "out=dyn", "--http-port", "0", "--etcd-endpoints", "127.0.0.1:1"],
+            "etcd does not answer at http://127.0.0.1:1",
+        ),
+        (
+            ["in=http", "out=dyn", "--http-port", "0", "--nats-server", "nats://127.0.0.1:1"],
+            "NATS does not answer at nats://127.0.0.1:1",
+        ),
         (["in=http", "out=dyn", "-v", "-v", "-v"], "at most -vv"),
         (["in=http", "out=dyn", "--http-port", "PORT"], "Address already in use; name another with --http-port"),
     ],
