@@ -19,7 +19,6 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
-from serving.runtime.address import slug
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError, Stop
 from serving.runtime.reliable import BYE, ReliableStream
@@ -32,7 +31,12 @@ PROBE_S = 0.5
 SETTLE_S = 3.0
 """How long after a reconnection a missing peer is given to reconnect, too."""
 
+STREAM = "dynabench-events"
+"""One JetStream stream holds the durable events of all subjects, so that nothing is left behind by a namespace that is no more."""
+
+DURABLE = "dyn.durable."
 MAX_EVENT_MESSAGES = 100_000
+MAX_EVENT_BYTES = 1 << 28
 MAX_EVENT_AGE_S = 3600.0
 Accept = Callable[[Channel], ChannelEnd]
 
@@ -143,7 +147,7 @@ class NatsPlane:
         self._has_outgoing = asyncio.Event()
         self._pumping: asyncio.Task[None] | None = None
         self._connected_at = 0.0
-        self._streams: set[str] = set()
+        self._has_stream = False
         self._consumers: list[_DurableConsumer] = []
 
     async def connect(self) -> None:
@@ -223,10 +227,10 @@ class NatsPlane:
         assert self._jetstream is not None
         while True:
             try:
-                await self._ensure_stream(subject)
-                await self._jetstream.publish(f"dyn.durable.{subject}", data, timeout=2)
+                await self._ensure_stream()
+                await self._jetstream.publish(DURABLE + subject, data, timeout=2)
             except (TimeoutError, NatsError):
-                self._streams.discard(subject)
+                self._has_stream = False
                 await asyncio.sleep(0.25)
             else:
                 return
@@ -300,26 +304,27 @@ class NatsPlane:
         else:
             channel_.on_segment(message.data)
 
-    async def _ensure_stream(self, subject: str) -> None:
-        if subject in self._streams:
+    async def _ensure_stream(self) -> None:
+        if self._has_stream:
             return
         assert self._jetstream is not None
         await self._jetstream.add_stream(
             StreamConfig(
-                name=stream_name(subject),
-                subjects=[f"dyn.durable.{subject}"],
-                max_msgs=MAX_EVENT_MESSAGES,
+                name=STREAM,
+                subjects=[f"{DURABLE}>"],
+                max_msgs_per_subject=MAX_EVENT_MESSAGES,
+                max_bytes=MAX_EVENT_BYTES,
                 max_age=MAX_EVENT_AGE_S,
             )
         )
-        self._streams.add(subject)
+        self._has_stream = True
 
     async def _on_error(self, error: Exception) -> None:
         """Nothing: connections are retried, and lost messages sent again."""
 
     async def _on_reconnected(self) -> None:
         self._connected_at = asyncio.get_running_loop().time()
-        self._streams.clear()
+        self._has_stream = False
         for consumer in self._consumers:
             consumer.restart()
 
@@ -339,13 +344,13 @@ class _DurableConsumer:
         """Subscribe behind the last message seen; at first, to what is new."""
         plane = self._plane
         assert plane._jetstream is not None
-        await plane._ensure_stream(self._subject)
-        state = (await plane._jetstream.stream_info(stream_name(self._subject))).state
+        await plane._ensure_stream()
+        state = (await plane._jetstream.stream_info(STREAM)).state
         if not self._seen or state.last_seq < self._seen:  # a new stream: its numbers start again
             self._seen = state.last_seq
         self._subscription = await plane._jetstream.subscribe(
-            f"dyn.durable.{self._subject}",
-            stream=stream_name(self._subject),
+            DURABLE + self._subject,
+            stream=STREAM,
             cb=self._heard,
             config=ConsumerConfig(
                 deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
@@ -407,11 +412,6 @@ async def _connect(servers: list[str], options: dict[str, Any], on_error: Any, o
     # With unlimited attempts the first connection is retried for ever, too: give up on that one.
     await asyncio.wait_for(connecting, 5)
     return client
-
-
-def stream_name(subject: str) -> str:
-    """Return the JetStream stream of a subject, as Dynamo names it."""
-    return slug(subject).replace("_", "-")
 
 
 def _unsubscribe(subscription: Subscription) -> None:
