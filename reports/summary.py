@@ -42,11 +42,7 @@ def summarize(runs: list[ArmResult]) -> Json:
 def verdict(summary: Json) -> str:
     """Say in a sentence or two which arm won, by how much, and whether that is more than noise."""
     baseline = summary["baseline"]
-    parts = (
-        []
-        if summary["differences"]
-        else [f"Only {baseline} was measured; name a second router mode to compare it with."]
-    )
+    parts = [] if summary["differences"] else [f"Only {baseline} was measured; there is nothing to compare it with."]
     for name, label in (("ttft_sched", "mean TTFT"), ("tpot", "mean time per output token")):
         means = {
             arm: figures[name]["mean"] for arm, figures in summary["arms"].items() if figures[name]["mean"] is not None

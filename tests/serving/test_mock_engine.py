@@ -1,0 +1,159 @@
+"""The mocker as a live engine: what it says, what it refuses, and how it waits for slow readers."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+
+from mocker import EngineConfig
+from serving.engines.mock import LETTERS, MockEngine, answer_tokens, serve_ranks
+from serving.engines.timer import StepTimer
+from serving.protocol import PreprocessedRequest, StopConditions
+from serving.runtime.messages import pack_u32
+from serving.runtime.server import Stream
+
+
+class Reader:
+    """A client session that only notes what it is sent."""
+
+    def __init__(self):
+        self.is_full = False
+        self.items = {}
+        self.ends = {}
+
+    def push(self, id, item):
+        self.items.setdefault(id, []).append(item)
+
+    def finish(self, id, end):
+        self.ends[id] = end
+
+    def tokens(self, id):
+        tokens = []
+        for item in self.items.get(id, []):
+            tokens += item["token_ids"] if isinstance(item, dict) else [item] if isinstance(item, int) else item
+        return tokens
+
+
+def request(prompt, max_tokens, **more):
+    conditions = StopConditions(max_tokens=max_tokens)
+    return PreprocessedRequest(token_ids=pack_u32(np.array(prompt, np.uint32)), stop_conditions=conditions, **more)
+
+
+def with_engine(talk, max_waiting=100, **settings):
+    async def main():
+        fast = {"block_size": 4, "num_gpu_blocks": 100, "timing": "constant", "speedup_ratio": 20.0}
+        engine = MockEngine(EngineConfig(**(fast | settings)), max_waiting=max_waiting)
+        running = asyncio.create_task(engine.run())
+        async with asyncio.timeout(30):
+            await talk(engine, Reader())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    uvloop.run(main())
+
+
+async def ended(reader, *ids):
+    while not all(id in reader.ends for id in ids):
+        await asyncio.sleep(0.001)
+
+
+def test_an_answer_that_goes_on_elsewhere_is_the_same_answer():
+    prompt = np.array([1, 2, 3, 4, 5], np.uint32)
+    whole = answer_tokens(prompt, 7, 0, 20, LETTERS)
+
+    async def talk(engine, reader):
+        engine.submit(request(prompt, 20, sampling_options={"seed": 7}), Stream(reader, 1))
+        so_far = [*prompt.tolist(), *whole[:13]]
+        engine.submit(request(so_far, 7, sampling_options={"seed": 7}, num_generated=13), Stream(reader, 2))
+        await ended(reader, 1, 2)
+        assert reader.tokens(1) == whole
+        assert reader.tokens(2) == whole[13:]
+        assert reader.items[1][-1]["finish_reason"] == "length"
+
+    with_engine(talk)
+
+
+def test_a_slow_reader_misses_nothing_and_holds_up_nobody():
+    async def talk(engine, reader):
+        slow, fast = Stream(reader, 1), Stream(reader, 2)
+        slow.pause()
+        engine.submit(request([1, 2], 30), slow)
+        engine.submit(request([3, 4], 30), fast)
+        await ended(reader, 2)
+        assert len(reader.tokens(2)) == 30
+        assert reader.tokens(1) == []
+        assert engine.report(0, 0).num_running == 0  # the engine is done; only the sending waits
+        slow.resume()
+        await ended(reader, 1)
+        assert reader.tokens(1) == answer_tokens(np.array([1, 2], np.uint32), 0, 0, 30, LETTERS)
+
+    with_engine(talk)
+
+
+def test_a_full_queue_refuses_and_a_request_that_never_fits_is_invalid():
+    async def talk(engine, reader):
+        for id in range(3):
+            engine.submit(request([1], 5), Stream(reader, id))
+        assert reader.ends[2].kind == "overloaded"
+        engine.submit(request([1] * 500, 5), Stream(reader, 9))
+        await ended(reader, 0, 1)
+
+    async def too_long(engine, reader):
+        engine.submit(request([1] * 500, 5), Stream(reader, 9))
+        assert reader.ends[9].kind == "invalid"
+        assert "KV blocks" in reader.ends[9].error
+
+    with_engine(talk, max_waiting=2)
+    with_engine(too_long)
+
+
+def test_a_cancelled_request_gives_its_blocks_back_within_a_step():
+    async def talk(engine, reader):
+        stream = Stream(reader, 1)
+        engine.submit(request([1] * 40, 300), stream)
+        while not reader.tokens(1):
+            await asyncio.sleep(0.001)
+        before = len(reader.tokens(1))
+        stream.cancel()
+        await asyncio.sleep(0.05)
+        assert len(reader.tokens(1)) <= before + 1
+        assert engine.report(0, 0).kv_active_blocks == 0
+
+    with_engine(talk)
+
+
+def test_ranks_are_engines_of_their_own():
+    async def talk(engine, reader):
+        other = MockEngine(engine.config)
+        service = serve_ranks([engine, other])
+        encode = msgspec.msgpack.encode
+        service(msgspec.Raw(encode(request([1], 3, dp_rank=1))), Stream(reader, 1))
+        assert (engine.report(0, 0).num_waiting, other.report(0, 1).num_waiting) == (0, 1)
+        service(msgspec.Raw(encode(request([1], 3, dp_rank=2))), Stream(reader, 2))
+        assert reader.ends[2].kind == "invalid"
+
+    with_engine(talk)
+
+
+def test_the_timer_never_fires_early():
+    async def main():
+        from time import monotonic
+
+        timer = StepTimer()
+        try:
+            for delay in (0.0, 0.0003, 0.002, 0.0071):
+                when = monotonic() + delay
+                await timer.until(when)
+                assert monotonic() >= when
+        finally:
+            timer.close()
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_answers_are_spelled_in_the_vocabulary(count):
+    words = np.array([5, 9], np.uint32)
+    assert set(answer_tokens(np.array([1], np.uint32), 0, 0, count, words)) <= {5, 9}
