@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import os
 import secrets
 import shutil
@@ -113,13 +112,13 @@ class LocalStack:
 
     async def _start(self) -> None:
         quiet = {} if self._is_talkative else {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
-        settings = _settings(self._worker, self._engine, self._runtime)
+        worker = (self._worker, self._engine, self._runtime)
         for number in range(self._num_workers):
-            await self.group.start(Program(f"worker-{number}", ["-m", "serving.mocker", *settings], quiet))
-        settings = _settings(self._frontend, self._router, self._runtime)
+            await self.group.start(Program(f"worker-{number}", ["-m", "serving.mocker"], worker, quiet))
+        frontend = (self._frontend, self._router, self._runtime)
         descriptor = self._listener.fileno()
         environment = quiet | {LISTEN_FD: str(descriptor)}
-        await self.group.start(Program("frontend", ["-m", "serving.frontend", *settings], environment, (descriptor,)))
+        await self.group.start(Program("frontend", ["-m", "serving.frontend"], frontend, environment, (descriptor,)))
         async with aiohttp.ClientSession() as session:
             while not await self._is_ready(session):
                 if dead := self.group.dead:
@@ -138,10 +137,6 @@ class LocalStack:
 def wants_kv_events(mode: str, router: RouterConfig) -> bool:
     """Tell whether workers must report KV events for a router mode."""
     return ROUTER_MODES[mode] is Kv and router.use_kv_events and router.kv_overlap_score_weight > 0
-
-
-def _settings(*parts: object) -> list[str]:
-    return ["--settings", json.dumps([dataclasses.asdict(part) for part in parts])]  # type: ignore[call-overload]
 
 
 async def _health(session: aiohttp.ClientSession, url: str) -> int:

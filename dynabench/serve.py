@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import signal
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +91,7 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
     router = settings(graph.router, RouterConfig, "router")
     home = f"{graph.namespace}-workers" if graph.standalone_router else graph.namespace
     found = []
+    parts: tuple[Any, ...]
     for place, group in enumerate(graph.workers):
         where = f"workers[{place}]"
         worker = settings(group.worker, WorkerConfig, f"{where}.worker")
@@ -99,12 +99,12 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
         worker = dataclasses.replace(worker, endpoint=endpoint)
         if group.engine == "mocker":
             engine = settings(group.engine_args, EngineConfig, f"{where}.engine_args")
-            arguments = ["-m", "serving.mocker", "--settings", _json(worker, engine, runtime)]
+            arguments, parts = ["-m", "serving.mocker"], (worker, engine, runtime)
         elif group.engine_args:
             raise GraphError(f"{where}: engine_args are for the mocker; {group.engine} has none")
         else:
-            arguments = ["-m", "serving.echo", "--settings", _json(worker, runtime), group.engine.removeprefix("echo_")]
-        found += [Program(f"{group.component}-{number}", arguments) for number in range(group.count)]
+            arguments, parts = ["-m", "serving.echo", group.engine.removeprefix("echo_")], (worker, runtime)
+        found += [Program(f"{group.component}-{number}", arguments, parts) for number in range(group.count)]
     if graph.standalone_router:
         if len({group.component for group in graph.workers}) > 1:
             raise GraphError("a router of its own serves one component; these workers have several")
@@ -114,11 +114,11 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
             router_mode=frontend.router_mode,
             seed=frontend.seed,
         )
-        found.append(Program("router", ["-m", "serving.router_service", "--settings", _json(service, router, runtime)]))
+        found.append(Program("router", ["-m", "serving.router_service"], (service, router, runtime)))
         frontend = dataclasses.replace(frontend, router_mode="round-robin")
     frontend = dataclasses.replace(frontend, namespace=graph.namespace)
-    arguments = ["-m", "serving.frontend", "--settings", _json(frontend, router, runtime)]
-    found.append(Program("frontend", arguments, {LISTEN_FD: str(descriptor)}, (descriptor,)))
+    parts = (frontend, router, runtime)
+    found.append(Program("frontend", ["-m", "serving.frontend"], parts, {LISTEN_FD: str(descriptor)}, (descriptor,)))
     names = [program.name for program in found]
     if len(set(names)) < len(names):
         raise GraphError("two groups of workers have the same component; give each its own")
@@ -162,7 +162,3 @@ async def _serve(wanted: list[Program], drain_s: float) -> None:
         if not stop.done():
             await group.stop(0)
         await stop
-
-
-def _json(*parts: Any) -> str:
-    return json.dumps([dataclasses.asdict(part) for part in parts])

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -23,8 +24,8 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime, stop_on_signals
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.serve_engines import WorkerConfig, serve_echo, serve_mocker
+from serving.supervise import SETTINGS, Program, end_with_parent
 from serving.supervise import Group as Processes
-from serving.supervise import Program, end_with_parent
 
 
 def flat(title: str, order: int) -> Parameter:
@@ -38,7 +39,6 @@ RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 Verbosity = Annotated[int, Parameter(name=["-v", "--verbose"], count=True, help="-v: debug, -vv: everything.")]
-Settings = Annotated[str | None, Parameter(show=False)]
 
 frontend_app = App(name="serving.frontend", help="The OpenAI frontend, with the router inside.")
 mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines that serve in real time.")
@@ -55,7 +55,6 @@ def frontend(
     router: RouterSettings = RouterConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     verbose: Verbosity = 0,
-    settings: Settings = None,
 ) -> None:
     """Serve OpenAI's API for the models that workers register.
 
@@ -64,10 +63,9 @@ def frontend(
         router: settings of the router.
         runtime: how to find the workers.
         verbose: how much to log.
-        settings: all of these as JSON, for processes started by others.
     """
     set_up(verbose)
-    frontend, router, network = _resolve(settings, frontend, router, runtime or RuntimeConfig())
+    frontend, router, network = _resolve(frontend, router, runtime or RuntimeConfig())
 
     async def main(stopping: asyncio.Event) -> None:
         await run_frontends(frontend, router, network, stopping)
@@ -86,7 +84,6 @@ def mocker(
     num_workers: int = 1,
     extra_engine_args: Path | None = None,
     verbose: Verbosity = 0,
-    settings: Settings = None,
 ) -> None:
     """Serve the mocker.
 
@@ -98,10 +95,9 @@ def mocker(
         num_workers: worker processes.
         extra_engine_args: JSON file with settings of the simulated engine; flags win over it.
         verbose: how much to log.
-        settings: all of these as JSON, for processes started by others.
     """
     set_up(verbose)
-    worker, engine, network = _resolve(settings, worker, engine, runtime or RuntimeConfig())
+    worker, engine, network = _resolve(worker, engine, runtime or RuntimeConfig())
     if model is not None:
         worker = dataclasses.replace(worker, model_path=model)
     if extra_engine_args is not None:
@@ -128,7 +124,6 @@ def echo(
     worker: WorkerSettings = WorkerConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     verbose: Verbosity = 0,
-    settings: Settings = None,
 ) -> None:
     """Serve an echo engine.
 
@@ -137,10 +132,9 @@ def echo(
         worker: what to serve, and where.
         runtime: how to be found.
         verbose: how much to log.
-        settings: all of these as JSON, for processes started by others.
     """
     set_up(verbose)
-    worker, network = _resolve(settings, worker, runtime or RuntimeConfig())
+    worker, network = _resolve(worker, runtime or RuntimeConfig())
 
     async def main(stopping: asyncio.Event) -> None:
         async with await DistributedRuntime.connect(network, drain_s=worker.drain_s) as connected:
@@ -157,7 +151,6 @@ def router(
     router: RouterSettings = RouterConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     verbose: Verbosity = 0,
-    settings: Settings = None,
 ) -> None:
     """Route to workers on behalf of frontends.
 
@@ -166,10 +159,9 @@ def router(
         router: settings of the router.
         runtime: how to find the workers, and be found.
         verbose: how much to log.
-        settings: all of these as JSON, for processes started by others.
     """
     set_up(verbose)
-    service, router, network = _resolve(settings, service, router, runtime or RuntimeConfig())
+    service, router, network = _resolve(service, router, runtime or RuntimeConfig())
 
     async def main(stopping: asyncio.Event) -> None:
         async with await DistributedRuntime.connect(network, drain_s=service.drain_s) as connected:
@@ -179,11 +171,12 @@ def router(
     run(main)
 
 
-def _resolve(settings: str | None, *given: Any) -> tuple[Any, ...]:
-    """Return the settings given as flags, or those that the process which started us wrote as JSON."""
-    if settings is None:
+def _resolve(*given: Any) -> tuple[Any, ...]:
+    """Return the settings given as flags, or those of the process that started us."""
+    text = os.environ.get(SETTINGS)
+    if text is None:
         return given
-    parts = zip(json.loads(settings), given, strict=True)
+    parts = zip(json.loads(text), given, strict=True)
     return tuple(msgspec.convert(part, type(value)) for part, value in parts)
 
 
@@ -215,9 +208,8 @@ def engine_settings(path: Path, engine: EngineConfig) -> EngineConfig:
 async def run_copies(module: str, count: int, settings: list[Any], drain_s: float, stopping: asyncio.Event) -> None:
     """Run several processes of a module with the same settings, and restart those that end."""
     group = Processes(restart=True)
-    arguments = ["-m", module, "--settings", json.dumps([dataclasses.asdict(part) for part in settings])]
     for number in range(count):
-        await group.start(Program(f"{module.rpartition('.')[2]}-{number}", arguments))
+        await group.start(Program(f"{module.rpartition('.')[2]}-{number}", ["-m", module], settings))
     await stopping.wait()
     await group.stop(drain_s + 5)
 

@@ -5,13 +5,19 @@ A child reads its standard input and ends when that does, so that even a killed 
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 SUPERVISED = "DYNABENCH_SUPERVISED"
+SETTINGS = "DYNABENCH_SETTINGS"
+"""Holds a child's settings as JSON: arguments could be read by every user of the host, and there are keys among them."""
+
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STABLE_S = 30.0
@@ -25,6 +31,8 @@ class Program:
     name: str
     arguments: Sequence[str]
     """Of this Python: `-m module flags`."""
+    settings: Sequence[Any] = ()
+    """Settings dataclasses, in the order in which the module takes them."""
     environment: dict[str, str] = field(default_factory=dict)
     file_descriptors: tuple[int, ...] = ()
 
@@ -80,13 +88,14 @@ class Group:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _spawn(self, program: Program) -> asyncio.subprocess.Process:
+        settings = json.dumps([dataclasses.asdict(part) for part in program.settings])
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *program.arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE if self._say else asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.STDOUT if self._say else None,
-            env=os.environ | program.environment | {SUPERVISED: "1", "PYTHONUNBUFFERED": "1"},
+            env=os.environ | program.environment | {SUPERVISED: "1", SETTINGS: settings, "PYTHONUNBUFFERED": "1"},
             pass_fds=program.file_descriptors,
             start_new_session=True,  # Ctrl-C reaches us alone, and we stop the others in order
         )

@@ -27,7 +27,7 @@ class FrontendConfig:
     namespace: str = field(default_factory=lambda: os.environ.get("DYN_NAMESPACE", ""))
     """Serve only the models of this namespace (none: all). Environment: DYN_NAMESPACE."""
 
-    api_key: str = field(default_factory=lambda: os.environ.get("DYN_API_KEY", ""))
+    api_key: str = field(default="", repr=False)
     """Key that clients must send as a bearer token (none: anyone may ask). Environment: DYN_API_KEY."""
 
     max_inflight_requests: int = 4096
@@ -46,7 +46,8 @@ class FrontendConfig:
     """Seed of the router's random choices."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Fill in the key from the environment (--help would show a default), and refuse values without a meaning."""
+        object.__setattr__(self, "api_key", self.api_key or os.environ.get("DYN_API_KEY", ""))
         for name, least, most in (
             ("http_port", 0, 65535),
             ("http_workers", 1, 64),

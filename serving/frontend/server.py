@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import logging
 import os
 import secrets
@@ -124,10 +122,10 @@ async def run_frontends(
         return
     group = Group(restart=True)
     environment = {LISTEN_FD: str(listener.fileno()), GROUP: secrets.token_hex(4)}
-    settings = [dataclasses.asdict(part) for part in (config, router, runtime_config)]
-    arguments = ["-m", "serving.frontend", "--settings", json.dumps(settings)]
+    settings = (config, router, runtime_config)
     for number in range(config.http_workers):
-        await group.start(Program(f"frontend-{number}", arguments, environment, (listener.fileno(),)))
+        program = Program(f"frontend-{number}", ["-m", "serving.frontend"], settings, environment, (listener.fileno(),))
+        await group.start(program)
     log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
     await stopping.wait()
     await group.stop(config.drain_s + 5)

@@ -2,13 +2,17 @@
 
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 
 def _env(name: str, default: str = "") -> Any:
     return field(default_factory=lambda: os.environ.get(name, default), metadata={"env": name})
+
+
+def _secret(name: str) -> Any:
+    return field(default="", repr=False, metadata={"env": name})  # filled in later: defaults are shown by --help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class RuntimeConfig:
     etcd_username: str = _env("ETCD_AUTH_USERNAME")
     """Environment: ETCD_AUTH_USERNAME."""
 
-    etcd_password: str = _env("ETCD_AUTH_PASSWORD")
+    etcd_password: str = _secret("ETCD_AUTH_PASSWORD")
     """Environment: ETCD_AUTH_PASSWORD."""
 
     etcd_ca: str = _env("ETCD_AUTH_CA")
@@ -39,10 +43,10 @@ class RuntimeConfig:
     nats_username: str = _env("NATS_AUTH_USERNAME")
     """Environment: NATS_AUTH_USERNAME."""
 
-    nats_password: str = _env("NATS_AUTH_PASSWORD")
+    nats_password: str = _secret("NATS_AUTH_PASSWORD")
     """Environment: NATS_AUTH_PASSWORD."""
 
-    nats_token: str = _env("NATS_AUTH_TOKEN")
+    nats_token: str = _secret("NATS_AUTH_TOKEN")
     """Environment: NATS_AUTH_TOKEN."""
 
     nats_credentials: str = _env("NATS_AUTH_CREDENTIALS_FILE")
@@ -61,7 +65,10 @@ class RuntimeConfig:
     """Address that TCP requests and events listen on, with etcd and without NATS. Environment: DYN_TCP_RPC_HOST."""
 
     def __post_init__(self) -> None:
-        """Refuse a lease too short to be kept."""
+        """Fill in secrets from the environment, and refuse a lease too short to be kept."""
+        for part in fields(self):
+            if not part.repr and not getattr(self, part.name):
+                object.__setattr__(self, part.name, os.environ.get(part.metadata["env"], ""))
         if not self.lease_ttl_s >= 1:
             raise ValueError(f"lease_ttl_s must be at least 1 s, not {self.lease_ttl_s}")
 

@@ -42,11 +42,13 @@ def stack_processes(sockets):
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                environment = (entry / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if any(sockets.encode() in argument for argument in arguments):
-                found.append(arguments)
+            if any(
+                variable.startswith(b"DYNABENCH_SETTINGS=") and sockets.encode() in variable for variable in environment
+            ):
+                found.append(environment)
     return found
 
 

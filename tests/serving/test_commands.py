@@ -224,6 +224,29 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, arguments, message):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_arguments(tmp_path):
+    secrets = {"DYN_API_KEY": "xyzzy", "ETCD_AUTH_PASSWORD": "plugh", "NATS_AUTH_TOKEN": "plover"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "serving.frontend", "--help"], capture_output=True, text=True, env=os.environ | secrets
+    ).stdout
+    assert "--api-key" in shown
+    assert not [secret for secret in secrets.values() if secret in shown]
+    with terminal(tmp_path, secrets) as shell:
+        port = free_port()
+        parent = shell.run(sys.executable, "-m", "serving.frontend", "--http-port", port, "--http-workers", "2")
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/v1/models").status_code == 401:
+                    break
+            time.sleep(0.05)
+        pids = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        assert len(pids) == 2
+        arguments = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids).decode()
+        assert not [secret for secret in secrets.values() if secret in arguments]
+        assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer xyzzy"}).status_code == 200
+
+
 def test_help_and_version():
     shown = subprocess.run([BIN / "dynamo-run"], capture_output=True, text=True, check=True).stdout
     assert "--router-mode" in shown
