@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -15,9 +16,12 @@ BIN = Path(sys.executable).parent
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port below those that the system hands out by itself, so that nobody takes it before its server does."""
+    while True:
+        port = random.randrange(12_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
@@ -60,22 +64,30 @@ class Server:
 
 
 class Nats(Server):
+    def __init__(self, *flags, scheme="nats"):
+        super().__init__()
+        self.flags = flags
+        self.scheme = scheme
+
     @property
     def url(self):
-        return f"nats://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def command(self):
-        return [BIN / "nats-server", "-js", "-a", "127.0.0.1", "-p", str(self.port), "-sd", self.folder / "data"]
+        where = ["-a", "127.0.0.1", "-p", str(self.port), "-sd", self.folder / "data"]
+        return [BIN / "nats-server", "-js", *where, *self.flags]
 
 
 class Etcd(Server):
-    def __init__(self):
+    def __init__(self, *flags, scheme="http"):
         super().__init__()
+        self.flags = flags
+        self.scheme = scheme
         self.peer_port = free_port()
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def command(self):
         peer = f"http://127.0.0.1:{self.peer_port}"
@@ -85,4 +97,5 @@ class Etcd(Server):
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"default={peer}", "--log-level", "error"),
+            *self.flags,
         ]

@@ -49,6 +49,7 @@ class EtcdDiscovery:
         """
         try:
             await self._grant()
+            await self._call("kv/range", {"key": _encode("v1/"), "limit": "1"})  # a lease alone needs no permission
         except UNREACHABLE as error:
             await self._session.close()
             raise RuntimeUnavailableError(
@@ -62,7 +63,9 @@ class EtcdDiscovery:
         self._keys[key] = value
         try:
             await self._put(key, value)
-        except UNREACHABLE:
+        except UNREACHABLE as error:
+            if isinstance(error, aiohttp.ClientResponseError) and error.status in (400, 401, 403):
+                raise RuntimeUnavailableError(f"etcd refuses the key {key}: {_reason(error)}") from error
             self._unsent.add(key)  # until etcd is back
 
     async def delete(self, key: str) -> None:
@@ -100,13 +103,17 @@ class EtcdDiscovery:
             await self._session.close()
 
     async def _grant(self) -> None:
-        if self._user is not None:
-            name, password = self._user
-            self._token = (await self._call("auth/authenticate", {"name": name, "password": password}))["token"]
+        await self._authenticate()
         granted = await self._call("lease/grant", {"TTL": str(max(int(self._ttl_s), 1))})
         self._lease = int(granted["ID"])
         for key, value in self._keys.items():
             await self._put(key, value)
+
+    async def _authenticate(self) -> None:
+        if self._user is not None:
+            name, password = self._user
+            answer = await self._post("auth/authenticate", {"name": name, "password": password}, is_known=False)
+            self._token = answer["token"]
 
     async def _put(self, key: str, value: bytes) -> None:
         body = {"key": _encode(key), "value": b64encode(value).decode(), "lease": str(self._lease)}
@@ -123,7 +130,6 @@ class EtcdDiscovery:
                     await self._put(key, self._keys[key])
                     self._unsent.discard(key)
             except UNREACHABLE:
-                self._token = "" if self._user is None else self._token
                 await asyncio.sleep(RETRY_S)
 
     async def _list(self, prefix: str, known: dict[str, bytes], on_change: OnChange) -> int:
@@ -174,9 +180,9 @@ class EtcdDiscovery:
         ) as response:
             response.raise_for_status()
             async for line in response.content:
-                result = json.loads(line)["result"]
-                if result.get("canceled"):
-                    return
+                result = json.loads(line).get("result")
+                if result is None or result.get("canceled"):
+                    return  # an error of the server's, or revisions that are no more: the caller lists anew
                 for event in result.get("events", []):
                     yield event
 
@@ -186,14 +192,21 @@ class EtcdDiscovery:
             try:
                 return await self._post(path, body)
             except aiohttp.ClientResponseError:
-                raise
+                break
             except UNREACHABLE:
                 self._endpoints.append(self._endpoints.pop(0))
-        return await self._post(path, body)
+        try:
+            return await self._post(path, body)
+        except aiohttp.ClientResponseError as error:
+            if error.status != 401 or self._user is None:
+                raise
+            await self._authenticate()  # tokens run out, and a restarted server knows none
+            return await self._post(path, body)
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, path: str, body: dict[str, Any], *, is_known: bool = True) -> dict[str, Any]:
+        headers = self._headers() if is_known else {}
         async with self._session.post(
-            f"{self._endpoints[0]}/v3/{path}", json=body, headers=self._headers(), timeout=TIMEOUT
+            f"{self._endpoints[0]}/v3/{path}", json=body, headers=headers, timeout=TIMEOUT
         ) as response:
             response.raise_for_status()
             answer: dict[str, Any] = json.loads(await response.text())
