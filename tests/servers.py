@@ -45,7 +45,9 @@ class Server:
             if self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        raise RuntimeError(f"{self.command()[0]} did not start:\n{(self.folder / 'log').read_text()[-2000:]}")
+        said = (self.folder / "log").read_text()[-2000:]
+        self.close()
+        raise RuntimeError(f"{self.command()[0]} did not start:\n{said}")
 
     def stop(self):
         if self.process is not None:
