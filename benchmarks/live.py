@@ -18,10 +18,10 @@ import uvloop
 
 from dynabench.launch import LocalStack
 from mocker import EngineConfig
+from serving.engine import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
-from serving.serve_engines import WorkerConfig
 
 HEADERS = {"content-type": "application/json"}
 

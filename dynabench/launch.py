@@ -15,12 +15,12 @@ import aiohttp
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
+from serving.engine import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
 from serving.router import ROUTER_MODES, RouterConfig
 from serving.router.policies import Kv
 from serving.runtime.config import RuntimeConfig
-from serving.serve_engines import WorkerConfig
 from serving.supervise import Group, Program
 
 START_TIMEOUT_S = 60.0

@@ -16,10 +16,10 @@ from dynabench.load import Target, as_columns, replay
 from dynabench.virtual import check_fits
 from mocker import EngineConfig
 from reports.records import ArmResult
+from serving.engine import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
-from serving.serve_engines import WorkerConfig
 from workloads import Workload
 
 LATE_S = 0.1

@@ -11,12 +11,12 @@ import uvloop
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
+from serving.engine import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
 from serving.router import RouterConfig
 from serving.router_service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
-from serving.serve_engines import WorkerConfig
 from serving.supervise import Group, Program
 
 

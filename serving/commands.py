@@ -1,11 +1,12 @@
 """The command lines of serving: `python -m serving.frontend`, `python -m serving.mocker`."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -13,7 +14,20 @@ import msgspec
 import uvloop
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from serving.engines.mock import EngineConfig
+from serving.chat_client import AskError
+from serving.engine import (
+    ENGINES,
+    Engine,
+    EngineError,
+    ModelRunConfig,
+    WorkerConfig,
+    check_installed,
+    make_engine,
+    read_arguments,
+    replace_model,
+)
+from serving.engines.echo import Echo
+from serving.engines.mock import EngineConfig, Mocker
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.logs import LogError, set_up
@@ -23,7 +37,7 @@ from serving.router_service import RouterService, RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime, stop_on_signals
 from serving.runtime.ports import RuntimeUnavailableError
-from serving.serve_engines import WorkerConfig, serve_echo, serve_mocker
+from serving.serve_engines import serve_engine
 from serving.supervise import SETTINGS, Program, end_with_parent
 from serving.supervise import Group as Processes
 
@@ -36,6 +50,7 @@ def flat(title: str, order: int) -> Parameter:
 FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
 WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
 RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
+RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 Verbosity = Annotated[int, Parameter(name=["-v", "--verbose"], count=True, help="-v: debug, -vv: everything.")]
@@ -98,8 +113,7 @@ def mocker(
     """
     set_up(verbose)
     worker, engine, network = _resolve(worker, engine, runtime or RuntimeConfig())
-    if model is not None:
-        worker = dataclasses.replace(worker, model_path=model)
+    worker = replace_model(worker, model)
     if extra_engine_args is not None:
         engine = engine_settings(extra_engine_args, engine)
     if num_workers < 1:
@@ -109,11 +123,66 @@ def mocker(
         if num_workers > 1:
             await run_copies("serving.mocker", num_workers, [worker, engine, network], worker.drain_s, stopping)
             return
-        async with await DistributedRuntime.connect(network, drain_s=worker.drain_s) as connected:
-            connected.stopping = stopping
-            await serve_mocker(connected, worker, engine)
+        await work(network, worker, Mocker(worker, engine), stopping, default_name="mock")
 
     run(main)
+
+
+def engine_app(name: str) -> App:
+    """Return the command line of an engine that runs models."""
+    entry = ENGINES[name]
+    engine_command = App(
+        name=f"serving.{entry.command}",
+        help=f"A worker with {entry.description}. Arguments of the engine itself go behind --.",
+    )
+
+    @engine_command.default
+    def serve(
+        model: Annotated[str | None, Parameter(name="MODEL")] = None,
+        /,
+        *,
+        worker: WorkerSettings = WorkerConfig(),  # noqa: B008
+        engine: RunSettings = ModelRunConfig(),  # noqa: B008
+        runtime: RuntimeSettings | None = None,
+        dry_run: Annotated[bool, Parameter(negative=())] = False,
+        verbose: Verbosity = 0,
+        arguments: Annotated[list[str] | None, Parameter(parse=False)] = None,
+    ) -> None:
+        """Serve a model.
+
+        Args:
+            model: the same as --model-path.
+            worker: what to serve, and where.
+            engine: how to run it.
+            runtime: how to be found.
+            dry_run: print the exact call of the engine, and end.
+            verbose: how much to log.
+            arguments: what stood behind --.
+        """
+        set_up(verbose)
+        worker, engine, network, given = _resolve(worker, engine, runtime or RuntimeConfig(), arguments or [])
+        worker = replace_model(worker, model)
+        made = make_engine(name, worker, engine, given)
+        if dry_run:
+            print(*made.calls, sep="\n")
+            return
+        check_installed(name)
+
+        async def main(stopping: asyncio.Event) -> None:
+            await work(network, worker, made, stopping)
+
+        run(main)
+
+    return engine_command
+
+
+async def work(
+    network: RuntimeConfig, worker: WorkerConfig, engine: Engine, stopping: asyncio.Event, *, default_name: str = ""
+) -> None:
+    """Be a worker until the process is asked to end."""
+    async with await DistributedRuntime.connect(network, drain_s=worker.drain_s) as connected:
+        connected.stopping = stopping
+        await serve_engine(connected, worker, engine, default_name=default_name)
 
 
 @echo_app.default
@@ -137,9 +206,7 @@ def echo(
     worker, network = _resolve(worker, runtime or RuntimeConfig())
 
     async def main(stopping: asyncio.Event) -> None:
-        async with await DistributedRuntime.connect(network, drain_s=worker.drain_s) as connected:
-            connected.stopping = stopping
-            await serve_echo(connected, worker, kind)
+        await work(network, worker, Echo(kind), stopping)
 
     run(main)
 
@@ -177,7 +244,7 @@ def _resolve(*given: Any) -> tuple[Any, ...]:
     if text is None:
         return given
     parts = zip(json.loads(text), given, strict=True)
-    return tuple(msgspec.convert(part, type(value)) for part, value in parts)
+    return tuple(msgspec.convert(part, type(value), dec_hook=lambda kind, text: kind(text)) for part, value in parts)
 
 
 def engine_settings(path: Path, engine: EngineConfig) -> EngineConfig:
@@ -186,12 +253,7 @@ def engine_settings(path: Path, engine: EngineConfig) -> EngineConfig:
     Raises:
         ValueError: the file cannot be read, or holds something else.
     """
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--extra-engine-args {path}: {error}; a JSON file was expected") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"--extra-engine-args {path}: a JSON object was expected")
+    values = read_arguments(path)
     names = {field.name for field in dataclasses.fields(EngineConfig)}
     if unknown := sorted(set(values) - names):
         raise ValueError(
@@ -232,12 +294,38 @@ def run(main: Any) -> None:
 
 def run_app(app: App, name: str) -> None:
     """Run a command line; bad input is one line and exit code 2."""
-    try:
+    with failing_in_one_line(name):
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
         command(*bound.args, **bound.kwargs)
+
+
+def run_engine(name: str) -> None:
+    """Run the command line of an engine that runs models."""
+    app = engine_app(name)
+    with failing_in_one_line(f"serving.{ENGINES[name].command}"):
+        words, arguments = split_arguments(sys.argv[1:])
+        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        if "dry_run" in bound.signature.parameters:  # not --help
+            bound.arguments["arguments"] = arguments
+        command(*bound.args, **bound.kwargs)
+
+
+def split_arguments(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before -- and those behind it."""
+    if "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+@contextlib.contextmanager
+def failing_in_one_line(name: str) -> Iterator[None]:
+    """End the process with one line and exit code 2 on bad input, and on what cannot be had."""
+    try:
+        yield
     except (CycloptsError, ValueError, LogError) as error:
         fail(name, one_line(error))
-    except (RuntimeUnavailableError, ModelError) as error:
+    except (RuntimeUnavailableError, ModelError, EngineError, AskError) as error:
         fail(name, str(error))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -12,7 +12,10 @@ from typing import Any
 
 import msgspec
 
+from serving.hub import SCHEME, WEIGHTS, ModelError, fetch, is_hub_id
 from serving.runtime.address import EndpointAddress
+
+__all__ = ["ModelCard", "ModelError", "ModelFiles", "ModelType", "local_weights", "model_name"]
 
 CARDS = "v1/mdc/"
 """Where cards are registered, as `v1/mdc/{namespace}/{component}/{endpoint}/{instance id, hexadecimal}`."""
@@ -31,10 +34,6 @@ FILE_NAMES = (
 )
 CHUNK_BYTES = 256 * 1024
 BYTES_CONTEXT = 131_072
-
-
-class ModelError(Exception):
-    """A model that cannot be served; the message says why and what would help."""
 
 
 class ModelType(Enum):
@@ -92,17 +91,34 @@ class ModelFiles:
         self.contents = contents
 
     @classmethod
-    def read(cls, model_path: str) -> "ModelFiles":
-        """Read them from a folder, or fetch them from the Hugging Face hub; no path: there are none.
+    def read(cls, model_path: str, model_config: str = "") -> "ModelFiles":
+        """Read them from a folder or a GGUF file, or fetch them from the Hugging Face hub; no path: there are none.
+
+        Args:
+            model_path: the model.
+            model_config: a folder or Hugging Face id whose files go before those that a GGUF file tells.
 
         Raises:
             ModelError: they cannot be had.
         """
         if not model_path:
             return cls({})
-        folder = Path(model_path)
-        if not folder.is_dir():
-            folder = _download(model_path)
+        given = cls._folder(model_config).contents if model_config else {}
+        path = Path(model_path).expanduser()
+        if path.suffix == ".gguf" and path.is_file():
+            from serving.gguf_files import read_gguf
+
+            return cls(read_gguf(path, with_tokenizer="tokenizer.json" not in given) | given)
+        return cls(cls._folder(model_path).contents | given)
+
+    @classmethod
+    def _folder(cls, model_path: str) -> "ModelFiles":
+        folder = Path(model_path).expanduser()
+        if is_hub_id(model_path):
+            folder = fetch(model_path, FILE_NAMES)
+        elif not folder.is_dir():
+            problem = "is not a folder or a GGUF file" if folder.exists() else "does not exist"
+            raise ModelError(f"{model_path} {problem}; a folder, a GGUF file or a Hugging Face id was expected")
         contents = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
         if "tokenizer.json" not in contents:
             raise ModelError(f"{model_path} has no tokenizer.json; a folder of a Hugging Face model was expected")
@@ -150,28 +166,20 @@ class ModelFiles:
 
 def model_name(model_path: str) -> str:
     """Derive the served name: the repository, folder or file name."""
-    path = model_path.removeprefix("hf://").rstrip("/")
-    if Path(path).exists():
-        resolved = Path(path).resolve()
+    path = model_path.removeprefix(SCHEME).rstrip("/")
+    local = Path(path).expanduser()
+    if local.exists() and not model_path.startswith(SCHEME):
+        resolved = local.resolve()
         return resolved.stem if resolved.suffix == ".gguf" else resolved.name
     return path
 
 
-def _download(model_path: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise ModelError(
-            f"{model_path} is no folder here, and fetching it needs huggingface_hub (pip install huggingface_hub)"
-        ) from error
-    repository = model_path.removeprefix("hf://")
-    try:
-        return Path(snapshot_download(repository, allow_patterns=list(FILE_NAMES)))
-    except HFValidationError as error:
-        raise ModelError(f"{model_path} is neither a folder here nor a Hugging Face id") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"{model_path} is no folder here, and the Hugging Face hub does not give it: {first}"
-        ) from error
+def local_weights(model_path: str) -> str:
+    """Return the path of a model with its weights, fetched from the hub if need be.
+
+    Raises:
+        ModelError: they cannot be had.
+    """
+    if is_hub_id(model_path):
+        return str(fetch(model_path, (*FILE_NAMES, *WEIGHTS)))
+    return str(Path(model_path).expanduser())

@@ -1,7 +1,9 @@
 """What the frontend sends to an engine of type `ModelType.Backend`: a request in token ids.
 
 The answer is a stream of items: a token id, a list of them, or a dict with `token_ids` and perhaps `finish_reason`
-("stop", "length", ...), `cached_tokens`, `log_probs`.
+("stop", "length", ...), `cached_tokens`, `log_probs` (one for each token) and `top_logprobs` (for each token a list of
+(id, log-probability)). An engine that gives text sends `text` beside tokens that say the same, one piece to an item, and in
+the end `completion_tokens`.
 """
 
 from typing import Any

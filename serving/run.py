@@ -1,39 +1,51 @@
-"""`dynamo-run in=... out=... [flags] [MODEL]`: any way in, any engine."""
+"""`dynamo-run in=... out=... [flags] [MODEL] [-- engine arguments]`: any way in, any engine."""
 
 import asyncio
 import dataclasses
+import importlib.util
+import logging
 import sys
-import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 
-from serving.commands import RouterSettings, Verbosity, engine_settings, fail, flat, one_line, run
-from serving.engines.mock import EngineConfig
-from serving.frontend.config import FrontendConfig
-from serving.frontend.server import listen, run_frontends, serve_frontend
-from serving.logs import LogError, set_up
-from serving.model_card import ModelError
+from serving.batch import read
+from serving.commands import (
+    RouterSettings,
+    RunSettings,
+    Verbosity,
+    failing_in_one_line,
+    flat,
+    run,
+    split_arguments,
+)
+from serving.engine import ENGINES, ModelRunConfig, check_installed
+from serving.launcher import FILES, Job, LauncherConfig, carry_out, make
+from serving.logs import set_up
 from serving.router import RouterConfig
-from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
-from serving.runtime.distributed import DistributedRuntime
-from serving.runtime.ports import RuntimeUnavailableError
-from serving.serve_engines import WorkerConfig, serve_echo, serve_mocker
+
+log = logging.getLogger(__name__)
 
 NAME = "dynamo-run"
-ENGINES = ("mocker", "echo_core", "echo_full")
-LATER = ("mistralrs", "llamacpp", "vllm", "sglang", "trtllm", "pystr", "pytok")
-OF_GPU_ENGINES = ("model_config", "tensor_parallel_size", "base_gpu_id", "num_nodes", "node_rank", "leader_addr")
-USAGE = f"""\
-Usage: dynamo-run in=[http|dyn://NAMESPACE.COMPONENT.ENDPOINT] out=[dyn|{"|".join(ENGINES)}] [flags] [MODEL]
+OURS = ("mocker", "echo_core", "echo_full")
+WAYS_IN = ("text", "stdin", "http", "batch", "none", "dyn")
+USAGE = """\
+Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 
-  in=http     OpenAI server             out=dyn     workers found on the network
-  in=dyn://   worker on the network     out=mocker  simulated engine; out=echo_core, out=echo_full: echo engines
-  MODEL       folder or Hugging Face id with the tokenizer; the same as --model-path
+  in=text        talk in the terminal (default)         in=stdin       one question from standard input
+  in=http        OpenAI server                          in=batch:FILE  every prompt of a jsonl file
+  in=dyn://NAME  worker on the network                  in=none        an engine without input: nodes that follow
+
+  out=dyn        workers found on the network           out=mocker     simulated engine
+  out=mistralrs  (default), llamacpp (default for GGUF), vllm, sglang, trtllm
+  out=echo_core  echo in tokens                         out=echo_full  echo of the last message
+  out=pystr:FILE, out=pytok:FILE                        your own engine, in text or in tokens
+
+  MODEL          folder, Hugging Face id or GGUF file; the same as --model-path
 
 """
 
@@ -42,66 +54,13 @@ class UsageError(ValueError):
     """Arguments that do not fit together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherConfig:
-    """What to serve."""
-
-    model_path: str = ""
-    """Folder or Hugging Face id of the model (the mocker reads only its tokenizer)."""
-
-    model_name: str = ""
-    """Name that clients ask for (default: the folder's or repository's)."""
-
-    http_host: str = "127.0.0.1"
-    """in=http: address to listen on."""
-
-    http_port: int = 8080
-    """in=http: port to listen on."""
-
-    http_workers: int = 1
-    """in=http: frontend processes that share the port."""
-
-    router_mode: Literal["random", "round-robin", "least-loaded", "kv"] = "round-robin"
-    """in=http: how requests are spread over the workers of a model."""
-
-    context_length: int | None = None
-    """Worker: tokens a sequence may reach (default: the model's)."""
-
-    kv_cache_block_size: int | None = None
-    """Worker: tokens in a KV block (default: the engine's)."""
-
-    migration_limit: int = 0
-    """Worker: how often a request may go on at another worker when its own is lost (0 to 1023)."""
-
-    extra_engine_args: Path | None = None
-    """Worker: JSON file with settings of the engine."""
-
-    model_config: str = ""
-    """Engines that read GGUF: folder or Hugging Face id with the tokenizer."""
-
-    tensor_parallel_size: int = 1
-    """Engines on GPUs: GPUs of one instance."""
-
-    base_gpu_id: int = 0
-    """Engines on GPUs: the first to use."""
-
-    num_nodes: int = 1
-    """Engines on several hosts: how many."""
-
-    node_rank: int = 0
-    """Engines on several hosts: which this is; 0 leads."""
-
-    leader_addr: str = ""
-    """Engines on several hosts: host:port of the leader."""
-
-
 app = App(name=NAME, help="Serve a model.", usage=USAGE)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input is one line and exit code 2."""
-    words = sys.argv[1:] if arguments is None else arguments
-    try:
+    with failing_in_one_line(NAME):
+        words, engine_arguments = split_arguments(sys.argv[1:] if arguments is None else arguments)
         way_in, way_out, flags = split(words)
         if not words or set(words) & {"-h", "--help"} or all(word in ("-v", "-vv") for word in words):
             app.help_print([])
@@ -110,13 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{NAME} {metadata.version('dynabench')}")
             return
         command, bound, _ = app.parse_args(flags, exit_on_error=False, print_error=False)
-        command(*bound.args, way_in=way_in, way_out=way_out, **bound.kwargs)
-    except (CycloptsError, ValueError, LogError) as error:
-        fail(NAME, one_line(error))
-    except (RuntimeUnavailableError, ModelError) as error:
-        fail(NAME, str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+        command(*bound.args, way_in=way_in, way_out=way_out, engine_arguments=engine_arguments, **bound.kwargs)
 
 
 def split(words: list[str]) -> tuple[str, str, list[str]]:
@@ -135,8 +88,6 @@ def split(words: list[str]) -> tuple[str, str, list[str]]:
             raise UsageError(f"{key}= is given twice")
         found[key] = value
         rest.pop(0)
-    if "--" in rest:
-        raise UsageError("arguments after -- are for out=pystr and out=pytok, which this version does not have yet")
     return found.get("in", ""), found.get("out", ""), rest
 
 
@@ -145,135 +96,131 @@ def launch(
     model: Annotated[str | None, Parameter(name="MODEL")] = None,
     /,
     *,
-    launcher: Annotated[LauncherConfig, flat("Launcher", 1)] = LauncherConfig(),
+    launcher: Annotated[LauncherConfig, flat("Launcher", 1)] = LauncherConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
+    engine: RunSettings = ModelRunConfig(),  # noqa: B008
     runtime: Annotated[RuntimeConfig, flat("Runtime", 4)] | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
     verbose: Verbosity = 0,
     way_in: Annotated[str, Parameter(parse=False)],
     way_out: Annotated[str, Parameter(parse=False)],
+    engine_arguments: Annotated[Sequence[str], Parameter(parse=False)] = (),
 ) -> None:
     """Serve.
 
     Args:
         model: the same as --model-path.
-        launcher: what to serve.
+        launcher: what to serve, and to whom.
         router: settings of the router.
+        engine: how the engine runs the model.
         runtime: how processes find and reach each other.
+        dry_run: print the exact call of the engine, and end.
         verbose: how much to log.
         way_in: what stands behind in=.
         way_out: what stands behind out=.
+        engine_arguments: what stands behind --.
     """
     set_up(verbose)
-    runtime = runtime or RuntimeConfig()
     if model is not None:
+        if launcher.model_path:
+            raise UsageError(f"the model is given twice: {model} and --model-path {launcher.model_path}")
         launcher = dataclasses.replace(launcher, model_path=model)
-    check(way_in, way_out, launcher)
-    engine = _engine(launcher) if way_out == "mocker" else EngineConfig()
+    way_in = way_in or ("text" if sys.stdin.isatty() else "stdin")
+    way_out = way_out or default_engine(launcher.model_path)
+    job = Job(way_in, way_out, launcher, engine, router, runtime or RuntimeConfig(), engine_arguments)
+    check(job)
+    made = None if job.is_remote else make(job)
+    if dry_run:
+        print(*(made.calls if made is not None else [f"out={way_out}: no engine is made here"]), sep="\n")
+        return
+    if way_out in ENGINES:
+        check_installed(way_out)
+    codes: list[int] = []
 
     async def work(stopping: asyncio.Event) -> None:
-        if way_in.startswith("dyn://"):
-            await _work(runtime, _worker(launcher, way_in), way_out, engine, stopping)
-        elif way_out == "dyn" or way_out.startswith("dyn://"):
-            namespace = EndpointAddress.parse(way_out).namespace if way_out != "dyn" else ""
-            frontend = _frontend(launcher)
-            frontend = dataclasses.replace(frontend, namespace=namespace or frontend.namespace)
-            await run_frontends(frontend, router, runtime, stopping)
-        else:
-            await _all_in_one(launcher, router, way_out, engine, stopping)
+        codes.append(await carry_out(job, made, stopping))
 
     run(work)
+    sys.exit(codes[0] if codes else 0)
 
 
-def check(way_in: str, way_out: str, launcher: LauncherConfig) -> None:
+def default_engine(model_path: str) -> str:
+    """Return the engine for a model where none is named: llama.cpp for GGUF files, if it is installed; else mistral.rs."""
+    has_llama = importlib.util.find_spec(ENGINES["llamacpp"].package) is not None
+    name = "llamacpp" if model_path.endswith(".gguf") and has_llama else "mistralrs"
+    log.info("using the default engine, out=%s", name)
+    return name
+
+
+def check(job: Job) -> None:
     """Refuse ways in and out that do not fit together.
 
     Raises:
         UsageError: and what would fit.
     """
-    if way_in.startswith("dyn://") and (way_out == "dyn" or way_out.startswith("dyn://")):
-        raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine, as out=mocker")
-    if way_in != "http" and not way_in.startswith("dyn://"):
-        known = "this version has in=http and in=dyn://..."
-        raise UsageError(f"in={way_in} is not available: {known}" if way_in else f"in= is missing; {known}")
-    if way_out.partition(":")[0] in LATER:
-        raise UsageError(f"out={way_out} is not available yet: this version has out=dyn, {', out='.join(ENGINES)}")
-    if way_out not in (*ENGINES, "dyn") and not way_out.startswith("dyn://"):
-        expected = ", ".join(("dyn", *ENGINES))
+    way_in, way_out, launcher = job.way_in, job.way_out, job.launcher
+    if (
+        way_in.partition(":")[0] not in WAYS_IN
+        or way_in in ("batch", "dyn")
+        or (":" in way_in and way_in[:6] not in ("batch:", "dyn://"))
+    ):
+        raise UsageError(
+            f"invalid in= option {way_in!r}; expected one of text, stdin, http, batch:FILE, none, dyn://NAME"
+        )
+    kind, _, file = way_out.partition(":")
+    if kind in FILES and not file:
+        raise UsageError(f"out={way_out} needs a file: out={kind}:FILE")
+    if way_out not in (*OURS, *ENGINES, "dyn") and kind not in FILES and not way_out.startswith("dyn://"):
+        expected = ", ".join(("dyn", *OURS, *ENGINES, *(f"{name}:FILE" for name in FILES)))
         raise UsageError(f"invalid out= option {way_out!r}; expected one of {expected}")
-    if way_out == "dyn" or way_out.startswith("dyn://"):
-        for name in ("context_length", "kv_cache_block_size", "extra_engine_args"):
-            if getattr(launcher, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
-    default = LauncherConfig()
-    for name in OF_GPU_ENGINES:
-        if getattr(launcher, name) != getattr(default, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for engines that run models; out={way_out} has no use for it"
-            )
+    if way_in.startswith("dyn://") and job.is_remote:
+        raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine, as out=mocker")
+    if way_in == "none" and job.is_remote:
+        raise UsageError(f"in=none runs an engine without input; out={way_out} has none")
+    if job.is_remote:
+        _check_ingress(job)
+    if job.arguments and way_out in (*OURS, "dyn"):
+        raise UsageError(f"out={way_out} takes no arguments behind --")
+    if way_out in OURS:
+        _check_ours(job)
     if way_out == "echo_core" and not launcher.model_path:
         raise UsageError("out=echo_core needs a tokenizer: pass --model-path")
-    if way_out == "echo_full" and not (launcher.model_path or launcher.model_name):
+    if (
+        (way_out == "echo_full" or kind == "pystr")
+        and way_in != "none"
+        and not (launcher.model_path or launcher.model_name)
+    ):
+        _name_needed(job, kind)
+    if launcher.http_workers != 1 and not (way_in == "http" and job.is_remote):
+        raise UsageError("--http-workers is for in=http out=dyn: the engine of an all-in-one server is in its process")
+    if way_in.startswith("batch:"):
+        read(Path(way_in.removeprefix("batch:")))
+
+
+def _name_needed(job: Job, kind: str) -> None:
+    if kind == "echo_full" or job.way_in in ("http",) or job.way_in.startswith("dyn://"):
         raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
 
 
-async def _work(
-    runtime: RuntimeConfig, worker: WorkerConfig, way_out: str, engine: EngineConfig, stopping: asyncio.Event
-) -> None:
-    async with await DistributedRuntime.connect(runtime, drain_s=worker.drain_s) as connected:
-        connected.stopping = stopping
-        if way_out == "mocker":
-            await serve_mocker(connected, worker, engine)
-        else:
-            await serve_echo(connected, worker, "core" if way_out == "echo_core" else "full")
+def _check_ingress(job: Job) -> None:
+    """Refuse a worker's flags where there is no worker."""
+    default, default_run = LauncherConfig(), ModelRunConfig()
+    for name in ("context_length", "migration_limit", "model_config"):
+        if getattr(job.launcher, name) != getattr(default, name):
+            raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
+    for field in dataclasses.fields(ModelRunConfig):
+        if getattr(job.model_run, field.name) != getattr(default_run, field.name):
+            raise UsageError(f"--{field.name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
 
 
-async def _all_in_one(
-    launcher: LauncherConfig, router: RouterConfig, way_out: str, engine: EngineConfig, stopping: asyncio.Event
-) -> None:
-    """Serve an engine over HTTP from one process, on a network of its own."""
-    listener = listen(launcher.http_host, launcher.http_port)
-    worker = _worker(launcher, "dyn://")
-    with tempfile.TemporaryDirectory(prefix="dynamo-run-") as folder:
-        runtime = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=folder)
-        working = asyncio.create_task(_work(runtime, worker, way_out, engine, stopping))
-        try:
-            async with await DistributedRuntime.connect(runtime) as connected:
-                connected.stopping = stopping
-                serving = asyncio.create_task(serve_frontend(connected, _frontend(launcher), router, listener))
-                await asyncio.wait([working, serving], return_when=asyncio.FIRST_COMPLETED)
-                stopping.set()
-                await serving
-        finally:
-            await working
-
-
-def _frontend(launcher: LauncherConfig) -> FrontendConfig:
-    return FrontendConfig(
-        http_host=launcher.http_host,
-        http_port=launcher.http_port,
-        http_workers=launcher.http_workers,
-        router_mode=launcher.router_mode,
-        migration_limit=launcher.migration_limit or None,
-    )
-
-
-def _worker(launcher: LauncherConfig, endpoint: str) -> WorkerConfig:
-    return WorkerConfig(
-        endpoint=endpoint,
-        model_path=launcher.model_path,
-        model_name=launcher.model_name,
-        context_length=launcher.context_length,
-        migration_limit=launcher.migration_limit,
-    )
-
-
-def _engine(launcher: LauncherConfig) -> EngineConfig:
-    engine = EngineConfig()
-    if launcher.kv_cache_block_size is not None:
-        engine = dataclasses.replace(engine, block_size=launcher.kv_cache_block_size)
-    if launcher.extra_engine_args is not None:
-        engine = engine_settings(launcher.extra_engine_args, engine)
-    return engine
+def _check_ours(job: Job) -> None:
+    """Refuse the flags of engines that run models."""
+    default = ModelRunConfig()
+    used = ("kv_cache_block_size", "extra_engine_args") if job.way_out == "mocker" else ()
+    for field in dataclasses.fields(ModelRunConfig):
+        if field.name not in used and getattr(job.model_run, field.name) != getattr(default, field.name):
+            name = field.name.replace("_", "-")
+            raise UsageError(f"--{name} is for engines that run models; out={job.way_out} has no use for it")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Program:
     arguments: Sequence[str]
     """Of this Python: `-m module flags`."""
     settings: Sequence[Any] = ()
-    """Settings dataclasses, in the order in which the module takes them."""
+    """Settings (dataclasses, lists), in the order in which the module takes them."""
     environment: dict[str, str] = field(default_factory=dict)
     file_descriptors: tuple[int, ...] = ()
 
@@ -88,7 +88,7 @@ class Group:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _spawn(self, program: Program) -> asyncio.subprocess.Process:
-        settings = json.dumps([dataclasses.asdict(part) for part in program.settings])
+        settings = json.dumps([_plain(part) for part in program.settings], default=str)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *program.arguments,
@@ -123,6 +123,10 @@ class Group:
             return
         while line := await process.stdout.readline():
             self._say(_labelled(name, colour, line.decode(errors="replace").rstrip("\n")))
+
+
+def _plain(part: Any) -> Any:
+    return dataclasses.asdict(part) if dataclasses.is_dataclass(part) and not isinstance(part, type) else part
 
 
 def _labelled(name: str, colour: int, line: str) -> str:

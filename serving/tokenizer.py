@@ -2,6 +2,7 @@
 
 import codecs
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -37,6 +38,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, special: bool) -> Ids:
         """Return the token ids of a text, with the model's own special tokens around it if asked for."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, that of special ones included."""
         ...
 
     def detokenizer(self) -> Detokenizer:
@@ -124,6 +129,10 @@ class ByteTokenizer:
         """See `Tokenizer`."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        return b"".join(map(self._table.content, tokens)).decode(errors="replace")
+
     def detokenizer(self) -> Detokenizer:
         """See `Tokenizer`."""
         return TableDetokenizer(self._table)
@@ -156,6 +165,11 @@ class HuggingFaceTokenizer:
     def encode(self, text: str, *, special: bool) -> Ids:
         """See `Tokenizer`."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, np.uint32)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
 
     def detokenizer(self) -> Detokenizer:
         """See `Tokenizer`."""

@@ -1,5 +1,6 @@
 """Workers: how an engine registers its model and serves it."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -25,6 +26,7 @@ async def register_llm(
     user_data: dict[str, Any] | None = None,
     has_kv_events: bool = False,
     num_ranks: int = 1,
+    files: ModelFiles | None = None,
 ) -> ModelCard:
     """Tell the network which model an endpoint serves; frontends then offer it.
 
@@ -40,11 +42,13 @@ async def register_llm(
         user_data: whatever the engine's users want to see.
         has_kv_events: whether the engine reports its KV events; otherwise routers predict what it holds.
         num_ranks: data-parallel ranks, each of which is routed to by itself.
+        files: the model's files, if they were read already.
 
     Raises:
         ModelError: the model's files cannot be had, or the endpoint serves another model already.
     """
-    files = ModelFiles.read(model_path)
+    if files is None:
+        files = await asyncio.to_thread(ModelFiles.read, model_path)
     if router_mode is not None and router_mode not in ROUTER_MODES:
         raise ModelError(f"unknown router mode {router_mode!r}; expected one of {', '.join(ROUTER_MODES)}")
     if not 0 <= migration_limit <= 1023:

@@ -2,8 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal
+
+from serving.engine import EngineCall, EngineLoad, EngineTraits
+from serving.kv_events import KvEventPublisher
+from serving.model_card import ModelFiles, ModelType
+from serving.runtime.server import GeneratorService
 
 DELAY_VARIABLE = "DYN_TOKEN_ECHO_DELAY_MS"
 
@@ -40,3 +45,29 @@ async def echo_full(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         delta = {"role": "assistant", "content": character}
         yield head | {"id": str(number), "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     yield head | {"id": str(number + 1), "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+
+
+class Echo:
+    """An echo engine (see `serving.engine.Engine`): `core` answers in token ids, `full` takes whole chat requests."""
+
+    def __init__(self, kind: Literal["core", "full"]) -> None:
+        self.calls = (EngineCall(f"echo_{kind}"),)
+        self.traits = EngineTraits(model_type=ModelType.Backend if kind == "core" else ModelType.Chat)
+        self.service = GeneratorService(echo_core if kind == "core" else echo_full)
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`."""
+
+    def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
+        """See `Engine`."""
+
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`."""
+        return EngineLoad(num_running=self.service.num_running)
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """See `Engine`."""

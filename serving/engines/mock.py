@@ -5,7 +5,7 @@ can be checked token by token.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from time import monotonic
 from typing import Any
@@ -17,12 +17,15 @@ from xxhash import xxh3_64_intdigest
 
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
+from serving.engine import EngineCall, EngineLoad, EngineTraits, WorkerConfig
 from serving.engines.timer import StepTimer
-from serving.kv_events import KvEventPublisher, LoadReport
+from serving.kv_events import KvEventPublisher
+from serving.model_card import BYTES_CONTEXT, ModelFiles
 from serving.protocol import PreprocessedRequest
 from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.server import Stream
+from serving.tokenizer import load
 
 LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
 """What the mocker says where tokens are bytes."""
@@ -30,7 +33,7 @@ LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz    
 MAX_WAITING = 4096
 """Requests waiting for a place in the batch beyond which an engine refuses more."""
 
-__all__ = ["EngineConfig", "MockEngine", "serve_ranks"]
+__all__ = ["EngineConfig", "MockEngine", "Mocker"]
 
 
 def answer_tokens(
@@ -136,18 +139,15 @@ class MockEngine:
         stream.on_unblocked = live.flush
         self._bell.set()
 
-    def report(self, instance_id: int, rank: int) -> LoadReport:
+    def load(self) -> EngineLoad:
         """Tell what the engine is doing."""
-        scheduler, publisher = self.engine.scheduler, self._publisher
-        return LoadReport(
-            instance_id,
-            rank,
-            publisher.epoch if publisher else 0,
-            publisher.number if publisher else 0,
+        scheduler = self.engine.scheduler
+        pool = scheduler.pool
+        return EngineLoad(
             len(scheduler.running),
             len(scheduler.waiting),
-            scheduler.pool.num_blocks - scheduler.pool.num_free,
-            scheduler.pool.num_blocks,
+            pool.num_blocks - pool.num_free,
+            pool.num_blocks,
             self.config.max_num_seqs,
         )
 
@@ -193,18 +193,62 @@ class MockEngine:
             self._publisher.publish(list(_translate(engine.take_events())))
 
 
-def serve_ranks(engines: Several[MockEngine]) -> Callable[[Any, Stream], None]:
-    """Return the service of a worker with these data-parallel ranks."""
-    decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
+class Mocker:
+    """The mocker as an engine (see `serving.engine.Engine`): one simulated engine for each data-parallel rank."""
 
-    def service(raw: msgspec.Raw, stream: Stream) -> None:
-        request = decode(raw)
-        if not 0 <= request.dp_rank < len(engines):
-            stream.end(f"there is no rank {request.dp_rank}; this worker has {len(engines)}", "invalid")
+    def __init__(self, worker: WorkerConfig, config: EngineConfig) -> None:
+        self.calls = (EngineCall("mocker.Engine", {"config": config}),)
+        limit = config.max_model_len or min(config.num_usable_blocks * config.block_size, BYTES_CONTEXT)
+        self.traits = EngineTraits(
+            block_size=config.block_size,
+            context_length=None if worker.model_path else limit,
+            num_ranks=config.dp_size,
+            has_kv_events=worker.kv_events and config.enable_prefix_caching,
+        )
+        self._config = config
+        self._vocabulary = LETTERS
+        self._ranks: list[MockEngine] = []
+        self._stepping: list[asyncio.Task[None]] = []
+        self._decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`."""
+        self._vocabulary = (await asyncio.to_thread(load, files)).speakable()
+
+    def publish_to(self, publishers: Several[KvEventPublisher]) -> None:
+        """See `Engine`."""
+        self._ranks = [
+            MockEngine(
+                self._config,
+                publisher=publishers[rank] if publishers else None,
+                vocabulary=np.asarray(self._vocabulary),
+            )
+            for rank in range(self._config.dp_size)
+        ]
+        self._stepping = [asyncio.create_task(each.run()) for each in self._ranks]
+
+    def service(self, request: msgspec.Raw, stream: Stream) -> None:
+        """See `Engine`."""
+        asked = self._decode(request)
+        if not 0 <= asked.dp_rank < len(self._ranks):
+            stream.end(f"there is no rank {asked.dp_rank}; this worker has {len(self._ranks)}", "invalid")
             return
-        engines[request.dp_rank].submit(request, stream)
+        self._ranks[asked.dp_rank].submit(asked, stream)
 
-    return service
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`."""
+        return self._ranks[rank].load()
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        done, _ = await asyncio.wait(self._stepping, return_when=asyncio.FIRST_COMPLETED)
+        await done.pop()
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        for task in self._stepping:
+            task.cancel()
+        await asyncio.gather(*self._stepping, return_exceptions=True)
 
 
 def _translate(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:

@@ -48,7 +48,7 @@ class Asked:
         prompts = self.generations[::n]
         num_prompt = sum(generation.num_prompt for generation in prompts)
         num_cached = sum(generation.num_cached for generation in prompts)
-        return usage(num_prompt, sum(generation.num_output for generation in self.generations), num_cached)
+        return usage(num_prompt, sum(generation.num_completion for generation in self.generations), num_cached)
 
     def nvext(self, generation: Generation) -> dict[str, Any] | None:
         """Return the extra fields that were asked for."""
@@ -130,7 +130,7 @@ class Answering(Response):
         metrics.count("requests", self._endpoint, kind, status)
         metrics.observe("request_duration_seconds", time.perf_counter() - asked.started)
         for generation in asked.generations:
-            metrics.observe("output_sequence_tokens", generation.num_output)
+            metrics.observe("output_sequence_tokens", generation.num_completion)
             if generation.num_cached:
                 metrics.count("cached_tokens", by=generation.num_cached)
             if generation.num_migrations:

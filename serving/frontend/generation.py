@@ -18,7 +18,7 @@ from serving.router.router import AllBusyError, NoWorkersError
 from serving.routing import Placement, Routing
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError, End, pack_u32, pack_u64
-from serving.tokenizer import Detokenizer, Ids
+from serving.tokenizer import Ids, Tokenizer
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 """Ends of calls that were never begun: they go elsewhere without counting as a migration."""
@@ -51,7 +51,7 @@ class Generation:
         sampling: dict[str, Any],
         eos_token_ids: list[int],
         stops: list[str],
-        detokenizer: Detokenizer,
+        tokenizer: Tokenizer,
         migration_limit: int,
         request_id: str,
         instance_id: int | None = None,
@@ -77,11 +77,15 @@ class Generation:
         self._eos = frozenset() if conditions.ignore_eos else frozenset(eos_token_ids)
         self._eos_token_ids = eos_token_ids
         self._matcher = StopMatcher(stops) if stops else None
-        self._detokenizer = detokenizer
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer()
         self._migration_limit = migration_limit if instance_id is None else 0
         self._request_id = request_id
         self._pinned = (instance_id, rank)
         self._output: list[int] = []
+        self._said: list[str] = []  # text of the last items, from engines that give text with their tokens
+        self._num_before = 0
+        self._num_counted: int | None = None
         self._refusals = 0
         self._is_booked = False
         self._is_fresh = True
@@ -96,6 +100,8 @@ class Generation:
             ApiError: the request failed.
         """
         tokens = await self._take()
+        if self._said:
+            return self._say(self._said)
         limit = self._conditions.max_tokens
         if limit is not None and self.num_output + len(tokens) >= limit:
             tokens = tokens[: limit - self.num_output]
@@ -108,6 +114,14 @@ class Generation:
         texts = self._detokenizer.texts(tokens)
         if self._matcher is not None:
             texts = self._match(texts, self._matcher)
+        return self._finish(texts)
+
+    def _say(self, texts: list[str]) -> list[bytes]:
+        """Return what an engine gave as text; each piece counts as a token until the engine counts itself."""
+        return self._finish(texts if self._matcher is None else self._match(texts, self._matcher))
+
+    def _finish(self, texts: list[str]) -> list[bytes]:
+        """Count pieces and return them escaped; at the end, with what was held back."""
         self.num_output += len(texts)
         if self.finish_reason:
             rest = self._detokenizer.flush()
@@ -116,6 +130,11 @@ class Generation:
             if rest:
                 texts = [*texts[:-1], texts[-1] + rest] if texts else [rest]
         return [msgspec.json.encode(text)[1:-1] for text in texts]
+
+    @property
+    def num_completion(self) -> int:
+        """Tokens of the answer; some engines give text and count better than its tokens tell."""
+        return self.num_output if self._num_counted is None else self._num_counted
 
     def close(self) -> None:
         """Release the booking, and tell the instance if it is still at work."""
@@ -129,6 +148,7 @@ class Generation:
     async def _take(self) -> list[int]:
         """Return new tokens, from this attempt or the next."""
         self.logprobs = None
+        self._said.clear()
         while True:
             stream = self._stream
             assert stream is not None
@@ -146,7 +166,7 @@ class Generation:
                     self._take_dict(item, tokens)
             if self._migration_limit:
                 self._output += tokens
-            if tokens or self.finish_reason:
+            if tokens or self._said or self.finish_reason:
                 return tokens
             if stream.end is not None and not stream.items:
                 await self._go_on(stream.end)
@@ -161,11 +181,28 @@ class Generation:
             self.finish_reason = str(item["finish_reason"])
         if "cached_tokens" in item:
             self.num_cached = min(int(item["cached_tokens"]), self.num_prompt)
+        if "text" in item:
+            self._said.append(str(item["text"]))
+        if "completion_tokens" in item:
+            self._num_counted = self._num_before + int(item["completion_tokens"])
         if item.get("log_probs") is not None:
+            tops = item.get("top_logprobs") or [None] * len(found)
             self.logprobs = (self.logprobs or []) + [
-                (probability, (item.get("top_logprobs") or [None] * len(found))[place])
-                for place, probability in enumerate(item["log_probs"])
+                (probability, self._top(tops[place])) for place, probability in enumerate(item["log_probs"])
             ]
+
+    def _top(self, top: list[Any] | None) -> list[dict[str, Any]] | None:
+        """Return the likeliest tokens as OpenAI has them; engines may give them as (token id, log-probability)."""
+        if top is None:
+            return None
+        named: list[dict[str, Any]] = []
+        for entry in top:
+            if isinstance(entry, dict):
+                named.append(entry)
+            else:
+                text = self._tokenizer.text_of(entry[0])
+                named.append({"token": text, "logprob": entry[1], "bytes": list(text.encode())})
+        return named
 
     async def _go_on(self, end: End) -> None:
         """This attempt is over without a finish reason: begin another, if there may be one."""
@@ -201,6 +238,7 @@ class Generation:
     def _start(self) -> None:
         """Route and send what remains to be generated."""
         prompt, conditions, done = self._prompt, self._conditions, len(self._output)
+        self._num_before = done
         if done:
             tokens = np.concatenate([prompt.tokens, np.array(self._output, np.uint32)])
             prompt = Prompt(tokens, prompt.block_size)

@@ -153,7 +153,7 @@ def _generate(
         sampling=_sampling(asked, extension, choice),
         eos_token_ids=card.eos_token_ids,
         stops=asked.stops,
-        detokenizer=model.tokenizer.detokenizer(),
+        tokenizer=model.tokenizer,
         migration_limit=migrations,
         request_id=id,
         instance_id=extension.backend_instance_id,

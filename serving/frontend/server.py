@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -64,11 +65,18 @@ class _Server(uvicorn.Server):
         yield
 
 
+def listen_at(path: Path) -> socket.socket:
+    """Bind a listening Unix socket."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(2048)
+    return listener
+
+
 async def serve_frontend(
-    runtime: DistributedRuntime, config: FrontendConfig, router: RouterConfig, listener: socket.socket
+    runtime: DistributedRuntime, config: FrontendConfig, models: Models, listener: socket.socket
 ) -> None:
     """Serve HTTP until the process is asked to end; then let requests in progress finish."""
-    models = Models(runtime, config, router)
     frontend = Frontend(models, config, await _siblings(runtime))
     if runtime_group := os.environ.get(GROUP):
 
@@ -91,8 +99,8 @@ async def serve_frontend(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     sweeping = asyncio.create_task(frontend.sweep())
     stopping = asyncio.create_task(runtime.stopping.wait())
-    host, port = listener.getsockname()[:2]
-    log.info("listening on http://%s:%d", host, port)
+    if listener.family != socket.AF_UNIX:
+        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
     try:
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         frontend.is_draining = True
@@ -118,7 +126,7 @@ async def run_frontends(
     if config.http_workers == 1 or LISTEN_FD in os.environ:
         async with await DistributedRuntime.connect(runtime_config) as runtime:
             runtime.stopping = stopping
-            await serve_frontend(runtime, config, router, listener)
+            await serve_frontend(runtime, config, Models(runtime, config, router), listener)
         return
     group = Group(restart=True)
     environment = {LISTEN_FD: str(listener.fileno()), GROUP: secrets.token_hex(4)}

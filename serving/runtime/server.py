@@ -216,6 +216,11 @@ class GeneratorService:
         self._wants_context = len(parameters) > 1
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_running(self) -> int:
+        """Requests in progress."""
+        return len(self._tasks)
+
     def __call__(self, request: msgspec.Raw, stream: Stream) -> None:
         """Run the handler for a request."""
         task = asyncio.create_task(self._run(msgspec.msgpack.decode(request, ext_hook=as_list), stream))

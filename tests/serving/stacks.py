@@ -10,9 +10,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dynabench.launch import LocalStack
 from mocker import EngineConfig
+from serving.engine import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
-from serving.serve_engines import WorkerConfig
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -8,8 +8,10 @@ import pytest
 import uvloop
 
 from mocker import EngineConfig
-from serving.engines.mock import LETTERS, MockEngine, answer_tokens, serve_ranks
+from serving.engine import WorkerConfig
+from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_tokens
 from serving.engines.timer import StepTimer
+from serving.model_card import ModelFiles
 from serving.protocol import PreprocessedRequest, StopConditions
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
@@ -84,7 +86,7 @@ def test_a_slow_reader_misses_nothing_and_holds_up_nobody():
         await ended(reader, 2)
         assert len(reader.tokens(2)) == 30
         assert reader.tokens(1) == []
-        assert engine.report(0, 0).num_running == 0  # the engine is done; only the sending waits
+        assert engine.load().num_running == 0  # the engine is done; only the sending waits
         slow.resume()
         await ended(reader, 1)
         assert reader.tokens(1) == answer_tokens(np.array([1, 2], np.uint32), 0, 0, 30, LETTERS)
@@ -119,22 +121,24 @@ def test_a_cancelled_request_gives_its_blocks_back_within_a_step():
         stream.cancel()
         await asyncio.sleep(0.05)
         assert len(reader.tokens(1)) <= before + 1
-        assert engine.report(0, 0).kv_active_blocks == 0
+        assert engine.load().kv_active_blocks == 0
 
     with_engine(talk)
 
 
 def test_ranks_are_engines_of_their_own():
-    async def talk(engine, reader):
-        other = MockEngine(engine.config)
-        service = serve_ranks([engine, other])
-        encode = msgspec.msgpack.encode
-        service(msgspec.Raw(encode(request([1], 3, dp_rank=1))), Stream(reader, 1))
-        assert (engine.report(0, 0).num_waiting, other.report(0, 1).num_waiting) == (0, 1)
-        service(msgspec.Raw(encode(request([1], 3, dp_rank=2))), Stream(reader, 2))
+    async def main():
+        mocker = Mocker(WorkerConfig(), EngineConfig(block_size=4, num_gpu_blocks=100, dp_size=2))
+        await mocker.start(ModelFiles({}))
+        mocker.publish_to([])
+        reader, encode = Reader(), msgspec.msgpack.encode
+        mocker.service(msgspec.Raw(encode(request([1], 3, dp_rank=1))), Stream(reader, 1))
+        assert (mocker.load(0).num_waiting, mocker.load(1).num_waiting) == (0, 1)
+        mocker.service(msgspec.Raw(encode(request([1], 3, dp_rank=2))), Stream(reader, 2))
         assert reader.ends[2].kind == "invalid"
+        await mocker.close()
 
-    with_engine(talk)
+    uvloop.run(main())
 
 
 def test_the_timer_never_fires_early():

@@ -1,0 +1,115 @@
+"""A small client of an OpenAI frontend, for the ways in that ask by themselves: the terminal chat and the batch."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+POLL_S = 0.1
+MAX_LINE = 1 << 24
+
+
+class AskError(Exception):
+    """A request that was not answered; the message says why."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came so far."""
+
+    text: str = ""
+    finish_reason: str = ""
+    num_prompt: int | None = None
+    num_tokens: int | None = None
+    """Tokens of the answer, where the engine counts them."""
+    started: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+    last: float | None = None
+
+    def take(self, chunk: dict[str, Any]) -> str:
+        """Take in a chunk; return its text."""
+        usage = chunk.get("usage") or {}
+        self.num_prompt = usage.get("prompt_tokens", self.num_prompt)
+        self.num_tokens = usage.get("completion_tokens", self.num_tokens)
+        text = ""
+        for choice in chunk.get("choices", []):
+            text += choice.get("delta", {}).get("content") or ""
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if text:
+            self.last = time.perf_counter()
+            self.first = self.first or self.last
+            self.text += text
+        return text
+
+
+class ChatClient:
+    """Asks one frontend."""
+
+    def __init__(self, url: str, *, socket_path: str | None = None, api_key: str = "") -> None:
+        """Prepare to ask; close it in the end.
+
+        Args:
+            url: the frontend's.
+            socket_path: a Unix socket to ask at instead of the URL's host.
+            api_key: sent as a bearer token, if there is one.
+        """
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        connector = aiohttp.UnixConnector(socket_path, limit=0) if socket_path else aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(
+            url, connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(total=None), read_bufsize=MAX_LINE
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def model(self, wanted: str = "") -> str:
+        """Wait until a model is served, the wanted one or else any; return its name."""
+        while True:
+            try:
+                async with self._session.get("/v1/models") as response:
+                    names = [entry["id"] for entry in (await response.json()).get("data", [])]
+            except aiohttp.ClientError:
+                names = []
+            if names and (not wanted or wanted in names):
+                return wanted or names[0]
+            await asyncio.sleep(POLL_S)
+
+    async def ask(self, answer: Answer, messages: list[dict[str, str]], **options: Any) -> AsyncIterator[str]:
+        """Ask, and give the answer's text piece by piece; leaving early ends the request.
+
+        Args:
+            answer: takes in what comes.
+            messages: the conversation.
+            options: other fields of the request; those without a value are left out.
+
+        Raises:
+            AskError: the request failed.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}, **given}
+        try:
+            async with self._session.post("/v1/chat/completions", json=body) as response:
+                if response.status != 200:
+                    raise AskError(_reason(await response.read(), response.status))
+                async for line in response.content:
+                    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                        continue
+                    chunk = msgspec.json.decode(line[6:])
+                    if "error" in chunk:
+                        raise AskError(_reason(line[6:], 500))
+                    if text := answer.take(chunk):
+                        yield text
+        except (aiohttp.ClientError, ValueError) as error:
+            raise AskError(f"the connection broke: {error}") from error
+
+
+def _reason(body: bytes, status: int) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return f"HTTP {status}: {body[:200].decode(errors='replace')}"

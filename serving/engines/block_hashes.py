@@ -1,0 +1,185 @@
+"""KV events of vLLM and SGLang: their blocks under our hashes, as they come over ZeroMQ.
+
+Both engines send [time, events, rank] in msgpack, numbered from zero. An event is a map with its kind under `type` (or,
+from older vLLM, an array that begins with it). A block is named by a hash of the engine's own; we hash its tokens anew,
+chained to its parent, so that every engine's blocks have the names that the router looks for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+import zmq.asyncio
+
+from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.router.hashing import block_hashes, sequence_hashes
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED = 100_000
+STORED_FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "block_size")
+ON_GPU = (None, "GPU")
+
+
+class HashTranslator:
+    """Names an engine's blocks by our sequence hashes."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._ours: dict[Any, int] = {}
+        self._copies: dict[Any, int] = {}
+        self._has_warned = False
+
+    def stored(self, theirs: Sequence[Any], parent: Any, tokens: Sequence[int]) -> BlocksStored | None:
+        """Translate blocks that hang below `parent` (none: at the root), each below the one before it."""
+        if parent is not None and parent not in self._ours:
+            self._warn(f"a block was stored below {parent!r}, which the engine never told of: it is left out")
+            return None
+        if len(tokens) != len(theirs) * self._block_size:
+            self._warn(
+                f"{len(tokens)} tokens do not fill {len(theirs)} blocks of {self._block_size}: they are left out"
+            )
+            return None
+        above = None if parent is None else self._ours[parent]
+        new = sequence_hashes(block_hashes(np.array(tokens, np.uint32), self._block_size), above)
+        for name, ours in zip(theirs, new, strict=True):
+            self._ours[name] = ours
+            self._copies[name] = self._copies.get(name, 0) + 1
+        return BlocksStored(new, above)
+
+    def removed(self, theirs: Sequence[Any]) -> BlocksRemoved | None:
+        """Translate blocks that are gone."""
+        gone = []
+        for name in theirs:
+            if (ours := self._ours.get(name)) is None:
+                continue
+            gone.append(ours)
+            self._copies[name] -= 1
+            if not self._copies[name]:
+                del self._copies[name], self._ours[name]
+        return BlocksRemoved(gone) if gone else None
+
+    def cleared(self) -> BlocksCleared:
+        """Forget everything."""
+        self._ours.clear()
+        self._copies.clear()
+        return BlocksCleared()
+
+    def translate(self, event: Any) -> BlocksEvent | None:
+        """Translate an event as it came; None for what is of no use to a router.
+
+        Raises:
+            ValueError: it is none.
+        """
+        kind, fields = _fields(event)
+        if kind == "AllBlocksCleared":
+            return self.cleared()
+        if fields.get("medium") not in ON_GPU or fields.get("lora_name") or fields.get("lora_id"):
+            return None
+        if kind == "BlockStored":
+            return self.stored(fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"])
+        if kind == "BlockRemoved":
+            return self.removed(fields["block_hashes"])
+        raise ValueError(f"unknown KV event {kind!r}")
+
+    def _warn(self, message: str) -> None:
+        if not self._has_warned:
+            log.warning("%s (and others like it)", message)
+            self._has_warned = True
+
+
+def _fields(event: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(event, dict):
+        return str(event.get("type")), event
+    if not isinstance(event, list) or not event:
+        raise ValueError(f"not a KV event: {str(event)[:100]}")
+    names = ("block_hashes", "medium") if event[0] == "BlockRemoved" else (*STORED_FIELDS, "lora_id", "medium")
+    return str(event[0]), dict(zip(names, event[1:], strict=False))
+
+
+class EventReader:
+    """Receives one rank's events, at an address of ours that the engine connects to."""
+
+    def __init__(self, context: zmq.asyncio.Context, port: int) -> None:
+        """Listen on a port of the loopback interface (0: any that is free)."""
+        self._socket = context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.subscribe(b"")
+        try:
+            self._socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        except zmq.ZMQError:
+            self._socket.close()
+            raise
+        address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.port = int(address.rpartition(":")[2])
+
+    async def run(self, block_size: int, publish: Callable[[Sequence[BlocksEvent]], None]) -> None:
+        """Translate and publish for ever."""
+        translator = HashTranslator(block_size)
+        expected = 0
+        while True:
+            _, number, payload = await self._socket.recv_multipart()
+            if (came := int.from_bytes(number, "big")) != expected:
+                log.warning("KV events %d to %d of the engine are lost: starting anew", expected, came - 1)
+                publish([translator.cleared()])
+            expected = came + 1
+            _, events, *_ = msgspec.msgpack.decode(payload)
+            translated = [found for event in events if (found := translator.translate(event)) is not None]
+            if translated:
+                publish(translated)
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
+
+
+class EventReaders:
+    """Receives the events of every rank; rank r's at the base port + r, as the engines count."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._context = zmq.asyncio.Context()
+        self._readers = _bind(self._context, num_ranks)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.endpoint = f"tcp://127.0.0.1:{self._readers[0].port}"
+        """What to tell the engine: a host that is no wildcard makes it connect instead of listening to the world."""
+
+    def start(self, block_size: int, publish: Sequence[Callable[[Sequence[BlocksEvent]], None]]) -> None:
+        """Publish from now on."""
+        for reader, into in zip(self._readers, publish, strict=True):
+            self._tasks.append(asyncio.create_task(reader.run(block_size, into)))
+
+    async def failed(self) -> None:
+        """Wait until a reader has failed, and raise why."""
+        if not self._tasks:
+            await asyncio.Event().wait()
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        await done.pop()
+
+    async def close(self) -> None:
+        """Stop."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for reader in self._readers:
+            reader.close()
+        self._context.term()
+
+
+def _bind(context: zmq.asyncio.Context, count: int) -> list[EventReader]:
+    """Find `count` free ports in a row."""
+    for _ in range(100):
+        readers = [EventReader(context, 0)]
+        try:
+            for rank in range(1, count):
+                readers.append(EventReader(context, readers[0].port + rank))
+        except (zmq.ZMQError, OverflowError):
+            for reader in readers:
+                reader.close()
+        else:
+            return readers
+    raise OSError(f"there are no {count} free ports in a row for KV events")

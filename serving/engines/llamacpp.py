@@ -1,0 +1,188 @@
+"""llama.cpp, through llama-cpp-python: GGUF files, several requests in one batch."""
+
+import asyncio
+import contextlib
+import ctypes
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from serving.engine import (
+    EngineCall,
+    EngineError,
+    EngineLoad,
+    EngineTraits,
+    ModelRunConfig,
+    WorkerConfig,
+    in_thread,
+    refuse_nodes,
+    require,
+    required_model,
+)
+from serving.engines.llama_batch import Job, LlamaBatcher
+from serving.kv_events import KvEventPublisher
+from serving.model_card import ModelFiles, local_weights
+from serving.router.follower import BlocksEvent
+from serving.runtime.messages import CallError
+from serving.runtime.server import GeneratorService
+
+DEFAULT_CONTEXT = 8192
+"""Tokens of a slot where --context-length does not say: models are made for more than most hosts can hold."""
+
+DEFAULT_SLOTS = 4
+MODEL_ARGUMENTS = frozenset({"n_gpu_layers", "split_mode", "main_gpu", "use_mmap", "use_mlock", "check_tensors"})
+
+
+def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "LlamaCpp":
+    """Make the engine; see `serving.engine.make_engine`."""
+    return LlamaCpp(worker, run, arguments)
+
+
+class LlamaCpp:
+    """See `serving.engine.Engine`."""
+
+    def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
+        refuse_nodes("llamacpp", run, "llama.cpp uses all the GPUs it sees (CUDA_VISIBLE_DEVICES)")
+        path = required_model(worker, "llamacpp")
+        if not path.endswith(".gguf"):
+            raise ValueError(f"out=llamacpp needs a GGUF file, not {path}")
+        given = {"n_parallel": DEFAULT_SLOTS, "n_gpu_layers": -1} | run.extra() | arguments
+        self._slots = int(given.pop("n_parallel"))
+        self._context_length = worker.context_length
+        model = {name: given.pop(name) for name in sorted(MODEL_ARGUMENTS & given.keys())}
+        context = {"n_ctx": self._slots * (worker.context_length or DEFAULT_CONTEXT), "n_seq_max": self._slots} | given
+        self._model_arguments, self._context_arguments = model, context
+        self._path = path
+        self.calls = (
+            EngineCall("llama_cpp.llama_model_load_from_file", {"path_model": path} | model),
+            EngineCall("llama_cpp.llama_init_from_model", context),
+        )
+        self.traits = EngineTraits(block_size=run.kv_cache_block_size or 16, has_kv_events=True)
+        self.service = GeneratorService(self.generate)
+        self._publisher: KvEventPublisher | None = None
+        self._batcher: LlamaBatcher | None = None
+        self._llama: Any = None
+        self._model: Any = None
+        self._context: Any = None
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`."""
+        llama = self._llama = require("llamacpp")
+        own = files.context_length
+        length = min(self._context_length or min(own, DEFAULT_CONTEXT), own)
+        self._context_arguments["n_ctx"] = self._slots * length
+        await in_thread(self._load)
+        loop = asyncio.get_running_loop()
+        size = self.traits.block_size
+        self.traits = EngineTraits(block_size=size, context_length=length, has_kv_events=True)
+        self._batcher = LlamaBatcher(
+            llama,
+            self._context,
+            num_slots=self._slots,
+            block_size=size,
+            post=partial(_in_loop, loop, self._deliver),
+        )
+
+    def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
+        """See `Engine`."""
+        self._publisher = publishers[0] if publishers else None
+
+    async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+        """Answer a request in token ids."""
+        assert self._batcher is not None
+        conditions, tokens = request["stop_conditions"], request["token_ids"]
+        limit = (self.traits.context_length or 0) - len(tokens)
+        if limit < 1:
+            raise CallError(f"{len(tokens)} tokens do not fit the context of {self.traits.context_length}", "invalid")
+        inbox: asyncio.Queue[Any] = asyncio.Queue()
+        job = Job(
+            tokens,
+            max_tokens=min(conditions["max_tokens"] or limit, limit),
+            min_tokens=conditions["min_tokens"],
+            ends=frozenset() if conditions["ignore_eos"] else frozenset(request["eos_token_ids"]),
+            sampling=request["sampling_options"],
+            send=inbox.put_nowait,
+        )
+        self._batcher.submit(job)
+        try:
+            while True:
+                item = await inbox.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if isinstance(item, dict) and "finish_reason" in item:
+                    return
+        finally:
+            self._batcher.cancel(job)
+
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`."""
+        batcher = self._batcher
+        assert batcher is not None
+        total = self._slots * ((self.traits.context_length or 0) // self.traits.block_size)
+        return EngineLoad(batcher.num_running, batcher.num_waiting, batcher.num_active_blocks, total, self._slots)
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        if self._batcher is not None:
+            await in_thread(self._batcher.close)
+        if self._context is not None:
+            self._llama.llama_free(self._context)
+        if self._model is not None:
+            self._llama.llama_model_free(self._model)
+        self._batcher = self._context = self._model = None
+
+    def _load(self) -> None:
+        llama = self._llama
+        self._quiet = llama.llama_log_callback(_on_log)
+        llama.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        llama.llama_backend_init()
+        self._model = llama.llama_model_load_from_file(
+            local_weights(self._path).encode(),
+            _fill(llama.llama_model_default_params(), self._model_arguments),
+        )
+        if not self._model:
+            raise EngineError(f"llama.cpp cannot load {self._path}: {_LAST_ERROR[0] or 'it does not say why'}")
+        self._context = llama.llama_init_from_model(
+            self._model, _fill(llama.llama_context_default_params(), self._context_arguments)
+        )
+        if not self._context:
+            wanted = self._context_arguments["n_ctx"]
+            raise EngineError(
+                f"llama.cpp cannot hold a KV cache of {wanted} tokens "
+                f"({self._slots} requests at a time): pass a smaller --context-length ({_LAST_ERROR[0]})"
+            )
+
+    def _deliver(self, items: list[tuple[Job, Any]], events: list[BlocksEvent]) -> None:
+        for job, item in items:
+            job.send(item)
+        if events and self._publisher is not None:
+            self._publisher.publish(events)
+
+
+_LAST_ERROR = [""]
+ERROR = 4
+
+
+def _on_log(level: int, text: bytes, data: Any) -> None:
+    """Keep llama.cpp's last error; the rest is not for the user's terminal."""
+    if level == ERROR:
+        _LAST_ERROR[0] = text.decode(errors="replace").strip()
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is gone: the process ends
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def _fill(parameters: Any, values: dict[str, Any]) -> Any:
+    names = {field[0] for field in parameters._fields_}
+    if unknown := sorted(values.keys() - names):
+        raise EngineError(f"llama.cpp has no argument {', '.join(unknown)}; it has {', '.join(sorted(names))}")
+    for name, value in values.items():
+        setattr(parameters, name, value)
+    return parameters

@@ -1,0 +1,199 @@
+"""Engines of the user's own in a Python file: `out=pystr:FILE` (whole chat requests) and `out=pytok:FILE` (token ids).
+
+The file is run once, as a program is, with its arguments in `sys.argv`; it defines `async def generate(request)`, an
+async generator, which runs in an event loop of its own so that it may block without harm to the server.
+"""
+
+import asyncio
+import inspect
+import runpy
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from serving.engine import (
+    EngineCall,
+    EngineError,
+    EngineLoad,
+    EngineTraits,
+    ModelRunConfig,
+    WorkerConfig,
+    in_thread,
+)
+from serving.kv_events import KvEventPublisher
+from serving.model_card import ModelFiles, ModelType
+from serving.runtime.messages import CallError
+from serving.runtime.server import GeneratorService
+
+CAPACITY = 128
+"""Items of an answer that may wait for us before the engine does."""
+
+SAMPLING = (
+    "n",
+    "best_of",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "use_beam_search",
+    "length_penalty",
+    "seed",
+)
+
+
+def standard_arguments(path: Path, worker: WorkerConfig, run: ModelRunConfig, http_port: int) -> list[str]:
+    """Return what every file finds in `sys.argv`, before the arguments that stood behind `--`."""
+    optional = {"--model-path": worker.model_path, "--model-name": worker.model_name}
+    words = [path.name, *(word for flag, value in optional.items() if value for word in (flag, value))]
+    words += ["--http-port", str(http_port), "--tensor-parallel-size", str(run.tensor_parallel_size)]
+    words += [
+        "--base-gpu-id",
+        str(run.base_gpu_id),
+        "--num-nodes",
+        str(run.num_nodes),
+        "--node-rank",
+        str(run.node_rank),
+    ]
+    optional = {
+        "--model-config": worker.model_config,
+        "--leader-addr": run.leader_addr,
+        "--extra-engine-args": str(run.extra_engine_args or ""),
+    }
+    return words + [word for flag, value in optional.items() if value for word in (flag, value)]
+
+
+class OwnEngine:
+    """See `serving.engine.Engine`."""
+
+    def __init__(
+        self,
+        kind: Literal["pystr", "pytok"],
+        file: str,
+        worker: WorkerConfig,
+        run: ModelRunConfig,
+        arguments: Sequence[str],
+        *,
+        http_port: int,
+    ) -> None:
+        self._path = Path(file).expanduser()
+        if not self._path.is_file():
+            raise ValueError(f"out={kind}:{file}: there is no such file")
+        if kind == "pytok" and not worker.model_path:
+            raise ValueError(f"out={kind}:{file} needs a tokenizer: pass --model-path")
+        self._argv = [*standard_arguments(self._path, worker, run, http_port), *arguments]
+        self._is_text = kind == "pystr"
+        self.calls = (EngineCall("runpy.run_path", {"path_name": str(self._path), "sys.argv": self._argv}),)
+        self.traits = EngineTraits(
+            model_type=ModelType.Chat if self._is_text else ModelType.Backend,
+            block_size=run.kv_cache_block_size or 16,
+        )
+        self.service = GeneratorService(self.generate)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=self._path.name, daemon=True)
+        self._function: Callable[[dict[str, Any]], AsyncIterator[Any]]
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`."""
+        await in_thread(self._run_file)
+        self._thread.start()
+
+    def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
+        """See `Engine`."""
+
+    async def generate(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Answer a request with what the file's `generate` yields, each item checked."""
+        asked = request if self._is_text else _token_request(request)
+        inbox: asyncio.Queue[Any] = asyncio.Queue(CAPACITY)
+        ours = asyncio.get_running_loop()
+        work = asyncio.run_coroutine_threadsafe(self._feed(asked, inbox, ours), self._loop)
+        try:
+            while (item := await inbox.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise CallError(
+                        "a python exception was caught while processing the async generator: "
+                        f"{type(item).__name__}: {item}",
+                        "engine",
+                    ) from item
+                yield self._checked(item)
+        finally:
+            work.cancel()
+
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`."""
+        return EngineLoad(num_running=self.service.num_running)
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        else:
+            self._loop.close()
+
+    def _run_file(self) -> None:
+        sys.argv = self._argv
+        sys.path.insert(0, str(self._path.resolve().parent))
+        try:
+            names = runpy.run_path(str(self._path), run_name="__main__")
+            if callable(initialize := names.get("initialize")):
+                initialize(self._argv)
+        except SystemExit as error:
+            raise EngineError(f"{self._path} ended while it was loaded, with {error.code!r}") from error
+        except Exception as error:
+            raise EngineError(f"{self._path} cannot be loaded: {type(error).__name__}: {error}") from error
+        function = names.get("generate")
+        if not inspect.isasyncgenfunction(function):
+            raise EngineError(f"{self._path} defines no async generator `async def generate(request)` with a yield")
+        self._function = function
+
+    async def _feed(
+        self, request: dict[str, Any], inbox: "asyncio.Queue[Any]", ours: asyncio.AbstractEventLoop
+    ) -> None:
+        """In the engine's loop: run it, and pass on what it yields, no faster than it is taken."""
+        last: BaseException | None = None
+        items = self._function(request)
+        try:
+            async for item in items:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inbox.put(item), ours))
+        except Exception as error:
+            last = error
+        finally:
+            await items.aclose()  # type: ignore[attr-defined]
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inbox.put(last), ours))
+
+    def _checked(self, item: Any) -> dict[str, Any]:
+        wanted = "choices" if self._is_text else "token_ids"
+        if isinstance(item, dict) and isinstance(item.get(wanted), list):
+            return {name: value for name, value in item.items() if value is not None}
+        raise CallError(
+            "critical error: invalid response object from python async generator; application-logic-mismatch: "
+            f"a dict with a list {wanted!r} was expected, not {str(item)[:100]}",
+            "engine",
+        )
+
+
+def _token_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request as Dynamo hands it to token engines, every name there."""
+    conditions, options = request["stop_conditions"], request["sampling_options"]
+    return {
+        "token_ids": request["token_ids"],
+        "stop_conditions": {
+            "max_tokens": conditions["max_tokens"],
+            "stop": conditions["stop"],
+            "stop_token_ids_hidden": request["eos_token_ids"],
+            "min_tokens": conditions["min_tokens"] or None,
+            "ignore_eos": conditions["ignore_eos"] or None,
+        },
+        "sampling_options": {name: options.get(name) for name in SAMPLING},
+        "eos_token_ids": request["eos_token_ids"],
+        "mdc_sum": "",
+        "annotations": request["annotations"],
+    }

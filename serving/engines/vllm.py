@@ -1,0 +1,235 @@
+"""vLLM, through AsyncLLM: token ids in and out, KV events over ZeroMQ, data-parallel ranks."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from serving.engine import (
+    EngineCall,
+    EngineError,
+    EngineLoad,
+    EngineTraits,
+    ModelRunConfig,
+    WorkerConfig,
+    call_with,
+    in_thread,
+    refuse_gpu_choice,
+    require,
+    required_model,
+)
+from serving.engines.block_hashes import EventReaders
+from serving.kv_events import KvEventPublisher
+from serving.model_card import ModelFiles, local_weights
+from serving.runtime.messages import CallError
+from serving.runtime.server import GeneratorService
+
+CHECK_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+
+
+def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "Vllm":
+    """Make the engine; see `serving.engine.make_engine`."""
+    return Vllm(worker, run, arguments)
+
+
+class Vllm:
+    """See `serving.engine.Engine`."""
+
+    def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
+        refuse_gpu_choice("vllm", run)
+        given: dict[str, Any] = {
+            "model": required_model(worker, "vllm"),
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+        }
+        if worker.context_length is not None:
+            given["max_model_len"] = worker.context_length
+        if run.kv_cache_block_size is not None:
+            given["block_size"] = run.kv_cache_block_size
+        if run.tensor_parallel_size > 1:
+            given["tensor_parallel_size"] = run.tensor_parallel_size
+        if run.num_nodes > 1:
+            host, port = run.leader
+            given |= {
+                "nnodes": run.num_nodes,
+                "node_rank": run.node_rank,
+                "master_addr": host,
+                "master_port": port,
+                "distributed_executor_backend": "mp",
+            }
+        self._arguments = given | run.extra() | arguments
+        self._wants_events = worker.kv_events and self._arguments.get("enable_prefix_caching") is not False
+        self.calls = (
+            EngineCall("vllm.AsyncEngineArgs", self._shown()),
+            EngineCall("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args"),
+        )
+        self.traits = EngineTraits()
+        self.service = GeneratorService(self.generate)
+        self._ranks = int(self._arguments.get("data_parallel_size") or 1)
+        self._stats: dict[int, Any] = {}
+        self._shape = (0, 0)  # KV blocks, sequences in a batch
+        self._defaults: dict[str, Any] = {}
+        self._readers: EventReaders | None = None
+        self._vllm: Any = None
+        self._llm: Any = None
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`."""
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        if not logging.getLogger().isEnabledFor(logging.DEBUG):
+            os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        self._vllm = require("vllm")
+        arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}
+        if self._wants_events and "kv_events_config" not in arguments:
+            from vllm.config import KVEventsConfig
+
+            self._readers = EventReaders(self._ranks)
+            arguments["kv_events_config"] = KVEventsConfig(
+                enable_kv_cache_events=True, publisher="zmq", endpoint=self._readers.endpoint
+            )
+        await in_thread(lambda: self._load(arguments))
+        config = self._llm.vllm_config
+        self._shape = (config.cache_config.num_gpu_blocks or 0, config.scheduler_config.max_num_seqs)
+        self._defaults = config.model_config.get_diff_sampling_param()
+        self.traits = EngineTraits(
+            block_size=config.cache_config.block_size,
+            context_length=config.model_config.max_model_len,
+            num_ranks=self._ranks,
+            has_kv_events=self._readers is not None and bool(config.cache_config.enable_prefix_caching),
+        )
+
+    def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
+        """See `Engine`."""
+        if self._readers is not None and publishers:
+            self._readers.start(self.traits.block_size, [publisher.publish for publisher in publishers])
+
+    async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+        """Answer a request in token ids; leaving early aborts it in the engine."""
+        is_first = True
+        try:
+            async for output in self._llm.generate(
+                {"prompt_token_ids": request["token_ids"]},
+                self._parameters(request),
+                # vLLM knows a request by its id alone, and a client may use one twice.
+                f"{request['request_id']}-{os.urandom(4).hex()}",
+                data_parallel_rank=request["dp_rank"] if self._ranks > 1 else None,
+            ):
+                one = output.outputs[0]
+                tokens = list(one.token_ids)
+                item: dict[str, Any] = {}
+                if is_first:
+                    item["cached_tokens"] = output.num_cached_tokens or 0
+                    is_first = False
+                if one.logprobs is not None:
+                    item |= _logprobs(tokens, one.logprobs)
+                if one.finish_reason is not None:
+                    item["finish_reason"] = "length" if one.finish_reason == "length" else "stop"
+                yield {"token_ids": tokens} | item if item else tokens
+        except ValueError as error:
+            raise CallError(str(error), "invalid") from error
+        except Exception as error:
+            if self._llm.errored:
+                raise CallError("vLLM's engine process died", "lost") from error
+            raise
+
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`."""
+        num_blocks, max_num_seqs = self._shape
+        stats = self._stats.get(rank)
+        if stats is None:
+            return EngineLoad(kv_total_blocks=num_blocks, max_num_seqs=max_num_seqs)
+        active = round(stats.kv_cache_usage * num_blocks)
+        return EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, active, num_blocks, max_num_seqs)
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        reading = asyncio.create_task(self._readers.failed()) if self._readers is not None else None
+        try:
+            while not self._llm.errored:
+                await asyncio.sleep(CHECK_S)
+                if reading is not None and reading.done():
+                    await reading
+        finally:
+            if reading is not None:
+                reading.cancel()
+        raise EngineError("vLLM's engine process died (its messages are above)")
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        if self._llm is not None:
+            await in_thread(lambda: self._llm.shutdown(timeout=CLOSE_TIMEOUT_S))
+        if self._readers is not None:
+            await self._readers.close()
+
+    def _shown(self) -> dict[str, Any]:
+        if not self._wants_events or "kv_events_config" in self._arguments:
+            return self._arguments
+        events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://127.0.0.1:<free port>"}
+        return self._arguments | {"kv_events_config": events}
+
+    def _load(self, arguments: dict[str, Any]) -> None:
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        latest = self._stats
+
+        class Watcher(StatLoggerBase):  # type: ignore[misc]
+            """Keeps the scheduler's latest figures."""
+
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                self._index = engine_index
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, **options: Any) -> None:
+                if scheduler_stats is not None:
+                    latest[self._index] = scheduler_stats
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        settings = call_with(self._vllm.AsyncEngineArgs, arguments)
+        try:
+            self._llm = AsyncLLM.from_engine_args(settings, stat_loggers=[Watcher])
+        except Exception as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise EngineError(f"vLLM does not start: {first}") from error
+
+    def _parameters(self, request: dict[str, Any]) -> Any:
+        conditions, options = request["stop_conditions"], request["sampling_options"]
+        names = (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "seed",
+            "logprobs",
+        )
+        given = self._defaults | {name: options[name] for name in names if options.get(name) is not None}
+        if bias := options.get("logit_bias"):
+            given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
+        given["max_tokens"] = conditions["max_tokens"]
+        from vllm.sampling_params import RequestOutputKind
+
+        return self._vllm.SamplingParams(
+            **given,
+            min_tokens=conditions["min_tokens"],
+            ignore_eos=conditions["ignore_eos"],
+            stop_token_ids=None if conditions["ignore_eos"] else request["eos_token_ids"] or None,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+
+def _logprobs(tokens: list[int], found: Sequence[Any]) -> dict[str, Any]:
+    """Return log-probabilities: of each token, and of the likeliest at its place."""
+    values, tops = [], []
+    for token, places in zip(tokens, found, strict=False):
+        values.append(places[token].logprob)
+        ranked = sorted(places.items(), key=lambda entry: entry[1].rank)
+        tops.append([[other, value.logprob] for other, value in ranked])
+    return {"log_probs": values, "top_logprobs": tops}

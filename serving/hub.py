@@ -1,0 +1,65 @@
+"""Models of the Hugging Face hub: what names one, and how it gets here. HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+SCHEME = "hf://"
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.model", "*.tiktoken", "*.py")
+REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class ModelError(Exception):
+    """A model that cannot be served; the message says why and what would help."""
+
+
+def is_hub_id(model_path: str) -> bool:
+    """Tell whether a path is a model of the hub: it is marked so, or it is nothing here and reads like one."""
+    if model_path.startswith(SCHEME):
+        return True
+    is_local = model_path.startswith((".", "/", "~")) or model_path.endswith(".gguf") or Path(model_path).exists()
+    return not is_local and REPOSITORY.fullmatch(model_path) is not None
+
+
+def fetch(model_path: str, patterns: Sequence[str]) -> Path:
+    """Bring those files of a model here that match, unless they are in the cache; return the folder.
+
+    Raises:
+        ModelError: it cannot be had.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    name = model_path.removeprefix(SCHEME)
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except GatedRepoError as error:
+        page = f"{constants.ENDPOINT}/{name}"
+        raise ModelError(
+            f"{name} is gated: ask for access at {page}, and set HF_TOKEN to a token that has it"
+        ) from error
+    except RepositoryNotFoundError as error:
+        private = "" if os.environ.get("HF_TOKEN") else "; if it is private, set HF_TOKEN"
+        raise ModelError(f"{name} is no folder or file here and no model at {constants.ENDPOINT}{private}") from error
+    except HFValidationError as error:
+        raise ModelError(f"{name} is neither a folder or file here nor a Hugging Face id") from error
+    except LocalEntryNotFoundError as error:
+        if constants.is_offline_mode():
+            why = "HF_HUB_OFFLINE is set and the cache does not have it"
+        else:
+            why = f"{constants.ENDPOINT} cannot be reached ({_first_line(error.__cause__ or error)})"
+        raise ModelError(f"{name} is no folder or file here, and cannot be downloaded: {why}") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelError(f"{name} cannot be downloaded from {constants.ENDPOINT}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,6 @@
+"""`python -m serving.mistralrs MODEL`: a worker with mistral.rs."""
+
+from serving.commands import run_engine
+
+if __name__ == "__main__":
+    run_engine("mistralrs")
