@@ -1,0 +1,173 @@
+"""SGLang, through its offline `Engine`: token ids in and out, KV events over ZeroMQ. Checked against 0.5.23's source, not run here."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from serving.engine import (
+    EngineCall,
+    EngineLoad,
+    EngineTraits,
+    ModelRunConfig,
+    WorkerConfig,
+    call_with,
+    in_thread,
+    require,
+    required_model,
+)
+from serving.engines.block_hashes import EventReaders
+from serving.kv_events import KvEventPublisher
+from serving.model_card import ModelFiles, local_weights
+from serving.runtime.messages import CallError
+from serving.runtime.server import GeneratorService
+
+PAGE_SIZE = 16
+"""SGLang's own is one token, which would make every token a KV event."""
+
+BAD_REQUEST = 400
+
+
+def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "SgLang":
+    """Make the engine; see `serving.engine.make_engine`."""
+    return SgLang(worker, run, arguments)
+
+
+class SgLang:
+    """See `serving.engine.Engine`."""
+
+    def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
+        given: dict[str, Any] = {
+            "model_path": required_model(worker, "sglang"),
+            "skip_tokenizer_init": True,
+            "incremental_streaming_output": True,
+            "page_size": run.kv_cache_block_size or PAGE_SIZE,
+        }
+        if worker.context_length is not None:
+            given["context_length"] = worker.context_length
+        if run.tensor_parallel_size > 1:
+            given["tp_size"] = run.tensor_parallel_size
+        if run.base_gpu_id:
+            given["base_gpu_id"] = run.base_gpu_id
+        if run.num_nodes > 1:
+            given |= {"nnodes": run.num_nodes, "node_rank": run.node_rank, "dist_init_addr": run.leader_addr}
+        self._arguments = given | run.extra() | arguments
+        self._is_follower = run.node_rank > 0
+        self._ranks = int(self._arguments.get("dp_size") or 1)
+        has_cache = not self._arguments.get("disable_radix_cache")
+        self._has_events = worker.kv_events and has_cache and not self._is_follower
+        shown = self._arguments | self._events("tcp://127.0.0.1:<free port>")
+        self.calls = (EngineCall("sglang.Engine", shown),)
+        self.traits = EngineTraits(
+            block_size=int(self._arguments["page_size"]), num_ranks=self._ranks, has_kv_events=self._has_events
+        )
+        self.service = GeneratorService(self.generate)
+        self._running = [0] * self._ranks
+        self._readers: EventReaders | None = None
+        self._engine: Any = None
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`; a node that follows another stays in here until that ends."""
+        package = require("sglang")
+        arguments = self._arguments | {
+            "model_path": await in_thread(lambda: local_weights(self._arguments["model_path"]))
+        }
+        if self._has_events and "kv_events_config" not in arguments:
+            self._readers = EventReaders(self._ranks)
+            arguments |= self._events(self._readers.endpoint)
+        self._engine = await in_thread(lambda: call_with(package.Engine, arguments))
+
+    def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
+        """See `Engine`."""
+        if self._readers is not None and publishers:
+            self._readers.start(self.traits.block_size, [publisher.publish for publisher in publishers])
+
+    async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+        """Answer a request in token ids; leaving early aborts it in the engine."""
+        id = f"{request['request_id']}-{os.urandom(4).hex()}"
+        rank, wanted = request["dp_rank"], request["sampling_options"].get("logprobs")
+        is_first, is_over = True, False
+        self._running[rank] += 1
+        try:
+            outputs = await self._engine.async_generate(
+                input_ids=request["token_ids"],
+                sampling_params=_parameters(request),
+                stream=True,
+                rid=id,
+                return_logprob=wanted is not None,
+                top_logprobs_num=wanted or 0,
+                routed_dp_rank=rank if self._ranks > 1 else None,
+            )
+            async for output in outputs:
+                facts = output["meta_info"]
+                item: dict[str, Any] = {"token_ids": list(output["output_ids"])}
+                if is_first:
+                    item["cached_tokens"] = facts.get("cached_tokens", 0)
+                    is_first = False
+                if wanted is not None:
+                    item |= _logprobs(facts)
+                if (reason := facts.get("finish_reason")) is not None:
+                    is_over = True
+                    item["finish_reason"] = _finish_reason(reason)
+                yield item
+        except ValueError as error:
+            raise CallError(str(error), "invalid") from error
+        finally:
+            self._running[rank] -= 1
+            if not is_over:
+                self._engine.tokenizer_manager.abort_request(rid=id)
+
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`; SGLang does not tell the offline engine more than we count ourselves."""
+        return EngineLoad(num_running=self._running[rank])
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        if self._readers is not None:
+            await self._readers.failed()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        if self._engine is not None:
+            await in_thread(self._engine.shutdown)
+        if self._readers is not None:
+            await self._readers.close()
+
+    def _events(self, endpoint: str) -> dict[str, Any]:
+        if not self._has_events or "kv_events_config" in self._arguments:
+            return {}
+        return {"kv_events_config": json.dumps({"publisher": "zmq", "endpoint": endpoint})}
+
+
+def _parameters(request: dict[str, Any]) -> dict[str, Any]:
+    conditions, options = request["stop_conditions"], request["sampling_options"]
+    names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    if options.get("seed") is not None:
+        given["sampling_seed"] = options["seed"]
+    if bias := options.get("logit_bias"):
+        given["logit_bias"] = {str(token): float(value) for token, value in bias.items()}
+    if not conditions["ignore_eos"] and request["eos_token_ids"]:
+        given["stop_token_ids"] = request["eos_token_ids"]
+    return given | {
+        "max_new_tokens": conditions["max_tokens"],
+        "min_new_tokens": conditions["min_tokens"],
+        "ignore_eos": conditions["ignore_eos"],
+    }
+
+
+def _finish_reason(reason: dict[str, Any]) -> str:
+    if reason.get("type") == "abort":
+        kind = "invalid" if reason.get("status_code") == BAD_REQUEST else "engine"
+        raise CallError(f"SGLang gave the request up: {reason.get('message', 'it does not say why')}", kind)
+    return "length" if reason.get("type") == "length" else "stop"
+
+
+def _logprobs(facts: dict[str, Any]) -> dict[str, Any]:
+    chosen, tops = facts.get("output_token_logprobs") or [], facts.get("output_top_logprobs") or []
+    found: dict[str, Any] = {"log_probs": [entry[0] for entry in chosen]}
+    if tops:
+        found["top_logprobs"] = [[[entry[1], entry[0]] for entry in top or []] for top in tops]
+    return found

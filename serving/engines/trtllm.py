@@ -1,0 +1,226 @@
+"""TensorRT-LLM, through its LLM API: token ids in and out, KV events by polling. Checked against 1.x's source, not run here."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from serving.engine import (
+    EngineCall,
+    EngineLoad,
+    EngineTraits,
+    ModelRunConfig,
+    WorkerConfig,
+    call_with,
+    in_thread,
+    refuse_gpu_choice,
+    require,
+    required_model,
+)
+from serving.engines.block_hashes import HashTranslator
+from serving.kv_events import KvEventPublisher
+from serving.model_card import ModelFiles, local_weights
+from serving.router.follower import BlocksEvent
+from serving.runtime.messages import CallError
+from serving.runtime.server import GeneratorService
+
+log = logging.getLogger(__name__)
+
+TOKENS_PER_BLOCK = 32
+EVENT_BUFFER = 4096
+POLL_TIMEOUT_S = 2.0
+POLL_GAP_S = 0.01
+
+
+def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "TrtLlm":
+    """Make the engine; see `serving.engine.make_engine`."""
+    return TrtLlm(worker, run, arguments)
+
+
+class TrtLlm:
+    """See `serving.engine.Engine`."""
+
+    def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
+        refuse_gpu_choice("trtllm", run)
+        if run.node_rank:
+            raise ValueError(
+                "out=trtllm: MPI starts the nodes that follow; run the leader as "
+                "mpirun -n <GPUs> trtllm-llmapi-launch dynamo-run ... (or by srun), without --node-rank"
+            )
+        given: dict[str, Any] = {
+            "model": required_model(worker, "trtllm"),
+            "skip_tokenizer_init": True,
+            "tensor_parallel_size": run.tensor_parallel_size,
+        }
+        if run.num_nodes > 1:
+            if run.tensor_parallel_size % run.num_nodes:
+                raise ValueError(
+                    f"--tensor-parallel-size {run.tensor_parallel_size} does not divide by --num-nodes {run.num_nodes}"
+                )
+            given["gpus_per_node"] = run.tensor_parallel_size // run.num_nodes
+        if worker.context_length is not None:
+            given["max_seq_len"] = worker.context_length
+        given |= run.extra() | arguments
+        cache = given.get("kv_cache_config") or {}
+        size = int(cache.get("tokens_per_block") or run.kv_cache_block_size or TOKENS_PER_BLOCK)
+        self._has_events = worker.kv_events and cache.get("enable_block_reuse") is not False
+        events = {"event_buffer_max_size": EVENT_BUFFER, "enable_block_reuse": True} if self._has_events else {}
+        given["kv_cache_config"] = {"tokens_per_block": size} | events | cache
+        given.setdefault("enable_iter_perf_stats", True)
+        self._arguments = given
+        self.calls = (EngineCall("tensorrt_llm.LLM", given),)
+        self.traits = EngineTraits(block_size=size, has_kv_events=self._has_events)
+        self.service = GeneratorService(self.generate)
+        self._translator = HashTranslator(size)
+        self._window = 0
+        self._load = EngineLoad()
+        self._num_vocab = 0
+        self._polling: list[asyncio.Task[None]] = []
+        self._package: Any = None
+        self._llm: Any = None
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`."""
+        self._package = require("trtllm")
+        self._num_vocab = int(files.json("config.json").get("vocab_size") or 0)
+        arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}
+        self._llm = await in_thread(lambda: call_with(self._package.LLM, arguments))
+
+    def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
+        """See `Engine`."""
+        self._polling.append(asyncio.create_task(self._poll_load()))
+        if publishers:
+            self._polling.append(asyncio.create_task(self._poll_events(publishers[0])))
+
+    async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+        """Answer a request in token ids; leaving early aborts it in the engine."""
+        try:
+            result = self._llm.generate_async(
+                request["token_ids"], sampling_params=self._parameters(request), streaming=True
+            )
+        except ValueError as error:
+            raise CallError(str(error), "invalid") from error
+        wanted = request["sampling_options"].get("logprobs") is not None
+        is_first, is_over = True, False
+        try:
+            async for output in result:
+                one = output.outputs[0]
+                tokens = list(one.token_ids_diff)
+                item: dict[str, Any] = {"token_ids": tokens}
+                if is_first:
+                    item["cached_tokens"] = getattr(output, "cached_tokens", 0) or 0
+                    is_first = False
+                if wanted:
+                    item |= _logprobs(tokens, one.logprobs_diff)
+                if one.finish_reason is not None:
+                    is_over = True
+                    item["finish_reason"] = _finish_reason(one.finish_reason)
+                yield item
+        finally:
+            if not is_over:
+                result.abort()
+
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`."""
+        return self._load
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        if not self._polling:
+            await asyncio.Event().wait()
+        done, _ = await asyncio.wait(self._polling, return_when=asyncio.FIRST_COMPLETED)
+        await done.pop()
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        for task in self._polling:
+            task.cancel()
+        await asyncio.gather(*self._polling, return_exceptions=True)
+        if self._llm is not None:
+            await in_thread(self._llm.shutdown)
+
+    async def _poll_events(self, publisher: KvEventPublisher) -> None:
+        while True:
+            found: list[BlocksEvent] = []
+            async for event in self._llm.get_kv_cache_events_async(timeout=POLL_TIMEOUT_S):
+                found += self._translate(event)
+            if found:
+                publisher.publish(found)
+            await asyncio.sleep(POLL_GAP_S)
+
+    def _translate(self, event: dict[str, Any]) -> list[BlocksEvent]:
+        """Translate an event; those of windows smaller than the longest are of layers that forget early."""
+        data, window = event["data"], event.get("window_size") or 0
+        if data["type"] == "created":
+            self._window = max(self._window, window)
+        if window < self._window:
+            return []
+        if data["type"] == "stored":
+            # A block at the end of a sequence may be partly filled; it is stored again once it is full.
+            full = [block for block in data["blocks"] if len(block["tokens"]) == self.traits.block_size]
+            tokens = [token["token_id"] for block in full for token in block["tokens"]]
+            stored = self._translator.stored([block["block_hash"] for block in full], data["parent_hash"], tokens)
+            return [stored] if stored is not None and stored.hashes else []
+        if data["type"] == "removed":
+            removed = self._translator.removed(data["block_hashes"])
+            return [removed] if removed is not None else []
+        return []
+
+    async def _poll_load(self) -> None:
+        while True:
+            async for stats in self._llm.get_stats_async(timeout=POLL_TIMEOUT_S):
+                cache = stats.get("kvCacheStats") or {}
+                self._load = EngineLoad(
+                    num_running=int(stats.get("numActiveRequests") or 0),
+                    num_waiting=int(stats.get("numQueuedRequests") or 0),
+                    kv_active_blocks=int(cache.get("usedNumBlocks") or 0),
+                    kv_total_blocks=int(cache.get("maxNumBlocks") or 0),
+                    max_num_seqs=int(stats.get("maxNumActiveRequests") or 0),
+                )
+            await asyncio.sleep(POLL_GAP_S)
+
+    def _parameters(self, request: dict[str, Any]) -> Any:
+        conditions, options = request["stop_conditions"], request["sampling_options"]
+        names = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logprobs")
+        given = {name: options[name] for name in names if options.get(name) is not None}
+        if (top_k := options.get("top_k")) is not None and top_k > 0:
+            given["top_k"] = top_k
+        if bias := options.get("logit_bias"):
+            given["embedding_bias"] = self._bias(bias)
+        ends = [] if conditions["ignore_eos"] else request["eos_token_ids"]
+        return self._package.SamplingParams(
+            # Where nothing is said TensorRT-LLM is greedy, and OpenAI's temperature is 1.
+            temperature=options["temperature"] if options.get("temperature") is not None else 1.0,
+            max_tokens=conditions["max_tokens"],
+            min_tokens=conditions["min_tokens"] or None,
+            ignore_eos=conditions["ignore_eos"],
+            # Without a tokenizer it must be told an end; -1 is none.
+            end_id=ends[0] if ends else -1,
+            pad_id=ends[0] if ends else -1,
+            stop_token_ids=ends or None,
+            detokenize=False,
+            **given,
+        )
+
+    def _bias(self, bias: dict[str, float]) -> Any:
+        import torch
+
+        tensor = torch.zeros(self._num_vocab, dtype=torch.float32)
+        for token, value in bias.items():
+            if int(token) < self._num_vocab:
+                tensor[int(token)] = float(value)
+        return tensor
+
+
+def _finish_reason(reason: str) -> str:
+    if reason in ("timeout", "cancelled"):
+        raise CallError(f"TensorRT-LLM gave the request up: {reason}", "engine")
+    return "length" if reason == "length" else "stop"
+
+
+def _logprobs(tokens: list[int], found: Sequence[Any]) -> dict[str, Any]:
+    values, tops = [], []
+    for token, places in zip(tokens, found, strict=False):
+        values.append(places[token].logprob)
+        tops.append([[other, value.logprob] for other, value in places.items()])
+    return {"log_probs": values, "top_logprobs": tops}
