@@ -16,6 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from dynabench.virtual import simulate
 from mocker import EngineConfig, scheduler
 from reports.records import ArmResult
+from serving.engine import ENGINES
+from serving.model_card import model_name
 from serving.router import ROUTER_MODES, RouterConfig
 from workloads import Workload, WorkloadError, mooncake
 from workloads.shape import ShapeConfig, shape
@@ -66,8 +68,17 @@ class LiveConfig:
     url: str | None = None
     """Measure this OpenAI endpoint (http://host:port) instead of a stack of our own."""
 
+    engine: Literal["mocker", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"] = "mocker"
+    """Engine of our own stack; all but the mocker run the model that --model names."""
+
     model: str = "mock"
-    """Name under which the model is served."""
+    """Name under which the model is served; for an --engine other than the mocker: a folder, GGUF file or Hugging Face id."""
+
+    context_length: int | None = None
+    """Tokens a sequence may reach in an --engine other than the mocker (default: the model's)."""
+
+    extra_engine_args: Path | None = None
+    """JSON or YAML file with arguments of an --engine other than the mocker."""
 
     prompts: Literal["tokens", "text"] = "tokens"
     """Send token ids, or about as many words (for endpoints that take only text)."""
@@ -98,6 +109,13 @@ class LiveConfig:
             raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be greater than 0, not {self.timeout_s}")
+        if self.engine != "mocker" and self.url is not None:
+            raise ValueError(f"--engine {self.engine} is for a stack of our own; --url measures another")
+        if self.engine != "mocker" and self.model == "mock":
+            raise ValueError(f"--engine {self.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
+        for name in ("context_length", "extra_engine_args"):
+            if self.engine == "mocker" and getattr(self, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} is for an --engine other than the mocker")
 
 
 def load_workload(path: Path | None, trace_block_size: int, config: ShapeConfig, seed: int) -> Workload:
@@ -185,7 +203,7 @@ def run_experiment(
         },
         "experiment": asdict(experiment) | {"out": str(out)},
         "shape": asdict(shape_config),
-        "engine": asdict(engine),
+        "engine": asdict(engine) if live is None or live.engine == "mocker" else real_engine(live),
         "router": asdict(router),
         "live": asdict(live) if live else None,
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
@@ -206,6 +224,14 @@ def _live(workload: Workload, live: LiveConfig, arm: dict[str, Any]) -> ArmResul
     return run_live(workload, live=live, **arm)
 
 
+def real_engine(live: LiveConfig) -> dict[str, str]:
+    """Return what to call an engine that is not simulated: its name, its version here, its model."""
+    package = ENGINES[live.engine].package
+    distributions = metadata.packages_distributions().get(package, [])
+    version = metadata.version(distributions[0]) if distributions else "of unknown version"
+    return {"name": live.engine, "version": version, "model": model_name(live.model)}
+
+
 def _throttled(progress: Progress, bar: Any, total: int) -> Callable[[int], None]:
     stride = max(total // 200, 1)
 
@@ -219,7 +245,13 @@ def _throttled(progress: Progress, bar: Any, total: int) -> Callable[[int], None
 def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, live: LiveConfig | None) -> str:
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
     notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
-    what = live.url if live is not None and live.url else f"{experiment.workers} simulated engines"
+    if live is not None and live.url:
+        what = live.url
+    elif live is not None and live.engine != "mocker":
+        facts = real_engine(live)
+        what = f"{experiment.workers} {facts['name']} {facts['version']} workers with {facts['model']}"
+    else:
+        what = f"{experiment.workers} simulated engines"
     return (
         f"{len(workload):,} requests on {what}, {how}; "
         f"{experiment.repeats} run(s) per router mode, seed {experiment.seed}{notes}"

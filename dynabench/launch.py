@@ -9,21 +9,25 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
-from serving.engine import WorkerConfig
+from serving.engine import EngineChoice, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
+from serving.model_card import model_name
 from serving.router import ROUTER_MODES, RouterConfig
 from serving.router.policies import Kv
 from serving.runtime.config import RuntimeConfig
 from serving.supervise import Group, Program
 
 START_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 1800.0
+"""For engines that load a model, and may have to fetch it first."""
+
 STOP_TIMEOUT_S = 3.0
 
 
@@ -32,7 +36,7 @@ class LaunchError(UserError):
 
 
 class LocalStack:
-    """A frontend with the router inside, and mocker workers, each a process."""
+    """A frontend with the router inside, and workers, each a process."""
 
     def __init__(
         self,
@@ -40,7 +44,7 @@ class LocalStack:
         frontend: FrontendConfig,
         router: RouterConfig,
         worker: WorkerConfig,
-        engine: EngineConfig,
+        engine: EngineConfig | EngineChoice,
         num_workers: int,
         runtime: RuntimeConfig | None = None,
         restart: bool = False,
@@ -52,7 +56,7 @@ class LocalStack:
             frontend: settings of the frontend.
             router: settings of the router.
             worker: settings of each worker; its endpoint's namespace is made unique unless `runtime` is given.
-            engine: settings of each simulated engine.
+            engine: settings of each simulated engine, or another engine.
             num_workers: worker processes.
             runtime: how they find each other (default: in a folder of their own).
             restart: start processes again when they end.
@@ -77,9 +81,10 @@ class LocalStack:
         self._engine = engine
         self._runtime = runtime
         self._num_workers = num_workers
+        self._start_timeout_s = START_TIMEOUT_S if isinstance(engine, EngineConfig) else LOAD_TIMEOUT_S
         self._is_talkative = say is not None
         self.group = Group(restart=restart, say=say)
-        self.model = worker.model_name or "mock"
+        self.model = worker.model_name or (model_name(worker.model_path) if worker.model_path else "mock")
         self.url = f"http://{frontend.http_host}:{self._listener.getsockname()[1]}"
 
     async def __aenter__(self) -> Self:
@@ -89,11 +94,11 @@ class LocalStack:
             LaunchError: a process died or did not answer in time.
         """
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(self._start_timeout_s):
                 await self._start()
         except TimeoutError as error:
             await self.stop()
-            raise LaunchError(f"the stack did not answer within {START_TIMEOUT_S:g} s") from error
+            raise LaunchError(f"the stack did not answer within {self._start_timeout_s:g} s") from error
         except BaseException:
             await self.stop()
             raise
@@ -112,9 +117,14 @@ class LocalStack:
 
     async def _start(self) -> None:
         quiet = {} if self._is_talkative else {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
-        worker = (self._worker, self._engine, self._runtime)
+        engine, worker = self._engine, self._worker
+        parts: tuple[Any, ...]
+        if isinstance(engine, EngineConfig):
+            module, parts = "serving.mocker", (worker, engine, self._runtime)
+        else:
+            module, parts = engine.module, (worker, engine.run, self._runtime, list(engine.arguments))
         for number in range(self._num_workers):
-            await self.group.start(Program(f"worker-{number}", ["-m", "serving.mocker"], worker, quiet))
+            await self.group.start(Program(f"worker-{number}", ["-m", module], parts, quiet))
         frontend = (self._frontend, self._router, self._runtime)
         descriptor = self._listener.fileno()
         environment = quiet | {LISTEN_FD: str(descriptor)}

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 
+import aiohttp
 import numpy as np
 import uvloop
 
@@ -16,11 +17,13 @@ from dynabench.load import Target, as_columns, replay
 from dynabench.virtual import check_fits
 from mocker import EngineConfig
 from reports.records import ArmResult
-from serving.engine import WorkerConfig
+from serving.engine import EngineChoice, ModelRunConfig, WorkerConfig, check_installed
 from serving.frontend.config import FrontendConfig
+from serving.model_card import vocab_size
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
-from workloads import Workload
+from workloads import Workload, WorkloadError
+from workloads.tokens import TOKENS, tokens_of
 
 LATE_S = 0.1
 """A client whose 99th percentile of (sent - intended) is above this spoiled the run."""
@@ -45,13 +48,15 @@ def run_live(
         LaunchError: the stack did not start.
         WorkloadError: a request can never fit.
     """
-    if live.url is None:
+    if live.url is None and live.engine == "mocker":
         check_fits(workload, engine)
 
     async def run() -> ArmResult:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
         async with _target(live, mode, engine, router, num_workers, seed) as (target, dead):
+            if live.engine != "mocker":
+                await _check_context(workload, target)
             started = time.perf_counter()
             timeline = await replay(
                 workload, target=target, salt="", timeout_s=live.timeout_s, stop=stop, on_progress=on_progress
@@ -88,6 +93,15 @@ async def _target(
         key = os.environ.get("OPENAI_API_KEY", "")
         yield Target(live.url.rstrip("/").removesuffix("/v1"), live.model, live.prompts, key), list
         return
+    is_mocker = live.engine == "mocker"
+    if not is_mocker:
+        check_installed(live.engine)
+    worker = WorkerConfig(
+        model_name=live.model if is_mocker else "",
+        model_path="" if is_mocker else live.model,
+        kv_events=wants_kv_events(mode, router),
+        context_length=engine.num_usable_blocks * engine.block_size + 1 if is_mocker else live.context_length,
+    )
     stack = LocalStack(
         frontend=FrontendConfig(
             http_port=live.http_port,
@@ -97,16 +111,34 @@ async def _target(
             migration_limit=live.migration_limit,
         ),
         router=router,
-        worker=WorkerConfig(
-            model_name=live.model,
-            kv_events=wants_kv_events(mode, router),
-            context_length=engine.num_usable_blocks * engine.block_size + 1,
-        ),
-        engine=engine,
+        worker=worker,
+        engine=engine
+        if is_mocker
+        else EngineChoice(live.engine, ModelRunConfig(extra_engine_args=live.extra_engine_args)),
         num_workers=num_workers,
         runtime=RuntimeConfig(etcd_endpoints=live.etcd_endpoints, nats_server=live.nats_server)
         if live.etcd_endpoints or live.nats_server
         else None,
     )
+    tokens = TOKENS if is_mocker else tokens_of(await asyncio.to_thread(vocab_size, live.model))
     async with stack:
-        yield Target(stack.url, stack.model, live.prompts, "", is_ours=True), lambda: stack.group.dead
+        # mistral.rs gives text: what it holds back of a character comes with the next piece.
+        counts_events = live.engine != "mistralrs"
+        target = Target(stack.url, stack.model, live.prompts, "", is_ours=counts_events, tokens=tokens)
+        yield target, lambda: stack.group.dead
+
+
+async def _check_context(workload: Workload, target: Target) -> None:
+    """Refuse a workload with a request that the model cannot hold.
+
+    Raises:
+        WorkloadError: the first such request, and what would help.
+    """
+    async with aiohttp.ClientSession() as session, session.get(f"{target.url}/v1/models") as response:
+        limit = (await response.json())["data"][0]["max_model_len"]
+    for number, request in enumerate(workload.requests):
+        if request.input_length + request.output_length > limit:
+            raise WorkloadError(
+                f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} "
+                f"output tokens, more than the {limit} of {target.model}'s context; cut prompts with --cap-isl"
+            )

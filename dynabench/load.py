@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from workloads import Request, Workload
-from workloads.tokens import as_words, prompt_tokens
+from workloads.tokens import TOKENS, as_words, prompt_tokens
 
 READ_BUFFER = 1 << 20
 TOKEN, SPACED_TOKEN, EVENT_END = b'"finish_reason":null', b'"finish_reason": null', b"\n\n"
@@ -26,6 +26,8 @@ class Target(NamedTuple):
     api_key: str = ""
     is_ours: bool = False
     """Whether every token comes in an event of its own, so that events can be checked against the usage."""
+    tokens: range = TOKENS
+    """What prompts are made of."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -110,7 +112,7 @@ async def _wait(stop: asyncio.Event, delay_s: float) -> bool:
 
 
 def _body(request: Request, block_size: int, target: Target, salt: str) -> bytes:
-    tokens = prompt_tokens(request, block_size, salt=salt)
+    tokens = prompt_tokens(request, block_size, salt=salt, among=target.tokens)
     return msgspec.json.encode(
         {
             "model": target.model,

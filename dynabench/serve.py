@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import signal
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import uvloop
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
-from serving.engine import WorkerConfig
+from serving.engine import ENGINES, ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
 from serving.router import RouterConfig
@@ -28,12 +29,14 @@ class WorkerGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Workers that are alike."""
 
     count: int = 1
-    engine: Literal["mocker", "echo_core", "echo_full"] = "mocker"
+    engine: Literal["mocker", "echo_core", "echo_full", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"] = "mocker"
     component: str = "backend"
     worker: dict[str, Any] = {}
     """`WorkerConfig` but for the endpoint."""
     engine_args: dict[str, Any] = {}
-    """`EngineConfig`, for the mocker."""
+    """`EngineConfig` for the mocker; for engines that run models, arguments of their own."""
+    run: dict[str, Any] = {}
+    """`ModelRunConfig`, for engines that run models."""
 
 
 class Graph(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -100,8 +103,12 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
         if group.engine == "mocker":
             engine = settings(group.engine_args, EngineConfig, f"{where}.engine_args")
             arguments, parts = ["-m", "serving.mocker"], (worker, engine, runtime)
+        elif group.engine in ENGINES:
+            run = settings(group.run, ModelRunConfig, f"{where}.run")
+            flags = [f"--{name}={json.dumps(value)}" for name, value in group.engine_args.items()]
+            arguments, parts = ["-m", f"serving.{ENGINES[group.engine].command}"], (worker, run, runtime, flags)
         elif group.engine_args:
-            raise GraphError(f"{where}: engine_args are for the mocker; {group.engine} has none")
+            raise GraphError(f"{where}: {group.engine} has no engine_args")
         else:
             arguments, parts = ["-m", "serving.echo", group.engine.removeprefix("echo_")], (worker, runtime)
         found += [Program(f"{group.component}-{number}", arguments, parts) for number in range(group.count)]

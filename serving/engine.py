@@ -248,6 +248,19 @@ ENGINES = {
 """Engines that run models, each behind a package of its own."""
 
 
+class EngineChoice(NamedTuple):
+    """One of `ENGINES` with its settings, for processes that are to be started."""
+
+    name: str
+    run: ModelRunConfig
+    arguments: Sequence[str] = ()
+
+    @property
+    def module(self) -> str:
+        """What `python -m` runs it."""
+        return f"serving.{ENGINES[self.name].command}"
+
+
 def make_engine(name: str, worker: WorkerConfig, run: ModelRunConfig, arguments: Sequence[str] = ()) -> Engine:
     """Make one of `ENGINES`; nothing is loaded yet.
 

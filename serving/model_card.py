@@ -15,7 +15,7 @@ import msgspec
 from serving.hub import SCHEME, WEIGHTS, ModelError, fetch, is_hub_id
 from serving.runtime.address import EndpointAddress
 
-__all__ = ["ModelCard", "ModelError", "ModelFiles", "ModelType", "local_weights", "model_name"]
+__all__ = ["ModelCard", "ModelError", "ModelFiles", "ModelType", "local_weights", "model_name", "vocab_size"]
 
 CARDS = "v1/mdc/"
 """Where cards are registered, as `v1/mdc/{namespace}/{component}/{endpoint}/{instance id, hexadecimal}`."""
@@ -172,6 +172,21 @@ def model_name(model_path: str) -> str:
         resolved = local.resolve()
         return resolved.stem if resolved.suffix == ".gguf" else resolved.name
     return path
+
+
+def vocab_size(model_path: str) -> int:
+    """Return how many tokens a model has.
+
+    Raises:
+        ModelError: its files cannot be had, or do not tell.
+    """
+    files = ModelFiles.read(model_path)
+    size = files.json("config.json").get("vocab_size") or len(
+        files.json("tokenizer.json").get("model", {}).get("vocab", ())
+    )
+    if not size:
+        raise ModelError(f"the files of {model_path} do not tell how many tokens it has")
+    return int(size)
 
 
 def local_weights(model_path: str) -> str:

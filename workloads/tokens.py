@@ -7,21 +7,29 @@ import numpy.typing as npt
 
 from workloads.request import Request
 
-FIRST_TOKEN, NUM_TOKENS = 1000, 30000  # clear of special tokens, inside every common vocabulary
+TOKENS = range(1000, 31000)
+"""Clear of special tokens, inside every common vocabulary."""
 
 
-def prompt_tokens(request: Request, block_size: int, *, salt: str = "") -> npt.NDArray[np.uint32]:
+def tokens_of(vocab_size: int) -> range:
+    """Return the tokens to use of a model: `TOKENS`, or the upper part of a smaller vocabulary."""
+    return TOKENS if vocab_size >= TOKENS.stop else range(min(TOKENS.start, vocab_size // 4), vocab_size)
+
+
+def prompt_tokens(
+    request: Request, block_size: int, *, salt: str = "", among: range = TOKENS
+) -> npt.NDArray[np.uint32]:
     """Return the token ids of a request's prompt, shape (input_length,).
 
     A salt changes every token, so that two runs share nothing.
     """
-    blocks = [_block(hash_id, block_size, salt) for hash_id in request.hash_ids]
+    blocks = [_block(hash_id, block_size, salt, among) for hash_id in request.hash_ids]
     return np.concatenate(blocks)[: request.input_length] if blocks else np.empty(0, np.uint32)
 
 
-def _block(hash_id: int, size: int, salt: str) -> npt.NDArray[np.uint32]:
+def _block(hash_id: int, size: int, salt: str, among: range) -> npt.NDArray[np.uint32]:
     stream = hashlib.shake_128(f"{salt}:{hash_id}".encode()).digest(size * 4)
-    return np.frombuffer(stream, "<u4") % NUM_TOKENS + np.uint32(FIRST_TOKEN)
+    return np.frombuffer(stream, "<u4") % len(among) + np.uint32(among.start)
 
 
 WORDS = [

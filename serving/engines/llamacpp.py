@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -50,7 +51,13 @@ class LlamaCpp:
         self._slots = int(given.pop("n_parallel"))
         self._context_length = worker.context_length
         model = {name: given.pop(name) for name in sorted(MODEL_ARGUMENTS & given.keys())}
-        context = {"n_ctx": self._slots * (worker.context_length or DEFAULT_CONTEXT), "n_seq_max": self._slots} | given
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        context = {
+            "n_ctx": self._slots * (worker.context_length or DEFAULT_CONTEXT),
+            "n_seq_max": self._slots,
+            "n_threads": threads,
+            "n_threads_batch": threads,
+        } | given
         self._model_arguments, self._context_arguments = model, context
         self._path = path
         self.calls = (
