@@ -1,0 +1,111 @@
+"""Engines that run a model. DYNABENCH_ENGINE names the one that is installed; without it nothing here is collected.
+
+`.ci/engines` makes the environments and runs these tests in each.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import tokenizers
+
+from dynabench.launch import LocalStack
+from serving.engine import EngineChoice, ModelRunConfig, WorkerConfig
+from serving.frontend.config import FrontendConfig
+from serving.router import RouterConfig
+from tests.real_engines.reference import Reference
+
+ROOT = Path(__file__).parents[2]
+ENGINE = os.environ.get("DYNABENCH_ENGINE", "")
+VLLM_FLAGS = (
+    "--dtype=float32",
+    "--enforce-eager",
+    "--num-gpu-blocks-override=200",
+    "--gpu-memory-utilization=0.2",
+    "--max-num-seqs=16",
+    "--block-size=32",
+)
+FLAGS = {"vllm": VLLM_FLAGS, "mistralrs": ("--dtype=f32",), "llamacpp": ()}
+
+os.environ.setdefault("MISTRALRS_CPU_KV_F32", "1")  # or batches of different sizes round differently
+
+if not ENGINE:
+    collect_ignore_glob = ["test_*.py"]
+elif ENGINE != "vllm":
+    collect_ignore_glob = ["test_vllm.py"]
+
+
+class Engine(NamedTuple):
+    """The engine under test."""
+
+    name: str
+    model: Path
+    flags: tuple[str, ...]
+    gives_text: bool
+    """Whether it takes and gives text, so that it decides itself what its tokens are."""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    specification = importlib.util.spec_from_file_location("tiny_model", ROOT / "examples" / "tiny_model.py")
+    tiny = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(tiny)
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tiny.make(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def engine(folder):
+    model = folder.with_name("tiny.gguf") if ENGINE == "llamacpp" else folder
+    return Engine(ENGINE, model, FLAGS[ENGINE], ENGINE == "mistralrs")
+
+
+@pytest.fixture(scope="session")
+def reference(folder):
+    return Reference(folder)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(folder):
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@contextlib.contextmanager
+def running(engine, num_workers=1, flags=(), worker=None, frontend=None):
+    """Run workers of the engine and a frontend in the background; give the stack."""
+    stack = LocalStack(
+        frontend=FrontendConfig(**({"http_port": 0, "router_mode": "kv", "drain_s": 5.0} | (frontend or {}))),
+        router=RouterConfig(),
+        worker=WorkerConfig(model_path=str(engine.model), drain_s=5.0, **(worker or {})),
+        engine=EngineChoice(engine.name, ModelRunConfig(), (*engine.flags, *flags)),
+        num_workers=num_workers,
+    )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def do(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(300)
+
+    try:
+        do(stack.__aenter__())
+        try:
+            yield stack
+        finally:
+            do(stack.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(scope="session")
+def stack(engine):
+    with running(engine) as found:
+        yield found

@@ -1,0 +1,189 @@
+"""What every engine must do, asked over HTTP with the openai client: the answers are those of the weights."""
+
+import concurrent.futures
+import time
+
+import httpx
+import openai
+import pytest
+
+pytestmark = pytest.mark.timeout(400)
+PROMPT = "the router sends a request to the worker that holds most of its prefix, and what about the rest of the block"
+
+
+@pytest.fixture
+def client(stack):
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", timeout=120, max_retries=0) as found:
+        yield found
+
+
+def ask(client, prompt=PROMPT, max_tokens=12, temperature=0.0, **more):
+    return client.completions.create(
+        model="tiny", prompt=prompt, max_tokens=max_tokens, temperature=temperature, **more
+    )
+
+
+def load(stack):
+    """Return (running, waiting) as the worker reports them."""
+    values = {"requests_running": 0.0, "requests_waiting": 0.0}
+    for line in httpx.get(f"{stack.url}/metrics").text.splitlines():
+        for name in values:
+            if line.startswith(f"dynamo_component_{name}{{"):
+                values[name] = float(line.rpartition(" ")[2])
+    return tuple(values.values())
+
+
+def until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def text_of(tokenizer, engine):
+    """What an answer of these tokens reads; mistral.rs takes blanks off its front."""
+
+    def text(tokens):
+        whole = tokenizer.decode(tokens)
+        return whole.lstrip() if engine.gives_text else whole
+
+    return text
+
+
+def test_it_says_what_the_weights_say(client, reference, tokenizer, text_of):
+    expected, _ = reference.greedy(tokenizer.encode(PROMPT).ids, 24)
+    answer = ask(client, max_tokens=24)
+    assert answer.choices[0].text == text_of(expected)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(tokenizer.encode(PROMPT).ids), 24)
+
+
+def test_a_chat_goes_through_the_models_template(client, reference, tokenizer, text_of):
+    prompt = "<s><|system|>be brief<|end|><|user|>hello world<|end|><|assistant|>"
+    expected, _ = reference.greedy(tokenizer.encode(prompt).ids, 10)
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello world"}],
+        max_tokens=10,
+        temperature=0,
+    )
+    assert answer.choices[0].message.content == text_of(expected)
+    assert answer.usage.prompt_tokens == len(tokenizer.encode(prompt).ids)
+
+
+def test_a_stream_comes_in_pieces_with_its_usage(client, reference, tokenizer, text_of):
+    expected, _ = reference.greedy(tokenizer.encode(PROMPT).ids, 16)
+    chunks = list(ask(client, max_tokens=16, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == text_of(expected)
+    assert chunks[-1].usage.completion_tokens == 16
+    assert sum(1 for chunk in chunks if chunk.choices and chunk.choices[0].text) > 8
+
+
+def test_log_probabilities_are_those_of_the_weights(client, reference, tokenizer, text_of):
+    expected, values = reference.greedy(tokenizer.encode(PROMPT).ids, 4)
+    found = ask(client, max_tokens=4, logprobs=2).choices[0].logprobs
+    assert "".join(found.tokens) == text_of(expected)
+    assert found.token_logprobs == pytest.approx(values, abs=0.02)
+    for token, value, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+        assert max(top, key=top.get).strip() == token.strip()
+        assert max(top.values()) == pytest.approx(value)
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_in_it(client):
+    whole = ask(client, max_tokens=16).choices[0].text
+    stop = whole[6:9]
+    answer = ask(client, max_tokens=16, stop=[stop])
+    assert answer.choices[0].text == whole[: whole.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_the_models_end_token_ends_the_answer(client):
+    answer = ask(client, max_tokens=20, logit_bias={"1": 100})
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "stop")
+    ignored = ask(client, max_tokens=7, logit_bias={"1": 100}, extra_body={"ignore_eos": True})
+    assert (ignored.choices[0].finish_reason, ignored.usage.completion_tokens) == ("length", 7)
+
+
+def test_a_least_length_is_kept_or_refused(client, engine):
+    def short():
+        return ask(client, max_tokens=20, logit_bias={"1": 30}, extra_body={"min_tokens": 5})
+
+    if engine.gives_text:
+        with pytest.raises(openai.BadRequestError, match="min_tokens"):
+            short()
+    else:
+        assert short().usage.completion_tokens in (5, 6)  # with the end or without
+
+
+def test_sampling_options_reach_the_engine(client, tokenizer, text_of):
+    token = tokenizer.encode(" worker").ids[0]
+    assert ask(client, max_tokens=3, logit_bias={str(token): 100}).choices[0].text == text_of([token] * 3)
+    first, second = (ask(client, temperature=1.5, max_tokens=30).choices[0].text for _ in range(2))
+    assert first != second
+    assert (
+        ask(client, temperature=1.5, max_tokens=30, extra_body={"top_k": 1}).choices[0].text
+        == ask(client, max_tokens=30).choices[0].text
+    )
+
+
+def test_a_seed_repeats_an_answer(client, engine):
+    texts = {ask(client, temperature=1.5, max_tokens=30, seed=seed).choices[0].text for seed in (1, 1, 2)}
+    assert len(texts) == (3 if engine.gives_text else 2)  # mistral.rs has one seed for the process
+
+
+def test_requests_run_side_by_side_without_disturbing_each_other(client, stack):
+    prompts = [f"{PROMPT} number {number}" for number in range(6)]
+    alone = [ask(client, prompt, max_tokens=40).choices[0].text for prompt in prompts]
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        together = threads.map(lambda prompt: ask(client, prompt, max_tokens=40).choices[0].text, prompts)
+        assert list(together) == alone
+        streams = [ask(client, prompt, 1200, stream=True, extra_body={"ignore_eos": True}) for prompt in prompts[:4]]
+        for stream in streams:
+            next(iter(stream))
+        until(lambda: load(stack)[0] >= 3)
+        for stream in streams:
+            stream.close()
+
+
+def test_a_request_that_nobody_waits_for_is_stopped(client, stack):
+    stream = ask(client, max_tokens=1800, stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    until(lambda: load(stack)[0] >= 1)
+    stream.close()
+    started = time.monotonic()
+    until(lambda: load(stack) == (0, 0))
+    took = time.monotonic() - started
+    whole_started = time.monotonic()
+    ask(client, max_tokens=1800, extra_body={"ignore_eos": True})
+    assert took < max(time.monotonic() - whole_started, 1.0)
+
+
+def test_one_bad_request_hurts_no_other(client):
+    stream = ask(client, max_tokens=300, stream=True, extra_body={"ignore_eos": True})
+    pieces = iter(stream)
+    next(pieces)
+    with pytest.raises(openai.BadRequestError, match="context"):
+        ask(client, prompt=[5] * 3000)
+    assert sum(1 for _ in pieces) > 100
+
+
+def test_a_second_turn_does_not_compute_the_first_again(client):
+    prompt = f"{time.time()} " + PROMPT * 6
+    first = ask(client, prompt, max_tokens=3)
+    second = ask(client, f"{prompt}{first.choices[0].text} and then?", max_tokens=3).usage
+    assert first.usage.prompt_tokens_details.cached_tokens < 40
+    assert second.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 32
+
+
+def test_the_router_knows_what_the_worker_holds(client, stack, engine):
+    prompt = f"{time.time()} " + PROMPT * 6
+    usage = ask(client, prompt, max_tokens=3).usage
+
+    def overlap():
+        with client.completions.with_streaming_response.create(
+            model="tiny", prompt=prompt, max_tokens=1, temperature=0
+        ) as response:
+            return int(response.headers["x-overlap-tokens"])
+
+    until(lambda: overlap() >= usage.prompt_tokens - 64)
