@@ -20,12 +20,13 @@ from serving.engine import (
     required_model,
 )
 from serving.engines.block_hashes import EventReaders
+from serving.engines.orphans import WORKER
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 
-CHECK_S = 1.0
+CHECK_S = 0.1
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -79,6 +80,7 @@ class Vllm:
         """See `Engine`."""
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ[WORKER] = str(os.getpid())
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         self._vllm = require("vllm")
@@ -92,7 +94,9 @@ class Vllm:
             )
         await in_thread(lambda: self._load(arguments))
         config = self._llm.vllm_config
-        self._shape = (config.cache_config.num_gpu_blocks or 0, config.scheduler_config.max_num_seqs)
+        # The client adds up what its data-parallel engines have.
+        num_blocks = (config.cache_config.num_gpu_blocks or 0) // self._ranks
+        self._shape = (num_blocks, config.scheduler_config.max_num_seqs)
         self._defaults = config.model_config.get_diff_sampling_param()
         self.traits = EngineTraits(
             block_size=config.cache_config.block_size,
@@ -109,6 +113,8 @@ class Vllm:
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Answer a request in token ids; leaving early aborts it in the engine."""
         is_first = True
+        if self._llm.errored:
+            raise CallError("vLLM's engine process died", "draining")
         try:
             async for output in self._llm.generate(
                 {"prompt_token_ids": request["token_ids"]},
