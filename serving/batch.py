@@ -74,6 +74,20 @@ def read(path: Path) -> Prompts:
     return prompts
 
 
+def is_answered(path: Path) -> bool:
+    """Tell whether an earlier run has answered everything, so that no engine is needed.
+
+    Raises:
+        BatchError: the input or the earlier output cannot be used.
+    """
+    prompts = read(path)
+    with _output(path.with_name(OUTPUT)) as file:
+        if missing := _missing(prompts.texts, file):
+            return not missing
+    print(f"{path.with_name(OUTPUT)} has all {len(prompts.texts)} answers already", file=sys.stderr)
+    return True
+
+
 async def run_batch(
     client: ChatClient,
     path: Path,

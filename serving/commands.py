@@ -14,7 +14,7 @@ import msgspec
 import uvloop
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from serving.chat_client import AskError
+from serving.chat_client import AskError, ChatClient
 from serving.engine import (
     ENGINES,
     Engine,
@@ -69,6 +69,7 @@ def frontend(
     frontend: FrontendSettings = FrontendConfig(),  # noqa: B008 (frozen)
     router: RouterSettings = RouterConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
+    interactive: Annotated[bool, Parameter(name=["--interactive", "-i"], negative=())] = False,
     verbose: Verbosity = 0,
 ) -> None:
     """Serve OpenAI's API for the models that workers register.
@@ -77,15 +78,36 @@ def frontend(
         frontend: how to serve.
         router: settings of the router.
         runtime: how to find the workers.
+        interactive: talk to the first model that appears, in this terminal, until you leave.
         verbose: how much to log.
     """
-    set_up(verbose)
+    set_up(verbose, default="warn" if interactive else "info")
     frontend, router, network = _resolve(frontend, router, runtime or RuntimeConfig())
+    if interactive and not frontend.http_port:
+        raise ValueError("--interactive needs a --http-port to ask at")
 
     async def main(stopping: asyncio.Event) -> None:
-        await run_frontends(frontend, router, network, stopping)
+        serving = asyncio.create_task(run_frontends(frontend, router, network, stopping))
+        if interactive:
+            await _talk(frontend, stopping, serving)
+        await serving
 
     run(main)
+
+
+async def _talk(frontend: FrontendConfig, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    """Talk to what a frontend serves, until the user leaves or it ends."""
+    from serving.chat import chat
+
+    client = ChatClient(f"http://{frontend.http_host}:{frontend.http_port}", api_key=frontend.api_key)
+    print("Waiting for a model...", file=sys.stderr)
+    talking = asyncio.create_task(chat(client, stopping, options={}))
+    try:
+        await asyncio.wait([talking, serving], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.set()
+        await asyncio.gather(talking, return_exceptions=True)
+        await client.close()
 
 
 @mocker_app.default

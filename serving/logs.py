@@ -19,15 +19,15 @@ class LogError(ValueError):
     """A filter that cannot be read."""
 
 
-def set_up(verbosity: int = 0) -> None:
-    """Log to standard error: `-v` debug, `-vv` everything; otherwise what DYN_LOG says (default: info).
+def set_up(verbosity: int = 0, *, default: str = "info") -> None:
+    """Log to standard error: `-v` debug, `-vv` everything; otherwise what DYN_LOG says, or the default.
 
     Raises:
         LogError: DYN_LOG is not of the form `level` or `target=level,...`, or there are too many -v.
     """
     if verbosity > 2:
         raise LogError("at most -vv is understood")
-    text = {0: os.environ.get("DYN_LOG", "info"), 1: "debug", 2: "trace"}[verbosity]
+    text = {0: os.environ.get("DYN_LOG", default), 1: "debug", 2: "trace"}[verbosity]
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,

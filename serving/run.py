@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from serving.batch import read
+from serving.batch import is_answered
 from serving.commands import (
     RouterSettings,
     RunSettings,
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 NAME = "dynamo-run"
 OURS = ("mocker", "echo_core", "echo_full")
-WAYS_IN = ("text", "stdin", "http", "batch", "none", "dyn")
+WAYS_IN = ("text", "stdin", "http", "none", "batch:FILE", "dyn://NAME")
 USAGE = """\
 Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 
@@ -88,6 +88,8 @@ def split(words: list[str]) -> tuple[str, str, list[str]]:
             raise UsageError(f"{key}= is given twice")
         found[key] = value
         rest.pop(0)
+    if late := [word for word in rest if word.startswith(("in=", "out="))]:
+        raise UsageError(f"{late[0]} comes too late: in= and out= stand before everything else")
     return found.get("in", ""), found.get("out", ""), rest
 
 
@@ -120,18 +122,20 @@ def launch(
         way_out: what stands behind out=.
         engine_arguments: what stands behind --.
     """
-    set_up(verbose)
+    way_in = way_in or ("text" if sys.stdin.isatty() else "stdin")
+    set_up(verbose, default="warn" if way_in in ("text", "stdin") or way_in.startswith("batch:") else "info")
     if model is not None:
         if launcher.model_path:
             raise UsageError(f"the model is given twice: {model} and --model-path {launcher.model_path}")
         launcher = dataclasses.replace(launcher, model_path=model)
-    way_in = way_in or ("text" if sys.stdin.isatty() else "stdin")
     way_out = way_out or default_engine(launcher.model_path)
     job = Job(way_in, way_out, launcher, engine, router, runtime or RuntimeConfig(), engine_arguments)
     check(job)
     made = None if job.is_remote else make(job)
     if dry_run:
         print(*(made.calls if made is not None else [f"out={way_out}: no engine is made here"]), sep="\n")
+        return
+    if way_in.startswith("batch:") and is_answered(Path(way_in.removeprefix("batch:"))):
         return
     if way_out in ENGINES:
         check_installed(way_out)
@@ -159,14 +163,11 @@ def check(job: Job) -> None:
         UsageError: and what would fit.
     """
     way_in, way_out, launcher = job.way_in, job.way_out, job.launcher
-    if (
-        way_in.partition(":")[0] not in WAYS_IN
-        or way_in in ("batch", "dyn")
-        or (":" in way_in and way_in[:6] not in ("batch:", "dyn://"))
-    ):
-        raise UsageError(
-            f"invalid in= option {way_in!r}; expected one of text, stdin, http, batch:FILE, none, dyn://NAME"
-        )
+    is_known = (
+        way_in in WAYS_IN[:4] or way_in.startswith("dyn://") or (way_in.startswith("batch:") and way_in != "batch:")
+    )
+    if not is_known:
+        raise UsageError(f"invalid in= option {way_in!r}; expected one of {', '.join(WAYS_IN)}")
     kind, _, file = way_out.partition(":")
     if kind in FILES and not file:
         raise UsageError(f"out={way_out} needs a file: out={kind}:FILE")
@@ -185,21 +186,10 @@ def check(job: Job) -> None:
         _check_ours(job)
     if way_out == "echo_core" and not launcher.model_path:
         raise UsageError("out=echo_core needs a tokenizer: pass --model-path")
-    if (
-        (way_out == "echo_full" or kind == "pystr")
-        and way_in != "none"
-        and not (launcher.model_path or launcher.model_name)
-    ):
-        _name_needed(job, kind)
+    if way_out == "echo_full" and not (launcher.model_path or launcher.model_name):
+        raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
     if launcher.http_workers != 1 and not (way_in == "http" and job.is_remote):
         raise UsageError("--http-workers is for in=http out=dyn: the engine of an all-in-one server is in its process")
-    if way_in.startswith("batch:"):
-        read(Path(way_in.removeprefix("batch:")))
-
-
-def _name_needed(job: Job, kind: str) -> None:
-    if kind == "echo_full" or job.way_in in ("http",) or job.way_in.startswith("dyn://"):
-        raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
 
 
 def _check_ingress(job: Job) -> None:

@@ -1,0 +1,167 @@
+"""Stands in for SGLang 0.5.23: what our adapter calls, with the names, arguments and answers of its source.
+
+Its "model" answers with the prompt's tokens, one after the other, each plus one.
+"""
+
+import asyncio
+import json
+import struct
+import threading
+
+import msgspec
+import zmq
+
+SERVER_ARGS = {
+    "model_path", "skip_tokenizer_init", "incremental_streaming_output", "page_size", "context_length", "tp_size",
+    "base_gpu_id", "nnodes", "node_rank", "dist_init_addr", "dp_size", "disable_radix_cache", "kv_events_config",
+    "log_level", "max_running_requests",
+}  # fmt: skip
+SAMPLING = {
+    "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "n", "beam_width", "json_schema",
+    "regex", "ebnf", "structural_tag", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
+    "no_stop_trim", "stream_interval", "logit_bias", "sampling_seed", "custom_params", "watermark",
+}  # fmt: skip
+CONTEXT = 400
+STEP_S = 0.002
+
+
+class TokenizerManager:
+    def __init__(self):
+        self.aborted = []
+
+    def abort_request(self, rid: str = "", abort_all: bool = False):
+        self.aborted.append(rid)
+
+
+class Engine:
+    latest = None
+
+    def __init__(self, **kwargs):
+        if unknown := kwargs.keys() - SERVER_ARGS:
+            raise TypeError(f"ServerArgs.__init__() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+        self.arguments = kwargs
+        self.tokenizer_manager = TokenizerManager()
+        self.asked = []
+        self.was_shut_down = False
+        Engine.latest = self
+        self._publisher = None
+        if "kv_events_config" in kwargs:
+            config = json.loads(kwargs["kv_events_config"])
+            assert config["publisher"] == "zmq"
+            self._publisher = zmq.Context.instance().socket(zmq.PUB)
+            assert not any(wild in config["endpoint"] for wild in ("*", "::", "0.0.0.0"))
+            self._publisher.connect(config["endpoint"])  # as SGLang does for a host that is no wildcard
+            self._number = 0
+        self._held = {}
+        self._lock = threading.Lock()
+
+    async def async_generate(
+        self,
+        prompt=None,
+        sampling_params=None,
+        input_ids=None,
+        image_data=None,
+        audio_data=None,
+        video_data=None,
+        mm_hashes=None,
+        mm_content_hashes=None,
+        return_logprob=False,
+        logprob_start_len=None,
+        top_logprobs_num=None,
+        token_ids_logprob=None,
+        lora_path=None,
+        custom_logit_processor=None,
+        require_reasoning=False,
+        return_hidden_states=False,
+        return_routed_experts=False,
+        routed_experts_start_len=0,
+        stream=False,
+        bootstrap_host=None,
+        bootstrap_port=None,
+        bootstrap_room=None,
+        routed_dp_rank=None,
+        disagg_prefill_dp_rank=None,
+        kv_hints=None,
+        data_parallel_rank=None,
+        external_trace_header=None,
+        rid=None,
+        session_params=None,
+        priority=None,
+        session_id=None,
+        *,
+        cache_salt=None,
+    ):
+        if unknown := sampling_params.keys() - SAMPLING:
+            raise TypeError(f"unexpected sampling parameter {sorted(unknown)[0]!r}")
+        self.asked.append({"rid": rid, "rank": routed_dp_rank, "input_ids": input_ids, **sampling_params})
+        answers = self._generate(input_ids, sampling_params, return_logprob, top_logprobs_num)
+        return answers if stream else await anext(answers)
+
+    async def _generate(self, tokens, parameters, with_logprobs, num_top):
+        if len(tokens) >= CONTEXT:
+            message = f"The input ({len(tokens)} tokens) is longer than the model's context length ({CONTEXT} tokens)."
+            raise ValueError(message)
+        cached = self._store(tokens)
+        if tokens[0] == 13:
+            reason = {"type": "abort", "message": "out of luck", "status_code": 500}
+            yield {"output_ids": [], "meta_info": {"finish_reason": reason, "cached_tokens": 0}}
+            return
+        count = parameters["max_new_tokens"]
+        ends = set(parameters.get("stop_token_ids") or ())
+        for place in range(count):
+            await asyncio.sleep(STEP_S)
+            token = tokens[place % len(tokens)] + 1
+            reason = {"type": "length", "length": count} if place == count - 1 else None
+            if token in ends and not parameters["ignore_eos"] and place >= parameters["min_new_tokens"]:
+                reason = {"type": "stop", "matched": token}
+            facts = {"id": "x", "finish_reason": reason, "prompt_tokens": len(tokens), "cached_tokens": cached}
+            if with_logprobs:
+                facts["output_token_logprobs"] = [(-0.5, token, None)]
+                facts["output_top_logprobs"] = [[(-0.5 - rank, token + rank, None) for rank in range(num_top)]]
+            yield {"output_ids": [token], "meta_info": facts}
+            if reason is not None:
+                return
+
+    def _store(self, tokens):
+        """Keep the prompt's whole pages, tell of the new ones; return how many tokens were there."""
+        size, parent, cached, new = self.arguments["page_size"], None, 0, []
+        first_parent = None
+        for start in range(0, len(tokens) // size * size, size):
+            page = (parent, tuple(tokens[start : start + size]))
+            name = hash(page)
+            if name in self._held:
+                cached += size
+            else:
+                if not new:
+                    first_parent = parent
+                new.append((name, page[1]))
+                self._held[name] = page
+            parent = name
+        if new and self._publisher is not None:
+            event = {
+                "type": "BlockStored",
+                "block_hashes": [name for name, _ in new],
+                "parent_block_hash": first_parent,
+                "token_ids": [token for _, page in new for token in page],
+                "block_size": size,
+                "lora_id": None,
+                "medium": "GPU",
+            }
+            self._send([event])
+        return min(cached, len(tokens) - 1)
+
+    def forget_all(self):
+        self._held.clear()
+        self._send([{"type": "AllBlocksCleared"}])
+
+    def _send(self, events):
+        with self._lock:
+            payload = msgspec.msgpack.encode([0.0, events, 0])
+            self._publisher.send_multipart([b"", struct.pack(">q", self._number), payload])
+            self._number += 1
+
+    def shutdown(self):
+        self.was_shut_down = True
+        if self._publisher is not None:
+            self._publisher.close(0)
