@@ -317,10 +317,10 @@ def flags_to_arguments(flags: Sequence[str]) -> dict[str, Any]:
     waiting: str | None = None
     for word in flags:
         if word.startswith("--") and len(word) > 2:
-            waiting, _, value = word[2:].replace("-", "_", word.partition("=")[0].count("-")).partition("=")
-            arguments[waiting] = yaml.safe_load(value) if "=" in word else True
-            if "=" in word:
-                waiting = None
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            arguments[name] = yaml.safe_load(value) if equals else True
+            waiting = None if equals else name
         elif waiting is None:
             raise ValueError(f"{word!r} after --: engine arguments as --name value were expected")
         else:

@@ -30,6 +30,7 @@ from serving.runtime.server import GeneratorService
 CAPACITY = 128
 """Items of an answer that may wait for us before the engine does."""
 
+END = object()
 SAMPLING = (
     "n",
     "best_of",
@@ -112,7 +113,7 @@ class OwnEngine:
         ours = asyncio.get_running_loop()
         work = asyncio.run_coroutine_threadsafe(self._feed(asked, inbox, ours), self._loop)
         try:
-            while (item := await inbox.get()) is not None:
+            while (item := await inbox.get()) is not END:
                 if isinstance(item, BaseException):
                     raise CallError(
                         "a python exception was caught while processing the async generator: "
@@ -158,7 +159,7 @@ class OwnEngine:
         self, request: dict[str, Any], inbox: "asyncio.Queue[Any]", ours: asyncio.AbstractEventLoop
     ) -> None:
         """In the engine's loop: run it, and pass on what it yields, no faster than it is taken."""
-        last: BaseException | None = None
+        last: object = END
         items = self._function(request)
         try:
             async for item in items:

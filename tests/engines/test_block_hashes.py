@@ -1,0 +1,148 @@
+"""Blocks under an engine's names and under ours."""
+
+import asyncio
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.engines.block_hashes import EventReaders, HashTranslator
+from serving.kv_events import BlockLedger
+from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored
+from serving.router.hashing import block_hashes, sequence_hashes
+
+SIZE = 2
+
+
+def ours(tokens):
+    return sequence_hashes(block_hashes(np.array(tokens, np.uint32), SIZE))
+
+
+def stored(theirs, parent, tokens, **more):
+    return {
+        "type": "BlockStored",
+        "block_hashes": theirs,
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": SIZE,
+        "lora_id": None,
+        "medium": "GPU",
+    } | more
+
+
+def test_a_chain_is_hashed_anew_whatever_the_engine_calls_it():
+    translator = HashTranslator(SIZE)
+    first = translator.translate(stored([b"a", b"b"], None, [1, 2, 3, 4]))
+    second = translator.translate(stored([77], b"b", [5, 6]))
+    assert first == BlocksStored(ours([1, 2, 3, 4]), None)
+    assert second == BlocksStored(ours([1, 2, 3, 4, 5, 6])[2:], ours([1, 2, 3, 4])[1])
+    assert translator.translate({"type": "BlockRemoved", "block_hashes": [77], "medium": "GPU"}) == BlocksRemoved(
+        second.hashes
+    )
+    assert translator.translate({"type": "AllBlocksCleared"}) == BlocksCleared()
+    assert translator.translate(stored(["c"], b"b", [5, 6])) is None  # its parent was forgotten with the rest
+
+
+def test_events_of_older_vllm_are_arrays():
+    translator = HashTranslator(SIZE)
+    event = ["BlockStored", [1, 2], None, [1, 2, 3, 4], SIZE, None]
+    assert translator.translate(event) == BlocksStored(ours([1, 2, 3, 4]), None)
+    assert translator.translate(["BlockRemoved", [2]]) == BlocksRemoved(ours([1, 2, 3, 4])[1:])
+    assert translator.translate(["AllBlocksCleared"]) == BlocksCleared()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored([1], None, [1, 2], medium="CPU"),
+        stored([1], None, [1, 2], lora_name="other"),
+        stored([1], None, [1, 2], lora_id=3),
+        stored([1], None, [1]),
+        stored([1], 99, [1, 2]),
+        {"type": "BlockRemoved", "block_hashes": [5], "medium": None},
+    ],
+)
+def test_what_is_of_no_use_to_a_router_is_left_out(event):
+    assert HashTranslator(SIZE).translate(event) is None
+
+
+@pytest.mark.parametrize("event", [{}, [], 7, {"type": "Other"}, ["Other", []]])
+def test_what_is_no_event_is_an_error(event):
+    with pytest.raises(ValueError, match="KV event"):
+        HashTranslator(SIZE).translate(event)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.booleans()), max_size=40))
+def test_what_was_stored_and_not_removed_is_what_routers_hold(steps):
+    """An engine that keeps copies: each block by a name made of its path, stored and removed one by one."""
+    translator, ledger, held = HashTranslator(SIZE), BlockLedger(), {}
+    for seed, length, adds in steps:
+        tokens = [(seed * 7 + place // 4) % 5 for place in range(length * SIZE)]
+        paths = [tuple(tokens[: (place + 1) * SIZE]) for place in range(length)]
+        if adds:
+            known = [path for path in paths if held.get(path)]
+            new = paths[len(known) :] or paths[-1:]  # the last again: a second copy
+            parent = new[0][:-SIZE] or None
+            if parent is not None and not held.get(parent):
+                continue
+            event = translator.translate(stored(new, parent, [token for path in new for token in path[-SIZE:]]))
+            for path in new:
+                held[path] = held.get(path, 0) + 1
+        elif held.get(paths[-1]) and not any(
+            count and path[: len(paths[-1])] == paths[-1] and path != paths[-1] for path, count in held.items()
+        ):
+            event = translator.translate({"type": "BlockRemoved", "block_hashes": [paths[-1]], "medium": None})
+            held[paths[-1]] -= 1
+        else:
+            continue
+        if event is not None:
+            ledger.apply(event)
+    expected = {ours(path)[-1] for path, count in held.items() if count}
+    assert {block for chain in ledger.dump() for block in chain.hashes} == expected
+
+
+def test_a_gap_in_the_numbers_forgets_what_was_known():
+    async def main():
+        readers = EventReaders(2)
+        publisher = zmq.Context.instance().socket(zmq.PUB)
+        host, _, port = readers.endpoint.rpartition(":")
+        publisher.connect(f"{host}:{int(port) + 1}")  # rank 1
+        found = [[], []]
+        readers.start(SIZE, [into.extend for into in found])
+        await asyncio.sleep(0.3)
+
+        def send(number, *events):
+            publisher.send_multipart([b"", struct.pack(">q", number), msgspec.msgpack.encode([0.0, events, 1])])
+
+        send(0, stored([1], None, [1, 2]))
+        send(1, stored([2], 1, [3, 4]))
+        send(4, stored([3], 2, [5, 6]), stored([4], None, [7, 8]))
+        async with asyncio.timeout(20):
+            while len(found[1]) < 4:
+                await asyncio.sleep(0.005)
+        publisher.close(0)
+        await readers.close()
+        chain = ours([1, 2, 3, 4])
+        assert found[0] == []
+        assert found[1] == [
+            BlocksStored(chain[:1], None),
+            BlocksStored(chain[1:], chain[0]),
+            BlocksCleared(),
+            BlocksStored(ours([7, 8]), None),
+        ]
+
+    uvloop.run(main())
+
+
+def test_the_engine_is_told_an_address_that_listens_to_nobody_else():
+    async def main():
+        readers = EventReaders(3)
+        assert readers.endpoint.startswith("tcp://127.0.0.1:")
+        await readers.close()
+
+    uvloop.run(main())

@@ -1,0 +1,269 @@
+"""`out=pystr:FILE` and `out=pytok:FILE`: engines in a file of the user's."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from serving.engine import EngineError, ModelRunConfig, WorkerConfig
+from serving.engines.own import OwnEngine
+from serving.model_card import ModelFiles
+from serving.runtime.messages import CallError
+from tests.serving.stacks import write_model
+
+DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
+
+GUIDE = """
+import asyncio, sys
+
+async def generate(request):
+    for word in ("The", " capital", " of", " France", " is", " Paris", "."):
+        yield {"id":"1","choices":[{"index":0,"delta":{"content":word,"role":"assistant"}}],"created":1841762283,"model":"Llama-3.2-3B-Instruct","system_fingerprint":"local","object":"chat.completion.chunk"}
+        await asyncio.sleep(0.001)
+    yield {"id":"1","choices":[{"index":0,"delta":{"content":"","role":"assistant"},"finish_reason":"stop"}],"created":1841762283,"model":"Llama-3.2-3B-Instruct","system_fingerprint":"local","object":"chat.completion.chunk"}
+
+if __name__ == "__main__":
+    print(f"MAIN: {sys.argv}")
+"""
+
+
+def run(tmp_path, *words, text="What is the capital?"):
+    return subprocess.run(
+        [DYNAMO_RUN, *map(str, words)], input=text, capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+
+
+def engine(tmp_path, source, kind="pystr", **worker):
+    path = tmp_path / "engine.py"
+    path.write_text(source)
+    return OwnEngine(kind, str(path), WorkerConfig(**worker), ModelRunConfig(), [], http_port=8080)
+
+
+def with_engine(made, talk):
+    async def main():
+        try:
+            await made.start(ModelFiles({}))
+            async with asyncio.timeout(30):
+                return await talk()
+        finally:
+            await made.close()
+
+    return uvloop.run(main())
+
+
+def test_the_guides_text_engine_answers_and_sees_its_arguments(tmp_path):
+    (tmp_path / "my_engine.py").write_text(GUIDE)
+    model = write_model(tmp_path / "Llama-3.2-3B-Instruct")
+    flags = ["--model-name", "llama3.2", "--tensor-parallel-size", "4", "--", "-n", "1"]
+    done = run(tmp_path, "out=pystr:my_engine.py", model, *flags)
+    assert done.returncode == 0, done.stderr
+    main, answer = done.stdout.splitlines()
+    assert main == (
+        f"MAIN: ['my_engine.py', '--model-path', '{model}', '--model-name', 'llama3.2', '--http-port', '8080', "
+        "'--tensor-parallel-size', '4', '--base-gpu-id', '0', '--num-nodes', '1', '--node-rank', '0', '-n', '1']"
+    )
+    assert answer == "The capital of France is Paris."
+
+
+def test_flags_that_were_given_are_among_the_arguments(tmp_path):
+    (tmp_path / "e.py").write_text(GUIDE)
+    (tmp_path / "x.json").write_text("{}")
+    flags = ["--model-config", "c", "--leader-addr", "h:1", "--extra-engine-args", "x.json"]
+    done = run(tmp_path, "out=pystr:e.py", *flags, "--dry-run", "--", "--custom-arg", "Orange", "--yes")
+    assert done.stdout.count("'--model-config', 'c', '--leader-addr', 'h:1', '--extra-engine-args', 'x.json'") == 1
+    assert "'--custom-arg', 'Orange', '--yes']" in done.stdout
+
+
+def test_the_guides_token_engine_gets_the_guides_request(tmp_path):
+    source = """
+import json
+async def generate(request):
+    print(json.dumps(request))
+    for token in request["token_ids"][:3]:
+        yield {"token_ids":[token],"tokens":None,"text":None,"cum_log_probs":None,"log_probs":None,"finish_reason":None}
+"""
+    (tmp_path / "tok.py").write_text(source)
+    model = write_model(tmp_path / "model")
+    done = run(tmp_path, "out=pytok:tok.py", "--model-path", model, "--max-tokens", "50")
+    assert done.returncode == 0, done.stderr
+    request = json.loads(done.stdout.splitlines()[0])
+    assert list(request) == [
+        "token_ids",
+        "stop_conditions",
+        "sampling_options",
+        "eos_token_ids",
+        "mdc_sum",
+        "annotations",
+    ]
+    assert request["stop_conditions"] == {
+        "max_tokens": 50,
+        "stop": None,
+        "stop_token_ids_hidden": request["eos_token_ids"],
+        "min_tokens": None,
+        "ignore_eos": None,
+    }
+    assert request["sampling_options"]["temperature"] == 0.7
+    assert set(request["sampling_options"]) >= {"n", "best_of", "top_k", "use_beam_search", "length_penalty", "seed"}
+
+
+def test_the_file_is_run_once_and_beside_its_neighbours(tmp_path):
+    (tmp_path / "neighbour.py").write_text("WORD = 'hello'")
+    source = """
+import neighbour
+count = 0
+def initialize(arguments):
+    global count
+    count += 1
+async def generate(request):
+    yield {"choices": [{"index": 0, "delta": {"content": f"{neighbour.WORD} {count}"}}]}
+"""
+    made = engine(tmp_path, source)
+
+    async def talk():
+        return [[item async for item in made.generate({})] for _ in range(2)]
+
+    first, second = with_engine(made, talk)
+    assert first == second
+    assert first[0]["choices"][0]["delta"]["content"] == "hello 1"
+
+
+def test_an_exception_is_that_requests_error_alone(tmp_path):
+    made = engine(tmp_path, "async def generate(request):\n    yield {'choices': []}\n    1 / request['by']")
+
+    async def talk():
+        with pytest.raises(CallError, match=r"a python exception was caught .*ZeroDivisionError: division by zero"):
+            [item async for item in made.generate({"by": 0})]
+        return [item async for item in made.generate({"by": 1})]
+
+    assert with_engine(made, talk) == [{"choices": []}]
+
+
+@pytest.mark.parametrize("item", ["'text'", "{}", "{'choices': 1}", "None", "[1]"])
+def test_what_is_no_response_is_named(tmp_path, item):
+    made = engine(tmp_path, f"async def generate(request):\n    yield {item}")
+
+    async def talk():
+        with pytest.raises(CallError, match="invalid response object"):
+            [item async for item in made.generate({})]
+
+    with_engine(made, talk)
+
+
+def test_an_engine_that_blocks_holds_up_nobody_but_itself(tmp_path):
+    made = engine(tmp_path, "import time\nasync def generate(request):\n    time.sleep(1.0)\n    yield {'choices': []}")
+
+    async def talk():
+        answer = asyncio.create_task(anext(made.generate({})))
+        turns = 0
+        while not answer.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        return turns
+
+    assert with_engine(made, talk) > 20
+
+
+def test_nobody_waits_for_a_generator_that_was_left(tmp_path):
+    source = """
+import asyncio
+async def generate(request):
+    try:
+        while True:
+            yield {"choices": [], "n": 1}
+            await asyncio.sleep(0.001)
+    finally:
+        open(request["file"], "w").close()
+"""
+    made = engine(tmp_path, source)
+    mark = tmp_path / "closed"
+
+    async def talk():
+        answer = made.generate({"file": str(mark)})
+        await anext(answer)
+        await answer.aclose()
+        deadline = time.monotonic() + 20
+        while not mark.exists():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+    with_engine(made, talk)
+
+
+def test_an_engine_does_not_run_far_ahead_of_its_reader(tmp_path):
+    source = """
+made = 0
+async def generate(request):
+    global made
+    for made in range(100_000):
+        yield {"choices": [], "made": made}
+"""
+    made = engine(tmp_path, source)
+
+    async def talk():
+        answer = made.generate({})
+        await anext(answer)
+        await asyncio.sleep(0.3)
+        for _ in range(200):
+            last = await anext(answer)
+        await answer.aclose()
+        return last["made"]
+
+    assert with_engine(made, talk) == 200
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1", "defines no async generator"),
+        ("async def generate(request):\n    return 1", "defines no async generator"),
+        ("def generate(request):\n    yield 1", "defines no async generator"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("syntax error", "SyntaxError"),
+        ("import sys\nsys.exit(3)", "ended while it was loaded, with 3"),
+    ],
+)
+def test_a_file_that_cannot_be_an_engine_says_why(tmp_path, source, message):
+    made = engine(tmp_path, source)
+
+    async def talk():
+        raise AssertionError("it should not have started")
+
+    with pytest.raises(EngineError, match=message):
+        with_engine(made, talk)
+
+
+def test_it_serves_http_until_asked_to_end(tmp_path):
+    import httpx
+
+    from tests.servers import free_port
+
+    (tmp_path / "e.py").write_text(GUIDE)
+    port = free_port()
+    command = [DYNAMO_RUN, "in=http", "out=pystr:e.py", "--model-name", "mine", "--http-port", str(port)]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 30
+        body = {"model": "mine", "messages": [{"role": "user", "content": "?"}]}
+        while True:
+            try:
+                answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body)
+                if answer.status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert answer.json()["choices"][0]["message"]["content"] == "The capital of France is Paris."
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,157 @@
+"""`in=batch:FILE`: every prompt answered once, whatever happens in between."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from serving.batch import BatchError, is_answered, read
+from tests.serving.stacks import write_model
+
+DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
+
+
+def run(folder, *words, delay_ms=1):
+    environment = os.environ | {"DYN_TOKEN_ECHO_DELAY_MS": str(delay_ms)}
+    command = [DYNAMO_RUN, f"in=batch:{folder / 'prompts.jsonl'}", "out=echo_full", "--model-name", "m", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
+
+
+def write(folder, *texts):
+    lines = [text if text.startswith("!") else json.dumps({"text": text}) for text in texts]
+    (folder / "prompts.jsonl").write_text("\n".join(line.removeprefix("!") for line in lines) + "\n")
+
+
+def answers(folder):
+    return [json.loads(line) for line in (folder / "output.jsonl").read_text().splitlines()]
+
+
+def test_each_prompt_is_answered_with_its_counts(tmp_path):
+    write(tmp_path, "What is the capital of France?", "What is the capital of Spain?")
+    done = run(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        r"Ran 2 prompts in \d+\.\d\d s\. Tokens in: 59 \(\d+/s\)\. Tokens out: 59 \(\d+/s\)\n", done.stdout
+    )
+    found = {answer["text"]: answer for answer in answers(tmp_path)}
+    assert len(found) == 2
+    for text, answer in found.items():
+        assert answer["response"] == text
+        assert answer["tokens_in"] == answer["tokens_out"] == len(text)  # without a tokenizer tokens are bytes
+        assert list(answer) == ["text", "response", "tokens_in", "tokens_out", "elapsed_ms", "finish_reason"]
+        assert answer["finish_reason"] == "stop"
+        assert answer["elapsed_ms"] > 0
+
+
+def test_tokens_in_are_those_of_the_text_without_the_template(tmp_path):
+    import tokenizers
+
+    model = write_model(tmp_path / "model")
+    write(tmp_path, "the quick brown fox")
+    command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=echo_core", model]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    (answer,) = answers(tmp_path)
+    assert answer["tokens_in"] == len(tokenizer.encode("the quick brown fox").ids)
+    assert answer["tokens_out"] > answer["tokens_in"]  # echo_core answers with the template as well
+
+
+def test_a_bad_line_is_told_and_the_others_are_answered(tmp_path):
+    write(tmp_path, "one", "!nonsense", '!{"text": 5}', '!{"other": "x"}', '!["text"]', "!", "two")
+    done = run(tmp_path)
+    assert done.returncode == 1
+    assert sorted(answer["text"] for answer in answers(tmp_path)) == ["one", "two"]
+    for number in (2, 3, 4, 5):
+        assert f"prompts.jsonl:{number}: " in done.stderr
+    assert "4 of 6 lines have no answer" in done.stderr
+    assert "Ran 2 prompts" in done.stdout
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
+    texts = [f"prompt {number} " + "x" * number for number in range(40)] + ["twice", "twice"]
+    write(tmp_path, *texts)
+    environment = os.environ | {"DYN_TOKEN_ECHO_DELAY_MS": "10"}
+    flags = ["--model-name", "m", "--batch-concurrency", "8"]
+    command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=echo_full", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "output.jsonl").exists() or len(answers(tmp_path)) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "run it again to go on" in errors
+    before = len(answers(tmp_path))
+    assert 5 <= before < len(texts)
+    with (tmp_path / "output.jsonl").open("a") as file:
+        file.write('{"text": "prom')  # as a killed run leaves it
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"has {before} of {len(texts)} answers already" in done.stderr
+    assert f"Ran {len(texts) - before} prompts" in done.stdout
+    assert sorted(answer["text"] for answer in answers(tmp_path)) == sorted(texts)
+
+
+def test_what_is_all_answered_needs_no_engine(tmp_path):
+    write(tmp_path, "one")
+    assert run(tmp_path).returncode == 0
+    command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=vllm", "no/model"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "has all 1 answers already" in done.stderr
+
+
+def test_an_output_of_something_else_is_not_touched(tmp_path):
+    write(tmp_path, "one")
+    for content in ('{"text": "other", "response": ""}\n', "not json\n", "[]\n"):
+        (tmp_path / "output.jsonl").write_text(content)
+        with pytest.raises(BatchError, match=r"output\.jsonl"):
+            is_answered(tmp_path / "prompts.jsonl")
+        assert (tmp_path / "output.jsonl").read_text() == content
+
+
+def test_two_runs_do_not_write_one_file(tmp_path):
+    write(tmp_path, "one")
+    with (tmp_path / "output.jsonl").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BatchError, match="another run"):
+            is_answered(tmp_path / "prompts.jsonl")
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(BatchError, match="no such file"):
+        read(tmp_path)
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(BatchError, match=r"x\.jsonl"):
+        read(tmp_path / "x.jsonl")
+
+
+def test_a_request_that_fails_is_asked_again_next_time(tmp_path):
+    source = """
+import os
+async def generate(request):
+    text = request["messages"][-1]["content"]
+    if text == "bad" and not os.path.exists("mended"):
+        raise RuntimeError("not today")
+    yield {"choices": [{"index": 0, "delta": {"content": text.upper()}, "finish_reason": "stop"}]}
+"""
+    (tmp_path / "e.py").write_text(source)
+    write(tmp_path, "good", "bad")
+    command = [DYNAMO_RUN, "in=batch:prompts.jsonl", "out=pystr:e.py"]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert first.returncode == 1
+    assert "no answer to 'bad'" in first.stderr
+    assert "not today" in first.stderr
+    (tmp_path / "mended").touch()
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert [(answer["text"], answer["response"]) for answer in answers(tmp_path)] == [("good", "GOOD"), ("bad", "BAD")]
