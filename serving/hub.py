@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,8 +37,11 @@ def fetch(model_path: str, patterns: Sequence[str]) -> Path:
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
+    from huggingface_hub.utils import disable_progress_bars
 
     name = model_path.removeprefix(SCHEME)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except GatedRepoError as error:
