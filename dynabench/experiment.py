@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from dynabench.virtual import simulate
 from mocker import EngineConfig, scheduler
 from reports.records import ArmResult
-from serving.engine import ENGINES
+from serving.engine import ENGINES, read_arguments
 from serving.model_card import model_name
 from serving.router import ROUTER_MODES, RouterConfig
 from workloads import Workload, WorkloadError, mooncake
@@ -205,7 +205,7 @@ def run_experiment(
         "shape": asdict(shape_config),
         "engine": asdict(engine) if live is None or live.engine == "mocker" else real_engine(live),
         "router": asdict(router),
-        "live": asdict(live) if live else None,
+        "live": asdict(live) | {"extra_engine_args": str(live.extra_engine_args or "") or None} if live else None,
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": [folder.run_facts(run) for run in runs],
@@ -224,12 +224,13 @@ def _live(workload: Workload, live: LiveConfig, arm: dict[str, Any]) -> ArmResul
     return run_live(workload, live=live, **arm)
 
 
-def real_engine(live: LiveConfig) -> dict[str, str]:
-    """Return what to call an engine that is not simulated: its name, its version here, its model."""
+def real_engine(live: LiveConfig) -> dict[str, Any]:
+    """Return what tells of an engine that is not simulated: its name, its version here, its model, its arguments."""
     package = ENGINES[live.engine].package
     distributions = metadata.packages_distributions().get(package, [])
     version = metadata.version(distributions[0]) if distributions else "of unknown version"
-    return {"name": live.engine, "version": version, "model": model_name(live.model)}
+    arguments = {} if live.extra_engine_args is None else read_arguments(live.extra_engine_args)
+    return {"name": live.engine, "version": version, "model": model_name(live.model), "arguments": arguments}
 
 
 def _throttled(progress: Progress, bar: Any, total: int) -> Callable[[int], None]:

@@ -12,14 +12,14 @@ import numpy as np
 import uvloop
 
 from dynabench.experiment import LiveConfig
-from dynabench.launch import LocalStack, wants_kv_events
+from dynabench.launch import LaunchError, LocalStack, wants_kv_events
 from dynabench.load import Target, as_columns, replay
 from dynabench.virtual import check_fits
 from mocker import EngineConfig
 from reports.records import ArmResult
-from serving.engine import EngineChoice, ModelRunConfig, WorkerConfig, check_installed
+from serving.engine import EngineChoice, EngineError, ModelRunConfig, WorkerConfig, check_installed, make_engine
 from serving.frontend.config import FrontendConfig
-from serving.model_card import vocab_size
+from serving.model_card import ModelError, vocab_size
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from workloads import Workload, WorkloadError
@@ -94,14 +94,17 @@ async def _target(
         yield Target(live.url.rstrip("/").removesuffix("/v1"), live.model, live.prompts, key), list
         return
     is_mocker = live.engine == "mocker"
-    if not is_mocker:
-        check_installed(live.engine)
     worker = WorkerConfig(
         model_name=live.model if is_mocker else "",
         model_path="" if is_mocker else live.model,
         kv_events=wants_kv_events(mode, router),
         context_length=engine.num_usable_blocks * engine.block_size + 1 if is_mocker else live.context_length,
     )
+    choice = None if is_mocker else _choice(live, worker)
+    try:
+        tokens = TOKENS if is_mocker else tokens_of(await asyncio.to_thread(vocab_size, live.model))
+    except ModelError as error:
+        raise LaunchError(str(error)) from error
     stack = LocalStack(
         frontend=FrontendConfig(
             http_port=live.http_port,
@@ -112,20 +115,32 @@ async def _target(
         ),
         router=router,
         worker=worker,
-        engine=engine
-        if is_mocker
-        else EngineChoice(live.engine, ModelRunConfig(extra_engine_args=live.extra_engine_args)),
+        engine=choice or engine,
         num_workers=num_workers,
         runtime=RuntimeConfig(etcd_endpoints=live.etcd_endpoints, nats_server=live.nats_server)
         if live.etcd_endpoints or live.nats_server
         else None,
     )
-    tokens = TOKENS if is_mocker else tokens_of(await asyncio.to_thread(vocab_size, live.model))
     async with stack:
         # mistral.rs gives text: what it holds back of a character comes with the next piece.
         counts_events = live.engine != "mistralrs"
         target = Target(stack.url, stack.model, live.prompts, "", is_ours=counts_events, tokens=tokens)
         yield target, lambda: stack.group.dead
+
+
+def _choice(live: LiveConfig, worker: WorkerConfig) -> EngineChoice:
+    """Return the engine that runs a model, once it is sure that it is there and takes its settings.
+
+    Raises:
+        LaunchError: it is not, or does not.
+    """
+    run = ModelRunConfig(extra_engine_args=live.extra_engine_args)
+    try:
+        make_engine(live.engine, worker, run)
+        check_installed(live.engine)
+    except (EngineError, ValueError) as error:
+        raise LaunchError(str(error)) from error
+    return EngineChoice(live.engine, run)
 
 
 async def _check_context(workload: Workload, target: Target) -> None:

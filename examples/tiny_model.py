@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT, VOCABULARY = 128, 2, 4, 2, 256, 2048, 1024
+HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT, VOCABULARY = 128, 2, 4, 2, 256, 4096, 1024
 HEAD = HIDDEN // HEADS
 SPECIAL = ("<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 TEMPLATE = (

@@ -15,7 +15,7 @@ HELP = """\
 /system TEXT     begin anew, with a system message
 /clear           begin anew
 /retry           ask the last question again
-/quit            leave (also Ctrl-D, or Ctrl-C on an empty line)
+/quit            leave (also Ctrl-D, or Ctrl-C twice)
 Enter sends, Alt-Enter begins a new line, arrows find earlier questions. Ctrl-C stops an answer.\
 """
 
@@ -206,15 +206,23 @@ async def _terminal_lines() -> AsyncIterator[str]:
     session: PromptSession[str] = PromptSession(
         HTML("<b>User</b> › "), history=FileHistory(_history_path()), key_bindings=keys, multiline=True
     )
+    is_leaving = False
     while True:
         try:
             # SIGINT is ours while an answer runs; at the prompt Ctrl-C is a key.
-            yield await session.prompt_async(handle_sigint=False)
-        except KeyboardInterrupt:
-            if not session.default_buffer.text:
-                return
+            line = await session.prompt_async(handle_sigint=False)
         except EOFError:
             return
+        except KeyboardInterrupt:
+            # One may be meant for the answer that has just ended.
+            if is_leaving and not session.default_buffer.text:
+                return
+            is_leaving = not session.default_buffer.text
+            if is_leaving:
+                print("Ctrl-C again, or Ctrl-D, leaves.")
+        else:
+            is_leaving = False
+            yield line
 
 
 def _history_path() -> Path:

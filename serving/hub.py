@@ -29,6 +29,8 @@ def fetch(model_path: str, patterns: Sequence[str]) -> Path:
     Raises:
         ModelError: it cannot be had.
     """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -37,11 +39,8 @@ def fetch(model_path: str, patterns: Sequence[str]) -> Path:
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
-    from huggingface_hub.utils import disable_progress_bars
 
     name = model_path.removeprefix(SCHEME)
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except GatedRepoError as error:

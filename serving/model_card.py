@@ -5,6 +5,7 @@ needs no access to the worker's disk.
 """
 
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from enum import Enum
 from pathlib import Path
@@ -166,12 +167,10 @@ class ModelFiles:
 
 def model_name(model_path: str) -> str:
     """Derive the served name: the repository, folder or file name."""
-    path = model_path.removeprefix(SCHEME).rstrip("/")
-    local = Path(path).expanduser()
-    if local.exists() and not model_path.startswith(SCHEME):
-        resolved = local.resolve()
-        return resolved.stem if resolved.suffix == ".gguf" else resolved.name
-    return path
+    if is_hub_id(model_path):
+        return model_path.removeprefix(SCHEME).rstrip("/")
+    local = Path(os.path.abspath(Path(model_path).expanduser()))  # noqa: PTH100 (links keep their own names)
+    return local.stem if local.suffix == ".gguf" else local.name
 
 
 def vocab_size(model_path: str) -> int:

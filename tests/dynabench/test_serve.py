@@ -99,7 +99,7 @@ def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
         ("workers: [{engine_args: {block_size: many}}]", "Expected `int`"),
         ("workers: [{}]\nfrontend: {http_port: 99999}", "http_port must be from 0 to 65535"),
         ("workers: [{}, {}]", "two groups of workers have the same component"),
-        ("workers: [{engine: echo_full, engine_args: {block_size: 3}}]", "engine_args are for the mocker"),
+        ("workers: [{engine: echo_full, engine_args: {block_size: 3}}]", "echo_full has no engine_args"),
         ("a: [", "while parsing"),
         (None, "No such file"),
     ],

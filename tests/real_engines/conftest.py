@@ -29,6 +29,7 @@ VLLM_FLAGS = (
     "--gpu-memory-utilization=0.2",
     "--max-num-seqs=16",
     "--block-size=32",
+    "--max-model-len=4096",
 )
 FLAGS = {"vllm": VLLM_FLAGS, "mistralrs": ("--dtype=f32",), "llamacpp": ()}
 

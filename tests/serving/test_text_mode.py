@@ -85,7 +85,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talk):
     child.expect(PROMPT)
     child.send("still here\r")
     child.expect(f"{ANSWER}still here")
-    assert leave(child, CTRL_C) == 0  # on an empty line it leaves
+    child.expect(PROMPT)
+    child.send(CTRL_C)
+    child.expect("Ctrl-C again")
+    assert leave(child, CTRL_C) == 0
 
 
 def test_ctrl_c_clears_a_line_that_is_not_empty(talk):
