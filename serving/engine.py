@@ -380,10 +380,15 @@ def required_model(worker: WorkerConfig, engine: str) -> str:
     return worker.model_path
 
 
-async def in_thread(work: Callable[[], Result]) -> Result:
+async def in_thread(work: Callable[[], Result], *, until: threading.Event | None = None) -> Result:
     """Run something in a thread of its own, which does not keep the process from ending when nobody waits any more.
 
     Processes that it starts do not see Ctrl-C: they are ours to end, once requests in progress are done.
+
+    Args:
+        work: what to run.
+        until: keeps the thread alive after the work; on Linux a process may have asked to die with the thread that
+            started it, as SGLang's do.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
@@ -404,6 +409,8 @@ async def in_thread(work: Callable[[], Result]) -> Result:
             outcome = (None, error)
         with contextlib.suppress(RuntimeError):  # the loop is gone: the process ends
             loop.call_soon_threadsafe(settle, *outcome)
+        if until is not None:
+            until.wait()
 
     threading.Thread(target=run, daemon=True).start()
     return await future

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class SgLang:
             block_size=int(self._arguments["page_size"]), num_ranks=self._ranks, has_kv_events=self._has_events
         )
         self.service = GeneratorService(self.generate)
+        self._is_over = threading.Event()
         self._running = [0] * self._ranks
         self._readers: EventReaders | None = None
         self._engine: Any = None
@@ -76,7 +78,7 @@ class SgLang:
         if self._has_events and "kv_events_config" not in arguments:
             self._readers = EventReaders(self._ranks)
             arguments |= self._events(self._readers.endpoint)
-        self._engine = await in_thread(lambda: call_with(package.Engine, arguments))
+        self._engine = await in_thread(lambda: call_with(package.Engine, arguments), until=self._is_over)
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -132,6 +134,7 @@ class SgLang:
         """See `Engine`."""
         if self._engine is not None:
             await in_thread(self._engine.shutdown)
+        self._is_over.set()
         if self._readers is not None:
             await self._readers.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ class TrtLlm:
         self.calls = (EngineCall("tensorrt_llm.LLM", given),)
         self.traits = EngineTraits(block_size=size, has_kv_events=self._has_events)
         self.service = GeneratorService(self.generate)
+        self._is_over = threading.Event()
         self._translator = HashTranslator(size)
         self._window = 0
         self._load = EngineLoad()
@@ -84,7 +86,7 @@ class TrtLlm:
         self._package = require("trtllm")
         self._num_vocab = int(files.json("config.json").get("vocab_size") or 0)
         arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}
-        self._llm = await in_thread(lambda: call_with(self._package.LLM, arguments))
+        self._llm = await in_thread(lambda: call_with(self._package.LLM, arguments), until=self._is_over)
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -138,6 +140,7 @@ class TrtLlm:
         await asyncio.gather(*self._polling, return_exceptions=True)
         if self._llm is not None:
             await in_thread(self._llm.shutdown)
+        self._is_over.set()
 
     async def _poll_events(self, publisher: KvEventPublisher) -> None:
         while True:

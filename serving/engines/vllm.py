@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -53,6 +54,12 @@ class Vllm:
             given["tensor_parallel_size"] = run.tensor_parallel_size
         if run.num_nodes > 1:
             host, port = run.leader
+            if run.node_rank:
+                raise ValueError(
+                    f"out=vllm: vLLM starts the nodes that follow by itself: vllm serve {given['model']} --headless "
+                    f"--tensor-parallel-size {run.tensor_parallel_size} --nnodes {run.num_nodes} "
+                    f"--node-rank {run.node_rank} --master-addr {host} --master-port {port}"
+                )
             given |= {
                 "nnodes": run.num_nodes,
                 "node_rank": run.node_rank,
@@ -68,6 +75,7 @@ class Vllm:
         )
         self.traits = EngineTraits()
         self.service = GeneratorService(self.generate)
+        self._is_over = threading.Event()
         self._ranks = int(self._arguments.get("data_parallel_size") or 1)
         self._stats: dict[int, Any] = {}
         self._shape = (0, 0)  # KV blocks, sequences in a batch
@@ -92,7 +100,7 @@ class Vllm:
             arguments["kv_events_config"] = KVEventsConfig(
                 enable_kv_cache_events=True, publisher="zmq", endpoint=self._readers.endpoint
             )
-        await in_thread(lambda: self._load(arguments))
+        await in_thread(lambda: self._load(arguments), until=self._is_over)
         config = self._llm.vllm_config
         # The client adds up what its data-parallel engines have.
         num_blocks = (config.cache_config.num_gpu_blocks or 0) // self._ranks
@@ -167,6 +175,7 @@ class Vllm:
         """See `Engine`."""
         if self._llm is not None:
             await in_thread(lambda: self._llm.shutdown(timeout=CLOSE_TIMEOUT_S))
+        self._is_over.set()
         if self._readers is not None:
             await self._readers.close()
 

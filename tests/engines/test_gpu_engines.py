@@ -2,6 +2,9 @@
 
 import asyncio
 import importlib
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -162,6 +165,38 @@ def test_sampling_options_arrive_under_the_engines_names(name):
         }
 
     with_engine(name, talk)
+
+
+def test_sglangs_processes_outlive_the_thread_that_started_them():
+    async def talk(engine, publisher, package):
+        await asyncio.sleep(0.3)
+        assert package.Engine.latest.scheduler.poll() is None
+
+    with_engine("sglang", talk)
+    assert sys.modules["sglang"].Engine.latest.scheduler.poll() is not None
+
+
+def test_a_node_that_follows_runs_until_it_is_asked_to_end(tmp_path):
+    model = write_model(tmp_path / "model")
+    words = ["in=none", "out=sglang", str(model), "--num-nodes", "2", "--node-rank", "1", "--leader-addr", "10.0.0.1:5"]
+    environment = os.environ | {"PYTHONPATH": str(STANDINS)}
+    command = [sys.executable, "-m", "serving.run", *words]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 30
+        while not (below := [int(pid) for task in children.parent.parent.iterdir() for pid in (task / "children").read_text().split()]):  # fmt: skip
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, "")
+        while Path(f"/proc/{below[0]}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_trtllm_samples_where_nothing_is_said():

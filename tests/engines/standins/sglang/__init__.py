@@ -4,8 +4,11 @@ Its "model" answers with the prompt's tokens, one after the other, each plus one
 """
 
 import asyncio
+import ctypes
 import json
+import signal
 import struct
+import subprocess
 import threading
 
 import msgspec
@@ -24,6 +27,10 @@ SAMPLING = {
 }  # fmt: skip
 CONTEXT = 400
 STEP_S = 0.002
+
+
+def _die_with_parent():
+    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)
 
 
 class TokenizerManager:
@@ -45,6 +52,10 @@ class Engine:
         self.asked = []
         self.was_shut_down = False
         Engine.latest = self
+        # SGLang's processes ask to be killed with the thread that started them.
+        self.scheduler = subprocess.Popen(["sleep", "600"], preexec_fn=_die_with_parent)
+        if kwargs.get("node_rank", 0) > 0:
+            self.scheduler.wait()  # the nodes that follow serve nobody, and stay in here
         self._publisher = None
         if "kv_events_config" in kwargs:
             config = json.loads(kwargs["kv_events_config"])
@@ -163,5 +174,7 @@ class Engine:
 
     def shutdown(self):
         self.was_shut_down = True
+        self.scheduler.kill()
+        self.scheduler.wait()
         if self._publisher is not None:
             self._publisher.close(0)
