@@ -227,8 +227,8 @@ class Engine(Protocol):
 class EngineEntry(NamedTuple):
     """An engine that can be asked for."""
 
-    module: str
-    """With a function `make(worker, run, arguments) -> Engine`."""
+    adapter: str
+    """The class in `serving.engines`, made of (worker, run, arguments)."""
     command: str
     """What `python -m serving.COMMAND` runs it."""
     package: str
@@ -238,12 +238,12 @@ class EngineEntry(NamedTuple):
 
 ENGINES = {
     "mistralrs": EngineEntry(
-        "mistralrs", "mistralrs", "mistralrs", "mistral.rs: Hugging Face folders and GGUF, CPU or GPU"
+        "mistralrs.MistralRs", "mistralrs", "mistralrs", "mistral.rs: Hugging Face folders and GGUF, CPU or GPU"
     ),
-    "llamacpp": EngineEntry("llamacpp", "llama_cpp", "llama_cpp", "llama.cpp: GGUF, CPU or GPU"),
-    "vllm": EngineEntry("vllm", "vllm", "vllm", "vLLM"),
-    "sglang": EngineEntry("sglang", "sglang", "sglang", "SGLang"),
-    "trtllm": EngineEntry("trtllm", "trtllm", "tensorrt_llm", "TensorRT-LLM"),
+    "llamacpp": EngineEntry("llamacpp.LlamaCpp", "llama_cpp", "llama_cpp", "llama.cpp: GGUF, CPU or GPU"),
+    "vllm": EngineEntry("vllm.Vllm", "vllm", "vllm", "vLLM"),
+    "sglang": EngineEntry("sglang.SgLang", "sglang", "sglang", "SGLang"),
+    "trtllm": EngineEntry("trtllm.TrtLlm", "trtllm", "tensorrt_llm", "TensorRT-LLM"),
 }
 """Engines that run models, each behind a package of its own."""
 
@@ -267,9 +267,9 @@ def make_engine(name: str, worker: WorkerConfig, run: ModelRunConfig, arguments:
     Raises:
         ValueError: the settings do not fit the engine.
     """
-    engine: Engine = importlib.import_module(f"serving.engines.{ENGINES[name].module}").make(
-        worker, run, flags_to_arguments(arguments)
-    )
+    module, _, adapter = ENGINES[name].adapter.partition(".")
+    made = getattr(importlib.import_module(f"serving.engines.{module}"), adapter)
+    engine: Engine = made(worker, run, flags_to_arguments(arguments))
     return engine
 
 

@@ -11,6 +11,14 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Sampling options that engines know by these names."""
+
+
+def sampling(options: dict[str, Any], *more: str) -> dict[str, Any]:
+    """Return those of a request's sampling options that it has, of `SAMPLING` and more."""
+    return {name: options[name] for name in (*SAMPLING, *more) if options.get(name) is not None}
+
 
 class StopConditions(msgspec.Struct, kw_only=True):
     """When to stop."""

@@ -34,11 +34,6 @@ DEFAULT_SLOTS = 4
 MODEL_ARGUMENTS = frozenset({"n_gpu_layers", "split_mode", "main_gpu", "use_mmap", "use_mlock", "check_tensors"})
 
 
-def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "LlamaCpp":
-    """Make the engine; see `serving.engine.make_engine`."""
-    return LlamaCpp(worker, run, arguments)
-
-
 class LlamaCpp:
     """See `serving.engine.Engine`."""
 

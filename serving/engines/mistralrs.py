@@ -30,6 +30,7 @@ from serving.engine import (
 )
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
+from serving.protocol import sampling
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.tokenizer import Tokenizer, load
@@ -38,11 +39,6 @@ log = logging.getLogger(__name__)
 
 MAX_SEQS = 32
 RAW_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-
-
-def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "MistralRs":
-    """Make the engine; see `serving.engine.make_engine`."""
-    return MistralRs(worker, run, arguments)
 
 
 class MistralRs:
@@ -133,16 +129,7 @@ class MistralRs:
         conditions, options = request["stop_conditions"], request["sampling_options"]
         if conditions["min_tokens"]:
             raise CallError("mistral.rs knows no min_tokens", "invalid")
-        names = (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-        )
-        given = {name: options[name] for name in names if options.get(name) is not None}
+        given = sampling(options)
         if bias := options.get("logit_bias"):
             given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
         if (logprobs := options.get("logprobs")) is not None:

@@ -21,6 +21,7 @@ from serving.engine import (
 from serving.engines.block_hashes import EventReaders
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
+from serving.protocol import sampling
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 
@@ -28,11 +29,6 @@ PAGE_SIZE = 16
 """SGLang's own is one token, which would make every token a KV event."""
 
 BAD_REQUEST = 400
-
-
-def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "SgLang":
-    """Make the engine; see `serving.engine.make_engine`."""
-    return SgLang(worker, run, arguments)
 
 
 class SgLang:
@@ -146,8 +142,7 @@ class SgLang:
 
 def _parameters(request: dict[str, Any]) -> dict[str, Any]:
     conditions, options = request["stop_conditions"], request["sampling_options"]
-    names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-    given = {name: options[name] for name in names if options.get(name) is not None}
+    given = sampling(options)
     if options.get("seed") is not None:
         given["sampling_seed"] = options["seed"]
     if bias := options.get("logit_bias"):

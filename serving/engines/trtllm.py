@@ -21,6 +21,7 @@ from serving.engine import (
 from serving.engines.block_hashes import HashTranslator
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
+from serving.protocol import sampling
 from serving.router.follower import BlocksEvent
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
@@ -31,11 +32,6 @@ TOKENS_PER_BLOCK = 32
 EVENT_BUFFER = 4096
 POLL_TIMEOUT_S = 2.0
 POLL_GAP_S = 0.01
-
-
-def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "TrtLlm":
-    """Make the engine; see `serving.engine.make_engine`."""
-    return TrtLlm(worker, run, arguments)
 
 
 class TrtLlm:
@@ -184,16 +180,14 @@ class TrtLlm:
 
     def _parameters(self, request: dict[str, Any]) -> Any:
         conditions, options = request["stop_conditions"], request["sampling_options"]
-        names = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logprobs")
-        given = {name: options[name] for name in names if options.get(name) is not None}
-        if (top_k := options.get("top_k")) is not None and top_k > 0:
-            given["top_k"] = top_k
+        # Where nothing is said TensorRT-LLM is greedy, and OpenAI's temperature is 1.
+        given = {"temperature": 1.0} | sampling(options, "seed", "logprobs")
+        if given.get("top_k", 1) <= 0:
+            del given["top_k"]  # all tokens, which it calls none
         if bias := options.get("logit_bias"):
             given["embedding_bias"] = self._bias(bias)
         ends = [] if conditions["ignore_eos"] else request["eos_token_ids"]
         return self._package.SamplingParams(
-            # Where nothing is said TensorRT-LLM is greedy, and OpenAI's temperature is 1.
-            temperature=options["temperature"] if options.get("temperature") is not None else 1.0,
             max_tokens=conditions["max_tokens"],
             min_tokens=conditions["min_tokens"] or None,
             ignore_eos=conditions["ignore_eos"],

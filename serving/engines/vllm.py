@@ -24,16 +24,12 @@ from serving.engines.block_hashes import EventReaders
 from serving.engines.orphans import WORKER
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
+from serving.protocol import sampling
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 
 CHECK_S = 0.1
 CLOSE_TIMEOUT_S = 5.0
-
-
-def make(worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> "Vllm":
-    """Make the engine; see `serving.engine.make_engine`."""
-    return Vllm(worker, run, arguments)
 
 
 class Vllm:
@@ -213,18 +209,7 @@ class Vllm:
 
     def _parameters(self, request: dict[str, Any]) -> Any:
         conditions, options = request["stop_conditions"], request["sampling_options"]
-        names = (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "seed",
-            "logprobs",
-        )
-        given = self._defaults | {name: options[name] for name in names if options.get(name) is not None}
+        given = self._defaults | sampling(options, "seed", "logprobs")
         if bias := options.get("logit_bias"):
             given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
         given["max_tokens"] = conditions["max_tokens"]

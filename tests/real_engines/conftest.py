@@ -3,11 +3,9 @@
 `.ci/engines` makes the environments and runs these tests in each.
 """
 
-import asyncio
 import contextlib
 import importlib.util
 import os
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +17,7 @@ from serving.engine import EngineChoice, ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from tests.real_engines.reference import Reference
+from tests.serving.stacks import in_background
 
 ROOT = Path(__file__).parents[2]
 ENGINE = os.environ.get("DYNABENCH_ENGINE", "")
@@ -87,23 +86,8 @@ def running(engine, num_workers=1, flags=(), worker=None, frontend=None):
         engine=EngineChoice(engine.name, ModelRunConfig(), (*engine.flags, *flags)),
         num_workers=num_workers,
     )
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def do(coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(300)
-
-    try:
-        do(stack.__aenter__())
-        try:
-            yield stack
-        finally:
-            do(stack.stop())
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with in_background(stack):
+        yield stack
 
 
 @pytest.fixture(scope="session")

@@ -37,17 +37,24 @@ def running(num_workers=2, frontend=None, router=None, worker=None, engine=None,
         num_workers=num_workers,
         **options,
     )
+    with in_background(stack):
+        yield stack
+
+
+@contextlib.contextmanager
+def in_background(stack):
+    """Run a stack in a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     def do(coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(90)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(300)
 
     try:
         do(stack.__aenter__())
         try:
-            yield stack
+            yield
         finally:
             do(stack.stop())
     finally:
