@@ -18,7 +18,7 @@ import uvloop
 
 from dynabench.launch import LocalStack
 from mocker import EngineConfig
-from serving.engine import WorkerConfig
+from serving.engine_config import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig

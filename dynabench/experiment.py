@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from dynabench.virtual import simulate
 from mocker import EngineConfig, scheduler
 from reports.records import ArmResult
-from serving.engine import ENGINES, read_arguments
+from serving.engine import ENGINES
+from serving.engine_config import read_arguments
 from serving.model_card import model_name
 from serving.router import ROUTER_MODES, RouterConfig
 from workloads import Workload, WorkloadError, mooncake

@@ -15,7 +15,8 @@ import aiohttp
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
-from serving.engine import EngineChoice, WorkerConfig
+from serving.engine import EngineChoice
+from serving.engine_config import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
 from serving.model_card import model_name

@@ -17,7 +17,8 @@ from dynabench.load import Target, as_columns, replay
 from dynabench.virtual import check_fits
 from mocker import EngineConfig
 from reports.records import ArmResult
-from serving.engine import EngineChoice, EngineError, ModelRunConfig, WorkerConfig, check_installed, make_engine
+from serving.engine import EngineChoice, EngineError, check_installed, make_engine
+from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.model_card import ModelError, vocab_size
 from serving.router import RouterConfig

@@ -12,7 +12,8 @@ import uvloop
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
-from serving.engine import ENGINES, ModelRunConfig, WorkerConfig
+from serving.engine import ENGINES
+from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
 from serving.router import RouterConfig

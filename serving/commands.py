@@ -15,17 +15,8 @@ import uvloop
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from serving.chat_client import AskError, ChatClient
-from serving.engine import (
-    ENGINES,
-    Engine,
-    EngineError,
-    ModelRunConfig,
-    WorkerConfig,
-    check_installed,
-    make_engine,
-    read_arguments,
-    replace_model,
-)
+from serving.engine import ENGINES, Engine, EngineError, check_installed, make_engine
+from serving.engine_config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker
 from serving.frontend.config import FrontendConfig

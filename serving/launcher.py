@@ -14,7 +14,8 @@ from serving.batch import run_batch
 from serving.chat import ask_once, chat
 from serving.chat_client import ChatClient
 from serving.commands import engine_settings
-from serving.engine import Engine, ModelRunConfig, WorkerConfig, make_engine
+from serving.engine import Engine, make_engine
+from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker
 from serving.engines.own import OwnEngine

@@ -22,7 +22,8 @@ from serving.commands import (
     run,
     split_arguments,
 )
-from serving.engine import ENGINES, ModelRunConfig, check_installed
+from serving.engine import ENGINES, check_installed
+from serving.engine_config import ModelRunConfig
 from serving.launcher import FILES, Job, LauncherConfig, carry_out, make
 from serving.logs import set_up
 from serving.router import RouterConfig

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from serving.engine import Engine, WorkerConfig
+from serving.engine import Engine
+from serving.engine_config import WorkerConfig
 from serving.kv_events import KvEventPublisher, LoadReport, WorkerReports
 from serving.model_card import BYTES_CONTEXT, ModelFiles
 from serving.runtime.distributed import DistributedRuntime

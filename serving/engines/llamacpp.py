@@ -8,18 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from serving.engine import (
-    EngineCall,
-    EngineError,
-    EngineLoad,
-    EngineTraits,
-    ModelRunConfig,
-    WorkerConfig,
-    in_thread,
-    refuse_nodes,
-    require,
-    required_model,
-)
+from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread, require
+from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
 from serving.engines.llama_batch import Job, LlamaBatcher
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights

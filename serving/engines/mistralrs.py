@@ -16,18 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serving.engine import (
-    EngineCall,
-    EngineError,
-    EngineLoad,
-    EngineTraits,
-    ModelRunConfig,
-    WorkerConfig,
-    in_thread,
-    refuse_nodes,
-    require,
-    required_model,
-)
+from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread, require
+from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
 from serving.protocol import sampling

@@ -17,7 +17,8 @@ from xxhash import xxh3_64_intdigest
 
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
-from serving.engine import EngineCall, EngineLoad, EngineTraits, WorkerConfig
+from serving.engine import EngineCall, EngineLoad, EngineTraits
+from serving.engine_config import WorkerConfig
 from serving.engines.timer import StepTimer
 from serving.kv_events import KvEventPublisher
 from serving.model_card import BYTES_CONTEXT, ModelFiles

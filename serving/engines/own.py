@@ -13,15 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from serving.engine import (
-    EngineCall,
-    EngineError,
-    EngineLoad,
-    EngineTraits,
-    ModelRunConfig,
-    WorkerConfig,
-    in_thread,
-)
+from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread
+from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, ModelType
 from serving.runtime.messages import CallError

@@ -7,17 +7,8 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engine import (
-    EngineCall,
-    EngineLoad,
-    EngineTraits,
-    ModelRunConfig,
-    WorkerConfig,
-    call_with,
-    in_thread,
-    require,
-    required_model,
-)
+from serving.engine import EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.engine_config import ModelRunConfig, WorkerConfig, required_model
 from serving.engines.block_hashes import EventReaders
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights

@@ -7,19 +7,8 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engine import (
-    EngineCall,
-    EngineError,
-    EngineLoad,
-    EngineTraits,
-    ModelRunConfig,
-    WorkerConfig,
-    call_with,
-    in_thread,
-    refuse_gpu_choice,
-    require,
-    required_model,
-)
+from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
 from serving.engines.block_hashes import EventReaders
 from serving.engines.orphans import WORKER
 from serving.kv_events import KvEventPublisher

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine import ENGINES, ModelRunConfig, WorkerConfig, flags_to_arguments, make_engine
+from serving.engine import ENGINES, make_engine
+from serving.engine_config import ModelRunConfig, WorkerConfig, flags_to_arguments
 
 DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
 

@@ -15,7 +15,8 @@ import pytest
 import uvloop
 
 from dynabench.launch import LocalStack
-from serving.engine import EngineChoice, EngineError, ModelRunConfig, WorkerConfig, make_engine
+from serving.engine import EngineChoice, EngineError, make_engine
+from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.model_card import ModelFiles
 from serving.router import RouterConfig

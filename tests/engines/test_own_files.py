@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from serving.engine import EngineError, ModelRunConfig, WorkerConfig
+from serving.engine import EngineError
+from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.engines.own import OwnEngine
 from serving.model_card import ModelFiles
 from serving.runtime.messages import CallError

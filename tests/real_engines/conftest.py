@@ -13,7 +13,8 @@ import pytest
 import tokenizers
 
 from dynabench.launch import LocalStack
-from serving.engine import EngineChoice, ModelRunConfig, WorkerConfig
+from serving.engine import EngineChoice
+from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from tests.real_engines.reference import Reference

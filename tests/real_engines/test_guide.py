@@ -14,7 +14,7 @@ import httpx
 import pexpect
 import pytest
 
-from serving.engine import flags_to_arguments
+from serving.engine_config import flags_to_arguments
 from tests.servers import Etcd, Nats, free_port
 
 pytestmark = pytest.mark.timeout(500)

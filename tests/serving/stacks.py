@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dynabench.launch import LocalStack
 from mocker import EngineConfig
-from serving.engine import WorkerConfig
+from serving.engine_config import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 

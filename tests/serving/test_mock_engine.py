@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from mocker import EngineConfig
-from serving.engine import WorkerConfig
+from serving.engine_config import WorkerConfig
 from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_tokens
 from serving.engines.timer import StepTimer
 from serving.model_card import ModelFiles
