@@ -44,7 +44,9 @@ RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
 RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
-Verbosity = Annotated[int, Parameter(name=["-v", "--verbose"], count=True, help="-v: debug, -vv: everything.")]
+Verbosity = Annotated[
+    int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
+]
 
 frontend_app = App(name="serving.frontend", help="The OpenAI frontend, with the router inside.")
 mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines that serve in real time.")

@@ -64,6 +64,12 @@ class LauncherConfig:
     router_mode: Literal["random", "round-robin", "least-loaded", "kv"] = "round-robin"
     """How requests are spread over the workers of a model."""
 
+    kv_gpu_cache_usage_weight: float | None = None
+    """Of guides before August 2025; has no effect."""
+
+    kv_waiting_requests_weight: float | None = None
+    """Of guides before August 2025; has no effect."""
+
     temperature: float = CHAT_TEMPERATURE
     """in=text, stdin, batch: of the answers."""
 

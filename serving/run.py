@@ -37,16 +37,20 @@ WAYS_IN = ("text", "stdin", "http", "none", "batch:FILE", "dyn://NAME")
 USAGE = """\
 Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 
-  in=text        talk in the terminal (default)         in=stdin       one question from standard input
-  in=http        OpenAI server                          in=batch:FILE  every prompt of a jsonl file
-  in=dyn://NAME  worker on the network                  in=none        an engine without input: nodes that follow
+  in=text         talk in the terminal (default in a terminal)
+  in=stdin        one question from standard input (default in a pipe)
+  in=http         OpenAI server
+  in=batch:FILE   every prompt of a jsonl file
+  in=dyn://NAME   worker on the network
+  in=none         an engine without input: a node that follows another
 
-  out=dyn        workers found on the network           out=mocker     simulated engine
-  out=mistralrs  (default), llamacpp (default for GGUF), vllm, sglang, trtllm
-  out=echo_core  echo in tokens                         out=echo_full  echo of the last message
-  out=pystr:FILE, out=pytok:FILE                        your own engine, in text or in tokens
+  out=mistralrs   default; llamacpp (default for GGUF), vllm, sglang, trtllm
+  out=dyn         workers found on the network
+  out=mocker      simulated engine
+  out=echo_core   echo in tokens; echo_full: echo of the last message
+  out=pystr:FILE  your own engine, in text; pytok:FILE: in tokens
 
-  MODEL          folder, Hugging Face id or GGUF file; the same as --model-path
+  MODEL           folder, Hugging Face id or GGUF file (--model-path)
 
 """
 
@@ -132,6 +136,10 @@ def launch(
     way_out = way_out or default_engine(launcher.model_path)
     job = Job(way_in, way_out, launcher, engine, router, runtime or RuntimeConfig(), engine_arguments)
     check(job)
+    for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
+        if getattr(launcher, name) is not None:
+            flag = name.replace("_", "-")
+            log.warning("--%s has no effect: the kv mode's cost has no such term (docs/how-it-works.md)", flag)
     made = None if job.is_remote else make(job)
     if dry_run:
         print(*(made.calls if made is not None else [f"out={way_out}: no engine is made here"]), sep="\n")

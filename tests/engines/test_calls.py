@@ -170,6 +170,28 @@ def test_dry_run_shows_the_call_and_loads_nothing(tmp_path):
     )
 
 
+def test_every_flag_of_the_guide_is_taken():
+    usage = (
+        "--http-port 8080 --model-path p --model-name n --model-config c --tensor-parallel-size=1 --context-length=100 "
+    )
+    usage += "--num-nodes=1 --node-rank=0 --leader-addr=127.0.0.1:9876 --base-gpu-id=0 --router-mode kv -v "
+    usage += (
+        "--kv-overlap-score-weight=1.0 --router-temperature=0.0 --use-kv-events=true --migration-limit=3 --verbosity "
+    )
+    usage += "--kv-gpu-cache-usage-weight=1.0 --kv-waiting-requests-weight=1.0"
+    words = [DYNAMO_RUN, "in=http", "out=vllm", *usage.split(), "--dry-run"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert "max_model_len=100" in done.stdout
+    assert done.stderr.count("has no effect") == 2
+
+
+def test_help_fits_a_terminal():
+    done = subprocess.run([DYNAMO_RUN, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for way in ("in=text ", "in=stdin ", "in=http ", "in=batch:FILE", "in=dyn://NAME", "in=none ", "out=pystr:FILE"):
+        assert f"\n  {way}" in done.stdout
+
+
 @pytest.mark.parametrize("entry", ENGINES.values(), ids=ENGINES)
 def test_each_has_a_module_of_its_own_to_run(entry):
     model = "m.gguf" if entry.command == "llama_cpp" else "m"
