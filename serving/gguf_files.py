@@ -41,6 +41,7 @@ def read_gguf(path: Path, *, with_tokenizer: bool = True) -> dict[str, bytes]:
     config = {
         "model_type": arch,
         "max_position_embeddings": facts.get(f"{arch}.context_length"),
+        "vocab_size": len(tokens) or None,
         "eos_token_id": sorted({int(end) for end in ends if end is not None}),
     }
     names = {

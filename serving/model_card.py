@@ -150,6 +150,13 @@ class ModelFiles:
         return int(config.get("max_position_embeddings") or config.get("n_positions") or BYTES_CONTEXT)
 
     @property
+    def vocab_size(self) -> int | None:
+        """Return how many tokens the model has, where its config.json tells."""
+        config = self.json("config.json")
+        size = (config | config.get("text_config", {})).get("vocab_size")
+        return None if size is None else int(size)
+
+    @property
     def eos_token_ids(self) -> list[int]:
         """Return the tokens that end an answer, from generation_config.json or config.json."""
         for name in ("generation_config.json", "config.json"):
@@ -180,9 +187,7 @@ def vocab_size(model_path: str) -> int:
         ModelError: its files cannot be had, or do not tell.
     """
     files = ModelFiles.read(model_path)
-    size = files.json("config.json").get("vocab_size") or len(
-        files.json("tokenizer.json").get("model", {}).get("vocab", ())
-    )
+    size = files.vocab_size or len(files.json("tokenizer.json").get("model", {}).get("vocab", ()))
     if not size:
         raise ModelError(f"the files of {model_path} do not tell how many tokens it has")
     return int(size)

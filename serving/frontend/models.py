@@ -26,8 +26,17 @@ FETCH_TIMEOUT_S = 30.0
 class ServedModel:
     """A model that can be asked."""
 
-    def __init__(self, card: ModelCard, routing: Routing, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        routing: Routing,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        vocab_size: int | None = None,
+    ) -> None:
         self.card = card
+        self.vocab_size = vocab_size
+        """How many tokens the model has, if its files tell: engines may die of others."""
         self.routing = routing
         self.tokenizer = tokenizer
         self.template = template
@@ -159,7 +168,7 @@ class Models:
                 await routing.wait_for_workers()
                 files = await self._fetch(card, routing)
                 tokenizer = await asyncio.to_thread(load, files)
-                group.model = ServedModel(card, routing, tokenizer, ChatTemplate(files))
+                group.model = ServedModel(card, routing, tokenizer, ChatTemplate(files), files.vocab_size)
             except (ModelError, CallError, TimeoutError) as error:
                 log.warning("model %s cannot be served yet: %s", card.name, error)
                 await asyncio.sleep(RETRY_S)

@@ -1,6 +1,7 @@
 """From an OpenAI request to prompts in token ids, hashed and sent; templates and tokenizers run off the event loop."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ async def prepare(
         ApiError: it cannot be served.
     """
     extension = asked.nvext or NvExt()
+    _check_tokens(map(int, asked.logit_bias or ()), model, "logit_bias")
     if isinstance(asked, ChatRequest):
         text = await asyncio.to_thread(_render, asked, model, extension)
         texts: list[str] = [text]
@@ -101,9 +103,17 @@ async def _tokenize(asked: CompletionRequest, model: ServedModel) -> tuple[list[
             texts.append(prompt)
             prompts.append(await asyncio.to_thread(model.tokenizer.encode, prompt, special=True))
         else:
+            _check_tokens(prompt, model, "prompt")
             prompts.append(np.array(prompt, np.uint32))
             texts.append("".join(model.tokenizer.detokenizer().texts(prompt)) if asked.echo else "")
     return texts, prompts
+
+
+def _check_tokens(tokens: Iterable[int], model: ServedModel, param: str) -> None:
+    """Refuse tokens that the model does not have: an engine may fail on them for everyone."""
+    size = model.vocab_size
+    if size is not None and (largest := max(tokens, default=0)) >= size:
+        raise ApiError(400, f"there is no token {largest}; the model has {size}", param=param)
 
 
 async def _hashed(tokens: Ids, block_size: int) -> Prompt:

@@ -165,6 +165,9 @@ def test_one_bad_request_hurts_no_other(client):
     next(pieces)
     with pytest.raises(openai.BadRequestError, match="context"):
         ask(client, prompt=[5] * 5000)
+    for bad in ({"prompt": [5, 99_999]}, {"logit_bias": {"99999": 1}}):
+        with pytest.raises(openai.BadRequestError, match="there is no token 99999"):
+            ask(client, **bad)
     assert sum(1 for _ in pieces) > 100
 
 
