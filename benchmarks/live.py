@@ -18,22 +18,31 @@ import uvloop
 
 from dynabench.launch import LocalStack
 from mocker import EngineConfig
-from serving.engine_config import WorkerConfig
+from serving.engine import EngineChoice
+from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
+from workloads.tokens import tokens_of
 
 HEADERS = {"content-type": "application/json"}
 
 
 async def client(
-    session: aiohttp.ClientSession, url: str, model: str, number: int, tokens: int, until: float, ttfts: list[float]
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    number: int,
+    tokens: int,
+    until: float,
+    ttfts: list[float],
+    among: range,
 ) -> int:
     """Ask one thing after the other; return the tokens received."""
     received, turn = 0, 0
     while time.perf_counter() < until:
         turn += 1
-        prompt = np.random.default_rng(number * 1_000_003 + turn).integers(1000, 30000, 64).tolist()
+        prompt = np.random.default_rng(number * 1_000_003 + turn).integers(among.start, among.stop, 64).tolist()
         body = msgspec.json.encode(
             {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
         )
@@ -48,13 +57,15 @@ async def client(
     return received
 
 
-async def measure(url: str, model: str, clients: int, tokens: int, seconds: float) -> None:
+async def measure(url: str, model: str, clients: int, tokens: int, seconds: float, among: range) -> None:
     """Run one number of clients and print a line."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=HEADERS) as session:
         ttfts: list[float] = []
-        await client(session, url, model, 10**6, tokens, time.perf_counter() + 0.5, [])
+        await client(session, url, model, 10**6, tokens, time.perf_counter() + 0.5, [], among)
         started = time.perf_counter()
-        work = [client(session, url, model, number, tokens, started + seconds, ttfts) for number in range(clients)]
+        work = [
+            client(session, url, model, number, tokens, started + seconds, ttfts, among) for number in range(clients)
+        ]
         received = sum(await asyncio.gather(*work))
         took = time.perf_counter() - started
     p50, p99 = np.percentile(ttfts, [50, 99]) * 1000
@@ -76,21 +87,29 @@ def cpu_s(stack: LocalStack) -> dict[str, float]:
 
 async def run(options: argparse.Namespace) -> None:
     """Measure each number of clients, our own stack or what answers at a URL."""
+    among = tokens_of(options.vocab_size)
+    engine: EngineConfig | EngineChoice = EngineConfig(speedup_ratio=1000.0)
+    if options.engine:
+        engine = EngineChoice(options.engine, ModelRunConfig(extra_engine_args=options.extra_engine_args))
     for clients in options.clients:
         if options.url:
-            await measure(options.url, options.model, clients, options.tokens, options.seconds)
+            await measure(options.url, options.model, clients, options.tokens, options.seconds, among)
             continue
         stack = LocalStack(
             frontend=FrontendConfig(http_port=0, router_mode="kv"),
             router=RouterConfig(),
-            worker=WorkerConfig(model_path=options.model_path, model_name="mock", context_length=100_000),
-            engine=EngineConfig(speedup_ratio=1000.0),
+            worker=WorkerConfig(
+                model_path=options.model_path,
+                model_name=options.model,
+                context_length=None if options.engine else 100_000,
+            ),
+            engine=engine,
             num_workers=options.workers,
             runtime=RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None,
         )
         async with stack:
             before = cpu_s(stack)
-            await measure(stack.url, stack.model, clients, options.tokens, options.seconds)
+            await measure(stack.url, stack.model, clients, options.tokens, options.seconds, among)
             spent = {name: used - before[name] for name, used in cpu_s(stack).items()}
             total = sum(spent.values())
             print(
@@ -112,6 +131,9 @@ def main() -> None:
     parser.add_argument("--url", default="", help="measure this server instead, with the same client")
     parser.add_argument("--model", default="mock")
     parser.add_argument("--model-path", default="", help="folder with a tokenizer (none: tokens are bytes)")
+    parser.add_argument("--engine", default="", help="run this engine with --model-path instead of the mocker")
+    parser.add_argument("--extra-engine-args", type=Path)
+    parser.add_argument("--vocab-size", type=int, default=31_000, help="prompts are made of the model's tokens")
     uvloop.run(run(parser.parse_args()))
 
 

@@ -30,6 +30,8 @@ LOAD_TIMEOUT_S = 1800.0
 """For engines that load a model, and may have to fetch it first."""
 
 STOP_TIMEOUT_S = 3.0
+UNLOAD_TIMEOUT_S = 20.0
+"""For engines that run a model, which end processes of their own first."""
 
 
 class LaunchError(UserError):
@@ -112,7 +114,7 @@ class LocalStack:
 
     async def stop(self) -> None:
         """End all processes and remove what they left."""
-        await self.group.stop(STOP_TIMEOUT_S)
+        await self.group.stop(STOP_TIMEOUT_S if isinstance(self._engine, EngineConfig) else UNLOAD_TIMEOUT_S)
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

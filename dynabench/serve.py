@@ -79,10 +79,16 @@ def settings(values: dict[str, Any], kind: Any, where: str) -> Any:
     if unknown := sorted(set(values) - names):
         raise GraphError(f"{where}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}")
     try:
-        given = {name: msgspec.convert(value, kind.__annotations__[name]) for name, value in values.items()}
+        kinds = kind.__annotations__
+        given = {name: msgspec.convert(value, kinds[name], dec_hook=_decode) for name, value in values.items()}
         return kind(**given)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise GraphError(f"{where}: {error}") from error
+
+
+def _decode(kind: type, value: Any) -> Any:
+    """Make what msgspec does not know (paths) of a value."""
+    return kind(value)
 
 
 def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Program]:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import msgspec
@@ -141,9 +141,15 @@ class Routing:
         await self._client.wait_for_instances()
 
     def pick(
-        self, num_tokens: int, hashes: list[int], instance_id: int | None = None, rank: int | None = None
+        self,
+        num_tokens: int,
+        hashes: list[int],
+        instance_id: int | None = None,
+        rank: int | None = None,
+        *,
+        avoid: Collection[int] = (),
     ) -> Placement:
-        """Choose a worker, or take the one asked for, and book the request there.
+        """Choose a worker, or take the one asked for, and book the request there; instances to avoid come last.
 
         Raises:
             NoWorkersError: there is none, or not the one asked for.
@@ -156,7 +162,12 @@ class Routing:
                 raise NoWorkersError(f"{self.address} has no instance {instance_id:x} (rank {rank or 0})")
         prompt = Prompt(num_tokens, hashes, len(hashes))
         request = next(self._requests)
-        decision = self.core.pick(request, prompt, asyncio.get_running_loop().time(), only)
+        avoided = (
+            frozenset(slot for worker, slot in self._slots.items() if worker.instance_id in avoid)
+            if avoid
+            else frozenset()
+        )
+        decision = self.core.pick(request, prompt, asyncio.get_running_loop().time(), only, avoided)
         worker = self._workers[decision.worker]
         self._open.add(request)
         if self._peers:

@@ -62,8 +62,8 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
     await runtime.serve(address, engine.service)
     try:
         await _unless(stopping, asyncio.create_task(engine.failed()))
-        await runtime.drain()
     finally:
+        await runtime.drain()  # also of an engine that failed: nobody should be sent to it while it is taken down
         await reports.close()
 
 

@@ -97,7 +97,9 @@ class Group:
             stderr=asyncio.subprocess.STDOUT if self._say else None,
             env=os.environ | program.environment | {SUPERVISED: "1", SETTINGS: settings, "PYTHONUNBUFFERED": "1"},
             pass_fds=program.file_descriptors,
-            start_new_session=True,  # Ctrl-C reaches us alone, and we stop the others in order
+            # Ctrl-C reaches us alone, and we stop the others in order. A session of its own would do that too, but Linux
+            # shares the CPU out by sessions, and an engine whose threads spin would starve its own process's others.
+            preexec_fn=os.setpgrp,
         )
         self._processes[program.name] = process
         return process

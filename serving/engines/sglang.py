@@ -3,13 +3,13 @@
 import asyncio
 import json
 import os
-import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engine import EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
 from serving.engine_config import ModelRunConfig, WorkerConfig, required_model
 from serving.engines.block_hashes import EventReaders
+from serving.engines.processes import EngineProcesses
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
 from serving.protocol import sampling
@@ -51,7 +51,7 @@ class SgLang:
             block_size=int(self._arguments["page_size"]), num_ranks=self._ranks, has_kv_events=self._has_events
         )
         self.service = GeneratorService(self.generate)
-        self._is_over = threading.Event()
+        self._processes = EngineProcesses()
         self._running = [0] * self._ranks
         self._readers: EventReaders | None = None
         self._engine: Any = None
@@ -65,7 +65,7 @@ class SgLang:
         if self._has_events and "kv_events_config" not in arguments:
             self._readers = EventReaders(self._ranks)
             arguments |= self._events(self._readers.endpoint)
-        self._engine = await in_thread(lambda: call_with(package.Engine, arguments), until=self._is_over)
+        self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -121,7 +121,7 @@ class SgLang:
         """See `Engine`."""
         if self._engine is not None:
             await in_thread(self._engine.shutdown)
-        self._is_over.set()
+        await self._processes.close()
         if self._readers is not None:
             await self._readers.close()
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engine import EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
 from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
 from serving.engines.block_hashes import HashTranslator
+from serving.engines.processes import EngineProcesses
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
 from serving.protocol import sampling
@@ -58,7 +58,7 @@ class TrtLlm:
         self.calls = (EngineCall("tensorrt_llm.LLM", given),)
         self.traits = EngineTraits(block_size=size, has_kv_events=self._has_events)
         self.service = GeneratorService(self.generate)
-        self._is_over = threading.Event()
+        self._processes = EngineProcesses()
         self._translator = HashTranslator(size)
         self._window = 0
         self._load = EngineLoad()
@@ -72,7 +72,7 @@ class TrtLlm:
         self._package = require("trtllm")
         self._num_vocab = int(files.json("config.json").get("vocab_size") or 0)
         arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}
-        self._llm = await in_thread(lambda: call_with(self._package.LLM, arguments), until=self._is_over)
+        self._llm = await self._processes.start(lambda: call_with(self._package.LLM, arguments))
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -126,7 +126,7 @@ class TrtLlm:
         await asyncio.gather(*self._polling, return_exceptions=True)
         if self._llm is not None:
             await in_thread(self._llm.shutdown)
-        self._is_over.set()
+        await self._processes.close()
 
     async def _poll_events(self, publisher: KvEventPublisher) -> None:
         while True:

@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, call_with, in_thread, require
 from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
 from serving.engines.block_hashes import EventReaders
-from serving.engines.orphans import WORKER
+from serving.engines.processes import EngineProcesses
 from serving.kv_events import KvEventPublisher
 from serving.model_card import ModelFiles, local_weights
 from serving.protocol import sampling
@@ -60,7 +59,7 @@ class Vllm:
         )
         self.traits = EngineTraits()
         self.service = GeneratorService(self.generate)
-        self._is_over = threading.Event()
+        self._processes = EngineProcesses()
         self._ranks = int(self._arguments.get("data_parallel_size") or 1)
         self._stats: dict[int, Any] = {}
         self._shape = (0, 0)  # KV blocks, sequences in a batch
@@ -73,7 +72,6 @@ class Vllm:
         """See `Engine`."""
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ[WORKER] = str(os.getpid())
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         self._vllm = require("vllm")
@@ -85,7 +83,7 @@ class Vllm:
             arguments["kv_events_config"] = KVEventsConfig(
                 enable_kv_cache_events=True, publisher="zmq", endpoint=self._readers.endpoint
             )
-        await in_thread(lambda: self._load(arguments), until=self._is_over)
+        await self._processes.start(lambda: self._load(arguments))
         config = self._llm.vllm_config
         # The client adds up what its data-parallel engines have.
         num_blocks = (config.cache_config.num_gpu_blocks or 0) // self._ranks
@@ -160,7 +158,7 @@ class Vllm:
         """See `Engine`."""
         if self._llm is not None:
             await in_thread(lambda: self._llm.shutdown(timeout=CLOSE_TIMEOUT_S))
-        self._is_over.set()
+        await self._processes.close()
         if self._readers is not None:
             await self._readers.close()
 

@@ -87,6 +87,7 @@ class Generation:
         self._num_before = 0
         self._num_counted: int | None = None
         self._refusals = 0
+        self._failed_at: set[int] = set()
         self._is_booked = False
         self._is_fresh = True
         self._stream: ReplyStream | None = None
@@ -223,6 +224,7 @@ class Generation:
             if end.kind == "lost" and self._migration_limit:
                 message += f" and the migration limit of {self._migration_limit} is exhausted"
             raise ApiError(STATUS.get(end.kind, 500), message)
+        self._failed_at.add(self.placement.worker.instance_id)
         self.close()
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
@@ -248,7 +250,7 @@ class Generation:
                 min_tokens=max(conditions.min_tokens - done, 0),
             )
         try:
-            placement = self._routing.pick(len(prompt.tokens), prompt.hashes, *self._pinned)
+            placement = self._routing.pick(len(prompt.tokens), prompt.hashes, *self._pinned, avoid=self._failed_at)
         except NoWorkersError as error:
             raise ApiError(503, str(error)) from error
         except AllBusyError as error:

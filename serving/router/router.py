@@ -104,8 +104,17 @@ class Router:
         else:
             self._busy.discard(worker)
 
-    def pick(self, request_id: Hashable, prompt: Prompt, now: float, only: int | None = None) -> Decision:
+    def pick(
+        self,
+        request_id: Hashable,
+        prompt: Prompt,
+        now: float,
+        only: int | None = None,
+        avoid: frozenset[int] = frozenset(),
+    ) -> Decision:
         """Choose a worker for a request, or take the one it must go to (`only`), and book it there.
+
+        Workers to `avoid`, which have failed this request before, are chosen only if there is no other.
 
         Raises:
             NoWorkersError: there is none.
@@ -118,6 +127,8 @@ class Router:
             workers = [worker for worker in workers if worker not in self._busy]
             if not workers:
                 raise AllBusyError("all workers are busy")
+        if avoid:
+            workers = [worker for worker in workers if worker not in avoid] or workers
         num_tokens, ids, num_blocks, blocks_per_id = prompt
         books = [self._books[worker] for worker in workers]
         has_tail = num_tokens > num_blocks * self._block_size

@@ -161,6 +161,9 @@ def test_data_parallel_ranks_are_routed_to_one_by_one(engine):
             assert (again, overlap) == (slot, 3 * BLOCK)
             assert usage.prompt_tokens_details.cached_tokens == 3 * BLOCK
         assert load(stack) == (0, 0)
+        below = [child for pid in stack.group.processes.values() for child in descendants(pid)]
+        assert any(b"Coordinator" in command(child) for child in below)
+    until(lambda: not any(map(is_alive, below)))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,10 @@ def test_nothing_is_left_of_a_worker_that_ends(folder, tmp_path, number, is_load
     try:
         until(lambda: len(descendants(worker.pid)) > 1, 120)
         if is_loaded:
-            until(lambda: any(b"v1/mdc/" in file.read_bytes() for file in (tmp_path / "d").rglob("*") if file.is_file()), 120)
+            until(
+                lambda: any(b"v1/mdc/" in file.read_bytes() for file in (tmp_path / "d").rglob("*") if file.is_file()),
+                120,
+            )
         children = descendants(worker.pid)
         if number == signal.SIGINT:
             os.killpg(worker.pid, number)  # as a terminal does: everyone in the group gets it

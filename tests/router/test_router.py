@@ -86,6 +86,13 @@ def test_ties_are_broken_at_random_and_temperature_spreads():
     assert counts[1] / 4000 == pytest.approx(0.1192, abs=0.02)  # 1 / (1 + e^2)
 
 
+def test_workers_that_failed_a_request_are_its_last_choice():
+    core = router("least-loaded", num_workers=3)
+    picked = [core.pick(place, prompt(1), 0.0, None, frozenset({0, 2})).worker for place in range(4)]
+    assert picked == [1, 1, 1, 1]
+    assert core.pick(9, prompt(1), 0.0, None, frozenset({0, 1, 2})).worker in (0, 2)
+
+
 def test_a_removed_worker_is_forgotten():
     core = router("kv", 1)
     core.index.store(0, ["a"])

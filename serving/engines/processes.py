@@ -1,0 +1,109 @@
+"""Processes that an engine starts: they live as long as the worker, and end with it, however it ends.
+
+Run as a program, this file is the reaper: it is told which processes there are, and when its input ends, as it does when the
+worker is killed, it ends those that are left. vLLM's do not notice by themselves, and would keep their memory for ever.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+POLL_S = 0.5
+PROC = Path("/proc")
+
+
+class EngineProcesses:
+    """Starts an engine and looks after its processes (on Linux)."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, work: Callable[[], Any]) -> Any:
+        """Run what starts the engine in a thread that lives as long as the engine; return its result."""
+        from serving.engine import in_thread
+
+        if PROC.is_dir():
+            command = [sys.executable, "-I", __file__]
+            self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
+            self._watching = asyncio.create_task(self._watch(self._reaper))
+        return await in_thread(work, until=self._is_over)
+
+    async def close(self) -> None:
+        """End what is left."""
+        self._is_over.set()
+        if self._watching is not None and self._reaper is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            _tell(self._reaper, descendants(os.getpid()))
+            with contextlib.suppress(BrokenPipeError):
+                assert self._reaper.stdin is not None
+                self._reaper.stdin.close()
+            await asyncio.to_thread(self._reaper.wait)
+
+    async def _watch(self, reaper: "subprocess.Popen[bytes]") -> None:
+        told: dict[int, int] = {}
+        while True:
+            found = descendants(os.getpid())
+            if found != told:
+                told = found
+                _tell(reaper, found)
+            await asyncio.sleep(POLL_S)
+
+
+def _tell(reaper: "subprocess.Popen[bytes]", found: dict[int, int]) -> None:
+    assert reaper.stdin is not None
+    ours = {pid: started for pid, started in found.items() if pid != reaper.pid}
+    with contextlib.suppress(BrokenPipeError):  # someone ended it: there is no net any more, and no harm yet
+        reaper.stdin.write(json.dumps(ours).encode() + b"\n")
+        reaper.stdin.flush()
+
+
+def descendants(pid: int) -> dict[int, int]:
+    """Return the processes below one, with when each was started (clock ticks since boot)."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (facts := _facts(int(entry.name))) is not None:
+            parent, started = facts
+            children.setdefault(parent, []).append((int(entry.name), started))
+    found: dict[int, int] = {}
+    waiting = [pid]
+    while waiting:
+        for child, started in children.get(waiting.pop(), ()):
+            found[child] = started
+            waiting.append(child)
+    return found
+
+
+def _facts(pid: int) -> tuple[int, int] | None:
+    """Return a process's parent and start, None if it is gone."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1]), int(fields[19])
+
+
+def reap(told: IO[bytes]) -> None:
+    """Read what there is until the input ends, then end what is left."""
+    last = b"{}"
+    for line in told:
+        last = line
+    for pid, started in json.loads(last).items():
+        facts = _facts(int(pid))
+        if facts is not None and facts[1] == started:  # the number may be another's by now
+            os.kill(int(pid), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    reap(sys.stdin.buffer)

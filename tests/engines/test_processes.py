@@ -1,0 +1,76 @@
+"""An engine's processes end with the worker, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from serving.engines.processes import descendants
+
+WORKER = """
+import asyncio, subprocess, sys
+from serving.engines.processes import EngineProcesses
+
+async def main():
+    processes = EngineProcesses()
+    child = await processes.start(lambda: subprocess.Popen(
+        [sys.executable, "-c", "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"]
+    ))
+    await asyncio.sleep(1.5)
+    print("ready", flush=True)
+    await asyncio.sleep(600 if sys.argv[1] == "stay" else 0)
+    await processes.close()
+    print("closed", child.wait(10), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids):
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, [pid for pid in pids if is_alive(pid)]
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_killed_worker_leaves_is_ended(number):
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, "stay"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout.readline() == "ready\n"
+        below = descendants(worker.pid)
+        assert len(below) == 3  # the engine, its own child, and the reaper
+        worker.send_signal(number)
+        worker.wait(20)
+        wait_until_gone(below)
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_what_an_engine_leaves_behind_is_ended_when_the_worker_closes_it():
+    done = subprocess.run([sys.executable, "-c", WORKER, "go"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"ready\nclosed {-signal.SIGKILL}\n"
+    assert done.stderr == ""
+
+
+def test_a_process_is_known_by_its_number_and_its_start():
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        found = descendants(os.getpid())
+        assert found[child.pid] > 0
+    finally:
+        child.kill()
+        child.wait()
+    assert child.pid not in descendants(os.getpid())
