@@ -13,9 +13,12 @@ from pathlib import Path
 import httpx
 import pexpect
 import pytest
+from tokenizers import Tokenizer
 
 from serving.engine_config import flags_to_arguments
+from tests.real_engines.reference import Reference
 from tests.servers import Etcd, Nats, free_port
+from tests.serving import hub_server
 
 pytestmark = pytest.mark.timeout(500)
 BIN = Path(sys.executable).parent
@@ -211,3 +214,48 @@ def test_an_experiment_on_the_engine(home, engine, model):
     assert summary["is_valid"]
     for arm in summary["arms"].values():
         assert arm["errors"] == {}
+
+
+def test_a_model_comes_from_the_hub_by_its_id(home, engine, folder):
+    """Not for llama.cpp, whose models are files."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    name = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+    with hub_server.running({name: files}) as hub:
+        hub_settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        done = subprocess.run(
+            [BIN / "dynamo-run", f"out={engine.name}", name, "--max-tokens", "5", "--extra-engine-args", "extra.json"],
+            input="Hello, how are you?",
+            cwd=home,
+            env=os.environ | hub_settings,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        if engine.name == "llamacpp":
+            assert done.returncode == 2
+            assert "needs a GGUF file" in done.stderr
+        else:
+            assert done.returncode == 0, done.stderr[-3000:]
+            assert done.stdout.strip()
+            assert hub.asked("model.safetensors")
+
+
+def test_a_gguf_file_with_the_tokenizer_of_a_folder(home, engine, folder):
+    if engine.name == "vllm":
+        pytest.skip("vLLM for the CPU is not tried with GGUF files (docs/walkthrough.md)")
+    words = [f"out={engine.name}", str(folder.with_name("tiny.gguf")), "--context-length", "1024"]
+    words += ["--model-config", str(folder), "--max-tokens", "9", "--temperature", "0"]
+    done = subprocess.run(
+        [BIN / "dynamo-run", *words, "--extra-engine-args", "extra.json"],
+        input="hello world",
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    prompt = "<s><|user|>hello world<|end|><|assistant|>"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    expected, _ = Reference(folder).greedy(tokenizer.encode(prompt).ids, 9)
+    answer = "".join(character for character in tokenizer.decode(expected) if character.isprintable())
+    assert "".join(character for character in done.stdout if character.isprintable()).strip() == answer.strip()
