@@ -241,8 +241,6 @@ def test_a_model_comes_from_the_hub_by_its_id(home, engine, folder):
 
 
 def test_a_gguf_file_with_the_tokenizer_of_a_folder(home, engine, folder):
-    if engine.name == "vllm":
-        pytest.skip("vLLM for the CPU is not tried with GGUF files (docs/walkthrough.md)")
     words = [f"out={engine.name}", str(folder.with_name("tiny.gguf")), "--context-length", "1024"]
     words += ["--model-config", str(folder), "--max-tokens", "9", "--temperature", "0"]
     done = subprocess.run(
@@ -253,6 +251,10 @@ def test_a_gguf_file_with_the_tokenizer_of_a_folder(home, engine, folder):
         text=True,
         timeout=120,
     )
+    if engine.name == "vllm":  # 0.32 reads no GGUF files without a plugin
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].startswith("dynamo-run: vLLM does not start: ")
+        return
     assert done.returncode == 0, done.stderr[-3000:]
     prompt = "<s><|user|>hello world<|end|><|assistant|>"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
