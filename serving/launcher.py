@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from serving.batch import run_batch
 from serving.chat import ask_once, chat
-from serving.chat_client import ChatClient
+from serving.chat_client import AskError, ChatClient
 from serving.commands import engine_settings
 from serving.engine import Engine, make_engine
 from serving.engine_config import ModelRunConfig, WorkerConfig
@@ -229,6 +229,8 @@ async def _ask(job: Job, models: Models, path: Path, stopping: asyncio.Event) ->
             return 0
         if job.way_in == "stdin":
             text = await asyncio.to_thread(sys.stdin.read)
+            if not text.strip():
+                raise AskError("standard input holds no question (in=stdin is the default where it is no terminal)")
             return await _unless_stopped(stopping, lambda: ask_once(client, text, model=wanted, options=options))
         return await run_batch(
             client,

@@ -270,6 +270,12 @@ def test_what_comes_through_a_pipe_is_one_question(environment):
     assert (done.returncode, done.stdout, done.stderr) == (0, "two\nlines\n", "")
 
 
+def test_an_empty_pipe_asks_nothing(environment):
+    done = run(environment, "\n", "out=echo_full", "--model-name", "my")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "standard input holds no question" in done.stderr
+
+
 def test_a_pipe_into_text_is_a_conversation_line_by_line(environment):
     done = run(environment, "one\ntwo\n", "in=text", "out=echo_full", "--model-name", "my")
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\ntwo\n", "")
