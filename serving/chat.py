@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.chat_client import Answer, AskError, ChatClient
+from serving.engine import in_thread
 
 HELP = """\
 /help            this
@@ -183,7 +184,7 @@ def _printable(text: str) -> str:
 
 
 async def _piped_lines() -> AsyncIterator[str]:
-    while line := await asyncio.to_thread(sys.stdin.readline):
+    while line := await in_thread(sys.stdin.readline):
         yield line
 
 

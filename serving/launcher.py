@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from serving.batch import run_batch
 from serving.chat import ask_once, chat
 from serving.chat_client import AskError, ChatClient
 from serving.commands import engine_settings
-from serving.engine import Engine, make_engine
+from serving.engine import Engine, in_thread, make_engine
 from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker
@@ -228,10 +228,7 @@ async def _ask(job: Job, models: Models, path: Path, stopping: asyncio.Event) ->
             await chat(client, stopping, model=wanted, options=options)
             return 0
         if job.way_in == "stdin":
-            text = await asyncio.to_thread(sys.stdin.read)
-            if not text.strip():
-                raise AskError("standard input holds no question (in=stdin is the default where it is no terminal)")
-            return await _unless_stopped(stopping, lambda: ask_once(client, text, model=wanted, options=options))
+            return await _unless_stopped(stopping, _ask_what_comes(client, wanted, options))
         return await run_batch(
             client,
             Path(job.way_in.removeprefix("batch:")),
@@ -245,8 +242,15 @@ async def _ask(job: Job, models: Models, path: Path, stopping: asyncio.Event) ->
         await client.close()
 
 
-async def _unless_stopped(stopping: asyncio.Event, work: Callable[[], Awaitable[None]]) -> int:
-    working = asyncio.ensure_future(work())
+async def _ask_what_comes(client: ChatClient, model: str, options: dict[str, Any]) -> None:
+    text = await in_thread(sys.stdin.read)
+    if not text.strip():
+        raise AskError("standard input holds no question (in=stdin is the default where it is no terminal)")
+    await ask_once(client, text, model=model, options=options)
+
+
+async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> int:
+    working = asyncio.create_task(work)
     stopped = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)

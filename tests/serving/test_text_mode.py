@@ -270,6 +270,25 @@ def test_what_comes_through_a_pipe_is_one_question(environment):
     assert (done.returncode, done.stdout, done.stderr) == (0, "two\nlines\n", "")
 
 
+@pytest.mark.parametrize(("way_in", "code"), [("stdin", 130), ("text", 0)])
+def test_a_pipe_that_says_nothing_does_not_keep_it_from_ending(environment, way_in, code):
+    command = [DYNAMO_RUN, f"in={way_in}", "out=echo_full", "--model-name", "my", "-v"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True, start_new_session=True
+    )
+    try:
+        for line in process.stderr:
+            if "is served at" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)  # its input stays open
+        assert process.returncode == code
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_an_empty_pipe_asks_nothing(environment):
     done = run(environment, "\n", "out=echo_full", "--model-name", "my")
     assert (done.returncode, done.stdout) == (2, "")
