@@ -3,7 +3,7 @@
     python examples/tiny_model.py FOLDER
 
 writes FOLDER/ (config.json, tokenizer.json, model.safetensors: a two-layer Llama of a megabyte) and FOLDER.gguf, the
-same weights for llama.cpp. What it says makes no sense, but every engine says the same. Needs safetensors and gguf.
+same weights for llama.cpp. What it says makes no sense, but every engine says the same.
 """
 
 import json
@@ -65,8 +65,6 @@ def weights(seed: int) -> dict[str, np.ndarray]:
 
 def write_folder(folder: Path, made: Tokenizer, tensors: dict[str, np.ndarray]) -> None:
     """Write the Hugging Face model."""
-    from safetensors.numpy import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -97,7 +95,22 @@ def write_folder(folder: Path, made: Tokenizer, tensors: dict[str, np.ndarray]) 
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / "tokenizer_config.json").write_text(json.dumps(names, indent=1))
     made.save(str(folder / "tokenizer.json"))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_safetensors(folder / "model.safetensors", tensors)
+
+
+def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Write tensors: the length of a header, the header in JSON, the values."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, value in tensors.items():
+        start, end = end, end + value.nbytes
+        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for value in tensors.values():
+            file.write(value.tobytes())
 
 
 def write_gguf(path: Path, made: Tokenizer, tensors: dict[str, np.ndarray]) -> None:

@@ -232,10 +232,11 @@ def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any
 
 
 def stop_on_signals(stopping: asyncio.Event) -> None:
-    """Let SIGTERM and SIGINT set an event."""
+    """Let SIGTERM, SIGINT and the end of the terminal (unless under nohup) set an event."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stopping.set)
 
 
 def _refuse(request: Any, stream: Stream) -> None:

@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pexpect
@@ -209,6 +211,25 @@ def test_sigterm_ends_it(talk):
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
+
+
+@pytest.fixture
+def short_folder():
+    """One whose sockets have names that the kernel takes."""
+    with tempfile.TemporaryDirectory(prefix="d-") as folder:
+        yield Path(folder)
+
+
+def test_a_terminal_that_is_closed_ends_it_and_leaves_no_files(talk, environment, short_folder):
+    environment["TMPDIR"] = str(short_folder)
+    child = talk("out=echo_full", "--model-name", "my")
+    child.expect(PROMPT)
+    assert list(short_folder.glob("dynamo-run-*"))
+    child.close(force=False)
+    deadline = time.monotonic() + 20
+    while list(short_folder.glob("dynamo-run-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_conversation_with_what_the_network_serves(talk, environment):
