@@ -20,8 +20,7 @@ from serving.engine_config import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import LISTEN_FD, PortError, listen
 from serving.model_card import model_name
-from serving.router import ROUTER_MODES, RouterConfig
-from serving.router.policies import Kv
+from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervise import Group, Program
 
@@ -145,11 +144,6 @@ class LocalStack:
             asking.cancel()
             return False
         return await asking >= self._num_workers
-
-
-def wants_kv_events(mode: str, router: RouterConfig) -> bool:
-    """Tell whether workers must report KV events for a router mode."""
-    return ROUTER_MODES[mode] is Kv and router.use_kv_events and router.kv_overlap_score_weight > 0
 
 
 async def _health(session: aiohttp.ClientSession, url: str) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import uvloop
 
 from dynabench.experiment import LiveConfig
-from dynabench.launch import LaunchError, LocalStack, wants_kv_events
+from dynabench.launch import LaunchError, LocalStack
 from dynabench.load import Target, as_columns, replay
 from dynabench.virtual import check_fits
 from mocker import EngineConfig
@@ -21,7 +21,7 @@ from serving.engine import EngineChoice, EngineError, check_installed, make_engi
 from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.model_card import ModelError, vocab_size
-from serving.router import RouterConfig
+from serving.router import RouterConfig, wants_kv_events
 from serving.runtime.config import RuntimeConfig
 from workloads import Workload, WorkloadError
 from workloads.tokens import TOKENS, tokens_of
@@ -110,7 +110,7 @@ async def _target(
         frontend=FrontendConfig(
             http_port=live.http_port,
             http_workers=live.http_workers,
-            router_mode=mode,  # type: ignore[arg-type]
+            router_mode=mode,
             seed=seed,
             migration_limit=live.migration_limit,
         ),

@@ -5,6 +5,7 @@ leap over many iterations; an arrival at that worker cuts it, and a routing deci
 of the iterations that have ended.
 """
 
+import dataclasses
 import random
 import time
 from array import array
@@ -19,10 +20,13 @@ import simpy
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.engine import NO_LIMIT
 from mocker.events import KvEvent
+from mocker.timing import TIMING_MODELS
 from reports.records import ArmResult
-from serving.router import Prompt, Router, RouterConfig
+from serving.router import Decision, Prompt, Router, RouterConfig
 from serving.router.index import PrefixIndex
 from workloads import Request, Workload, WorkloadError
+from workloads.describe import endless_hits
+from workloads.pacing import LoadConfig, Pacer
 
 FEW_WORKERS = 16
 COMPLETION, ARRIVAL, SCHEDULING = 0, 1, 2
@@ -62,6 +66,11 @@ class Worker:
         """When the router last took in this worker's leap."""
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
         self._is_starting = False
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use."""
+        return 1 - self.engine.num_free_blocks / self.engine.config.num_usable_blocks
 
     def add(self, sequence: Sequence) -> None:
         """Take a request."""
@@ -110,6 +119,7 @@ class Cluster:
         engine: EngineConfig,
         router: Router,
         num_workers: int,
+        load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
         kv_event_delay_s: float = 0.0,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -129,7 +139,11 @@ class Cluster:
         for worker in self.workers:
             router.add_worker(worker.number)
         count = len(workload)
+        self.pacer = Pacer(workload, load)
+        self.intended_s = array("d", [-1.0]) * count
         self.worker_of = array("i", [-1]) * count
+        self.best_blocks = array("i", [0]) * count
+        self.queue_depth = array("i", [0]) * count
         self.overlap_blocks = array("i", [0]) * count
         self.cached_tokens = array("i", [0]) * count
         self.preemptions = array("i", [0]) * count
@@ -137,7 +151,11 @@ class Cluster:
         self.first_token_s = array("d", [-1.0]) * count
         self.last_token_s = array("d", [-1.0]) * count
         self.num_finished = 0
-        self._next = 0
+        self._awaited_s = -1.0  # of the arrivals' next appointment
+        self._held: dict[int, Sequence] = {}
+        self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
+        self._warmup_s = load.warmup_s
+        self.first_gap_rows = [0] * len(self.workers)
         self._caught_up_s = -1.0
         # With few workers, events wait in their engine until a decision asks for them: fewer, larger batches.
         self.sends_events_at_once = kv_event_delay_s > 0 or num_workers * engine.dp_size > FEW_WORKERS
@@ -150,8 +168,9 @@ class Cluster:
             StalledError: some never do.
         """
         requests = self._workload.requests
-        if requests:
-            self.clock.at(requests[0].arrival_s, ARRIVAL, self._arrive)
+        self._await_arrivals()
+        if self._warmup_s:
+            self.clock.at(self._warmup_s, ARRIVAL, self._end_warmup)
         self.clock.run()
         if self.num_finished != len(requests):
             waiting = [s for worker in self.workers for s in worker.engine.scheduler.waiting]
@@ -175,34 +194,68 @@ class Cluster:
             self.admitted_s[number] = sequence.first_scheduled_s
             self.first_token_s[number] = sequence.first_token_s
             self.last_token_s[number] = now
+            self.pacer.on_end(number, now)
         self.num_finished += len(finished)
         if finished and self._on_progress is not None:
             self._on_progress(self.num_finished)
+        if finished and self._is_paced:
+            self._await_arrivals()
+        if self._held:
+            self._release()
+
+    def _await_arrivals(self) -> None:
+        """Make an appointment with the next request that can come, unless there is one already."""
+        next_s = self.pacer.next_s()
+        if next_s is not None and not self.clock.now <= self._awaited_s <= next_s:
+            self._awaited_s = next_s = max(next_s, self.clock.now)
+            self.clock.at(next_s, ARRIVAL, self._arrive)
 
     def _arrive(self, _: object) -> None:
-        requests, now = self._workload.requests, self.clock.now
-        number, count = self._next, len(requests)
+        now = self.clock.now
+        self._awaited_s = -1.0
         while self._in_transit and self._in_transit[0][0] <= now:
             _, worker, events = self._in_transit.popleft()
             self._apply(worker, events)
-        while number < count and (request := requests[number]).arrival_s <= now:
-            self._dispatch(number, request, now)
-            number += 1
-        self._next = number
-        if number < count:
-            self.clock.at(requests[number].arrival_s, ARRIVAL, self._arrive)
+        requests = self._workload.requests
+        for number, intended in self.pacer.due(now):
+            self.intended_s[number] = intended
+            self._dispatch(number, requests[number], now)
+        self._await_arrivals()
 
     def _dispatch(self, number: int, request: Request, now: float) -> None:
         chain = self._grouping.chain(request)
-        prompt = Prompt(request.input_length, chain.ids, chain.num_named, chain.blocks_per_id)
+        prompt = Prompt(request.input_length, chain.ids, chain.num_named, chain.blocks_per_id, request.session or None)
         if self._index is not None:
             self._catch_up(prompt, now)
-        decision = self.router.pick(number, prompt, now)
-        self.overlap_blocks[number] = decision.overlap_blocks
+        if self.router.policy.needs_state:
+            for worker in self.workers:
+                self.router.on_load(worker.number, worker.kv_usage, len(worker.engine.scheduler.waiting))
         sequence = Sequence(
             number, num_prompt=request.input_length, max_tokens=request.output_length, chain=chain, arrival=now
         )
-        self.workers[decision.worker].add(sequence)
+        decision = self.router.place(number, prompt, now)
+        if decision is None:
+            self._held[number] = sequence
+        else:
+            self._send(number, sequence, decision)
+
+    def _release(self) -> None:
+        """Send what the router held and holds no longer."""
+        for number, decision in self.router.release(self.clock.now):
+            assert isinstance(number, int)
+            self._send(number, self._held.pop(number), decision)
+
+    def _send(self, number: int, sequence: Sequence, decision: Decision) -> None:
+        worker = decision.worker
+        self.overlap_blocks[number] = decision.overlap_blocks
+        self.best_blocks[number] = max(decision.overlaps)
+        self.queue_depth[number] = self.router.load(worker).num_requests - 1
+        self.workers[worker].add(sequence)
+
+    def _end_warmup(self, _: object) -> None:
+        """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
+        for place, worker in enumerate(self.workers):
+            self.first_gap_rows[place] = worker.engine.split_log(self.clock.now)
 
     def on_events(self, worker: Worker) -> None:
         """Send a worker's KV events to the router."""
@@ -301,6 +354,7 @@ def simulate(
     router: RouterConfig,
     num_workers: int,
     seed: int,
+    load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
     on_progress: Callable[[int], None] | None = None,
 ) -> ArmResult:
     """Run one arm of an experiment in virtual time.
@@ -310,13 +364,14 @@ def simulate(
         StalledError: the simulation ended with unfinished requests (a defect).
     """
     check_fits(workload, engine)
-    rng = random.Random(f"router {seed}")
-    core = Router(mode, router, block_size=engine.block_size, rng=rng, closed_events=True)
+    router = with_step_costs(router, engine)
+    core = Router(mode, router, block_size=engine.block_size, rng=random.Random(f"router {seed}"), closed_events=True)
     cluster = Cluster(
         workload,
         engine=engine,
         router=core,
         num_workers=num_workers,
+        load=load,
         kv_event_delay_s=router.kv_event_delay_s,
         on_progress=on_progress,
     )
@@ -326,31 +381,64 @@ def simulate(
     except KeyboardInterrupt:
         is_complete = False
     wall_s = time.perf_counter() - started
-    requests = workload.requests
-    arrival = np.array([request.arrival_s for request in requests])
+    gaps = np.concatenate(
+        [
+            np.array(worker.engine.log.rows).reshape(-1, 5)[first:]
+            for worker, first in zip(cluster.workers, cluster.first_gap_rows, strict=True)
+        ]
+    )
+    columns = _columns(cluster, workload, engine)
+    columns["is_measured"] = np.array([load.is_measured(time) for time in columns["intended_s"]], bool)
+    if not is_complete:
+        columns = {name: column[columns["worker"] >= 0] for name, column in columns.items()}
+    return ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)
+
+
+def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict[str, np.ndarray]:
+    """Return the columns of requests.parquet."""
+    requests, size = workload.requests, engine.block_size
     first, last = np.array(cluster.first_token_s), np.array(cluster.last_token_s)
-    gaps = np.concatenate([np.array(worker.engine.log.rows).reshape(-1, 5) for worker in cluster.workers])
+    isl = np.array([request.input_length for request in requests], np.int32)
     osl = np.array([request.output_length for request in requests], np.int32)
     if engine.max_model_len is not None:
-        osl = np.minimum(osl, engine.max_model_len - np.array([request.input_length for request in requests], np.int32))
-    columns = {
+        osl = np.minimum(osl, engine.max_model_len - isl)
+    intended = np.array(cluster.intended_s)
+    return {
         "request": np.arange(len(requests), dtype=np.int32),
         "worker": np.array(cluster.worker_of),
-        "intended_s": arrival,
-        "sent_s": arrival,
+        "intended_s": intended,
+        "sent_s": intended,
         "admitted_s": np.array(cluster.admitted_s),
         "first_byte_s": first,
         "first_token_s": first,
         "last_token_s": last,
         "done_s": last,
-        "isl": np.array([request.input_length for request in requests], np.int32),
+        "isl": isl,
         "osl": osl,
         "first_chunk_tokens": np.ones(len(requests), np.int32),
         "cached_tokens": np.array(cluster.cached_tokens),
-        "predicted_tokens": np.array(cluster.overlap_blocks) * engine.block_size,
+        "predicted_tokens": np.array(cluster.overlap_blocks) * size,
+        "best_tokens": np.array(cluster.best_blocks) * size,
+        "endless_tokens": endless_hits(workload),
+        "queue_depth": np.array(cluster.queue_depth),
         "preemptions": np.array(cluster.preemptions),
         "error": np.full(len(requests), "", dtype=object),
     }
-    if not is_complete:
-        columns = {name: column[columns["worker"] >= 0] for name, column in columns.items()}
-    return ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)
+
+
+def with_step_costs(router: RouterConfig, engine: EngineConfig) -> RouterConfig:
+    """Tell the predicting modes what the simulated engine's steps cost, where the user has not."""
+    timing = TIMING_MODELS[engine.timing](engine)
+    budget, capacity = engine.max_num_batched_tokens, engine.kv_capacity_tokens
+    decode = timing.decode(1, 1).first
+    base = timing.prefill(1, 0, 1)
+    costs = {
+        "step_base_ms": (base + decode) * 1e3,
+        "step_prefill_us": (timing.prefill(budget, 0, 1) - base) / max(budget - 1, 1) * 1e6,
+        "step_decode_us": (timing.decode(2, 2).first - decode) * 1e6,
+        "step_context_ns": (timing.decode(1, capacity // 2).first - decode) / max(capacity // 2, 1) * 1e9,
+        "step_budget_tokens": budget,
+    }
+    return dataclasses.replace(
+        router, **{name: max(value, 0) for name, value in costs.items() if getattr(router, name) is None}
+    )

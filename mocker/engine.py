@@ -260,6 +260,12 @@ class Engine:
         self._ramp_skip += count
         step.advance(count)
 
+    def split_log(self, now: float) -> int:
+        """Account for the iterations that have ended, and return the number of rows the step log has until now."""
+        self.advance(now)
+        self._logged = None
+        return len(self.log.rows) // 5
+
     @property
     def has_events(self) -> bool:
         """Whether `take_events` would return any."""

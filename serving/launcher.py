@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from serving.batch import run_batch
 from serving.chat import ask_once, chat
@@ -23,7 +23,7 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
 from serving.frontend.server import listen, listen_at, run_frontends, serve_frontend
 from serving.model_card import ModelFiles, model_name
-from serving.router import RouterConfig
+from serving.router import RouterConfig, check_live_mode
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -61,7 +61,7 @@ class LauncherConfig:
     http_workers: int = 1
     """in=http out=dyn: frontend processes that share the port."""
 
-    router_mode: Literal["random", "round-robin", "least-loaded", "kv"] = "round-robin"
+    router_mode: str = "round-robin"
     """How requests are spread over the workers of a model."""
 
     kv_gpu_cache_usage_weight: float | None = None
@@ -81,6 +81,7 @@ class LauncherConfig:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
+        check_live_mode(self.router_mode)
         if self.batch_concurrency < 1:
             raise ValueError(f"--batch-concurrency must be at least 1, not {self.batch_concurrency}")
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from serving.kv_events import beside
 from serving.model_card import CARDS, ModelCard, ModelError
 from serving.protocol import PreprocessedRequest
-from serving.router import RouterConfig
+from serving.router import RouterConfig, check_live_mode
 from serving.router.router import AllBusyError, NoWorkersError
 from serving.routing import Placement, Routing, WorkerTraits
 from serving.runtime.address import EndpointAddress
@@ -40,7 +40,7 @@ class RouterServiceConfig:
     endpoint: str = "dyn://dynamo.router.generate"
     """Where the router itself serves."""
 
-    router_mode: Literal["random", "round-robin", "least-loaded", "kv"] = "kv"
+    router_mode: str = "kv"
     """How requests are spread over the workers."""
 
     seed: int = 0
@@ -48,6 +48,10 @@ class RouterServiceConfig:
 
     drain_s: float = 30.0
     """How long requests in progress may take to finish once the process was asked to end (s)."""
+
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning."""
+        check_live_mode(self.router_mode)
 
 
 class RouterService:

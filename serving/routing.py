@@ -50,6 +50,8 @@ class Placement(NamedTuple):
     slot: int
     overlap_blocks: int
     decision: Decision
+    queue_depth: int
+    """Requests in flight there when it was placed, this one not included."""
 
 
 class BookingMessage(msgspec.Struct, array_like=True):
@@ -148,6 +150,7 @@ class Routing:
         rank: int | None = None,
         *,
         avoid: Collection[int] = (),
+        session: str | None = None,
     ) -> Placement:
         """Choose a worker, or take the one asked for, and book the request there; instances to avoid come last.
 
@@ -160,7 +163,7 @@ class Routing:
             only = self._slots.get(Worker(instance_id, rank or 0))
             if only is None:
                 raise NoWorkersError(f"{self.address} has no instance {instance_id:x} (rank {rank or 0})")
-        prompt = Prompt(num_tokens, hashes, len(hashes))
+        prompt = Prompt(num_tokens, hashes, len(hashes), session=session)
         request = next(self._requests)
         avoided = (
             frozenset(slot for worker, slot in self._slots.items() if worker.instance_id in avoid)
@@ -175,7 +178,8 @@ class Routing:
             self._tell(
                 BookingMessage(self._runtime.instance_id, request, 0, *worker, num_tokens, hashes, prefill_tokens)
             )
-        return Placement(request, worker, decision.worker, decision.overlap_blocks, decision)
+        depth = self.core.load(decision.worker).num_requests - 1
+        return Placement(request, worker, decision.worker, decision.overlap_blocks, decision, depth)
 
     def call_any(self, address: EndpointAddress, request: Any) -> ReplyStream:
         """Call another endpoint of any instance's process.
@@ -270,7 +274,7 @@ class Routing:
         if slot is None:
             return
         self.loads[worker] = report
-        self.core.on_load(slot, report.kv_active_blocks / max(report.kv_total_blocks, 1))
+        self.core.on_load(slot, report.kv_active_blocks / max(report.kv_total_blocks, 1), report.num_waiting)
         follower = self._follower
         if follower is not None and report.epoch and follower.on_heartbeat(slot, report.epoch, report.number):
             self._mend(worker, slot)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from serving.model_card import BYTES_CONTEXT, CARDS, FILES, ModelCard, ModelError, ModelFiles, ModelType, model_name
-from serving.router import ROUTER_MODES
+from serving.router import check_live_mode
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime, Endpoint
 from serving.runtime.server import GeneratorService
@@ -49,8 +49,11 @@ async def register_llm(
     """
     if files is None:
         files = await asyncio.to_thread(ModelFiles.read, model_path)
-    if router_mode is not None and router_mode not in ROUTER_MODES:
-        raise ModelError(f"unknown router mode {router_mode!r}; expected one of {', '.join(ROUTER_MODES)}")
+    if router_mode is not None:
+        try:
+            check_live_mode(router_mode)
+        except ValueError as error:
+            raise ModelError(str(error)) from error
     if not 0 <= migration_limit <= 1023:
         raise ModelError(f"migration_limit must be from 0 to 1023, not {migration_limit}")
     runtime, address = endpoint.runtime, endpoint.address

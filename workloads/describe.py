@@ -34,7 +34,7 @@ def describe(workload: Workload) -> Description:
     arrivals = np.array([request.arrival_s for request in workload])
     isl = np.array([request.input_length for request in workload])
     osl = np.array([request.output_length for request in workload])
-    hits = _endless_cache_hits(workload)
+    hits = endless_hits(workload)
     gaps = np.diff(arrivals)
     cv = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else float("nan")
     duration = workload.duration_s
@@ -54,8 +54,8 @@ def describe(workload: Workload) -> Description:
     )
 
 
-def _endless_cache_hits(workload: Workload) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Count the prompt tokens of each request whose blocks were seen before."""
+def endless_hits(workload: Workload) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Count the prompt tokens of each request whose full blocks were seen before, shape (requests,): one endless cache."""
     seen: set[int] = set()
     hits = np.zeros(len(workload), np.int64)
     for number, request in enumerate(workload):

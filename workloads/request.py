@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -21,11 +22,19 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    session: str = ""
+    """Conversation it belongs to, if any."""
+    after: tuple[int, ...] = ()
+    """Numbers of the requests it waits for: it arrives `delay_s` after the last of them has ended, not at `arrival_s`."""
+    delay_s: float = 0.0
+    """Think time or tool time (s)."""
+    content: Any = None
+    """What the prompt says, where the workload has text: a string, or a list of chat messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival, in blocks of `block_size` tokens."""
+    """Requests in order of arrival, in blocks of `block_size` tokens; one that waits for others comes after them."""
 
     name: str
     block_size: int
@@ -43,3 +52,8 @@ class Workload:
     def duration_s(self) -> float:
         """Time from the first arrival to the last."""
         return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0
+
+    @property
+    def has_dependencies(self) -> bool:
+        """Whether some requests wait for others."""
+        return any(request.after for request in self.requests)

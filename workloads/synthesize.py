@@ -105,11 +105,11 @@ def synthesize(config: SynthConfig) -> list[Request]:
     made: list[Request] = []
     coming: list[tuple[float, int, Request]] = []  # turns of sessions that have begun
     turn, now = itertools.count(), 0.0
-    for gap in ARRIVALS[config.arrival](arrivals, config.rate, config.burstiness):
+    for gap in ARRIVALS[config.arrival](arrivals, config.burstiness):
         prefix = choice.choices(prefixes, weights)[0]
         for request in _session(config, now, prefix, lengths, ids):
             heapq.heappush(coming, (request.arrival_s, next(turn), request))
-        now += gap
+        now += gap / config.rate
         while coming and coming[0][0] < now:
             made.append(heapq.heappop(coming)[2])
         if len(made) >= config.requests:

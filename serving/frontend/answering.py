@@ -56,13 +56,24 @@ class Asked:
         if extension is None or not extension.extra_fields:
             return None
         fields: dict[str, Any] = {}
+        placement = generation.placement
         if "worker_id" in extension.extra_fields:
-            worker = generation.placement.worker
+            worker = placement.worker
             fields["worker_id"] = {"decode_worker_id": worker.instance_id, "decode_dp_rank": worker.rank}
         if "timing" in extension.extra_fields:
             fields["timing"] = {
                 "total_time_ms": (time.perf_counter() - self.started) * 1000,
                 "kv_hit_rate": generation.num_cached / generation.num_prompt,
+                "router_queue_depth": placement.queue_depth,
+            }
+        if "routing" in extension.extra_fields:
+            size = generation.block_size
+            fields["routing"] = {
+                "worker_slot": placement.slot,
+                "queue_depth": placement.queue_depth,
+                "predicted_tokens": placement.overlap_blocks * size,
+                "best_tokens": max(placement.decision.overlaps, default=0) * size,
+                "cached_tokens": generation.num_cached,
             }
         return fields
 

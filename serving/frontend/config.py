@@ -2,7 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+
+from serving.router import check_live_mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,7 @@ class FrontendConfig:
     http_workers: int = 1
     """Frontend processes that share the port."""
 
-    router_mode: Literal["random", "round-robin", "least-loaded", "kv"] = "round-robin"
+    router_mode: str = "round-robin"
     """How requests are spread over the workers of a model."""
 
     migration_limit: int | None = None
@@ -47,6 +48,7 @@ class FrontendConfig:
 
     def __post_init__(self) -> None:
         """Fill in the key from the environment (--help would show a default), and refuse values without a meaning."""
+        check_live_mode(self.router_mode)
         object.__setattr__(self, "api_key", self.api_key or os.environ.get("DYN_API_KEY", ""))
         for name, least, most in (
             ("http_port", 0, 65535),

@@ -56,6 +56,7 @@ class Generation:
         request_id: str,
         instance_id: int | None = None,
         rank: int | None = None,
+        session: str | None = None,
     ) -> None:
         """Route and send it.
 
@@ -82,6 +83,7 @@ class Generation:
         self._migration_limit = migration_limit if instance_id is None else 0
         self._request_id = request_id
         self._pinned = (instance_id, rank)
+        self._session = session
         self._output: list[int] = []
         self._said: list[str] = []  # text of the last items, from engines that give text with their tokens
         self._num_before = 0
@@ -250,7 +252,9 @@ class Generation:
                 min_tokens=max(conditions.min_tokens - done, 0),
             )
         try:
-            placement = self._routing.pick(len(prompt.tokens), prompt.hashes, *self._pinned, avoid=self._failed_at)
+            placement = self._routing.pick(
+                len(prompt.tokens), prompt.hashes, *self._pinned, avoid=self._failed_at, session=self._session
+            )
         except NoWorkersError as error:
             raise ApiError(503, str(error)) from error
         except AllBusyError as error:

@@ -37,7 +37,9 @@ class NvExt(msgspec.Struct, kw_only=True):
     backend_instance_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Send it to this instance."""
     extra_fields: Annotated[list[Annotation], Meta(max_length=32)] = []
-    """`worker_id`, `timing`: what the answer's own `nvext` should hold."""
+    """`worker_id`, `timing`, `routing`: what the answer's own `nvext` should hold."""
+    session_id: Annotated[str, Meta(max_length=256)] | None = None
+    """Conversation the request belongs to; the `session` router mode keeps it on one worker."""
 
 
 class ResponseFormat(msgspec.Struct):

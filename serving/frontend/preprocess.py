@@ -168,6 +168,7 @@ def _generate(
         request_id=id,
         instance_id=extension.backend_instance_id,
         rank=_rank(extension),
+        session=extension.session_id,
     )
 
 

@@ -1,7 +1,19 @@
-"""The router core: which worker gets a request. No clock, no I/O: `now` and `rng` are arguments."""
+"""The router core: picks workers and keeps the books; no clock, no I/O."""
 
-from serving.router.config import RouterConfig
-from serving.router.policies import ROUTER_MODES
-from serving.router.router import Decision, Prompt, Router
+from serving.router.candidates import Prompt, WorkerState
+from serving.router.config import RouterConfig, StepCosts
+from serving.router.modes import ROUTER_MODES, Mode, check_live_mode, wants_kv_events
+from serving.router.router import Decision, Router
 
-__all__ = ["ROUTER_MODES", "Decision", "Prompt", "Router", "RouterConfig"]
+__all__ = [
+    "ROUTER_MODES",
+    "Decision",
+    "Mode",
+    "Prompt",
+    "Router",
+    "RouterConfig",
+    "StepCosts",
+    "WorkerState",
+    "check_live_mode",
+    "wants_kv_events",
+]

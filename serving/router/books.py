@@ -6,7 +6,15 @@ from collections.abc import Hashable, Sequence
 class WorkerBooks:
     """Load of one worker as the router knows it."""
 
-    __slots__ = ("_active", "_sizes", "decode_blocks", "num_requests", "prefill_tokens")
+    __slots__ = (
+        "_active",
+        "_sizes",
+        "context_tokens",
+        "decode_blocks",
+        "num_decoding",
+        "num_requests",
+        "prefill_tokens",
+    )
 
     def __init__(self) -> None:
         self.num_requests = 0
@@ -14,6 +22,10 @@ class WorkerBooks:
         """Prompt tokens sent there and not computed yet."""
         self.decode_blocks = 0
         """Distinct prompt blocks of the requests in flight there."""
+        self.num_decoding = 0
+        """Requests there that have their first token."""
+        self.context_tokens = 0
+        """Prompt tokens of these."""
         self._active: dict[Hashable, int] = {}  # id -> requests in flight that have it
         self._sizes: dict[Hashable, int] = {}  # id -> its blocks in use, where not all of them
 
@@ -79,3 +91,14 @@ class WorkerBooks:
                 del active[id]
                 removed += self._sizes.pop(id, blocks_per_id) if self._sizes else blocks_per_id
         self.decode_blocks -= removed
+
+    def snapshot(self) -> "WorkerBooks":
+        """Return the counters as they are now, without the blocks."""
+        copy = WorkerBooks()
+        copy.num_requests, copy.prefill_tokens, copy.decode_blocks = (
+            self.num_requests,
+            self.prefill_tokens,
+            self.decode_blocks,
+        )
+        copy.num_decoding, copy.context_tokens = self.num_decoding, self.context_tokens
+        return copy

@@ -1,6 +1,21 @@
 """Every dial of a router."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class StepCosts(NamedTuple):
+    """What a step costs, as the predicting modes reckon: base + prefill tokens, sequences and context tokens decoded."""
+
+    base_s: float
+    prefill_token_s: float
+    decode_sequence_s: float
+    context_token_s: float
+    budget_tokens: int
+
+
+DYNAMO_COSTS = StepCosts(0.0222, 1.86e-5, 0.0, 3.9e-8, 8192)
+"""NVIDIA Dynamo's default step times (the mocker's `polynomial`), straightened, with its default engine's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +40,77 @@ class RouterConfig:
     kv_event_delay_s: float = 0.0
     """Virtual time: delay until a KV event reaches the router (s)."""
 
+    prefill_load_scale: float = 1.0
+    """dynamo-kv: weight of prefill work (P); 4 to 8 lets long prompts stay where their prefix is."""
+
+    overlap_score_credit: float = 1.0
+    """dynamo-kv: share of a cached block that counts as work saved (c)."""
+
+    overlap_score_credit_decay: float = 0.0
+    """dynamo-kv: how fast the credit falls with the queue of the worker that has the prefix (0: not)."""
+
+    prefix_key_tokens: int = 1024
+    """chwbl, dualmap: prompts alike in this many first tokens belong together."""
+
+    ttft_slo_s: float = 2.0
+    """dualmap: the worker with the prefix is left when its predicted TTFT is longer (s)."""
+
+    interference: float = 0.1
+    """marginal: weight of the delay that a prompt's computation causes running requests (alpha)."""
+
+    expected_osl: int = 200
+    """marginal, preble-e2: output tokens to reckon with."""
+
+    step_base_ms: float | None = None
+    """Predicting modes: duration of an empty step (ms; default: as the simulated engine's step times have it)."""
+
+    step_prefill_us: float | None = None
+    """Predicting modes: time for each prompt token computed (us; same default)."""
+
+    step_decode_us: float | None = None
+    """Predicting modes: time for each sequence decoded (us; same default)."""
+
+    step_context_ns: float | None = None
+    """Predicting modes: time for each context token read by a decoding sequence (ns; same default)."""
+
+    step_budget_tokens: int | None = None
+    """Predicting modes: tokens one step may compute (same default)."""
+
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        for name in ("kv_overlap_score_weight", "router_temperature", "router_ttl_s", "kv_event_delay_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        for name in (
+            "kv_overlap_score_weight",
+            "router_temperature",
+            "router_ttl_s",
+            "kv_event_delay_s",
+            "prefill_load_scale",
+            "overlap_score_credit",
+            "overlap_score_credit_decay",
+            "ttft_slo_s",
+            "interference",
+            "step_base_ms",
+            "step_prefill_us",
+            "step_decode_us",
+            "step_context_ns",
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must not be negative, not {value}")
+        for name in ("prefix_key_tokens", "expected_osl", "step_budget_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         if self.busy_threshold is not None and not 0 <= self.busy_threshold <= 1:
             raise ValueError(f"busy_threshold is a share of the blocks, from 0 to 1, not {self.busy_threshold}")
+
+    @property
+    def step_costs(self) -> StepCosts:
+        """What is given, and Dynamo's where nothing is."""
+        given = (
+            None if self.step_base_ms is None else self.step_base_ms / 1e3,
+            None if self.step_prefill_us is None else self.step_prefill_us / 1e6,
+            None if self.step_decode_us is None else self.step_decode_us / 1e6,
+            None if self.step_context_ns is None else self.step_context_ns / 1e9,
+            self.step_budget_tokens,
+        )
+        return StepCosts(*(own if own is not None else usual for own, usual in zip(given, DYNAMO_COSTS, strict=True)))  # type: ignore[arg-type]

@@ -5,18 +5,11 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from serving.router.books import WorkerBooks
+from serving.router.candidates import NO_STATE, Candidates, Prompt, WorkerState
 from serving.router.config import RouterConfig
 from serving.router.index import Index, PredictedIndex, PrefixIndex
-from serving.router.policies import ROUTER_MODES, Candidates, Kv, Policy, choose
-
-
-class Prompt(NamedTuple):
-    """What routing needs of a request: its length and the chained ids of its full blocks."""
-
-    num_tokens: int
-    ids: Sequence[Hashable]
-    num_blocks: int
-    blocks_per_id: int = 1
+from serving.router.modes import Mode
+from serving.router.policies import Policy, choose
 
 
 class Decision(NamedTuple):
@@ -48,33 +41,38 @@ class Router:
     def __init__(
         self, mode: str, config: RouterConfig, *, block_size: int, rng: random.Random, closed_events: bool = False
     ) -> None:
-        """Build a router of a mode named in `ROUTER_MODES`.
+        """Build a router of a mode, as `Mode` reads it.
 
         Raises:
             ValueError: there is no such mode.
         """
-        if mode not in ROUTER_MODES:
-            raise ValueError(f"unknown router mode {mode!r}; expected one of {', '.join(ROUTER_MODES)}")
-        kind = ROUTER_MODES[mode]
-        self.policy: Policy = kind(config.kv_overlap_score_weight) if kind is Kv else kind()  # type: ignore[call-arg]
+        self._mode = parsed = Mode.parse(mode)
         self.mode = mode
-        self.wants_events = self.policy.needs_load and config.use_kv_events and config.kv_overlap_score_weight > 0
+        self.policy: Policy = parsed.policy(config, rng)
+        self._has_overlap = self.policy.needs_overlap
+        self.wants_events = self._has_overlap and config.use_kv_events
         self.index: Index | None = None
         if self.wants_events:
             self.index = PrefixIndex(closed_events=closed_events)
-        elif self.policy.needs_load and config.kv_overlap_score_weight > 0:
+        elif self._has_overlap:
             self.index = PredictedIndex(config.router_ttl_s)
+        self._hoped = PredictedIndex(parsed.predict) if parsed.predict and self.wants_events else None
         self._predicted: PredictedIndex | None = None  # of workers that report no events, where others do
         self._silent: set[int] = set()
         self._busy_threshold = config.busy_threshold
         self._busy: set[int] = set()
         self._ttl_s = config.router_ttl_s
-        self._temperature = config.router_temperature
+        self._temperature = config.router_temperature if parsed.temp is None else parsed.temp
+        self._tolerance = parsed.eps / 100
         self._block_size = block_size
         self._rng = rng
         self._books: dict[int, WorkerBooks] = {}
+        self._polled: dict[int, WorkerBooks] = {}
+        self._polled_s = float("-inf")
+        self._states: dict[int, WorkerState] = {}
         self._workers: list[int] = []
         self._booked: dict[Hashable, tuple[int, Prompt, int]] = {}
+        self._held: list[tuple[float, Hashable, Prompt]] = []
 
     def add_worker(self, worker: int, *, has_events: bool = True) -> None:
         """Route to a worker from now on; workers are small numbers. What one without events holds is predicted."""
@@ -96,9 +94,14 @@ class Router:
             self._predicted.drop(worker)
         elif self.index is not None:
             self.index.drop(worker)
+        if self._hoped is not None:
+            self._hoped.drop(worker)
+        self._polled.pop(worker, None)
+        self._states.pop(worker, None)
 
-    def on_load(self, worker: int, kv_usage: float) -> None:
-        """Take note of a worker's share of KV blocks in use."""
+    def on_load(self, worker: int, kv_usage: float, num_waiting: int = 0) -> None:
+        """Take note of a worker's share of KV blocks in use and its queue."""
+        self._states[worker] = WorkerState(kv_usage, num_waiting)
         if self._busy_threshold is not None and kv_usage > self._busy_threshold:
             self._busy.add(worker)
         else:
@@ -129,47 +132,98 @@ class Router:
                 raise AllBusyError("all workers are busy")
         if avoid:
             workers = [worker for worker in workers if worker not in avoid] or workers
-        num_tokens, ids, num_blocks, blocks_per_id = prompt
-        books = [self._books[worker] for worker in workers]
-        has_tail = num_tokens > num_blocks * self._block_size
-        if self.policy.needs_load:
-            found = self.index.overlaps(ids, num_blocks, blocks_per_id, now) if self.index is not None else {}
-            if self._predicted is not None:
-                found |= self._predicted.overlaps(ids, num_blocks, blocks_per_id, now)
-            overlaps = [found.get(worker, 0) for worker in workers]
-            size = self._block_size
-            total = num_blocks + has_tail
-            candidates = Candidates(
-                overlaps,
-                [
-                    book.prefill_tokens + num_tokens - blocks * size
-                    for book, blocks in zip(books, overlaps, strict=True)
-                ],
-                [book.decode_blocks + total - book.num_active_blocks(ids, num_blocks, blocks_per_id) for book in books],
-                [book.num_requests for book in books],
-                size,
-            )
-        else:
-            overlaps = [0] * len(workers)
-            candidates = Candidates(
-                overlaps, overlaps, overlaps, [book.num_requests for book in books], self._block_size
-            )
+        return self._decide(request_id, self._candidates(workers, prompt, now), now)
+
+    def place(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
+        """Choose a worker as `pick` does; with the addition late(H), None if the request waits at the router for now.
+
+        Whoever calls this calls `release` whenever a request has its first token or ends.
+        """
+        if not self._mode.is_held:
+            return self.pick(request_id, prompt, now)
+        decision = None if self._held else self._place_now(request_id, prompt, now)
+        if decision is None:
+            self._held.append((now, request_id, prompt))
+        return decision
+
+    def release(self, now: float) -> list[tuple[Hashable, Decision]]:
+        """Place what was held and need wait no longer; in order of arrival or, with wspt(A), of least cost."""
+        placed: list[tuple[Hashable, Decision]] = []
+        while self._held:
+            order = self._held
+            if self._mode.wspt is not None:
+                order = sorted(order, key=lambda held: self._urgency(held, now))
+            arrived, request_id, prompt = order[0]
+            decision = self._place_now(request_id, prompt, now)
+            if decision is None:
+                break
+            self._held.remove((arrived, request_id, prompt))
+            placed.append((request_id, decision))
+        return placed
+
+    def _urgency(self, held: tuple[float, Hashable, Prompt], now: float) -> float:
+        arrived, _, prompt = held
+        missing = min(self._candidates(self._workers, prompt, now).missing_tokens)
+        return missing - (self._mode.wspt or 0.0) * (now - arrived) * 1000
+
+    def _place_now(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
+        """Place a request unless the queue at its best worker is too long."""
+        candidates = self._candidates(self._workers, prompt, now)
         costs = self.policy.costs(candidates)
-        place = choose(costs, self._temperature, self._rng)
+        place = choose(costs, self._temperature, self._rng, self._tolerance)
+        if self._books[self._workers[place]].prefill_tokens >= self._mode.late:
+            return None
+        return self._take(request_id, candidates, costs, place, now)
+
+    def _candidates(self, workers: list[int], prompt: Prompt, now: float) -> Candidates:
+        """Gather what the policy may ask for."""
+        books = self._books
+        if self._mode.stale:
+            if now - self._polled_s >= self._mode.stale / 1000:
+                self._polled_s = now
+                self._polled = {worker: book.snapshot() for worker, book in self._books.items()}
+            books = self._polled | {worker: books[worker] for worker in books if worker not in self._polled}
+        overlaps = [0] * len(workers)
+        if self._has_overlap and self.index is not None:
+            num_blocks, per_id = prompt.num_blocks, prompt.blocks_per_id
+            found = self.index.overlaps(prompt.ids, num_blocks, per_id, now)
+            if self._predicted is not None:
+                found |= self._predicted.overlaps(prompt.ids, num_blocks, per_id, now)
+            if self._hoped is not None:
+                for worker, blocks in self._hoped.overlaps(prompt.ids, num_blocks, per_id, now).items():
+                    found[worker] = max(blocks, found.get(worker, 0))
+            overlaps = [found.get(worker, 0) for worker in workers]
+        states = [self._states.get(worker, NO_STATE) for worker in workers] if self._states else None
+        return Candidates(
+            workers, [books[worker] for worker in workers], overlaps, prompt, self._block_size, now=now, states=states
+        )
+
+    def _decide(self, request_id: Hashable, candidates: Candidates, now: float) -> Decision:
+        costs = self.policy.costs(candidates)
+        place = choose(costs, self._temperature, self._rng, self._tolerance)
+        return self._take(request_id, candidates, costs, place, now)
+
+    def _take(
+        self, request_id: Hashable, candidates: Candidates, costs: Sequence[float], place: int, now: float
+    ) -> Decision:
+        """Book a request where it was placed."""
+        workers, overlaps, prompt = candidates.workers, candidates.overlap_blocks, candidates.prompt
         worker, overlap = workers[place], overlaps[place]
-        prefill_tokens = num_tokens - overlap * self._block_size
-        self.book(request_id, worker, prompt, prefill_tokens)
-        if self.policy.needs_load:
+        self.policy.routed(candidates, place)
+        self.book(request_id, worker, prompt, prompt.num_tokens - overlap * self._block_size)
+        if self._has_overlap:
             index = self._predicted if worker in self._silent else self.index
             if index is not None:
-                index.routed(worker, ids, num_blocks, blocks_per_id, now)
+                index.routed(worker, prompt.ids, prompt.num_blocks, prompt.blocks_per_id, now)
+            if self._hoped is not None:
+                self._hoped.routed(worker, prompt.ids, prompt.num_blocks, prompt.blocks_per_id, now)
         return Decision(worker, overlap, workers, costs, overlaps)
 
     def book(self, request_id: Hashable, worker: int, prompt: Prompt, prefill_tokens: int) -> None:
         """Enter a request in a worker's books: one of ours, or one that another router sent there."""
         books = self._books[worker]
         if self.policy.needs_load:
-            num_tokens, ids, num_blocks, blocks_per_id = prompt
+            num_tokens, ids, num_blocks, blocks_per_id, _ = prompt
             has_tail = num_tokens > num_blocks * self._block_size
             books.add(ids, num_blocks, blocks_per_id, has_tail=has_tail, prefill_tokens=prefill_tokens)
         else:
@@ -179,11 +233,14 @@ class Router:
     def on_first_token(self, request_id: Hashable) -> None:
         """Release the prefill part of a booking; a second call, or an unknown request, changes nothing."""
         booking = self._booked.get(request_id)
-        if booking is not None and booking[2]:
+        if booking is not None and booking[2] >= 0:
             worker, prompt, prefill_tokens = booking
             if self.policy.needs_load:
-                self._books[worker].prefill_tokens -= prefill_tokens
-            self._booked[request_id] = (worker, prompt, 0)
+                books = self._books[worker]
+                books.prefill_tokens -= prefill_tokens
+                books.num_decoding += 1
+                books.context_tokens += prompt.num_tokens
+            self._booked[request_id] = (worker, prompt, -1)
 
     def on_finish(self, request_id: Hashable) -> None:
         """Release a booking, on whichever way the request ended; unknown requests change nothing."""
@@ -191,12 +248,20 @@ class Router:
         booking = self._booked.pop(request_id, None)
         if booking is None:
             return
-        worker, (num_tokens, ids, num_blocks, blocks_per_id), _ = booking
+        worker, (num_tokens, ids, num_blocks, blocks_per_id, _), _ = booking
         if self.policy.needs_load:
             has_tail = num_tokens > num_blocks * self._block_size
-            self._books[worker].remove(ids, num_blocks, blocks_per_id, has_tail=has_tail)
+            books = self._books[worker]
+            books.num_decoding -= 1
+            books.context_tokens -= num_tokens
+            books.remove(ids, num_blocks, blocks_per_id, has_tail=has_tail)
         else:
             self._books[worker].num_requests -= 1
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait at the router."""
+        return len(self._held)
 
     def load(self, worker: int) -> WorkerBooks:
         """Return the books of a worker."""

@@ -112,5 +112,5 @@ def test_every_mode_has_a_description_and_picks(mode):
 
 
 def test_an_unknown_mode_is_named():
-    with pytest.raises(ValueError, match="unknown router mode 'best'; expected one of random"):
+    with pytest.raises(ValueError, match="router_mode 'best' is unknown; expected one of random"):
         router("best")

@@ -1,0 +1,122 @@
+"""What a policy sees when it scores: the request, and each worker's books, prefix overlap and state."""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from serving.router.books import WorkerBooks
+
+
+class Prompt(NamedTuple):
+    """What routing needs of a request: its length, the chained ids of its full blocks, and its session if it has one."""
+
+    num_tokens: int
+    ids: Sequence[Hashable]
+    num_blocks: int
+    blocks_per_id: int = 1
+    session: Hashable | None = None
+
+
+class WorkerState(NamedTuple):
+    """What a worker itself reports, rather than what the router remembers."""
+
+    kv_usage: float = 0.0
+    """Share of its KV blocks in use."""
+    num_waiting: int = 0
+    """Requests in its queue."""
+
+
+NO_STATE = WorkerState()
+
+
+class Candidates:
+    """Parallel lists, one entry a worker, in order of worker id; each is computed when a policy asks for it.
+
+    In the formulas of the policies, per worker: L prompt tokens, B block size, R = ceil(L / B), m matched blocks,
+    miss = L - m B, Q prefill tokens sent there and not computed yet, A blocks of requests in flight, a those of them
+    that this prompt shares, n requests in flight, d requests decoding, q requests waiting, u KV usage, C context
+    tokens of the decoding requests.
+    """
+
+    __slots__ = ("block_size", "books", "now", "overlap_blocks", "prompt", "states", "workers")
+
+    def __init__(
+        self,
+        workers: list[int],
+        books: list[WorkerBooks],
+        overlap_blocks: list[int],
+        prompt: Prompt,
+        block_size: int,
+        *,
+        now: float = 0.0,
+        states: list[WorkerState] | None = None,
+    ) -> None:
+        self.workers = workers
+        self.books = books
+        self.overlap_blocks = overlap_blocks
+        """m"""
+        self.prompt = prompt
+        self.block_size = block_size
+        self.now = now
+        self.states = states
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @property
+    def num_prompt_blocks(self) -> int:
+        """R"""
+        return -(-self.prompt.num_tokens // self.block_size)
+
+    @property
+    def missing_tokens(self) -> list[int]:
+        """Miss"""
+        tokens, size = self.prompt.num_tokens, self.block_size
+        return [tokens - blocks * size for blocks in self.overlap_blocks]
+
+    @property
+    def prefill_tokens(self) -> list[int]:
+        """Q + miss: what is still to be computed before this request's first token."""
+        tokens, size = self.prompt.num_tokens, self.block_size
+        return [
+            book.prefill_tokens + tokens - blocks * size
+            for book, blocks in zip(self.books, self.overlap_blocks, strict=True)
+        ]
+
+    @property
+    def decode_blocks(self) -> list[int]:
+        """A + R - a: blocks of requests in flight, this one's included."""
+        tokens, ids, num_blocks, blocks_per_id, _ = self.prompt
+        total = num_blocks + (tokens > num_blocks * self.block_size)
+        return [
+            book.decode_blocks + total - book.num_active_blocks(ids, num_blocks, blocks_per_id) for book in self.books
+        ]
+
+    @property
+    def num_requests(self) -> list[int]:
+        """N"""
+        return [book.num_requests for book in self.books]
+
+    @property
+    def hit_shares(self) -> list[float]:
+        """M / R"""
+        total = max(self.num_prompt_blocks, 1)
+        return [blocks / total for blocks in self.overlap_blocks]
+
+    @property
+    def kv_usages(self) -> list[float]:
+        """u, as the workers report it"""
+        return [state.kv_usage for state in self.states or [NO_STATE] * len(self.books)]
+
+    @property
+    def num_waiting(self) -> list[int]:
+        """q, as the workers report it"""
+        return [state.num_waiting for state in self.states or [NO_STATE] * len(self.books)]
+
+    def key(self, num_tokens: int) -> Hashable:
+        """Name the prompt's first blocks up to about this many tokens; shorter prompts by what they have."""
+        prompt = self.prompt
+        if not prompt.num_blocks:
+            return prompt.num_tokens
+        place = max(num_tokens // (self.block_size * prompt.blocks_per_id), 1)
+        last = -(-prompt.num_blocks // prompt.blocks_per_id)
+        return prompt.ids[min(place, last) - 1]  # chained, so it stands for all before it

@@ -1,0 +1,112 @@
+"""Router modes by name, and what may be added to one: `lmetric+eps(5)`, `marginal+late(8192)+wspt(0.1)`."""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from serving.router import policies, predicting_policies, prefix_policies
+from serving.router.config import RouterConfig
+from serving.router.policies import Policy, Scoring
+
+ROUTER_MODES: dict[str, type[Scoring]] = {
+    "random": policies.Random,
+    "round-robin": policies.RoundRobin,
+    "least-loaded": policies.LeastLoaded,
+    "kv": prefix_policies.Kv,
+    "p2c": policies.PowerOfTwo,
+    "least-tokens": policies.LeastTokens,
+    "session": prefix_policies.Session,
+    "chwbl": prefix_policies.Chwbl,
+    "prefix-longest": prefix_policies.PrefixLongest,
+    "sgl-cache-aware": prefix_policies.SglCacheAware,
+    "aibrix-prefix": prefix_policies.AibrixPrefix,
+    "prodstack-loadaware": prefix_policies.ProdstackLoadaware,
+    "llmd-weighted": prefix_policies.LlmdWeighted,
+    "dynamo-kv": prefix_policies.DynamoKv,
+    "dynamo-kv-p8": prefix_policies.DynamoKvP8,
+    "dynamo-lmetric": prefix_policies.DynamoLmetric,
+    "lmetric": prefix_policies.Lmetric,
+    "lmetric-new": prefix_policies.LmetricNew,
+    "llumnix": prefix_policies.Llumnix,
+    "eldr": prefix_policies.Eldr,
+    "dualmap": predicting_policies.DualMap,
+    "preble-e2": predicting_policies.PrebleE2,
+    "jspt": predicting_policies.Jspt,
+    "marginal": predicting_policies.Marginal,
+}
+"""Every router mode by name; the CLI, the docs and the reports list them from here."""
+
+ADDITIONS = {
+    "temp": "temp(T): draw from a softmax of the costs at temperature T",
+    "eps": "eps(X): any worker within X % of the range of costs counts as best",
+    "predict": "predict(S): beside KV events, assume for S seconds that a routed prompt is cached",
+    "stale": "stale(MS): see the workers' load as it was when last polled, every MS milliseconds",
+    "late": "late(H): hold a request at the router while H or more prefill tokens wait at its worker (virtual time)",
+    "wspt": "wspt(A): with late, the held request with the smallest uncached tokens - A x waited ms goes first",
+}
+"""What may be added to a mode, with a number each."""
+
+_FORM = re.compile(r"([a-z]+)\(([0-9.]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A router mode as a user names it."""
+
+    name: str
+    base: str
+    temp: float | None = None
+    eps: float = 0.0
+    predict: float = 0.0
+    stale: float = 0.0
+    late: float = 0.0
+    wspt: float | None = None
+
+    @classmethod
+    def parse(cls, name: str) -> "Mode":
+        """Read `base`, or `base+addition(number)+...`.
+
+        Raises:
+            ValueError: there is no such mode or addition.
+        """
+        base, *additions = name.split("+")
+        if base not in ROUTER_MODES:
+            raise ValueError(f"router_mode {base!r} is unknown; expected one of {', '.join(ROUTER_MODES)}")
+        values: dict[str, float] = {}
+        for addition in additions:
+            match = _FORM.fullmatch(addition)
+            if match is None or match[1] not in ADDITIONS or match[2].count(".") > 1 or match[2] == ".":
+                raise ValueError(
+                    f"router_mode {name!r}: {addition!r} cannot be added; expected one of {'; '.join(ADDITIONS.values())}"
+                )
+            values[match[1]] = float(match[2])
+        if "wspt" in values and "late" not in values:
+            raise ValueError(f"router_mode {name!r}: wspt orders requests that late(H) holds; add late")
+        return cls(name, base, **values)
+
+    def policy(self, config: RouterConfig, rng: random.Random) -> Policy:
+        """Make the policy."""
+        kind: Callable[[RouterConfig, random.Random], Policy] = ROUTER_MODES[self.base]
+        return kind(config, rng)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether requests may wait at the router."""
+        return self.late > 0
+
+
+def check_live_mode(name: str) -> None:
+    """Refuse a router mode that the live router cannot carry out.
+
+    Raises:
+        ValueError: there is no such mode, or it holds requests.
+    """
+    if Mode.parse(name).is_held:
+        raise ValueError(f"router_mode {name!r}: late(H) is for virtual time (dynabench simulate)")
+
+
+def wants_kv_events(mode: str, config: RouterConfig) -> bool:
+    """Tell whether workers must report KV events for a mode."""
+    policy = Mode.parse(mode).policy(config, random.Random(0))
+    return policy.needs_overlap and config.use_kv_events

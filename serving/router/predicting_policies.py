@@ -1,0 +1,141 @@
+"""Router modes that predict time from a model of the engines' steps."""
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import ClassVar
+
+from serving.router.candidates import Candidates
+from serving.router.config import RouterConfig
+from serving.router.policies import Scoring
+from serving.router.prefix_policies import rendezvous
+
+WINDOW_S = 180.0
+"""preble-e2 prices the load of the last three minutes."""
+
+
+class Predicting(Scoring):
+    """A mode that knows what steps cost. Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token."""
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        costs = config.step_costs
+        self._base, self._token, self._sequence, self._context, self._budget = costs
+
+    def ttfts(self, candidates: Candidates) -> list[float]:
+        """Predict the TTFT at each worker (s): Tp (Q + miss) + s (T0 + Td d + Tk C), s = ceil((Q + miss) / (budget - d))."""
+        result = []
+        for tokens, book in zip(candidates.prefill_tokens, candidates.books, strict=True):
+            decoding = book.num_decoding
+            steps = max(-(-tokens // max(self._budget - decoding, 1)), 1)
+            each = self._base + self._sequence * decoding + self._context * book.context_tokens
+            result.append(self._token * tokens + steps * each)
+        return result
+
+
+class Jspt(Predicting):
+    """Join the shortest predicted TTFT."""
+
+    description: ClassVar[str] = "Shortest predicted TTFT: Tp (Q + miss) + s (T0 + Td d + Tk C)."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above."""
+        return self.ttfts(candidates)
+
+
+class Marginal(Predicting):
+    """The least increase of everyone's latency, ours (STUDY-routing A14)."""
+
+    description: ClassVar[str] = (
+        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n); a rule of our own."
+    )
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Own TTFT, the delay of running decodes by this prefill, and the own decode time in that batch."""
+        ttfts, missing = self.ttfts(candidates), candidates.missing_tokens
+        delay, out = self._config.interference * self._token, self._config.expected_osl
+        return [
+            ttft
+            + delay * miss * book.num_decoding
+            + out * (self._context * (book.context_tokens + book.prefill_tokens) + self._sequence * book.num_requests)
+            for ttft, miss, book in zip(ttfts, missing, candidates.books, strict=True)
+        ]
+
+
+class DualMap(Predicting):
+    """DualMap (arXiv 2602.06502)."""
+
+    description: ClassVar[str] = (
+        "Two workers by hashes of the first blocks; the one with more cached, unless its predicted TTFT > SLO: then the sooner."
+    )
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score the two, the others cost infinity."""
+        ranks = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.workers)
+        first, *others = sorted(range(len(ranks)), key=ranks.__getitem__)[:2]
+        second = others[0] if others else first
+        overlaps, ttfts = candidates.overlap_blocks, self.ttfts(candidates)
+        better = first if overlaps[first] >= overlaps[second] else second
+        if ttfts[better] > self._config.ttft_slo_s:
+            better = first if ttfts[first] <= ttfts[second] else second
+        costs = [math.inf] * len(ranks)
+        costs[first] = costs[second] = 1.0
+        costs[better] = 0.0
+        return costs
+
+
+class PrebleE2(Predicting):
+    """Preble's exploitation and exploration (ICLR '25), its load kept per request instead of per tree node."""
+
+    needs_state: ClassVar[bool] = True
+
+    description: ClassVar[str] = (
+        "Preble: if more is cached than not, least loaded of those that have it (not if > 1.5 x the idlest); "
+        "else least of load in the last 3 min + eviction cost + miss."
+    )
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._window: deque[tuple[float, int, float, int, int]] = deque()
+        self._work: dict[int, float] = {}
+        self._missed = 0
+        self._asked = 0
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the rule above: load is the prefill time routed there in the window plus decode time in flight."""
+        self._forget(candidates.now)
+        overlaps, missing = candidates.overlap_blocks, candidates.missing_tokens
+        decode_s = self._base + self._sequence
+        loads = [
+            self._work.get(worker, 0.0) + book.num_requests * self._config.expected_osl * decode_s
+            for worker, book in zip(candidates.workers, candidates.books, strict=True)
+        ]
+        most = max(overlaps)
+        is_cached = 2 * most * candidates.block_size > candidates.prompt.num_tokens
+        having = [load if overlap == most else math.inf for load, overlap in zip(loads, overlaps, strict=True)]
+        if is_cached and min(having) <= 1.5 * max(min(loads), decode_s):
+            return having
+        # What a full cache must evict for this prompt is recomputed at the rate at which prompts miss.
+        miss_rate = self._missed / self._asked if self._asked else 1.0
+        return [
+            load + self._token * miss * (1 + (1 - miss_rate) * usage)
+            for load, miss, usage in zip(loads, missing, candidates.kv_usages, strict=True)
+        ]
+
+    def routed(self, candidates: Candidates, place: int) -> None:
+        """Enter it in the window."""
+        worker, miss = candidates.workers[place], candidates.missing_tokens[place]
+        work, tokens = self._token * miss, candidates.prompt.num_tokens
+        self._window.append((candidates.now, worker, work, miss, tokens))
+        self._work[worker] = self._work.get(worker, 0.0) + work
+        self._missed += miss
+        self._asked += tokens
+
+    def _forget(self, now: float) -> None:
+        window = self._window
+        while window and window[0][0] <= now - WINDOW_S:
+            _, worker, work, miss, tokens = window.popleft()
+            self._work[worker] -= work
+            self._missed -= miss
+            self._asked -= tokens

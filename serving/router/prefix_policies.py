@@ -1,0 +1,262 @@
+"""Router modes that weigh who has the prefix against who has the load, after the routers in use (STUDY-routing A1-A9)."""
+
+import math
+import random
+from collections.abc import Hashable, Sequence
+from typing import ClassVar
+
+import xxhash
+
+from serving.router.candidates import Candidates
+from serving.router.config import RouterConfig
+from serving.router.policies import Scoring, power_of_two
+
+
+class Kv(Scoring):
+    """NVIDIA Dynamo's KV router of August 2025."""
+
+    description: ClassVar[str] = (
+        "Prefill work still to do there plus decode blocks active there: weight (Q + miss) / B + A + R - a."
+    )
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._weight = config.kv_overlap_score_weight
+        self.needs_overlap = config.kv_overlap_score_weight > 0
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above, in blocks."""
+        weight = self._weight / candidates.block_size
+        return [
+            weight * tokens + blocks
+            for tokens, blocks in zip(candidates.prefill_tokens, candidates.decode_blocks, strict=True)
+        ]
+
+
+class DynamoKv(Scoring):
+    """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs), device cache only."""
+
+    description: ClassVar[str] = (
+        "NVIDIA Dynamo 2026: P max(0, Q / B + R - c k m) + A + R - a, k = 1 / (1 + decay (Q - min Q) / B / R)."
+    )
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._scale = config.prefill_load_scale
+        self._credit = config.overlap_score_credit
+        self._decay = config.overlap_score_credit_decay
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above, in blocks."""
+        size, total = candidates.block_size, candidates.num_prompt_blocks
+        queued = [book.prefill_tokens / size for book in candidates.books]
+        least = min(queued)
+        costs = []
+        for queue, overlap, blocks in zip(queued, candidates.overlap_blocks, candidates.decode_blocks, strict=True):
+            keep = 1 / (1 + self._decay * (queue - least) / total) if self._decay else 1.0
+            costs.append(self._scale * max(0.0, queue + total - self._credit * keep * overlap) + blocks)
+        return costs
+
+
+class DynamoKvP8(DynamoKv):
+    """The same with P = 8."""
+
+    description: ClassVar[str] = "dynamo-kv with P = 8, which keeps long prompts where their prefix is."
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._scale = 8.0
+
+
+class DynamoLmetric(Scoring):
+    """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
+
+    description: ClassVar[str] = "NVIDIA Dynamo's lmetric: (Q / B + R - m) (A + R - a + 1)."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above."""
+        size, total = candidates.block_size, candidates.num_prompt_blocks
+        return [
+            (book.prefill_tokens / size + total - overlap) * (blocks + 1)
+            for book, overlap, blocks in zip(
+                candidates.books, candidates.overlap_blocks, candidates.decode_blocks, strict=True
+            )
+        ]
+
+
+class Lmetric(Scoring):
+    """LMetric (arXiv 2603.15202)."""
+
+    description: ClassVar[str] = "LMetric: prefill tokens to compute there times requests there: (Q + miss) (n + 1)."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above."""
+        return [
+            float(tokens * (book.num_requests + 1))
+            for tokens, book in zip(candidates.prefill_tokens, candidates.books, strict=True)
+        ]
+
+
+class LmetricNew(Scoring):
+    """SGLang's port of LMetric, which leaves the queue out."""
+
+    description: ClassVar[str] = "SGLang's lmetric: this request's uncached tokens times requests there: miss (n + 1)."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above."""
+        return [
+            float(tokens * (book.num_requests + 1))
+            for tokens, book in zip(candidates.missing_tokens, candidates.books, strict=True)
+        ]
+
+
+class Llumnix(Scoring):
+    """Llumnix, cache-aware metric (2026)."""
+
+    description: ClassVar[str] = "Llumnix: fewest prefill tokens to compute there, then fewest requests: (Q + miss, n)."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """The second term only breaks ties of the first, which is whole."""
+        return [
+            tokens + book.num_requests * 1e-6
+            for tokens, book in zip(candidates.prefill_tokens, candidates.books, strict=True)
+        ]
+
+
+class PrefixLongest(Scoring):
+    """Overlap alone."""
+
+    description: ClassVar[str] = "Longest cached prefix, then fewest requests: the known-bad baseline, (-m, n)."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above."""
+        return [
+            book.num_requests * 1e-6 - overlap
+            for overlap, book in zip(candidates.overlap_blocks, candidates.books, strict=True)
+        ]
+
+
+class SglCacheAware(Scoring):
+    """SGLang's model gateway, cache_aware.rs."""
+
+    description: ClassVar[str] = (
+        "SGLang: n if max n - min n > 64 and max n > 1.5 min n; else longest prefix if it covers > 30 %; else n."
+    )
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the rule above."""
+        requests = candidates.num_requests
+        most, least = max(requests), min(requests)
+        covered = max(candidates.overlap_blocks) * candidates.block_size / candidates.prompt.num_tokens
+        if (most - least > 64 and most > 1.5 * least) or covered <= 0.3:
+            return requests
+        return [-overlap for overlap in candidates.overlap_blocks]
+
+
+class AibrixPrefix(Scoring):
+    """AIBrix, prefix_cache.go: X = 8, f = 1 (the code's values, not the README's)."""
+
+    description: ClassVar[str] = (
+        "AIBrix: least-loaded if max n - min n > 8; else best match with n <= mean + sigma; else least requests."
+    )
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the rule above."""
+        requests, overlaps = candidates.num_requests, candidates.overlap_blocks
+        if max(requests) - min(requests) > 8:
+            return requests
+        mean = sum(requests) / len(requests)
+        limit = mean + math.sqrt(sum((n - mean) ** 2 for n in requests) / len(requests))
+        matches = [
+            n * 1e-6 - overlap if overlap and n <= limit else math.inf
+            for overlap, n in zip(overlaps, requests, strict=True)
+        ]
+        return matches if min(matches) < math.inf else requests
+
+
+class ProdstackLoadaware(Scoring):
+    """vLLM production-stack's loadaware (PR 1035), beta = 1."""
+
+    description: ClassVar[str] = (
+        "vLLM production-stack: highest m B / L - (n - mean n) / max(1, mean n); costs are its negation."
+    )
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above."""
+        requests = candidates.num_requests
+        mean = sum(requests) / len(requests)
+        share = candidates.block_size / candidates.prompt.num_tokens
+        return [
+            (n - mean) / max(1.0, mean) - overlap * share
+            for overlap, n in zip(candidates.overlap_blocks, requests, strict=True)
+        ]
+
+
+class LlmdWeighted(Scoring):
+    """llm-d's scorers with its sample weights: prefix 2, KV usage 1, queue 1."""
+
+    needs_state: ClassVar[bool] = True
+
+    description: ClassVar[str] = "llm-d: highest 2 m / R + (1 - u) + (max q - q) / (max q - min q); costs its negation."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above; equal queues all score 1."""
+        waiting = candidates.num_waiting
+        most, span = max(waiting), max(waiting) - min(waiting)
+        return [
+            -(2 * share + (1 - usage) + ((most - q) / span if span else 1.0))
+            for share, usage, q in zip(candidates.hit_shares, candidates.kv_usages, waiting, strict=True)
+        ]
+
+
+class Eldr(Scoring):
+    """ELDR (arXiv 2607.00466), tau = 0.1."""
+
+    description: ClassVar[str] = "ELDR: fewest requests among workers with m / R >= max m / R - 0.1."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the rule above."""
+        shares = candidates.hit_shares
+        least = max(shares) - 0.1
+        return [
+            float(book.num_requests) if share >= least else math.inf
+            for share, book in zip(shares, candidates.books, strict=True)
+        ]
+
+
+class Session(Scoring):
+    """Session affinity by rendezvous hashing."""
+
+    description: ClassVar[str] = (
+        "One worker per session (rendezvous hash of its id); requests without a session by p2c."
+    )
+    needs_load: ClassVar[bool] = False
+    needs_overlap: bool = False
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Cost is the worker's rank for the session."""
+        session = candidates.prompt.session
+        if session is None:
+            return power_of_two(candidates, self._rng)
+        return rendezvous(session, candidates.workers)
+
+
+class Chwbl(Scoring):
+    """Consistent hashing with bounded loads, after KubeAI and SGLang's prefix_hash."""
+
+    description: ClassVar[str] = (
+        "First worker in the rendezvous order of the prompt's first blocks with n < ceil(1.25 (sum n + 1) / W)."
+    )
+    needs_overlap: bool = False
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Cost is the worker's rank for the prefix, infinity where it is full."""
+        ranks = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.workers)
+        requests = candidates.num_requests
+        limit = math.ceil(1.25 * (sum(requests) + 1) / len(requests))
+        return [rank if n < limit else math.inf for rank, n in zip(ranks, requests, strict=True)]
+
+
+def rendezvous(key: Hashable, workers: list[int]) -> list[float]:
+    """Score each worker for a key, so that few keys move when a worker comes or goes (highest random weight)."""
+    return [xxhash.xxh3_64_intdigest(f"{worker}:{key}".encode()) / 2.0**64 for worker in workers]

@@ -1,0 +1,152 @@
+"""When each request may be sent: the schedule, the answers it waits for, and limits on what is in flight.
+
+A plain state machine for both clocks: `due` gives what may be sent now, `on_end` tells it what ended.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from workloads.request import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """How the workload is sent."""
+
+    concurrency: int | None = None
+    """Closed loop: keep this many requests in flight and leave arrival times aside (think times stay)."""
+
+    max_concurrency: int | None = None
+    """Open loop with a limit: a request whose time has come waits while this many are in flight; the wait counts."""
+
+    session_concurrency: int | None = None
+    """Closed loop over sessions: keep this many in progress; a session's turns follow each other."""
+
+    warmup_s: float = 0.0
+    """Leave requests that arrive before this time out of all figures (s)."""
+
+    measure_s: float | None = None
+    """Leave requests that arrive later than this after the warm-up out of all figures (s)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        for name in ("concurrency", "max_concurrency", "session_concurrency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        given = [name for name in ("concurrency", "max_concurrency", "session_concurrency") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other")
+        if not self.warmup_s >= 0:
+            raise ValueError(f"warmup_s must not be negative, not {self.warmup_s}")
+        if self.measure_s is not None and not self.measure_s > 0:
+            raise ValueError(f"measure_s must be greater than 0, not {self.measure_s}")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether arrivals depend on answers, so that there is no schedule to be late for."""
+        return self.concurrency is not None or self.session_concurrency is not None
+
+    def is_measured(self, intended_s: float) -> bool:
+        """Tell whether a request counts."""
+        return (
+            self.warmup_s <= intended_s <= (float("inf") if self.measure_s is None else self.warmup_s + self.measure_s)
+        )
+
+
+class Pacer:
+    """Gives requests out at their times."""
+
+    def __init__(self, workload: Workload, config: LoadConfig) -> None:
+        requests = workload.requests
+        self._requests = requests
+        self._limit = config.concurrency or config.max_concurrency
+        self._is_closed = config.is_closed
+        self._session_limit = config.session_concurrency
+        self._free_at = 0.0  # when the last slot became free
+        self._parents: dict[int, int] = {}  # number -> requests it still waits for
+        self._children: dict[int, list[int]] = {}
+        self._left: dict[str, int] = {}  # session -> requests that have not ended, where sessions are limited
+        self._open_sessions: set[str] = set()
+        self._roots: deque[int] = deque()
+        self._ready: list[tuple[float, int]] = []
+        self._num_flying = 0
+        self.num_ended = 0
+        for number, request in enumerate(requests):
+            if request.after:
+                self._parents[number] = len(request.after)
+                for parent in request.after:
+                    self._children.setdefault(parent, []).append(number)
+            else:
+                self._roots.append(number)
+            if self._session_limit is not None:
+                key = self._key(number)
+                self._left[key] = self._left.get(key, 0) + 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request has ended."""
+        return self.num_ended == len(self._requests)
+
+    def next_s(self) -> float | None:
+        """Return the time from which `due` will have something to give, or None while only an end can change that."""
+        if self._limit is not None and self._num_flying >= self._limit:
+            return None
+        times = []
+        if self._ready:
+            times.append(self._ready[0][0])
+        if self._roots and self._may_open():
+            times.append(self._free_at if self._is_closed else self._requests[self._roots[0]].arrival_s)
+        return min(times, default=None)
+
+    def due(self, now: float) -> list[tuple[int, float]]:
+        """Take the requests whose time has come, each with the time at which it was meant to be sent."""
+        taken: list[tuple[int, float]] = []
+        while (time := self.next_s()) is not None and time <= now:
+            if self._ready and self._ready[0][0] == time:
+                intended, number = heappop(self._ready)
+            else:
+                number, intended = self._roots.popleft(), time
+                if self._session_limit is not None:
+                    self._open_sessions.add(self._key(number))
+            # In a closed loop nothing was meant to be sent before there was a slot for it.
+            taken.append((number, max(intended, self._free_at) if self._is_closed else intended))
+            self._num_flying += 1
+        return taken
+
+    def on_end(self, number: int, now: float, *, is_failed: bool = False) -> list[int]:
+        """A request has ended; return those that will never be sent because it failed."""
+        self._end(number, now)
+        self._num_flying -= 1
+        lost: list[int] = []
+        stack = list(self._children.pop(number, ()))
+        while stack:
+            child = stack.pop()
+            if not is_failed:
+                self._parents[child] -= 1
+                if not self._parents[child]:
+                    heappush(self._ready, (now + self._requests[child].delay_s, child))
+            elif self._parents.pop(child, 0):
+                lost.append(child)
+                self._end(child, now)
+                stack += self._children.pop(child, ())
+        return lost
+
+    def _may_open(self) -> bool:
+        if self._session_limit is None or len(self._open_sessions) < self._session_limit:
+            return True
+        return self._key(self._roots[0]) in self._open_sessions
+
+    def _key(self, number: int) -> str:
+        return self._requests[number].session or f"#{number}"
+
+    def _end(self, number: int, now: float) -> None:
+        self.num_ended += 1
+        self._free_at = now
+        if self._session_limit is None:
+            return
+        key = self._key(number)
+        self._left[key] -= 1
+        if not self._left[key]:
+            self._open_sessions.discard(key)
