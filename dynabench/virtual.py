@@ -432,7 +432,7 @@ def with_step_costs(router: RouterConfig, engine: EngineConfig) -> RouterConfig:
     budget, capacity = engine.max_num_batched_tokens, engine.kv_capacity_tokens
     decode = timing.decode(1, 1).first
     base = timing.prefill(1, 0, 1)
-    costs = {
+    costs: dict[str, Any] = {
         "step_base_ms": (base + decode) * 1e3,
         "step_prefill_us": (timing.prefill(budget, 0, 1) - base) / max(budget - 1, 1) * 1e6,
         "step_decode_us": (timing.decode(2, 2).first - decode) * 1e6,

@@ -64,12 +64,12 @@ class Candidates:
 
     @property
     def num_prompt_blocks(self) -> int:
-        """R"""
+        """R: blocks of the prompt."""
         return -(-self.prompt.num_tokens // self.block_size)
 
     @property
     def missing_tokens(self) -> list[int]:
-        """Miss"""
+        """miss: prompt tokens that the worker has not cached."""
         tokens, size = self.prompt.num_tokens, self.block_size
         return [tokens - blocks * size for blocks in self.overlap_blocks]
 
@@ -93,23 +93,23 @@ class Candidates:
 
     @property
     def num_requests(self) -> list[int]:
-        """N"""
+        """n: requests in flight."""
         return [book.num_requests for book in self.books]
 
     @property
     def hit_shares(self) -> list[float]:
-        """M / R"""
+        """Share m / R of the prompt's blocks that is cached."""
         total = max(self.num_prompt_blocks, 1)
         return [blocks / total for blocks in self.overlap_blocks]
 
     @property
     def kv_usages(self) -> list[float]:
-        """u, as the workers report it"""
+        """u, as the workers report it."""
         return [state.kv_usage for state in self.states or [NO_STATE] * len(self.books)]
 
     @property
     def num_waiting(self) -> list[int]:
-        """q, as the workers report it"""
+        """q, as the workers report it."""
         return [state.num_waiting for state in self.states or [NO_STATE] * len(self.books)]
 
     def key(self, num_tokens: int) -> Hashable:

@@ -2,14 +2,13 @@
 
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from serving.router import policies, predicting_policies, prefix_policies
 from serving.router.config import RouterConfig
-from serving.router.policies import Policy, Scoring
+from serving.router.policies import Policy
 
-ROUTER_MODES: dict[str, type[Scoring]] = {
+ROUTER_MODES: dict[str, type[Policy]] = {
     "random": policies.Random,
     "round-robin": policies.RoundRobin,
     "least-loaded": policies.LeastLoaded,
@@ -87,8 +86,7 @@ class Mode:
 
     def policy(self, config: RouterConfig, rng: random.Random) -> Policy:
         """Make the policy."""
-        kind: Callable[[RouterConfig, random.Random], Policy] = ROUTER_MODES[self.base]
-        return kind(config, rng)
+        return ROUTER_MODES[self.base](config, rng)
 
     @property
     def is_held(self) -> bool:

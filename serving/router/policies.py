@@ -3,49 +3,37 @@
 import math
 import random
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 
 
-class Policy(Protocol):
-    """One router mode."""
+class Policy:
+    """A router mode."""
 
     description: ClassVar[str]
     """One line for the list of modes, with the formula (compiled code keeps no docstrings)."""
-    needs_load: ClassVar[bool]
-    """Whether `costs` reads more of the books than the number of requests."""
-    needs_overlap: bool
-    """Whether it reads who has which prefix; otherwise the router need not follow it."""
-    needs_state: ClassVar[bool]
-    """Whether it reads what workers report of themselves."""
-
-    def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Score each candidate; one that must not be chosen costs infinity."""
-        ...
-
-    def routed(self, candidates: Candidates, place: int) -> None:
-        """Take note of what was chosen."""
-        ...
-
-
-class Scoring:
-    """What most modes have in common: they need overlaps and load, and remember nothing."""
-
     needs_load: ClassVar[bool] = True
+    """Whether `costs` reads more of the books than the number of requests."""
     needs_overlap: bool = True
+    """Whether it reads who has which prefix; otherwise the router need not follow it."""
     needs_state: ClassVar[bool] = False
+    """Whether it reads what workers report of themselves."""
 
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         self._config = config
         self._rng = rng
 
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score each candidate; one that must not be chosen costs infinity."""
+        raise NotImplementedError
+
     def routed(self, candidates: Candidates, place: int) -> None:
-        """Nothing to remember."""
+        """Take note of what was chosen."""
 
 
-class Random(Scoring):
+class Random(Policy):
     """See `description`."""
 
     description: ClassVar[str] = "Any worker, all alike."
@@ -57,7 +45,7 @@ class Random(Scoring):
         return [0.0] * len(candidates)
 
 
-class RoundRobin(Scoring):
+class RoundRobin(Policy):
     """See `description`."""
 
     description: ClassVar[str] = "One worker after the other, in order of worker id."
@@ -76,7 +64,7 @@ class RoundRobin(Scoring):
         return [float((place - turn) % count) for place in range(count)]
 
 
-class LeastLoaded(Scoring):
+class LeastLoaded(Policy):
     """See `description`."""
 
     description: ClassVar[str] = "The worker with the fewest requests in flight: n (also called least-requests)."
@@ -88,7 +76,7 @@ class LeastLoaded(Scoring):
         return candidates.num_requests
 
 
-class PowerOfTwo(Scoring):
+class PowerOfTwo(Policy):
     """See `description`."""
 
     description: ClassVar[str] = "Of two workers drawn at random, the one with fewer requests in flight."
@@ -100,7 +88,7 @@ class PowerOfTwo(Scoring):
         return power_of_two(candidates, self._rng)
 
 
-class LeastTokens(Scoring):
+class LeastTokens(Policy):
     """See `description`."""
 
     description: ClassVar[str] = "The worker with the fewest tokens to compute or read: Q + C."

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
-from serving.router.policies import Scoring
+from serving.router.policies import Policy
 from serving.router.prefix_policies import rendezvous
 
 WINDOW_S = 180.0
 """preble-e2 prices the load of the last three minutes."""
 
 
-class Predicting(Scoring):
+class Predicting(Policy):
     """A mode that knows what steps cost. Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token."""
 
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:

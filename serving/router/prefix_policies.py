@@ -9,10 +9,10 @@ import xxhash
 
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
-from serving.router.policies import Scoring, power_of_two
+from serving.router.policies import Policy, power_of_two
 
 
-class Kv(Scoring):
+class Kv(Policy):
     """NVIDIA Dynamo's KV router of August 2025."""
 
     description: ClassVar[str] = (
@@ -33,7 +33,7 @@ class Kv(Scoring):
         ]
 
 
-class DynamoKv(Scoring):
+class DynamoKv(Policy):
     """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs), device cache only."""
 
     description: ClassVar[str] = (
@@ -68,7 +68,7 @@ class DynamoKvP8(DynamoKv):
         self._scale = 8.0
 
 
-class DynamoLmetric(Scoring):
+class DynamoLmetric(Policy):
     """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
 
     description: ClassVar[str] = "NVIDIA Dynamo's lmetric: (Q / B + R - m) (A + R - a + 1)."
@@ -84,7 +84,7 @@ class DynamoLmetric(Scoring):
         ]
 
 
-class Lmetric(Scoring):
+class Lmetric(Policy):
     """LMetric (arXiv 2603.15202)."""
 
     description: ClassVar[str] = "LMetric: prefill tokens to compute there times requests there: (Q + miss) (n + 1)."
@@ -97,7 +97,7 @@ class Lmetric(Scoring):
         ]
 
 
-class LmetricNew(Scoring):
+class LmetricNew(Policy):
     """SGLang's port of LMetric, which leaves the queue out."""
 
     description: ClassVar[str] = "SGLang's lmetric: this request's uncached tokens times requests there: miss (n + 1)."
@@ -110,7 +110,7 @@ class LmetricNew(Scoring):
         ]
 
 
-class Llumnix(Scoring):
+class Llumnix(Policy):
     """Llumnix, cache-aware metric (2026)."""
 
     description: ClassVar[str] = "Llumnix: fewest prefill tokens to compute there, then fewest requests: (Q + miss, n)."
@@ -123,7 +123,7 @@ class Llumnix(Scoring):
         ]
 
 
-class PrefixLongest(Scoring):
+class PrefixLongest(Policy):
     """Overlap alone."""
 
     description: ClassVar[str] = "Longest cached prefix, then fewest requests: the known-bad baseline, (-m, n)."
@@ -136,7 +136,7 @@ class PrefixLongest(Scoring):
         ]
 
 
-class SglCacheAware(Scoring):
+class SglCacheAware(Policy):
     """SGLang's model gateway, cache_aware.rs."""
 
     description: ClassVar[str] = (
@@ -153,7 +153,7 @@ class SglCacheAware(Scoring):
         return [-overlap for overlap in candidates.overlap_blocks]
 
 
-class AibrixPrefix(Scoring):
+class AibrixPrefix(Policy):
     """AIBrix, prefix_cache.go: X = 8, f = 1 (the code's values, not the README's)."""
 
     description: ClassVar[str] = (
@@ -174,7 +174,7 @@ class AibrixPrefix(Scoring):
         return matches if min(matches) < math.inf else requests
 
 
-class ProdstackLoadaware(Scoring):
+class ProdstackLoadaware(Policy):
     """vLLM production-stack's loadaware (PR 1035), beta = 1."""
 
     description: ClassVar[str] = (
@@ -192,7 +192,7 @@ class ProdstackLoadaware(Scoring):
         ]
 
 
-class LlmdWeighted(Scoring):
+class LlmdWeighted(Policy):
     """llm-d's scorers with its sample weights: prefix 2, KV usage 1, queue 1."""
 
     needs_state: ClassVar[bool] = True
@@ -209,7 +209,7 @@ class LlmdWeighted(Scoring):
         ]
 
 
-class Eldr(Scoring):
+class Eldr(Policy):
     """ELDR (arXiv 2607.00466), tau = 0.1."""
 
     description: ClassVar[str] = "ELDR: fewest requests among workers with m / R >= max m / R - 0.1."
@@ -224,7 +224,7 @@ class Eldr(Scoring):
         ]
 
 
-class Session(Scoring):
+class Session(Policy):
     """Session affinity by rendezvous hashing."""
 
     description: ClassVar[str] = (
@@ -241,7 +241,7 @@ class Session(Scoring):
         return rendezvous(session, candidates.workers)
 
 
-class Chwbl(Scoring):
+class Chwbl(Policy):
     """Consistent hashing with bounded loads, after KubeAI and SGLang's prefix_hash."""
 
     description: ClassVar[str] = (
