@@ -1,30 +1,35 @@
 """The command line: parse, call, print."""
 
+import contextlib
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 
+from dynabench.arms import Settings
+from dynabench.cli_workload import workload_app
 from dynabench.errors import UserError
-from dynabench.experiment import ExperimentConfig, LiveConfig, load_workload, run_experiment
+from dynabench.experiment import run_experiment
+from dynabench.settings import ExperimentConfig, LiveConfig, SelftestConfig, SweepConfig
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
+from serving.router.modes import ADDITIONS
 from serving.runtime.config import RuntimeConfig
 from workloads import WorkloadError
+from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
-from workloads.synthesize import SynthConfig
 
 app = App(
     name="dynabench",
     help="Which router, which settings, how many GPUs? Benchmark and simulate LLM serving without a GPU.",
     version_flags=["--version"],
 )
-workload_app = App(name="workload", help="Look at workloads, make them.")
 app.command(workload_app)
 
 
@@ -34,9 +39,10 @@ def _flat(title: str, order: int) -> Parameter:
 
 Experiment = Annotated[ExperimentConfig, _flat("Experiment", 1)]
 Shape = Annotated[ShapeConfig, _flat("Workload", 2)]
-RouterSettings = Annotated[RouterConfig, _flat("Router", 3)]
-Live = Annotated[LiveConfig, _flat("Live stack", 4)]
-EngineSettings = Annotated[EngineConfig, _flat("Simulated engine", 5)]
+Load = Annotated[LoadConfig, _flat("Load", 3)]
+RouterSettings = Annotated[RouterConfig, _flat("Router", 4)]
+Live = Annotated[LiveConfig, _flat("Live stack", 5)]
+EngineSettings = Annotated[EngineConfig, _flat("Simulated engine", 6)]
 
 
 @app.command
@@ -46,19 +52,22 @@ def simulate(
     *,
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
     shape: Shape = ShapeConfig(),  # noqa: B008
+    load: Load = LoadConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
 ) -> int:
-    """Compare router modes in virtual time.
+    """Compare router modes, or any other settings, in virtual time.
 
     Args:
-        workload: a Mooncake trace (.jsonl or .jsonl.gz); by default a small bundled one.
+        workload: a workload file (see `dynabench workload formats`); by default a small bundled one.
         experiment: what to compare.
         shape: what to change about the workload.
+        load: how the workload is sent.
         router: settings of the router.
         engine: settings of each engine.
     """
-    return _compare("virtual", workload, experiment, shape, router, engine, None)
+    mode = experiment.router_mode[0]
+    return _compare("virtual", workload, experiment, Settings(mode, experiment.workers, shape, load, router, engine, None))
 
 
 @app.command
@@ -68,21 +77,72 @@ def run(
     *,
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
     shape: Shape = ShapeConfig(),  # noqa: B008
+    load: Load = LoadConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     live: Live = LiveConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
 ) -> int:
-    """Compare router modes over real HTTP: a frontend, a router and mocker workers on this host.
+    """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
 
     Args:
-        workload: a Mooncake trace (.jsonl or .jsonl.gz); by default a small bundled one.
+        workload: a workload file (see `dynabench workload formats`); by default a small bundled one.
         experiment: what to compare.
         shape: what to change about the workload.
+        load: how the workload is sent.
         router: settings of the router.
         live: how to reach the stack.
         engine: settings of each engine.
     """
-    return _compare("wall", workload, experiment, shape, router, engine, live)
+    mode = experiment.router_mode[0]
+    return _compare("wall", workload, experiment, Settings(mode, experiment.workers, shape, load, router, engine, live))
+
+
+@app.command
+def sweep(
+    workload: Path | None = None,
+    /,
+    *,
+    config: Annotated[SweepConfig, _flat("Sweep", 0)] = SweepConfig(),  # noqa: B008 (frozen)
+    experiment: Experiment = ExperimentConfig(),  # noqa: B008
+    shape: Shape = ShapeConfig(),  # noqa: B008
+    load: Load = LoadConfig(),  # noqa: B008
+    router: RouterSettings = RouterConfig(),  # noqa: B008
+    engine: EngineSettings = EngineConfig(),  # noqa: B008
+) -> int:
+    """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
+
+    Args:
+        workload: a workload file (see `dynabench workload formats`); by default a small bundled one.
+        config: how to go through the settings.
+        experiment: what to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
+        shape: what to change about the workload.
+        load: how the workload is sent.
+        router: settings of the router.
+        engine: settings of each engine.
+    """
+    from dynabench.sweep import run_sweep
+    from reports.tables import sweep_table
+
+    console = Console()
+    settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, None)
+    with _plain_errors():
+        out, summary = run_sweep(workload, config, experiment, settings, console=console)
+    console.print(sweep_table(summary))
+    console.print(summary["verdict"], highlight=False)
+    console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
+    return 0 if summary["is_complete"] else 130
+
+
+@app.command
+def selftest(*, config: Annotated[SelftestConfig, _flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
+    """Run the load generator against a server of known delays and print the error of every metric.
+
+    Args:
+        config: what the server does.
+    """
+    from dynabench.selftest import run_selftest
+
+    return run_selftest(config, Console())
 
 
 @app.command
@@ -128,70 +188,119 @@ def serve(
     serving_.serve(graph)
 
 
-def _compare(
-    clock: Any,
-    path: Path | None,
-    experiment: ExperimentConfig,
-    shape: ShapeConfig,
-    router: RouterConfig,
-    engine: EngineConfig,
-    live: LiveConfig | None,
-) -> int:
+def _compare(clock: Any, path: Path | None, experiment: ExperimentConfig, settings: Settings) -> int:
     from reports.tables import comparison
 
     console = Console()
-    workload = load_workload(path, experiment.trace_block_size, shape, experiment.seed)
-    out, summary = run_experiment(
-        clock, workload, experiment, engine, router, live, path=path, shape_config=shape, console=console
-    )
+    with _plain_errors():
+        out, summary = run_experiment(clock, path, experiment, settings, console=console)
     console.print(comparison(summary))
     console.print(summary["verdict"], highlight=False)
     for arm, figures in summary["arms"].items():
         for note in figures["notes"]:
             console.print(f"{arm}: {note}", highlight=False, soft_wrap=True)
+    if experiment.metrics_like is not None:
+        _print_like(out, experiment.metrics_like, console)
     console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
     if not summary["is_complete"]:
         return 130
     return 0 if summary["is_valid"] else 1
 
 
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Turn a setting that is refused once they are combined into one line."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _print_like(out: Path, tool: str, console: Console) -> None:
+    from reports import folder, tables
+
+    console.print(tables.like_table(folder.read(out)[1], tool))
+
+
 @app.command
-def report(results: Path, /) -> None:
+def report(
+    results: Path, /, *, metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None
+) -> None:
     """Rebuild summary, charts and report of a results folder.
 
     Args:
         results: the folder.
+        metrics_like: print the figures once more as another tool would define them.
     """
     from reports import folder, tables
 
     summary = folder.rebuild(results)
-    Console().print(tables.comparison(summary))
-    Console().print(f"report: {results / 'report.html'}", highlight=False, soft_wrap=True)
+    console = Console()
+    console.print(tables.comparison(summary))
+    if metrics_like is not None:
+        _print_like(results, metrics_like, console)
+    console.print(f"report: {results / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 @app.command
-def compare(results: list[Path], /, *, out: Path | None = None) -> None:
+def compare(
+    results: list[Path],
+    /,
+    *,
+    out: Path | None = None,
+    fail_if: tuple[str, ...] = (),
+    markdown: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
     """Put earlier runs side by side, the first as the baseline.
 
     Args:
         results: results folders.
         out: write a results folder of the comparison, with charts and report.
+        fail_if: exit with 1 if an arm is worse than the baseline by more than this, such as 'ttft.p90 > +5%' or
+            'throughput < -3%', beyond noise; may be repeated.
+        markdown: print a Markdown summary, for a pull request.
     """
-    from reports import folder, tables
+    from reports import folder, gate, tables
+    from reports.summary import summarize
 
+    with _plain_errors():
+        gates = [gate.parse(text) for text in fail_if]
     if out is not None:
         folder.check_new(out)
     console = Console()
     manifest, runs = folder.combine(results)
-    if out is None:
-        from reports.summary import summarize
-
-        summary = summarize(runs)
+    summary = summarize(runs) if out is None else folder.write(out, manifest, runs)
+    failures = gate.failures(summary, gates)
+    if markdown:
+        print(tables.markdown(summary, manifest, failures))
     else:
-        summary = folder.write(out, manifest, runs)
-        console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
-    console.print(tables.comparison(summary))
-    console.print(summary["verdict"], highlight=False)
+        console.print(tables.comparison(summary))
+        console.print(summary["verdict"], highlight=False)
+        for failure in failures:
+            console.print(f"failed: {failure}", highlight=False, soft_wrap=True)
+    if out is not None:
+        print(f"report: {out / 'report.html'}", file=sys.stderr if markdown else sys.stdout)
+    return 1 if failures else 0
+
+
+@app.command
+def export(
+    results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d"] = "csv"
+) -> None:
+    """Write a results folder's figures in another form.
+
+    Args:
+        results: the folder.
+        out: the file to write; it must not exist.
+        to: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm).
+    """
+    from dynabench.workload_file import write_whole
+    from reports import exports, folder
+
+    manifest, runs = folder.read(results)
+    data = exports.export(manifest, runs, to)
+    write_whole(out, lambda file: file.write(data) and None)
+    print(out)
 
 
 @app.command
@@ -256,57 +365,12 @@ def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
 
 @app.command
 def modes() -> None:
-    """List the router modes."""
+    """List the router modes, and what can be added to one."""
     for name, kind in ROUTER_MODES.items():
-        print(f"{name:14} {kind.description}")
-
-
-@workload_app.command
-def inspect(
-    file: Path,
-    /,
-    *,
-    trace_block_size: int = 512,
-    json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
-) -> None:
-    """Print what a workload is like.
-
-    Args:
-        file: a Mooncake trace (.jsonl or .jsonl.gz).
-        trace_block_size: tokens each hash id stands for.
-        json_output: print JSON.
-    """
-    from workloads.describe import describe
-
-    facts = dataclasses.asdict(describe(load_workload(file, trace_block_size, ShapeConfig(), 0)))
-    if json_output:
-        print(json.dumps(facts))
-        return
-    console = Console(highlight=False)
-    for name, value in facts.items():
-        label = name.replace("_", " ")
-        if isinstance(value, dict):
-            text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
-        elif "share" in name:
-            text = f"{value:.1%}"
-        else:
-            text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-        console.print(f"{label:26} {text}", soft_wrap=True)
-
-
-@workload_app.command
-def synth(out: Path, /, *, config: Annotated[SynthConfig, _flat("Synthesizer", 1)] = SynthConfig()) -> None:  # noqa: B008
-    """Write a synthetic workload.
-
-    Args:
-        out: the file to write (.jsonl or .jsonl.gz); it must not exist.
-        config: its dials.
-    """
-    from dynabench.workload_file import write_workload
-    from workloads.synthesize import synthesize
-
-    count = write_workload(synthesize(config), out)
-    print(f"{out}: {count:,} requests")
+        print(f"{name:20} {kind.description}")
+    print("\nAdded with +, such as lmetric+eps(5):")
+    for text in ADDITIONS.values():
+        print(f"  {text}")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,9 +12,11 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from dynabench.experiment import LiveConfig
+from dynabench.clients import Order, Sent, send_all
 from dynabench.launch import LaunchError, LocalStack
-from dynabench.load import Target, as_columns, replay
+from dynabench.live_view import LiveView
+from dynabench.load import Target
+from dynabench.settings import LiveConfig
 from dynabench.virtual import check_fits
 from mocker import EngineConfig
 from reports.records import ArmResult
@@ -24,10 +27,15 @@ from serving.model_card import ModelError, vocab_size
 from serving.router import RouterConfig, wants_kv_events
 from serving.runtime.config import RuntimeConfig
 from workloads import Workload, WorkloadError
+from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of
 
 LATE_S = 0.1
 """A client whose 99th percentile of (sent - intended) is above this spoiled the run."""
+BUSY = 0.9
+"""So did one that used more of a core than this: its stamps waited for it."""
+BEHIND = 0.95
+"""So did one that sent at less than this share of the intended rate."""
 
 
 def run_live(
@@ -39,11 +47,12 @@ def run_live(
     router: RouterConfig,
     num_workers: int,
     seed: int,
-    on_progress: Callable[[int], None] | None = None,
+    load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
+    view: LiveView | None = None,
 ) -> ArmResult:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack; Ctrl-C ends it early and keeps what came.
 
-    With `live.url` nothing is started, and whatever answers there is measured.
+    With `live.url` nothing is started, and whatever answers there is measured; a salt keeps caches of other runs out.
 
     Raises:
         LaunchError: the stack did not start.
@@ -59,30 +68,51 @@ def run_live(
             if live.engine != "mocker":
                 await _check_context(workload, target)
             started = time.perf_counter()
-            timeline = await replay(
-                workload, target=target, salt="", timeout_s=live.timeout_s, stop=stop, on_progress=on_progress
+            salt = secrets.token_hex(8) if live.url is not None else ""
+            order = Order(workload, target, load, salt, live.timeout_s)
+            sent = await send_all(
+                order, num_clients=live.clients, stop=stop, on_stats=view.update if view is not None else None
             )
             wall_s = time.perf_counter() - started
             lost = dead()
-        columns = as_columns(timeline, workload)
-        notes = []
-        if lost:
-            notes.append(f"{', '.join(lost)} died during the run")
-        errors = [error for error in columns["error"] if error]
-        if errors and len(errors) == len(columns["error"]):
-            notes.append(f"every request failed, the first with: {errors[0]}")
-        lag = columns["sent_s"] - columns["intended_s"]
-        if len(lag) and (late := float(np.percentile(lag, 99))) > LATE_S:
-            notes.append(
-                f"the client was late: 1 % of the requests were sent {late * 1000:.0f} ms or more after their time "
-                f"(limit {LATE_S * 1000:.0f} ms); lower the rate"
-            )
-        gaps = np.array(timeline.gaps).reshape(-1, 5)
-        result = ArmResult(mode, columns, gaps, wall_s, num_workers * engine.dp_size, is_complete=not stop.is_set())
-        result.notes = tuple(notes)
+        notes = [f"{', '.join(lost)} died during the run"] if lost else []
+        notes += spoilt(sent, load, is_complete=not stop.is_set())
+        result = ArmResult(
+            mode, sent.columns, sent.gaps, wall_s, num_workers * engine.dp_size, is_complete=not stop.is_set()
+        )
+        result.notes, result.facts, result.is_live = tuple(notes), sent.facts, True
         return result
 
     return uvloop.run(run())
+
+
+def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool) -> list[str]:
+    """Say what the client itself spoiled; such a run is not valid."""
+    columns, notes = sent.columns, []
+    errors = [error for error in columns["error"] if error]
+    if errors and len(errors) == len(columns["error"]):
+        notes.append(f"every request failed, the first with: {errors[0]}")
+        return notes
+    known = columns["sent_s"] >= 0
+    intended, actual = columns["intended_s"][known], columns["sent_s"][known]
+    if not len(intended):
+        return notes
+    if load.max_concurrency is None:
+        late = float(np.percentile(actual - intended, 99))
+        if late > LATE_S:
+            notes.append(
+                f"the client was late: 1 % of the requests were sent {late * 1000:.0f} ms or more after their time "
+                f"(limit {LATE_S * 1000:.0f} ms); lower the rate, or send from several processes (--clients 2)"
+            )
+        span, took = float(np.ptp(intended)), float(np.ptp(actual))
+        if not load.is_closed and is_complete and span > 1 and span / took < BEHIND:
+            notes.append(f"the client sent at {span / took:.0%} of the intended rate; lower the rate, or use --clients 2")
+    busy = sent.facts["cpu_share"]
+    if busy > BUSY:
+        notes.append(
+            f"the client used {busy:.0%} of a core, so its clock readings came late; lower the rate, or use --clients 2"
+        )
+    return notes
 
 
 @contextlib.asynccontextmanager
@@ -125,7 +155,9 @@ async def _target(
     async with stack:
         # mistral.rs gives text: what it holds back of a character comes with the next piece.
         counts_events = live.engine != "mistralrs"
-        target = Target(stack.url, stack.model, live.prompts, "", is_ours=counts_events, tokens=tokens)
+        target = Target(
+            stack.url, stack.model, live.prompts, "", is_ours=counts_events, tokens=tokens, has_nvext=True
+        )
         yield target, lambda: stack.group.dead
 
 

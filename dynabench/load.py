@@ -1,20 +1,30 @@
-"""The load generator: an HTTP client like any other, open loop on the workload's times."""
+"""The load generator: an HTTP client like any other, which sends each request when the workload says so."""
 
 import asyncio
-import time
+import re
+import resource
 from array import array
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections import Counter, deque
+from typing import Any, Literal, NamedTuple
 
-import aiohttp
 import msgspec
 import numpy as np
 
+from dynabench.http_client import HttpPool, clock
+from serving.engines.timer import StepTimer
 from workloads import Request, Workload
+from workloads.describe import endless_hits
+from workloads.pacing import LoadConfig, Pacer
 from workloads.tokens import TOKENS, as_words, prompt_tokens
 
-READ_BUFFER = 1 << 20
-TOKEN, SPACED_TOKEN, EVENT_END = b'"finish_reason":null', b'"finish_reason": null', b"\n\n"
+EVENT_END = b"\n\n"
+OURS = b'"finish_reason":null'
+TEXT = re.compile(rb'"(?:reasoning_content|reasoning|content|text)": ?"(?!")')
+"""A piece of text that is not empty, in the forms of chat and plain completions."""
+TAIL = re.compile(rb'\[DONE\]|"usage": ?\{|"error"|"nvext"')
+AHEAD = 64
+"""Bodies prepared before their time has come."""
+EXTRA_FIELDS = {"extra_fields": ["routing"]}
 
 
 class Target(NamedTuple):
@@ -28,18 +38,36 @@ class Target(NamedTuple):
     """Whether every token comes in an event of its own, so that events can be checked against the usage."""
     tokens: range = TOKENS
     """What prompts are made of."""
+    has_nvext: bool = False
+    """Whether answers tell where they were routed, and why."""
 
     @property
     def headers(self) -> dict[str, str]:
         """Request headers."""
         key = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return {"content-type": "application/json"} | key
+        return {"content-type": "application/json", "accept": "text/event-stream"} | key
+
+
+class Stats(NamedTuple):
+    """How a run is going, for the live view."""
+
+    now_s: float
+    num_sent: int
+    num_ended: int
+    num_failed: int
+    num_tokens: int
+    ttft_ms: tuple[float, float] | None
+    """Median and 90th percentile of the last few hundred requests."""
+    tpot_ms: tuple[float, float] | None
+    workers: dict[int, int]
+    """Recent requests by worker."""
 
 
 class Timeline:
     """What became of each request, in seconds from the start of the run; -1 for what did not happen."""
 
     def __init__(self, count: int) -> None:
+        self.intended_s = array("d", [-1.0]) * count
         self.sent_s = array("d", [-1.0]) * count
         self.first_byte_s = array("d", [-1.0]) * count
         self.first_token_s = array("d", [-1.0]) * count
@@ -50,161 +78,355 @@ class Timeline:
         self.worker = array("i", [-1]) * count
         self.cached_tokens = array("i", [0]) * count
         self.predicted_tokens = array("i", [0]) * count
+        self.best_tokens = array("i", [-1]) * count
+        self.queue_depth = array("i", [-1]) * count
         self.errors = [""] * count
         self.gaps = array("d")  # rows as in ArmResult: gap per token, 0, 0, 1, tokens
+        self.num_sent = self.num_ended = self.num_failed = 0
+        self.total_tokens = self.num_together = 0
+        self.last_numbers: deque[int] = deque(maxlen=500)
+        """Requests that ended last, for the live view."""
 
 
-async def replay(
-    workload: Workload,
-    *,
-    target: Target,
-    salt: str,
-    timeout_s: float,
-    stop: asyncio.Event,
-    on_progress: Callable[[int], None] | None = None,
-) -> Timeline:
-    """Send each request at its time, never waiting for earlier answers; end early once `stop` is set."""
-    timeline = Timeline(len(workload))
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    connector = aiohttp.TCPConnector(limit=0)
-    done = 0
+class LoadGenerator:
+    """Sends a workload to a target, in one process."""
 
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BUFFER) as session:
-        tasks: set[asyncio.Task[None]] = set()
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        target: Target,
+        load: LoadConfig,
+        salt: str,
+        timeout_s: float,
+        start: float | None = None,
+    ) -> None:
+        """Prepare to send.
 
-        def on_done(task: asyncio.Task[None]) -> None:
-            nonlocal done
-            tasks.discard(task)
-            done += 1
-            if on_progress is not None:
-                on_progress(done)
+        Args:
+            workload: what to send.
+            target: where.
+            load: how.
+            salt: changes every token of every prompt, so that nothing is cached from other runs.
+            timeout_s: time after which a request has failed (s).
+            start: when time 0 of the workload is, on the clock of `time.perf_counter` (none: as soon as `run` is called).
+        """
+        self.timeline = Timeline(len(workload))
+        self._workload = workload
+        self._target = target
+        self._load = load
+        self._salt = salt
+        self._timeout_s = timeout_s
+        self._start = start
+        self._pacer = Pacer(workload, load)
+        self._bodies: dict[int, bytes] = {}
+        self._next_body = 0
+        self._open: dict[int, _Call] = {}
+        self._deadlines: deque[tuple[float, _Call]] = deque()
+        self._heads: dict[bool, bytes] = {}
+        self._awaited_s = 0.0
+        self._wake = asyncio.Event()
+        self._pool: HttpPool
+        self._timer: StepTimer
+        self.cpu_share = 0.0
 
-        start = time.perf_counter() + 0.05
-        for number, request in enumerate(workload):
-            body = _body(request, workload.block_size, target, salt)
-            delay = start + request.arrival_s - time.perf_counter()
-            if delay > 0 and await _wait(stop, delay):
-                break
-            if stop.is_set():
-                break
-            task = asyncio.create_task(_send(session, target, body, number, timeline, start))
-            tasks.add(task)
-            task.add_done_callback(on_done)
-            if delay <= 0:
-                await asyncio.sleep(0)
+    async def run(self, stop: asyncio.Event) -> Timeline:
+        """Send everything, never waiting for answers but where the workload does; end early once `stop` is set."""
+        self._pool = HttpPool(self._target.url)
+        self._heads = {
+            is_chat: self._pool.head(path, self._target.headers)
+            for is_chat, path in ((False, "/v1/completions"), (True, "/v1/chat/completions"))
+        }
+        self._timer = StepTimer()
+        self._start = self._start if self._start is not None else clock() + 0.05
+        cpu, started = _cpu_s(), clock()
+        pacing = asyncio.create_task(self._pace())
         stopping = asyncio.create_task(stop.wait())
-        while tasks and not stop.is_set():
-            await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return timeline
+        reaping = asyncio.create_task(self._reap())
+        try:
+            await asyncio.wait({pacing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if pacing.done():
+                pacing.result()
+        finally:
+            for task in (pacing, stopping, reaping):
+                task.cancel()
+            await asyncio.gather(pacing, stopping, reaping, return_exceptions=True)
+            self.cpu_share = (_cpu_s() - cpu) / max(clock() - started, 1e-9)
+            self._open.clear()
+            await self._pool.close()
+            self._timer.close()
+        return self.timeline
 
+    @property
+    def num_open(self) -> int:
+        """Requests in flight."""
+        return len(self._open)
 
-async def _wait(stop: asyncio.Event, delay_s: float) -> bool:
-    """Sleep, or return True as soon as `stop` is set."""
-    try:
-        await asyncio.wait_for(stop.wait(), delay_s)
-    except TimeoutError:
-        return False
-    return True
+    @property
+    def now(self) -> float:
+        """Seconds since time 0 of the workload."""
+        return clock() - (self._start or clock())
 
+    def stats(self) -> Stats:
+        """Tell how it is going."""
+        timeline = self.timeline
+        recent = [number for number in timeline.last_numbers if not timeline.errors[number]]
+        ttfts = [timeline.first_token_s[number] - timeline.intended_s[number] for number in recent]
+        tpots = [
+            (timeline.last_token_s[number] - timeline.first_token_s[number]) / more
+            for number in recent
+            if (more := timeline.num_tokens[number] - timeline.first_chunk_tokens[number]) > 0
+        ]
+        return Stats(
+            max(self.now, 0.0),
+            timeline.num_sent,
+            timeline.num_ended,
+            timeline.num_failed,
+            timeline.total_tokens,
+            _spread_ms(ttfts),
+            _spread_ms(tpots),
+            dict(sorted(Counter(timeline.worker[number] for number in recent).items())),
+        )
 
-def _body(request: Request, block_size: int, target: Target, salt: str) -> bytes:
-    tokens = prompt_tokens(request, block_size, salt=salt, among=target.tokens)
-    return msgspec.json.encode(
-        {
+    async def _pace(self) -> None:
+        pacer, start = self._pacer, self._start
+        assert start is not None
+        while not pacer.is_over:
+            self._send_due()
+            self._prepare(1)
+            next_s = pacer.next_s()
+            if next_s is None:
+                self._awaited_s = float("inf")
+                self._wake.clear()
+                if not pacer.is_over:
+                    await self._wake.wait()
+                continue
+            self._awaited_s = next_s
+            while (slack := start + next_s - clock()) > 0.002 and self._prepare(1):
+                await asyncio.sleep(0)
+                next_s = pacer.next_s() or next_s
+            if slack > 0:
+                await self._timer.until(start + next_s)
+            else:
+                await asyncio.sleep(0)
+
+    def _send_due(self) -> None:
+        timeline = self.timeline
+        for number, intended in self._pacer.due(self.now):
+            timeline.intended_s[number] = intended
+            timeline.num_sent += 1
+            request = self._workload.requests[number]
+            body = self._bodies.pop(number, None) or self._body(request)
+            call = _Call(self, number)
+            self._open[number] = call
+            self._deadlines.append((clock() + self._timeout_s, call))
+            self._pool.send(self._heads[self._is_chat(request)], body, call, call.on_sent)
+
+    def _prepare(self, count: int) -> bool:
+        """Make bodies ahead of their time; tell whether there was any to make."""
+        requests = self._workload.requests
+        while count and self._next_body < len(requests) and len(self._bodies) < AHEAD:
+            number = self._next_body
+            self._next_body += 1
+            if self.timeline.intended_s[number] < 0:
+                self._bodies[number] = self._body(requests[number])
+                count -= 1
+        return not count
+
+    def _is_chat(self, request: Request) -> bool:
+        return self._target.prompts == "text" and isinstance(request.content, list)
+
+    def _body(self, request: Request) -> bytes:
+        target = self._target
+        body: dict[str, Any] = {
             "model": target.model,
-            "prompt": tokens.tolist() if target.prompts == "tokens" else as_words(tokens),
             "ignore_eos": True,
             "max_tokens": request.output_length,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-    )
+        if self._is_chat(request):
+            body["messages"] = request.content
+        elif target.prompts == "text" and isinstance(request.content, str):
+            body["prompt"] = request.content
+        else:
+            tokens = prompt_tokens(request, self._workload.block_size, salt=self._salt, among=target.tokens)
+            body["prompt"] = tokens.tolist() if target.prompts == "tokens" else as_words(tokens)
+        if target.has_nvext:
+            body["nvext"] = EXTRA_FIELDS | ({"session_id": request.session} if request.session else {})
+        return msgspec.json.encode(body)
+
+    async def _reap(self) -> None:
+        """Give up requests that took too long."""
+        while True:
+            await asyncio.sleep(min(0.5, self._timeout_s / 4))
+            now = clock()
+            while self._deadlines and self._deadlines[0][0] <= now:
+                _, call = self._deadlines.popleft()
+                if self._open.get(call.number) is call:
+                    self._pool.abort(call)
+                    call.on_failure("timeout", now)
+
+    def _on_end(self, call: "_Call", now: float) -> None:
+        """A request is over."""
+        number, timeline = call.number, self.timeline
+        if self._open.pop(number, None) is None:
+            return  # the run is over
+        is_failed = bool(timeline.errors[number])
+        timeline.num_ended += 1
+        timeline.num_failed += is_failed
+        timeline.last_numbers.append(number)
+        at = now - (self._start or 0.0)
+        for lost in self._pacer.on_end(number, at, is_failed=is_failed):
+            timeline.errors[lost] = f"not sent: request {number}, which it waits for, failed"
+            timeline.intended_s[lost] = timeline.sent_s[lost] = at
+            timeline.num_ended += 1
+            timeline.num_failed += 1
+        next_s = self._pacer.next_s()
+        if next_s is not None and next_s <= at:
+            self._send_due()
+        elif next_s is not None and next_s < self._awaited_s:
+            self._awaited_s = next_s
+            asyncio.get_running_loop().call_later(next_s - at, self._send_due)
+        if self._pacer.is_over or next_s is not None:
+            self._wake.set()
 
 
-async def _send(
-    session: aiohttp.ClientSession, target: Target, body: bytes, number: int, timeline: Timeline, start: float
-) -> None:
-    clock = time.perf_counter
-    timeline.sent_s[number] = clock() - start
-    try:
-        async with session.post(f"{target.url}/v1/completions", data=body, headers=target.headers) as response:
-            timeline.first_byte_s[number] = clock() - start
-            if response.status != 200:
-                timeline.errors[number] = f"HTTP {response.status}: {(await response.text())[:200]}"
-                return
-            timeline.worker[number] = int(response.headers.get("x-worker-slot", -1))
-            timeline.predicted_tokens[number] = int(response.headers.get("x-overlap-tokens", 0))
-            await _read(response, target, number, timeline, start)
-        timeline.done_s[number] = clock() - start
-    except TimeoutError:
-        timeline.errors[number] = "timeout"
-    except aiohttp.ClientError as error:
-        timeline.errors[number] = f"{type(error).__name__}: {error}"
+class _Call:
+    """One request: stamps its tokens as they arrive; JSON is parsed only at the end of the stream."""
 
+    __slots__ = ("_chunks", "_count", "_end", "_last", "_owner", "_rest", "_start", "_status", "number")
 
-async def _read(
-    response: aiohttp.ClientResponse, target: Target, number: int, timeline: Timeline, start: float
-) -> None:
-    """Stamp the tokens as they arrive; JSON is parsed only at the end of the stream."""
-    clock, total, last, rest = time.perf_counter, 0, 0.0, b""
-    mark = TOKEN if target.is_ours else None
-    end = b""
-    async for data in response.content.iter_any():
-        now = clock() - start
-        data = rest + data
-        cut = data.rfind(EVENT_END) + len(EVENT_END)
-        if cut < len(EVENT_END):
-            rest = data
-            continue
-        events, rest = data[:cut], data[cut:]
-        count = events.count(mark) if mark else events.count(TOKEN) + events.count(SPACED_TOKEN)
+    def __init__(self, owner: LoadGenerator, number: int) -> None:
+        self._owner = owner
+        self.number = number
+        self._start = owner._start or 0.0
+        self._status = 0
+        self._rest = b""
+        self._end = b""
+        self._count = 0
+        self._last = 0.0
+        self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
+
+    def on_sent(self, now: float) -> None:
+        """Its bytes are being written."""
+        self._owner.timeline.sent_s[self.number] = now - self._start
+
+    def on_status(self, status: int, headers: dict[bytes, bytes], now: float) -> None:
+        """The answer's head has come."""
+        self._status = status
+        timeline, number = self._owner.timeline, self.number
+        timeline.first_byte_s[number] = now - self._start
+        timeline.worker[number] = int(headers.get(b"x-worker-slot", -1))
+        timeline.predicted_tokens[number] = int(headers.get(b"x-overlap-tokens", 0))
+
+    def on_data(self, data: bytes, now: float) -> None:
+        """Count the tokens of a read."""
+        if self._status != 200:
+            self._end += data
+            return
+        if self._rest:
+            data = self._rest + data
+        cut = data.rfind(EVENT_END) + 2
+        if cut < 2:
+            self._rest = data
+            return
+        self._rest = data[cut:]
+        events = data[:cut] if self._rest else data
+        count = events.count(OURS) if self._owner._target.is_ours else len(TEXT.findall(events))
         if count:
-            if total:
-                timeline.gaps.extend(((now - last) / count, 0.0, 0.0, 1.0, count))
+            at, timeline = now - self._start, self._owner.timeline
+            if self._count:
+                self._chunks += (at - self._last, count)
             else:
-                timeline.first_token_s[number] = now
-                timeline.first_chunk_tokens[number] = count
-            total += count
-            last = now
-        if b"[DONE]" in events or b'"usage":{' in events or b'"usage": {' in events or b'"error"' in events or end:
-            end += events
-    timeline.num_tokens[number] = total
-    timeline.last_token_s[number] = last
-    timeline.errors[number] = _finish(end, target, number, timeline)
+                timeline.first_token_s[self.number] = at
+                timeline.first_chunk_tokens[self.number] = count
+            self._count += count
+            self._last = at
+            timeline.total_tokens += count
+            if count > 1:
+                timeline.num_together += count
+        if self._end or TAIL.search(events):
+            self._end += events
 
+    def on_end(self, now: float) -> None:
+        """The answer is whole: read its usage."""
+        timeline, number = self._owner.timeline, self.number
+        timeline.num_tokens[number] = self._count
+        timeline.last_token_s[number] = self._last
+        if self._status != 200:
+            timeline.errors[number] = f"HTTP {self._status}: {self._end[:200].decode(errors='replace')}"
+        else:
+            try:
+                timeline.errors[number] = self._finish()
+            except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
+                timeline.errors[number] = f"the answer's end is not understood: {error}"
+        timeline.done_s[number] = now - self._start
+        self._owner._on_end(self, now)
 
-def _finish(end: bytes, target: Target, number: int, timeline: Timeline) -> str:
-    """Read usage from the end of a stream; return what was wrong with it, if anything."""
-    if b"data: [DONE]" not in end:
-        return f"the stream ended without [DONE]: {end[-200:].decode(errors='replace')}"
-    for line in end.split(EVENT_END):
-        if b'"usage"' in line:
-            usage = msgspec.json.decode(line.removeprefix(b"data: ")).get("usage")
-            if not usage:
+    def on_failure(self, reason: str, now: float) -> None:
+        """There is no (more) answer."""
+        timeline = self._owner.timeline
+        timeline.num_tokens[self.number] = self._count
+        timeline.errors[self.number] = reason
+        self._owner._on_end(self, now)
+
+    def _finish(self) -> str:
+        """Read usage and routing from the end of the stream; return what was wrong with it, if anything."""
+        end, timeline, number = self._end, self._owner.timeline, self.number
+        if b"data: [DONE]" not in end:
+            last = (end + self._rest)[-200:].decode(errors="replace")
+            return f"the stream ended without [DONE]: {last}"
+        stated = None
+        for line in end.split(EVENT_END):
+            if not line.startswith(b"data: {") or TAIL.search(line) is None:
                 continue
-            timeline.cached_tokens[number] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            if target.is_ours and usage["completion_tokens"] != timeline.num_tokens[number]:
-                return f"{timeline.num_tokens[number]} tokens arrived of {usage['completion_tokens']}"
-            timeline.num_tokens[number] = usage["completion_tokens"]
-    return ""
+            event = msgspec.json.decode(line[6:])
+            if error := event.get("error"):
+                return f"error in the stream: {str(error)[:200]}"
+            if usage := event.get("usage"):
+                stated = usage["completion_tokens"]
+                timeline.cached_tokens[number] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            if routing := (event.get("nvext") or {}).get("routing"):
+                timeline.best_tokens[number] = routing["best_tokens"]
+                timeline.queue_depth[number] = routing["queue_depth"]
+        if not self._count:
+            return "the answer has no tokens"
+        if stated is not None and stated != self._count:
+            if self._owner._target.is_ours:
+                return f"{self._count} tokens arrived of {stated}"
+            self._scale(stated)
+            timeline.num_tokens[number] = stated
+        if self._owner._load.is_measured(timeline.intended_s[number]):
+            gaps = timeline.gaps
+            chunks = iter(self._chunks)
+            for gap, count in zip(chunks, chunks, strict=True):
+                gaps.extend((gap / count, 0.0, 0.0, 1.0, count))
+        return ""
+
+    def _scale(self, stated: int) -> None:
+        """Spread the stated tokens over the chunks where a chunk held several."""
+        timeline, number = self._owner.timeline, self.number
+        first = timeline.first_chunk_tokens[number]
+        share = stated / self._count
+        timeline.first_chunk_tokens[number] = max(round(first * share), 1)
+        behind = self._count - first
+        if behind > 0:
+            each = max(stated - timeline.first_chunk_tokens[number], 0) / behind
+            self._chunks[1::2] = [count * each for count in self._chunks[1::2]] if each else self._chunks[1::2]
 
 
-def as_columns(timeline: Timeline, workload: Workload) -> dict[str, np.ndarray]:
+def as_columns(timeline: Timeline, workload: Workload, load: LoadConfig) -> dict[str, np.ndarray]:
     """Return the columns of requests.parquet, for the requests that were answered or failed."""
     requests = workload.requests
-    first = np.array(timeline.first_token_s)
     columns = {
         "request": np.arange(len(requests), dtype=np.int32),
         "worker": np.array(timeline.worker),
-        "intended_s": np.array([request.arrival_s for request in requests]),
+        "intended_s": np.array(timeline.intended_s),
         "sent_s": np.array(timeline.sent_s),
         "admitted_s": np.array(timeline.first_byte_s),
         "first_byte_s": np.array(timeline.first_byte_s),
-        "first_token_s": first,
+        "first_token_s": np.array(timeline.first_token_s),
         "last_token_s": np.array(timeline.last_token_s),
         "done_s": np.array(timeline.done_s),
         "isl": np.array([request.input_length for request in requests], np.int32),
@@ -212,8 +434,35 @@ def as_columns(timeline: Timeline, workload: Workload) -> dict[str, np.ndarray]:
         "first_chunk_tokens": np.array(timeline.first_chunk_tokens),
         "cached_tokens": np.array(timeline.cached_tokens),
         "predicted_tokens": np.array(timeline.predicted_tokens),
+        "best_tokens": np.array(timeline.best_tokens),
+        "endless_tokens": endless_hits(workload),
+        "queue_depth": np.array(timeline.queue_depth),
         "preemptions": np.full(len(requests), -1, np.int32),  # not told over HTTP
         "error": np.array(timeline.errors, dtype=object),
+        "is_measured": np.array([load.is_measured(time) for time in timeline.intended_s], bool),
     }
     ended = (columns["done_s"] >= 0) | (columns["error"] != "")
     return {name: column[ended] for name, column in columns.items()}
+
+
+def facts_of(generator: LoadGenerator) -> dict[str, float]:
+    """Return what tells whether the client itself spoiled the run."""
+    timeline = generator.timeline
+    return {
+        "cpu_share": round(generator.cpu_share, 4),
+        "tokens": float(timeline.total_tokens),
+        "tokens_together": float(timeline.num_together),
+    }
+
+
+def _spread_ms(values: list[float]) -> tuple[float, float] | None:
+    if not values:
+        return None
+    p50, p90 = np.percentile(values, [50, 90]) * 1000
+    return float(p50), float(p90)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+

@@ -248,7 +248,7 @@ class Cluster:
     def _send(self, number: int, sequence: Sequence, decision: Decision) -> None:
         worker = decision.worker
         self.overlap_blocks[number] = decision.overlap_blocks
-        self.best_blocks[number] = max(decision.overlaps)
+        self.best_blocks[number] = max(decision.overlaps, default=-1)
         self.queue_depth[number] = self.router.load(worker).num_requests - 1
         self.workers[worker].add(sequence)
 
@@ -418,7 +418,7 @@ def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict
         "first_chunk_tokens": np.ones(len(requests), np.int32),
         "cached_tokens": np.array(cluster.cached_tokens),
         "predicted_tokens": np.array(cluster.overlap_blocks) * size,
-        "best_tokens": np.array(cluster.best_blocks) * size,
+        "best_tokens": np.maximum(np.array(cluster.best_blocks) * size, -1),
         "endless_tokens": endless_hits(workload),
         "queue_depth": np.array(cluster.queue_depth),
         "preemptions": np.array(cluster.preemptions),

@@ -1,24 +1,62 @@
-"""Write a workload file whole or not at all."""
+"""Read workload files; write them whole or not at all."""
 
 import gzip
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, cast
 
-from workloads import Request, WorkloadError, mooncake
+from workloads import Workload, WorkloadError, formats, mooncake
+from workloads.blocks import Encode
+
+BUNDLED = Path(mooncake.__file__).parent / "bundled" / "chat.jsonl"
 
 
-def write_workload(requests: Iterable[Request], out: Path) -> int:
-    """Write requests to a new file, compressed if its name ends in .gz; return how many.
+def read_workload(
+    path: Path | None, *, format: str | None = None, block_size: int | None = None, tokenizer: str | None = None
+) -> Workload:
+    """Read a workload (none: the bundled one).
+
+    Args:
+        path: a file, or for some formats a folder.
+        format: its name (none: detected).
+        block_size: tokens each id stands for (none: the format's).
+        tokenizer: folder, file or Hugging Face id of a model whose tokenizer counts the tokens of texts.
+
+    Raises:
+        WorkloadError: it cannot be read, or holds no request.
+    """
+    source = path or BUNDLED
+    if path is not None and not path.exists():
+        raise WorkloadError(f"{path}: cannot be read (No such file or directory)")
+    workload = formats.read(source, format=format, block_size=block_size, encode=_encoder(tokenizer))
+    if not len(workload):
+        raise WorkloadError(f"{source}: holds no request")
+    return workload
+
+
+def write_workload(workload: Workload, out: Path, format: str = "mooncake") -> None:
+    """Write a workload to a new file, compressed if its name ends in .gz.
+
+    Raises:
+        WorkloadError: the file exists or cannot be written.
+    """
+
+    def fill(file: IO[bytes]) -> None:
+        formats.write(workload, format, file)
+
+    write_whole(out, fill)
+
+
+def write_whole(out: Path, fill: Callable[[IO[bytes]], None]) -> None:
+    """Write a new file under a temporary name beside it, compressed if its name ends in .gz, and rename it.
 
     Raises:
         WorkloadError: the file exists or cannot be written.
     """
     if out.exists():
         raise WorkloadError(f"{out} exists; name another file, or remove it")
-    rows = list(requests)
     work = None
     try:
         handle, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.absolute().parent)
@@ -26,9 +64,9 @@ def write_workload(requests: Iterable[Request], out: Path) -> int:
         with os.fdopen(handle, "wb") as raw:
             if out.suffix == ".gz":
                 with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
-                    mooncake.write(rows, cast(IO[bytes], packed))
+                    fill(cast(IO[bytes], packed))
             else:
-                mooncake.write(rows, raw)
+                fill(raw)
         work.chmod(0o644)
         work.rename(out)
     except OSError as error:
@@ -36,4 +74,16 @@ def write_workload(requests: Iterable[Request], out: Path) -> int:
     finally:
         if work is not None:
             work.unlink(missing_ok=True)
-    return len(rows)
+
+
+def _encoder(tokenizer: str | None) -> Encode | None:
+    if tokenizer is None:
+        return None
+    from serving.model_card import ModelError, ModelFiles
+    from serving.tokenizer import load
+
+    try:
+        model = load(ModelFiles.read(tokenizer))
+    except ModelError as error:
+        raise WorkloadError(f"the tokenizer cannot be had: {error}") from error
+    return lambda text: model.encode(text, special=False).tolist()

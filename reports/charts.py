@@ -1,133 +1,264 @@
-"""The pictures: one function, one chart."""
+"""The pictures of an experiment: one function, one chart."""
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-
-mpl.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from reports import metrics
+from reports import drawing, insight, metrics
+from reports.drawing import STYLE, Chart, Drawn, Panel, colour, grid_of, logarithmic, mark, new
 from reports.records import ArmResult, Floats
+from reports.stability import in_system
 
-COLOURS = ["#3b6fb6", "#d1605e", "#4b9b6e", "#b07aa1", "#e1a23b", "#5fa2ad", "#8c6d4f", "#777777"]
-STYLE: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "dynabench",
-    "font.family": "sans-serif",
-    "legend.frameon": False,
-}
 Runs = dict[str, ArmResult]
+Json = dict[str, Any]
+MAX_WORKERS = 32
+POINTS = 161
 
 
-def ttft_distribution(runs: Runs) -> Figure:
+def ttft_distribution(runs: Runs, summary: Json) -> Chart:
     """Cumulative distribution of TTFT."""
-    figure, axes = _new(
-        "TTFT: share of requests that waited at most this long", "TTFT from intended arrival (ms)", "share"
-    )
-    for colour, (arm, run) in zip(_colours(), runs.items(), strict=False):
-        values = metrics.per_request(run)["ttft_sched"] * 1000
-        values = np.sort(values[~np.isnan(values)])
-        if len(values):
-            shares = _shares(len(values))
-            axes.plot(np.quantile(values, shares), shares, color=colour, label=arm)
-    return _finish(figure, axes, logarithmic=True)
+    return _distribution(runs, "ttft_sched", "TTFT", "share of requests that waited at most this long")
 
 
-def itl_distribution(runs: Runs) -> Figure:
+def itl_distribution(runs: Runs, summary: Json) -> Chart:
     """Cumulative distribution of ITL."""
-    figure, axes = _new("ITL: share of tokens that came at most this long after the one before", "ITL (ms)", "share")
-    for colour, (arm, run) in zip(_colours(), runs.items(), strict=False):
+    title = "ITL: share of tokens that came at most this long after the one before"
+    figure, axes = new(title, "ITL (ms)", "share")
+    panel = Panel(axes, "ms")
+    for place, (arm, run) in enumerate(runs.items()):
         gaps = metrics.TokenGaps(run.gaps)
         if len(run.gaps) and gaps.count:
-            least, most = gaps.quantiles([0.0, 1.0])
-            values = np.geomspace(max(least, 1e-6), max(most, 2e-6), 160)
-            axes.plot(values * 1000, gaps.counts_below(values) / gaps.count, color=colour, label=arm)
-    return _finish(figure, axes, logarithmic=True)
+            shares = np.linspace(0, 1, POINTS)
+            values = np.maximum(gaps.quantiles(shares) * 1000, 1e-3)
+            mark(axes.plot(values, shares, color=colour(place), label=arm), place)
+            panel.add(arm, place, values, shares)
+    return _logarithmic(figure, panel, title)
 
 
-def percentiles(runs: Runs) -> Figure:
-    """TTFT and ITL percentiles side by side."""
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6))
-    for axes, name in zip(panels, ("ttft_sched", "itl"), strict=True):
+def e2e_distribution(runs: Runs, summary: Json) -> Chart:
+    """Cumulative distribution of E2E latency."""
+    return _distribution(runs, "e2e_sched", "E2E", "share of requests that took at most this long")
+
+
+def percentiles(runs: Runs, summary: Json) -> Chart:
+    """Mean and percentiles side by side, with their intervals."""
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4))
+    keys = ("mean", "p50", "p90", "p99")
+    shown = []
+    for axes, name in zip(panels, ("ttft_sched", "tpot", "e2e_sched"), strict=True):
+        panel = Panel(axes, "", "ms")
         width = 0.8 / max(len(runs), 1)
-        for place, (arm, run) in enumerate(runs.items()):
-            figures = (
-                metrics.describe_gaps(metrics.TokenGaps(run.gaps))
-                if name == "itl"
-                else metrics.describe(metrics.per_request(run)[name])
-            )
-            heights = [(figures[key] or 0) * 1000 for key in ("mean", "p50", "p90", "p99")]
-            axes.bar(np.arange(4) + place * width, heights, width, color=COLOURS[place % len(COLOURS)], label=arm)
-        axes.set_xticks(np.arange(4) + 0.4 - width / 2, ["mean", "p50", "p90", "p99"])
+        for place, arm in enumerate(runs):
+            figures = summary["arms"][arm][name]
+            heights = np.array([(figures[key] or 0) * 1000 for key in keys])
+            bars = np.arange(4) + place * width
+            mark(list(axes.bar(bars, heights, width, color=colour(place), label=arm)), place)
+            intervals = [figures["intervals"].get(key) for key in keys]
+            known = [spot for spot, interval in enumerate(intervals) if interval is not None]
+            if known:
+                below = [max(heights[spot] - intervals[spot][0] * 1000, 0) for spot in known]
+                above = [max(intervals[spot][1] * 1000 - heights[spot], 0) for spot in known]
+                error = axes.errorbar(bars[known], heights[known], [below, above], fmt="none", ecolor=drawing.INK, elinewidth=0.8)
+                mark(list(error.lines[2]), place)
+            panel.add(arm, place, [f"{arm} {key}" for key in keys], heights)
+        axes.set_xticks(np.arange(4) + 0.4 - width / 2, keys)
         axes.set_title(f"{metrics.LABELS[name]} (ms)", loc="left", fontsize=11)
         axes.grid(visible=False, axis="x")
-    panels[0].legend()
-    figure.tight_layout()
-    return figure
+        shown.append(panel)
+    panels[0].legend(fontsize=8)
+    return Chart(figure, "Mean and percentiles with 95 % intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True)
 
 
-def ttft_over_time(runs: Runs) -> Figure:
+def differences(runs: Runs, summary: Json) -> Chart | None:
+    """Each arm's difference to the baseline, with its interval: left is better."""
+    arms = [arm for arm in runs if arm != summary["baseline"]]
+    if not arms:
+        return None
+    figure, panels = plt.subplots(1, 3, figsize=(11, 1.2 + 0.5 * len(arms)), sharey=True)
+    shown = []
+    for axes, name in zip(panels, ("ttft_sched", "tpot", "e2e_sched"), strict=True):
+        panel = Panel(axes, "%")
+        axes.axvline(0, color=drawing.INK, linewidth=0.8)
+        for row, arm in enumerate(arms):
+            place = list(runs).index(arm)
+            for offset, statistic, marker in ((0.13, "mean", "o"), (-0.13, "p90", "s")):
+                pair = summary["differences"][arm][name][statistic]
+                if pair is None or pair["verdict"] == "unstable":
+                    continue
+                scale = pair["relative"] / pair["mean"] * 100 if pair["mean"] else 0.0
+                low, value, high = pair["low"] * scale, pair["mean"] * scale, pair["high"] * scale
+                face = "none" if pair["verdict"] == "inconclusive" else colour(place)
+                mark(axes.plot([low, high], [row + offset] * 2, color=colour(place), linewidth=1.2), place)
+                mark(axes.plot([value], [row + offset], marker, color=colour(place), markerfacecolor=face), place)
+                word = f"{arm} {statistic}: {value:+.1f} % [{low:+.1f}, {high:+.1f}], {pair['verdict']}"
+                panel.add(word, place, [value], [row + offset])
+        axes.set_title(f"{metrics.LABELS[name]} vs {summary['baseline']} (%)", loc="left", fontsize=10)
+        axes.set_yticks(range(len(arms)), arms)
+        axes.set_ylim(len(arms) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        shown.append(panel)
+    text = "Paired differences: left is better; circle mean, square 90th percentile, hollow where it may be noise"
+    return Chart(figure, text, "Difference of each arm to the baseline in percent, with 95 % intervals.", shown, True)
+
+
+def timeline(runs: Runs, summary: Json) -> Chart:
+    """Arrivals, requests in the system, and failures over time."""
+    has_failures = any((run.columns["error"] != "").any() for run in runs.values())
+    number = 2 + has_failures
+    figure, rows = plt.subplots(number, 1, figsize=(11, 1.7 * number + 0.6), sharex=True, squeeze=False)
+    panels = [Panel(axes, "s") for axes in rows[:, 0]]
+    end = max(float(run.columns["intended_s"].max(initial=0.0)) for run in runs.values())
+    edges = np.linspace(0, max(end, 1e-3), 121)
+    centres = (edges[1:] + edges[:-1]) / 2
+    seen: list[Floats] = []
+    for place, (arm, run) in enumerate(runs.items()):
+        rate = np.histogram(run.columns["intended_s"], edges)[0] / np.diff(edges)
+        if not any(np.array_equal(rate, other) for other in seen):  # arms mostly see the same arrivals
+            seen.append(rate)
+            mark(panels[0].axes.plot(centres, rate, color=colour(place), linewidth=0.9), place)
+            panels[0].add(arm if len(seen) > 1 else "arrivals", place if len(seen) > 1 else None, centres, rate)
+        waiting = in_system(run, edges)
+        mark(panels[1].axes.plot(centres, waiting, color=colour(place), label=arm, linewidth=1.1), place)
+        panels[1].add(arm, place, centres, waiting)
+        if has_failures:
+            failed = np.histogram(run.columns["intended_s"][run.columns["error"] != ""], edges)[0]
+            mark(panels[2].axes.step(centres, failed, color=colour(place), where="mid"), place)
+            panels[2].add(arm, place, centres, failed.astype(float))
+    for panel, label in zip(panels, ("arrivals/s", "in the system", "failed"), strict=False):
+        panel.axes.set_ylabel(label)
+        panel.axes.set_ylim(bottom=0)
+    panels[1].axes.legend(fontsize=8)
+    panels[-1].axes.set_xlabel("time (s)")
+    return Chart(figure, "Timeline: arrivals, requests in the system, failures", "Over the time of the run, per arm.", panels, True)
+
+
+def ttft_over_time(runs: Runs, summary: Json) -> Chart:
     """TTFT of requests by when they arrived."""
-    figure, axes = _new("TTFT over time: median (line) and 90th percentile (dots)", "intended arrival (s)", "TTFT (ms)")
-    for colour, (arm, run) in zip(_colours(), runs.items(), strict=False):
+    title = "TTFT over time: median (line) and 90th percentile (dots)"
+    figure, axes = new(title, "intended arrival (s)", "TTFT (ms)")
+    panel = Panel(axes, "s", "ms")
+    for place, (arm, run) in enumerate(runs.items()):
         values = metrics.per_request(run)["ttft_sched"] * 1000
-        centres, groups = _windows(run.columns["intended_s"], values)
-        axes.plot(centres, [np.median(group) for group in groups], color=colour, label=arm)
-        axes.plot(centres, [np.percentile(group, 90) for group in groups], ".", color=colour, markersize=4)
+        centres, groups = drawing.windows(run.columns["intended_s"], values)
+        medians = [float(np.median(group)) for group in groups]
+        mark(axes.plot(centres, medians, color=colour(place), label=arm), place)
+        mark(axes.plot(centres, [np.percentile(group, 90) for group in groups], ".", color=colour(place), markersize=4), place)
+        panel.add(f"{arm} median", place, centres, medians)
     axes.set_yscale("log")
-    _plain_ticks(axes.yaxis)
-    return _finish(figure, axes)
+    logarithmic(axes.yaxis)
+    axes.legend(fontsize=8)
+    return Chart(figure, title, "Windows of a sixtieth of the run.", [panel])
 
 
-def hits_over_time(runs: Runs) -> Figure:
+def hit_waterfall(runs: Runs, summary: Json) -> Chart | None:
+    """Where prefix hits were lost: from an endless cache to what the engine found."""
+    stages = list(insight.WATERFALL)
+    if all(summary["arms"][arm]["waterfall"]["endless"] is None for arm in runs):
+        return None
+    title = "Prefix hits: where they were lost (share of prompt tokens)"
+    figure, axes = new(title, "", "share of prompt tokens (%)")
+    panel = Panel(axes, "", "%")
+    width = 0.8 / max(len(runs), 1)
+    for place, arm in enumerate(runs):
+        shares = [summary["arms"][arm]["waterfall"][stage] for stage in stages]
+        heights = np.array([np.nan if share is None else share * 100 for share in shares])
+        mark(list(axes.bar(np.arange(4) + place * width, np.nan_to_num(heights), width, color=colour(place), label=arm)), place)
+        panel.add(arm, place, [f"{arm}, {insight.WATERFALL[stage]}" for stage in stages], heights)
+    axes.set_xticks(np.arange(4) + 0.4 - width / 2, ["endless cache", "best worker", "predicted", "engine found"])
+    axes.grid(visible=False, axis="x")
+    axes.legend(fontsize=8)
+    return Chart(figure, title, "; ".join(f"{key}: {text}" for key, text in insight.WATERFALL.items()), [panel])
+
+
+def worker_heat(runs: Runs, summary: Json) -> Chart | None:
+    """Work sent to each worker over time, dark is much."""
+    known = {arm: run for arm, run in runs.items() if (run.columns["worker"] >= 0).any()}
+    if not known:
+        return None
+    figure, panels = grid_of(len(known), height=1.2 + 0.16 * min(max(run.num_workers for run in known.values()), 32))
+    shown = []
+    tables = {}
+    for arm, run in known.items():
+        end = max(float(run.columns["intended_s"].max(initial=0.0)), 1e-3)
+        edges = np.linspace(0, end, 61)
+        tables[arm] = (edges, insight.work_over_time(run, edges)[:MAX_WORKERS])
+    most = max(float(np.percentile(table, 99)) for _, table in tables.values()) or 1.0
+    for axes, (arm, (edges, table)) in zip(panels, tables.items(), strict=True):
+        panel = Panel(axes, "s", "tokens/s")
+        axes.imshow(
+            table, aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=most, interpolation="nearest",
+            extent=(0, edges[-1], -0.5, len(table) - 0.5),
+        )  # fmt: skip
+        centres = (edges[1:] + edges[:-1]) / 2
+        for worker, row in enumerate(table):
+            panel.add(f"worker {worker}", None, centres, row)
+        axes.set_title(arm, loc="left", fontsize=10)
+        axes.set_xlabel("time (s)")
+        axes.grid(visible=False)
+        shown.append(panel)
+    panels[0].set_ylabel("worker")
+    return Chart(figure, "Work sent to each worker over time (uncached prompt and output tokens per second)", "A row per worker.", shown, True)
+
+
+def hits_over_time(runs: Runs, summary: Json) -> Chart:
     """Share of prompt tokens each worker found in its cache, over time."""
-    return _per_worker(runs, "Cache hits of each worker (share of prompt tokens)", _hits)
+    return _per_worker(runs, "Cache hits of each worker over time (share of prompt tokens)", "", _hits)
 
 
-def running_over_time(runs: Runs) -> Figure:
+def running_over_time(runs: Runs, summary: Json) -> Chart:
     """Requests running on each worker, over time."""
-    return _per_worker(runs, "Running requests on each worker", _running)
+    return _per_worker(runs, "Requests on each worker over time", "", _running)
 
 
-CHARTS: dict[str, Callable[[Runs], Figure]] = {
+CHARTS: dict[str, Callable[[Runs, Json], Chart | None]] = {
+    "differences": differences,
+    "percentiles": percentiles,
     "ttft_distribution": ttft_distribution,
     "itl_distribution": itl_distribution,
-    "percentiles": percentiles,
+    "e2e_distribution": e2e_distribution,
+    "hit_waterfall": hit_waterfall,
+    "timeline": timeline,
     "ttft_over_time": ttft_over_time,
+    "worker_heat": worker_heat,
     "hits_over_time": hits_over_time,
     "running_over_time": running_over_time,
 }
 """Every chart by file name, in the order of the report."""
 
 
-def draw(runs: Runs, folder: Path) -> dict[str, str]:
-    """Draw all charts into a folder as PNG and SVG; return the SVG texts by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {}
+def draw(runs: Runs, summary: Json, folder: Path) -> list[Drawn]:
+    """Draw all charts that say something, into a folder as PNG and SVG; return what the page shows."""
     with plt.rc_context(rc=STYLE):
-        for name, chart in CHARTS.items():
-            figure = chart(runs)
-            figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
-            text = io.StringIO()
-            figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-            (folder / f"{name}.svg").write_text(text.getvalue())
-            texts[name] = text.getvalue()[text.getvalue().index("<svg") :]
-            plt.close(figure)
-    return texts
+        charts = {name: chart for name, make in CHARTS.items() if (chart := make(runs, summary)) is not None}
+        return drawing.draw(charts, folder)
+
+
+def _distribution(runs: Runs, name: str, label: str, what: str) -> Chart:
+    title = f"{label}: {what}"
+    figure, axes = new(title, f"{label} from intended arrival (ms)", "share")
+    panel = Panel(axes, "ms")
+    for place, (arm, run) in enumerate(runs.items()):
+        values = metrics.per_request(run)[name] * 1000
+        values = values[~np.isnan(values)]
+        if len(values):
+            shares = np.linspace(0, 1, min(max(len(values), 2), POINTS))
+            points = np.maximum(np.quantile(values, shares), 1e-3)
+            mark(axes.plot(points, shares, color=colour(place), label=arm), place)
+            panel.add(arm, place, points, shares)
+    return _logarithmic(figure, panel, title)
+
+
+def _logarithmic(figure: Figure, panel: Panel, title: str) -> Chart:
+    panel.axes.set_xscale("log")
+    logarithmic(panel.axes.xaxis)
+    panel.axes.tick_params(axis="x", labelsize=9)
+    if panel.axes.get_legend_handles_labels()[0]:
+        panel.axes.legend(fontsize=8)
+    return Chart(figure, title, "Cumulative distribution per arm; further left is better.", [panel])
 
 
 def _hits(run: ArmResult, worker: int, edges: Floats) -> Floats:
@@ -141,74 +272,25 @@ def _hits(run: ArmResult, worker: int, edges: Floats) -> Floats:
 
 
 def _running(run: ArmResult, worker: int, edges: Floats) -> Floats:
-    """Mean number running in each window: time in the engine that falls into it, over its length."""
     c = run.columns
-    mine = (c["worker"] == worker) & (c["error"] == "")
-    start, stop = np.sort(c["admitted_s"][mine]), np.sort(c["last_token_s"][mine])
-    # Integral of the number of intervals begun (ended) before t.
-    begun = np.array([np.clip(edge - start, 0, None).sum() for edge in edges])
-    ended = np.array([np.clip(edge - stop, 0, None).sum() for edge in edges])
-    result: Floats = np.diff(begun - ended) / np.diff(edges)
-    return result
+    kept = (c["worker"] == worker) & (c["error"] == "")
+    return in_system(ArmResult("", {name: column[kept] for name, column in c.items()}, run.gaps, 0.0, 1), edges)
 
 
-def _per_worker(runs: Runs, title: str, measure: Callable[[ArmResult, int, Floats], Floats]) -> Figure:
-    figure, panels = plt.subplots(1, len(runs), figsize=(3.1 * max(len(runs), 2), 3.2), sharey=True, squeeze=False)
-    for axes, colour, (arm, run) in zip(panels[0], _colours(), runs.items(), strict=False):
+def _per_worker(runs: Runs, title: str, unit: str, measure: Callable[[ArmResult, int, Floats], Floats]) -> Chart:
+    figure, panels = grid_of(len(runs), height=2.3)
+    shown = []
+    for place, (axes, (arm, run)) in enumerate(zip(panels, runs.items(), strict=True)):
         end = max(float(run.columns["intended_s"].max(initial=0.0)), 1e-3)
         edges = np.linspace(0, end, 41)
-        for worker in range(min(run.num_workers, 32)):
-            axes.plot(
-                (edges[1:] + edges[:-1]) / 2, measure(run, worker, edges), color=colour, alpha=0.55, linewidth=0.9
-            )
+        centres = (edges[1:] + edges[:-1]) / 2
+        panel = Panel(axes, "s", unit)
+        for worker in range(min(run.num_workers, MAX_WORKERS)):
+            values = measure(run, worker, edges)
+            mark(axes.plot(centres, values, color=colour(place), alpha=0.55, linewidth=0.9), place)
+            if worker < 8:
+                panel.add(f"worker {worker}", None, centres, values)
         axes.set_title(arm, loc="left", fontsize=10)
         axes.set_xlabel("time (s)")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.tight_layout()
-    return figure
-
-
-def _new(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(7, 3.6))
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    return figure, axes
-
-
-def _finish(figure: Figure, axes: Axes, *, logarithmic: bool = False) -> Figure:
-    if logarithmic:
-        axes.set_xscale("log")
-        _plain_ticks(axes.xaxis)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
-    figure.tight_layout()
-    return figure
-
-
-def _plain_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers at 1, 2 and 5."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _colours() -> list[str]:
-    return COLOURS * 8
-
-
-def _shares(count: int) -> Floats:
-    return np.linspace(0, 1, min(max(count, 2), 201))
-
-
-def _windows(times: Floats, values: Floats, number: int = 60) -> tuple[Floats, list[Floats]]:
-    known = ~np.isnan(values)
-    times, values = times[known], values[known]
-    if not len(times):
-        return np.empty(0), []
-    edges = np.linspace(times.min(), times.max() + 1e-9, number + 1)
-    place = np.digitize(times, edges) - 1
-    groups = [values[place == window] for window in range(number)]
-    centres = (edges[1:] + edges[:-1]) / 2
-    kept = [window for window in range(number) if len(groups[window])]
-    return centres[kept], [groups[window] for window in kept]
+        shown.append(panel)
+    return Chart(figure, title, "A line per worker.", shown, True)

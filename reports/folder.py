@@ -9,15 +9,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 
-from reports import charts, tables
+from reports import charts, page, tables
 from reports.metrics import LABELS
 from reports.records import ArmResult
-from reports.summary import summarize
+from reports.slo import parse
+from reports.summary import PAIRED, summarize
 
 Json = dict[str, Any]
+SCHEMA = "dynabench.experiment/2"
 
 
 class ReportError(Exception):
@@ -72,12 +73,15 @@ def read(folder: Path) -> tuple[Json, list[ArmResult]]:
             gaps = dict(stored)
     except (OSError, ValueError) as error:
         raise ReportError(f"{folder}: not a results folder ({error})") from error
+    if experiment.get("schema") != SCHEMA:
+        raise ReportError(f"{folder}: was written by another version (schema {experiment.get('schema')}, expected {SCHEMA})")
     runs = []
     for place, facts in enumerate(experiment["runs"]):
         rows = frame[frame["run"] == place]
         columns = {name: rows[name].to_numpy() for name in rows.columns if name not in ("run", "arm", "repeat")}
         run = ArmResult(facts["arm"], columns, gaps[str(place)], facts["wall_s"], facts["num_workers"])
         run.repeat, run.is_complete, run.notes = facts["repeat"], facts["is_complete"], tuple(facts["notes"])
+        run.facts, run.is_live = facts["facts"], facts["is_live"]
         runs.append(run)
     return experiment, runs
 
@@ -127,6 +131,8 @@ def run_facts(run: ArmResult) -> Json:
         "num_workers": run.num_workers,
         "is_complete": run.is_complete,
         "notes": list(run.notes),
+        "facts": run.facts,
+        "is_live": run.is_live,
     }
 
 
@@ -145,24 +151,24 @@ def _write_runs(folder: Path, runs: list[ArmResult]) -> None:
 
 
 def _write_report(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json:
-    summary = summarize(runs)
+    summary = summarize(runs, [parse(text) for text in experiment["limits"]], experiment.get("bound_s"))
     _replace(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    shown = {run.arm: run for run in reversed(runs)}
-    pictures = charts.draw({arm: shown[arm] for arm in summary["arms"]}, folder / "charts")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("reports", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    page = environment.get_template("report.html.jinja").render(
+    shown = {run.arm: run.measured for run in reversed(runs)}
+    pictures = charts.draw({arm: shown[arm] for arm in summary["arms"]}, summary, folder / "charts")
+    text = page.render(
+        "report.html.jinja",
+        pictures,
         title=experiment["title"],
         subtitle=experiment["subtitle"],
         summary=summary,
+        arm_names=list(summary["arms"]) if len(summary["arms"]) > 1 else [],
+        paired=PAIRED,
         rows=tables.rows(summary),
-        charts=pictures,
         labels=LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),
     )
-    _replace(folder / "report.html", page)
+    _replace(folder / "report.html", text)
     return summary
 
 

@@ -1,4 +1,4 @@
-"""What a run measured: TTFT, ITL, TPOT, E2E, throughput, cache hits, imbalance, each with its formula."""
+"""What a run measured: TTFT, ITL, TPOT, E2E, throughput, goodput, cache hits, each with its formula."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,14 @@ FORMULAS = {
     "itl": "time between tokens, pooled over all requests; a gap before a chunk of k tokens counts as k gaps of gap / k",
     "e2e_sched": "last token - intended arrival",
     "e2e": "last token - sent",
+    "lag": "sent - intended arrival: how late the client itself was, its wait for a free slot included",
+    "throughput": "successful requests (their output tokens) / time from the first intended arrival to the last token",
+    "goodput": "requests within every limit / time from the first intended arrival to the last; failed ones are not good",
+    "attainment": "requests within every limit / requests attempted",
+    "hit_share": "prompt tokens found in the serving worker's cache / all prompt tokens",
+    "imbalance": "work (uncached prompt and output tokens) of the busiest worker / mean over workers",
 }
+"""Every metric's definition; percentiles are linear, failures count as infinite in the error-adjusted ones."""
 LABELS = {
     "ttft_sched": "TTFT",
     "ttft": "TTFT from sent",
@@ -22,6 +29,12 @@ LABELS = {
     "itl": "ITL",
     "e2e_sched": "E2E",
     "e2e": "E2E from sent",
+    "lag": "schedule lag",
+    "throughput": "throughput",
+    "goodput": "goodput",
+    "attainment": "attainment",
+    "hit_share": "cache hit share",
+    "imbalance": "imbalance",
 }
 PERCENTILES = (50, 90, 95, 99)
 LEAST_SAMPLES = {50: 1, 90: 36, 95: 72, 99: 368}
@@ -177,17 +190,14 @@ def cache(run: ArmResult) -> dict[str, float]:
     }
 
 
-def imbalance(run: ArmResult) -> dict[str, float]:
-    """Return the busiest worker's share over the mean: of work (uncached prompt and output tokens) and of requests."""
+def goodput(run: ArmResult, is_good: npt.NDArray[np.bool_]) -> dict[str, float | int | None]:
+    """Return good requests per second of the arrival window, and their share of all that were attempted."""
     c = run.columns
-    known = c["worker"] >= 0
-    work = (c["isl"] - c["cached_tokens"] + c["osl"])[known]
-    workers = c["worker"][known]
-    if not len(workers):
-        return {"work_max_over_mean": 1.0, "requests_max_over_mean": 1.0}
-    tokens = np.bincount(workers, weights=work, minlength=run.num_workers)
-    requests = np.bincount(workers, minlength=run.num_workers)
+    window = float(np.ptp(c["intended_s"])) if len(is_good) else 0.0
+    number = int(is_good.sum())
     return {
-        "work_max_over_mean": float(tokens.max() / tokens.mean()),
-        "requests_max_over_mean": float(requests.max() / requests.mean()),
+        "good": number,
+        "attempted": len(is_good),
+        "attainment": number / len(is_good) if len(is_good) else None,
+        "goodput_per_s": number / window if window > 0 else None,
     }

@@ -1,6 +1,6 @@
 """The facts of a run: one row per request, and the gaps between tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,3 +27,15 @@ class ArmResult:
     is_complete: bool = True
     notes: tuple[str, ...] = ()
     """What spoils the run, such as a client that was late."""
+    facts: dict[str, float] = field(default_factory=dict)
+    """What else is known of it, such as how busy the client was."""
+    is_live: bool = False
+    """Whether each row of `gaps` is a chunk that came over HTTP."""
+
+    @property
+    def measured(self) -> "ArmResult":
+        """The same without the requests of the warm-up and after the window; `gaps` hold none of them anyway."""
+        kept = self.columns.get("is_measured")
+        if kept is None or kept.all():
+            return self
+        return replace(self, columns={name: column[kept] for name, column in self.columns.items()})

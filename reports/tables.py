@@ -1,20 +1,23 @@
-"""The table on the console."""
+"""The tables on the console and in Markdown."""
 
 from typing import Any
 
 from rich.table import Table
 
+from reports.like import table as like
 from reports.metrics import LABELS
+from reports.records import ArmResult
 
 Json = dict[str, Any]
+WORDS = {"better": "better", "worse": "worse", "inconclusive": "~", "unstable": "unstable"}
+TIMES = ("ttft_sched", "itl", "tpot", "e2e_sched")
 
 
 def comparison(summary: Json) -> Table:
     """One column per arm: the metrics, and the paired difference of each to the first."""
-    table = Table(title="Router modes compared", title_justify="left", caption_justify="left", pad_edge=False)
+    table = Table(title="Arms compared", title_justify="left", caption_justify="left", pad_edge=False)
     table.add_column("", no_wrap=True)
-    arms = summary["arms"]
-    for arm in arms:
+    for arm in summary["arms"]:
         table.add_column(arm, justify="right")
     for label, cells in rows(summary):
         table.add_row(label, *cells)
@@ -24,27 +27,89 @@ def comparison(summary: Json) -> Table:
 def rows(summary: Json) -> list[tuple[str, list[str]]]:
     """Return the lines of the table: a label, and a cell per arm."""
     arms: dict[str, Json] = summary["arms"]
+    figures = list(arms.values())
     lines: list[tuple[str, list[str]]] = []
-    for name in ("ttft_sched", "itl", "tpot", "e2e_sched"):
+    for name in TIMES:
         for statistic in ("mean", "p50", "p90", "p99"):
-            label = f"{LABELS[name]} {statistic} (ms)"
-            lines.append((label, [milliseconds(figures[name][statistic]) for figures in arms.values()]))
-        if name in ("ttft_sched", "tpot", "e2e_sched") and len(arms) > 1:
-            lines.append(
-                (f"{LABELS[name]} vs {summary['baseline']}", [_difference(summary, arm, name) for arm in arms])
-            )
-    lines.append(("requests/s", [_number(figures["throughput"]["requests_per_s"], 2) for figures in arms.values()]))
-    lines.append(
-        ("output tokens/s", [_number(figures["throughput"]["output_tokens_per_s"], 0) for figures in arms.values()])
-    )
-    lines.append(("cache hit share", [f"{figures['cache']['hit_share']:.1%}" for figures in arms.values()]))
-    lines.append(
-        ("imbalance (max/mean)", [f"{figures['imbalance']['work_max_over_mean']:.3f}" for figures in arms.values()])
-    )
-    lines.append(("preemptions", [_number(figures["preemptions"], 0) for figures in arms.values()]))
-    if any(figures["failed"] for figures in arms.values()):
-        lines.append(("failed requests", [f"{figures['failed']:,}" for figures in arms.values()]))
-    return lines
+            lines.append((f"{LABELS[name]} {statistic} (ms)", [milliseconds(arm[name][statistic]) for arm in figures]))
+        if name != "itl" and len(arms) > 1:
+            for statistic in ("mean", "p90"):
+                label = f"{LABELS[name]} {statistic} vs {summary['baseline']}"
+                lines.append((label, [_difference(summary, arm, name, statistic) for arm in arms]))
+    lines.append(("requests/s", [_number(arm["throughput"]["requests_per_s"], 2) for arm in figures]))
+    lines.append(("output tokens/s", [_number(arm["throughput"]["output_tokens_per_s"], 0) for arm in figures]))
+    if any("goodput" in arm for arm in figures):
+        lines.append(("goodput (requests/s)", [_number(arm["goodput"]["goodput_per_s"], 2) for arm in figures]))
+        lines.append(("attainment", [_share(arm["goodput"]["attainment"]) for arm in figures]))
+    for stage, label in (
+        ("endless", "hits: endless cache"),
+        ("best", "hits: best worker"),
+        ("predicted", "hits: predicted"),
+        ("actual", "cache hit share"),
+    ):
+        cells = [_share(arm["waterfall"][stage]) for arm in figures]
+        if any(cell != "n/a" for cell in cells):
+            lines.append((label, cells))
+    lines.append(("affinity breaks", [_share(arm["affinity_breaks"]) for arm in figures]))
+    lines.append(("imbalance (max/mean)", [f"{arm['imbalance']['work_max_over_mean']:.3f}" for arm in figures]))
+    if summary["bound"]["covered"]:
+        covered = summary["bound"]["covered"]
+        lines.append(("random to bound, covered", [_share(covered.get(arm)) for arm in arms]))
+    lines.append(("preemptions", [_number(arm["preemptions"], 0) for arm in figures]))
+    if any(arm["failed"] for arm in figures):
+        lines.append(("failed requests", [f"{arm['failed']:,}" for arm in figures]))
+        for name in ("ttft_sched", "e2e_sched"):
+            cells = [milliseconds(arm[name].get("adjusted_p90", arm[name]["p90"])) for arm in figures]
+            lines.append((f"{LABELS[name]} p90, failures infinite (ms)", cells))
+    if any(arm["schedule_lag"]["max"] for arm in figures):
+        lines.append(("schedule lag p99 (ms)", [milliseconds(arm["schedule_lag"]["p99"]) for arm in figures]))
+        lines.append(("client CPU (of a core)", [_share(arm["client"].get("cpu_share")) for arm in figures]))
+        together = [
+            _share(arm["client"]["tokens_together"] / arm["client"]["tokens"] if arm["client"].get("tokens") else None)
+            for arm in figures
+        ]
+        lines.append(("tokens that came together", together))
+    return [(label, cells) for label, cells in lines if any(cell != "n/a" for cell in cells) or "p99" in label]
+
+
+def like_table(runs: list[ArmResult], tool: str) -> Table:
+    """The figures as another tool would define them, a line per arm and metric."""
+    table = Table(title=f"As {tool} would report it (ms)", title_justify="left", pad_edge=False)
+    for column in ("", "metric", "mean", "p50", "p90", "p99"):
+        table.add_column(column, justify="left" if column in ("", "metric") else "right")
+    table.add_column("formula")
+    arms: dict[str, list[ArmResult]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run)
+    for arm, repeats in arms.items():
+        for name, formula, figures in like(repeats, tool):
+            cells = [milliseconds(figures[key]) for key in ("mean", "p50", "p90", "p99")]
+            table.add_row(arm, name, *cells, formula)
+    return table
+
+
+def sweep_table(summary: Json) -> Table:
+    """One line per combination of settings."""
+    table = Table(title=summary["title"], title_justify="left", pad_edge=False)
+    for place, name in enumerate(summary["columns"]):
+        table.add_column(name, justify="left" if place < summary["num_axes"] else "right", no_wrap=True)
+    for cells in summary["rows"]:
+        table.add_row(*cells)
+    return table
+
+
+def markdown(summary: Json, manifest: Json, failures: list[str]) -> str:
+    """Summarize a comparison for a pull request."""
+    arms = summary["arms"]
+    lines = [f"### {manifest['title']}", "", summary["verdict"], ""]
+    lines += [f"**Failed**: {failure}" for failure in failures] + [""] * bool(failures)
+    lines.append("| | " + " | ".join(_cell(arm) for arm in arms) + " |")
+    lines.append("|---|" + "---:|" * len(arms))
+    for label, cells in rows(summary):
+        if "p50" not in label:
+            lines.append(f"| {_cell(label)} | " + " | ".join(_cell(cell) for cell in cells) + " |")
+    lines += ["", f"<sub>{manifest['subtitle']}. Differences: mean [95 % interval] in ms, ~ is noise.</sub>"]
+    return "\n".join(lines)
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -55,14 +120,24 @@ def milliseconds(seconds: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
-def _difference(summary: Json, arm: str, name: str) -> str:
+def _difference(summary: Json, arm: str, name: str, statistic: str) -> str:
     if arm == summary["baseline"]:
         return "-"
-    pair = summary["differences"][arm][name]
+    pair = summary["differences"][arm][name][statistic]
     if pair is None:
         return "n/a"
-    mark = " ~" if pair["low"] <= 0 <= pair["high"] else ""
-    return f"{pair['mean'] * 1000:+.2f} [{pair['low'] * 1000:+.2f}, {pair['high'] * 1000:+.2f}]{mark}"
+    if pair["verdict"] == "unstable":
+        return "unstable"
+    mark = " ~" if pair["verdict"] == "inconclusive" else ""
+    return f"{pair['relative']:+.1%} [{pair['low'] * 1000:+.3g}, {pair['high'] * 1000:+.3g}]{mark}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _share(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1%}"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,6 +1,6 @@
 """A request as a workload describes it, and a workload as a whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,3 +57,16 @@ class Workload:
     def has_dependencies(self) -> bool:
         """Whether some requests wait for others."""
         return any(request.after for request in self.requests)
+
+
+def select(requests: list[Request], numbers: Iterable[int]) -> list[Request]:
+    """Keep some requests; those that waited for one that is gone wait for the rest, or keep their arrival time."""
+    places = {number: place for place, number in enumerate(numbers)}
+    kept = []
+    for number in places:
+        request = requests[number]
+        if request.after:
+            after = tuple(places[parent] for parent in request.after if parent in places)
+            request = msgspec.structs.replace(request, after=after)
+        kept.append(request)
+    return kept

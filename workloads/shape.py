@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from workloads.request import Request, Workload, WorkloadError
+from workloads.arrivals import Process, Profile, times
+from workloads.request import Request, Workload, WorkloadError, select
+from workloads.tools import scale_lengths, thin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,33 @@ class ShapeConfig:
     spread_ticks: bool = False
     """Spread requests with equal time stamps evenly until the next time stamp (for traces with coarse clocks)."""
 
+    thin: float | None = None
+    """Keep this share of the sessions, whole (of requests with a rare prefix in common, where the trace names none)."""
+
+    isl_scale: float = 1.0
+    """Make prompts this many times as long; what they share stays shared."""
+
+    osl_scale: float = 1.0
+    """Make outputs this many times as long."""
+
+    arrival: Process | None = None
+    """Give requests (first ones of sessions) new arrival times from this process, of --rate (none: the trace's times)."""
+
+    rate: float | None = None
+    """Arrivals per second (default: the trace's mean rate)."""
+
+    burstiness: float = 1.0
+    """Shape of gamma arrivals: 1 is Poisson, less is burstier."""
+
+    rate_profile: Profile = "flat"
+    """How the rate goes with time: `ramp` to --rate-to within --profile-s, `sine` between the two with that period."""
+
+    rate_to: float | None = None
+    """Where a ramp ends, or the highest rate of a sine (arrivals per second)."""
+
+    profile_s: float = 60.0
+    """Length of the ramp, period of the sine (s)."""
+
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         if not self.rate_scale > 0:
@@ -38,6 +67,18 @@ class ShapeConfig:
             raise ValueError(f"start_s must not be negative, not {self.start_s}")
         if self.duration_s is not None and not self.duration_s > 0:
             raise ValueError(f"duration_s must be greater than 0, not {self.duration_s}")
+        if self.thin is not None and not 0 < self.thin <= 1:
+            raise ValueError(f"thin is a share of the sessions, above 0 and up to 1, not {self.thin}")
+        for name in ("isl_scale", "osl_scale", "rate", "burstiness", "rate_to", "profile_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be greater than 0, not {value}")
+        if self.arrival is None and (self.rate is not None or self.rate_profile != "flat"):
+            raise ValueError("rate and rate_profile are of new arrival times; name the process with --arrival")
+        if self.arrival is not None and self.rate_scale != 1:
+            raise ValueError("rate_scale scales the trace's arrival times; with --arrival, give --rate")
+        if (self.rate_profile == "flat") != (self.rate_to is None):
+            raise ValueError("rate_to is where a ramp or sine goes to; give both, or neither")
         for name in ("max_requests", "cap_isl"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -50,31 +91,69 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
     Raises:
         WorkloadError: nothing is left.
     """
+    if config.thin is not None:
+        workload = thin(workload, config.thin, seed)
+    if config.isl_scale != 1 or config.osl_scale != 1:
+        workload = scale_lengths(workload, config.isl_scale, config.osl_scale)
     requests, notes = workload.requests, list(workload.notes)
     if config.spread_ticks:
         requests = _spread(requests, random.Random(f"ticks {seed}"))
         notes.append("equal time stamps spread until the next")
     end_s = config.start_s + config.duration_s if config.duration_s is not None else float("inf")
     if config.start_s > 0 or config.duration_s is not None:
-        requests = [request for request in requests if config.start_s <= request.arrival_s < end_s]
+        inside = [n for n, request in enumerate(requests) if config.start_s <= request.arrival_s < end_s]
+        requests = select(requests, inside)
         notes.append(f"cut to {config.start_s:g} s until {end_s:g} s")
     if config.max_requests is not None:
-        requests = requests[: config.max_requests]
+        requests = select(requests, range(min(config.max_requests, len(requests))))
         notes.append(f"cut to {config.max_requests} requests")
     if config.cap_isl is not None:
         requests = [_cap(request, config.cap_isl, workload.block_size) for request in requests]
         notes.append(f"prompts cut to {config.cap_isl} tokens")
     if not requests:
         raise WorkloadError(f"{workload.name}: no request is left ({'; '.join(notes) or 'the file is empty'})")
+    if config.arrival is not None:
+        requests, rate = _arrive_anew(requests, config, seed)
+        notes.append(f"new {config.arrival} arrivals at {rate:g}/s" + _profile(config))
     if config.rate_scale != 1:
         notes.append(f"arrival rate x {config.rate_scale:g}")
     first = requests[0].arrival_s
     if first or config.rate_scale != 1:
         requests = [
-            Request((r.arrival_s - first) / config.rate_scale, r.input_length, r.output_length, r.hash_ids)
-            for r in requests
+            msgspec.structs.replace(request, arrival_s=(request.arrival_s - first) / config.rate_scale)
+            for request in requests
         ]
     return Workload(workload.name, workload.block_size, requests, tuple(notes))
+
+
+def _arrive_anew(requests: list[Request], config: ShapeConfig, seed: int) -> tuple[list[Request], float]:
+    """Draw new arrival times for the requests that wait for nothing."""
+    roots = [request for request in requests if not request.after]
+    span = roots[-1].arrival_s - roots[0].arrival_s
+    rate = config.rate or ((len(roots) - 1) / span if span > 0 else 0.0)
+    if not rate:
+        raise WorkloadError("the workload has no arrival times to take a rate from; give --rate")
+    new = times(
+        random.Random(f"arrivals {seed}"),
+        process=config.arrival or "poisson",
+        rate=rate,
+        burstiness=config.burstiness,
+        profile=config.rate_profile,
+        rate_to=config.rate_to,
+        profile_s=config.profile_s,
+    )
+    shaped, now = [], 0.0
+    for request in requests:
+        if not request.after:
+            now = next(new)
+        shaped.append(msgspec.structs.replace(request, arrival_s=now))
+    return shaped, rate
+
+
+def _profile(config: ShapeConfig) -> str:
+    if config.rate_profile == "flat":
+        return ""
+    return f", {config.rate_profile} to {config.rate_to:g}/s in {config.profile_s:g} s"
 
 
 def _spread(requests: list[Request], rng: random.Random) -> list[Request]:
@@ -100,4 +179,5 @@ def _spread(requests: list[Request], rng: random.Random) -> list[Request]:
 def _cap(request: Request, limit: int, block_size: int) -> Request:
     if request.input_length <= limit:
         return request
-    return Request(request.arrival_s, limit, request.output_length, request.hash_ids[: -(-limit // block_size)])
+    ids = request.hash_ids[: -(-limit // block_size)]
+    return msgspec.structs.replace(request, input_length=limit, hash_ids=ids, content=None)

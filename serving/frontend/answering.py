@@ -72,7 +72,7 @@ class Asked:
                 "worker_slot": placement.slot,
                 "queue_depth": placement.queue_depth,
                 "predicted_tokens": placement.overlap_blocks * size,
-                "best_tokens": max(placement.decision.overlaps, default=0) * size,
+                "best_tokens": max(placement.decision.overlaps) * size if placement.decision.overlaps else -1,
                 "cached_tokens": generation.num_cached,
             }
         return fields

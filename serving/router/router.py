@@ -20,11 +20,13 @@ class Decision(NamedTuple):
     workers: list[int]
     costs: Sequence[float]
     overlaps: list[int]
+    """Leading blocks that each has cached; empty if the mode does not follow who has what."""
 
     @property
     def candidates(self) -> list[tuple[int, float, int]]:
         """(worker, cost, overlap blocks) of every candidate."""
-        return list(zip(self.workers, self.costs, self.overlaps, strict=True))
+        overlaps = self.overlaps or [0] * len(self.workers)
+        return list(zip(self.workers, self.costs, overlaps, strict=True))
 
 
 class NoWorkersError(Exception):
@@ -217,7 +219,7 @@ class Router:
                 index.routed(worker, prompt.ids, prompt.num_blocks, prompt.blocks_per_id, now)
             if self._hoped is not None:
                 self._hoped.routed(worker, prompt.ids, prompt.num_blocks, prompt.blocks_per_id, now)
-        return Decision(worker, overlap, workers, costs, overlaps)
+        return Decision(worker, overlap, workers, costs, overlaps if self._has_overlap else [])
 
     def book(self, request_id: Hashable, worker: int, prompt: Prompt, prefill_tokens: int) -> None:
         """Enter a request in a worker's books: one of ours, or one that another router sent there."""

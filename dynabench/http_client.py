@@ -1,0 +1,200 @@
+"""A small HTTP/1.1 client for streamed answers: no tasks, no objects per chunk, a clock reading per read."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+clock = time.perf_counter
+IDLE_LIMIT = 4096
+"""Connections kept for later."""
+
+
+class Exchange(Protocol):
+    """One request and its answer, as the connection tells it."""
+
+    def on_status(self, status: int, headers: dict[bytes, bytes], now: float) -> None:
+        """The answer's head has come."""
+
+    def on_data(self, data: bytes, now: float) -> None:
+        """Part of the body has come, all that one read brought."""
+
+    def on_end(self, now: float) -> None:
+        """The answer is whole."""
+
+    def on_failure(self, reason: str, now: float) -> None:
+        """There will be no (more) answer."""
+
+
+class HttpPool:
+    """Connections to one server, as many as there are exchanges."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.path = parts.path.rstrip("/")
+        self.authority = parts.netloc.rpartition("@")[2]
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._idle: list[_Connection] = []
+        self._all: set[_Connection] = set()
+        self._dialling: set[asyncio.Task[None]] = set()
+        self.num_dialled = 0
+
+    def head(self, path: str, headers: dict[str, str]) -> bytes:
+        """Return the part of a POST's head that is the same for every body."""
+        lines = [f"POST {self.path}{path} HTTP/1.1", f"host: {self.authority}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join([*lines, "content-length: "]).encode()
+
+    def send(self, head: bytes, body: bytes, exchange: Exchange, on_sent: Callable[[float], None]) -> None:
+        """Send a request, at once if there is an idle connection, else once one is made."""
+        message = b"%b%d\r\n\r\n%b" % (head, len(body), body)
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                connection.begin(message, exchange, on_sent)
+                return
+        task = asyncio.ensure_future(self._dial(message, exchange, on_sent))
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+
+    def abort(self, exchange: Exchange) -> None:
+        """End an exchange by closing its connection."""
+        for connection in self._all:
+            if connection.exchange is exchange:
+                connection.abort()
+                return
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for task in list(self._dialling):
+            task.cancel()
+        await asyncio.gather(*self._dialling, return_exceptions=True)
+        for connection in list(self._all):
+            connection.abort()
+        await asyncio.sleep(0)
+
+    async def _dial(self, message: bytes, exchange: Exchange, on_sent: Callable[[float], None]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self._tls)
+        except (OSError, ssl.SSLError) as error:
+            on_sent(clock())
+            exchange.on_failure(f"cannot connect to {self.authority}: {error.strerror or error}", clock())
+            return
+        self.num_dialled += 1
+        connection.begin(message, exchange, on_sent)
+
+    def _on_made(self, connection: "_Connection") -> None:
+        self._all.add(connection)
+
+    def _on_free(self, connection: "_Connection") -> None:
+        if len(self._idle) < IDLE_LIMIT:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def _on_lost(self, connection: "_Connection") -> None:
+        self._all.discard(connection)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection and the exchange on it; httptools calls the `on_` methods that bear its names."""
+
+    def __init__(self, pool: HttpPool) -> None:
+        self._pool = pool
+        self._transport: Any = None
+        self.exchange: Exchange | None = None
+        self.is_open = False
+        self._parser: Any = None
+        self._parts: list[bytes] = []
+        self._headers: dict[bytes, bytes] = {}
+        self._has_ended = False
+        self._keeps_alive = True
+        self._now = 0.0
+
+    def begin(self, message: bytes, exchange: Exchange, on_sent: Callable[[float], None]) -> None:
+        """Send a request."""
+        self.exchange = exchange
+        self._headers = {}
+        self._parser = httptools.HttpResponseParser(self)
+        on_sent(clock())
+        self._transport.write(message)
+
+    def abort(self) -> None:
+        """Close it now."""
+        self.is_open = False
+        self.exchange = None
+        self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self.is_open = True
+        self._pool._on_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            self.abort()  # the server speaks out of turn
+            return
+        self._now = now = clock()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.abort()
+            exchange.on_failure(f"the answer is not HTTP: {error}", now)
+            return
+        parts = self._parts
+        if parts:
+            exchange.on_data(parts[0] if len(parts) == 1 else b"".join(parts), now)
+            self._parts = []
+        if self._has_ended:
+            self._finish(exchange, now)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._pool._on_lost(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is None:
+            return
+        now = clock()
+        if self._headers and b"content-length" not in self._headers and b"transfer-encoding" not in self._headers:
+            exchange.on_end(now)  # the body lasts until the connection ends
+        else:
+            exchange.on_failure("the server closed the connection", now)
+
+    def _finish(self, exchange: Exchange, now: float) -> None:
+        self._has_ended = False
+        self.exchange = None
+        if self._keeps_alive and self.is_open:
+            self._pool._on_free(self)
+        else:
+            self.abort()
+        exchange.on_end(now)
+
+    # httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header."""
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """Tell the exchange."""
+        assert self.exchange is not None
+        self.exchange.on_status(self._parser.get_status_code(), self._headers, self._now)
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body until the read is over."""
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end."""
+        self._has_ended = True
+        self._keeps_alive = self._parser.should_keep_alive()

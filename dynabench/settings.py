@@ -1,0 +1,205 @@
+"""What an experiment compares, and what a live one measures."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from reports.slo import Limit, parse, preset
+from serving.router import ROUTER_MODES, Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentConfig:
+    """What to compare."""
+
+    router_mode: tuple[str, ...] = ("round-robin", "kv")
+    """Router mode of an arm; give it once per arm. The first is what the others are compared with."""
+
+    workers: int = 4
+    """Simulated engines behind the router."""
+
+    repeats: int = 1
+    """Times each arm is run, with seeds that follow each other."""
+
+    seed: int = 0
+    """Seed of every random choice."""
+
+    vary: tuple[str, ...] = ()
+    """Another axis: any setting by name with its values, such as num_gpu_blocks=1024,2048 or rate_scale=1,2; may be repeated."""
+
+    noise_floor: bool = False
+    """Run the first arm once more with other seeds (A/A): what differs as little as these two is called noise."""
+
+    slo: tuple[str, ...] = ()
+    """Limit for goodput, such as 'ttft <= 2s', 'tpot <= 100ms' (of each request) or 'ttft.p99 <= 2s' (of a run); may be repeated."""
+
+    slo_preset: str | None = None
+    """MLPerf's limits for a model, such as llama3.1-8b or llama2-70b-interactive."""
+
+    metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None
+    """Print the figures once more as another tool would define them."""
+
+    jobs: int = 0
+    """Virtual time: runs simulated at once (0: one for each core)."""
+
+    format: str | None = None
+    """Format of the workload (default: detected; `dynabench workload formats` lists them)."""
+
+    trace_block_size: int | None = None
+    """Tokens each hash id of the workload stands for (default: the format's)."""
+
+    out: Path | None = None
+    """Results folder (default: results/ and the time)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        for mode in self.router_mode:
+            Mode.parse(mode)
+        if not self.router_mode:
+            raise ValueError(f"router_mode is missing; expected one of {', '.join(ROUTER_MODES)}")
+        if len(set(self.router_mode)) != len(self.router_mode):
+            raise ValueError(f"router_mode is given twice: {', '.join(self.router_mode)}")
+        for name, least in (("workers", 1), ("repeats", 1), ("trace_block_size", 1), ("jobs", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        _ = self.limits
+
+    @property
+    def limits(self) -> list[Limit]:
+        """The limits that were given."""
+        return [parse(text) for text in self.slo] + (preset(self.slo_preset) if self.slo_preset else [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveConfig:
+    """What `dynabench run` measures, and how it talks to it."""
+
+    url: str | None = None
+    """Measure this OpenAI endpoint (http://host:port) instead of a stack of our own."""
+
+    engine: Literal["mocker", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"] = "mocker"
+    """Engine of our own stack; all but the mocker run the model that --model names."""
+
+    model: str = "mock"
+    """Name under which the model is served; for an --engine other than the mocker: a folder, GGUF file or Hugging Face id."""
+
+    context_length: int | None = None
+    """Tokens a sequence may reach in an --engine other than the mocker (default: the model's)."""
+
+    extra_engine_args: Path | None = None
+    """JSON or YAML file with arguments of an --engine other than the mocker."""
+
+    prompts: Literal["tokens", "text"] = "tokens"
+    """Send token ids, or about as many words (for endpoints that take only text)."""
+
+    http_port: int = 0
+    """Port of our own frontend on 127.0.0.1 (0: any that is free)."""
+
+    http_workers: int = 1
+    """Processes of our own frontend."""
+
+    clients: int = 1
+    """Processes that send requests, sharing one schedule, for rates that one cannot reach."""
+
+    migration_limit: int = 3
+    """How often a request may go on at another worker when its own is lost."""
+
+    etcd_endpoints: str = ""
+    """Let our own stack find itself over these etcd servers instead of a folder."""
+
+    nats_server: str = ""
+    """Let our own stack talk over this NATS server instead of sockets."""
+
+    timeout_s: float = 600.0
+    """Time after which a request counts as failed (s)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        if not 0 <= self.http_port <= 65535:
+            raise ValueError(f"http_port must be from 0 to 65535, not {self.http_port}")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+        if not 1 <= self.clients <= 64:
+            raise ValueError(f"clients must be from 1 to 64, not {self.clients}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be greater than 0, not {self.timeout_s}")
+        if self.engine != "mocker" and self.url is not None:
+            raise ValueError(f"--engine {self.engine} is for a stack of our own; --url measures another")
+        if self.engine != "mocker" and self.model == "mock":
+            raise ValueError(f"--engine {self.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
+        for name in ("context_length", "extra_engine_args"):
+            if self.engine == "mocker" and getattr(self, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} is for an --engine other than the mocker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepConfig:
+    """How a sweep goes through its settings."""
+
+    find: Literal["rate_scale", "rate", "concurrency"] | None = None
+    """Search for the highest value of this at which the limits (--slo, --slo-preset) are met, for each combination."""
+
+    low: float = 0.1
+    """Where the search begins; if the limits are missed there, nothing is found."""
+
+    high: float = 64.0
+    """Highest value the search tries."""
+
+    precision: float = 0.03
+    """Relative width at which the search ends."""
+
+    attainment: float = 0.99
+    """Share of the requests that must be within the limits of each request."""
+
+    backend: Literal["local", "ray", "dask"] = "local"
+    """Where to simulate: the cores of this machine, or a Ray or Dask cluster (pip install 'dynabench[ray]' or [dask])."""
+
+    cluster: str | None = None
+    """Address of the cluster (default: one is started on this machine)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        if not 0 < self.low < self.high:
+            raise ValueError(f"low must be greater than 0 and less than high, not {self.low} and {self.high}")
+        if not 0 < self.precision < 1:
+            raise ValueError(f"precision must be from above 0 to below 1, not {self.precision}")
+        if not 0 < self.attainment <= 1:
+            raise ValueError(f"attainment is a share, above 0 and up to 1, not {self.attainment}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelftestConfig:
+    """What the server of the self-test does."""
+
+    requests: int = 500
+    """Requests to send."""
+
+    rate: float = 97.0
+    """Requests per second, at equal distances."""
+
+    ttft_ms: float = 50.0
+    """Time until the first token (ms)."""
+
+    itl_ms: float = 10.0
+    """Time between chunks (ms)."""
+
+    tokens: int = 32
+    """Tokens of an answer."""
+
+    tokens_per_chunk: int = 1
+    """Tokens that come together."""
+
+    clients: int = 1
+    """Client processes."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        for name in ("requests", "tokens", "tokens_per_chunk", "clients"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("ttft_ms", "itl_ms"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        if not self.rate > 0:
+            raise ValueError(f"rate must be greater than 0, not {self.rate}")

@@ -1,0 +1,77 @@
+"""The same records as other tools would report them, under their names, to compare with what they print."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from reports import metrics
+from reports.records import ArmResult, Floats
+
+Rows = list[tuple[str, str, Floats]]
+"""(name, formula, values in s), one a line of the table."""
+
+
+def aiperf(run: ArmResult) -> Rows:
+    """aiperf 0.13: its ITL is one value a request."""  # noqa: D403
+    values = metrics.per_request(run)
+    return [
+        ("Time to First Token", "first response - request start", values["ttft"]),
+        ("Request Latency", "last response - request start", values["e2e"]),
+        ("Inter Token Latency", "(latency - TTFT) / (OSL - tokens of the first chunk), per request", values["tpot"]),
+        ("Inter Chunk Latency", "gaps between chunks, pooled", _chunks(run)),
+    ]
+
+
+def vllm(run: ArmResult) -> Rows:
+    """`vllm bench serve`: TPOT divides by n - 1, ITL is a gap between chunks whatever they hold."""
+    values, c = metrics.per_request(run), run.columns
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(c["osl"] > 1, (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1), 0.0)
+    return [
+        ("TTFT", "first chunk with text - request start", values["ttft"]),
+        ("TPOT", "(E2EL - TTFT) / (output tokens - 1), per request; 0 for one token", np.where(np.isnan(values["ttft"]), np.nan, tpot)),
+        ("ITL", "gaps between chunks, pooled; a chunk of many tokens is one gap", _chunks(run)),
+        ("E2EL", "last chunk - request start", values["e2e"]),
+    ]
+
+
+def guidellm(run: ArmResult) -> Rows:
+    """guidellm 0.8: its TPOT includes the prompt's computation."""  # noqa: D403
+    values, c = metrics.per_request(run), run.columns
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_token = values["e2e"] / c["osl"]
+        between = np.where(c["osl"] > 1, (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1), np.nan)
+    return [
+        ("TTFT", "first token - request start", values["ttft"]),
+        ("TPOT", "(last token - request start) / output tokens: prefill included", per_token),
+        ("ITL", "(last token - first token) / (output tokens - 1), per request", np.where(np.isnan(values["ttft"]), np.nan, between)),
+        ("Request Latency", "last token - request start", values["e2e"]),
+    ]
+
+
+LIKE: dict[str, Callable[[ArmResult], Rows]] = {"aiperf": aiperf, "vllm": vllm, "guidellm": guidellm}
+
+
+def table(runs: list[ArmResult], tool: str) -> list[tuple[str, str, dict[str, float | int | None]]]:
+    """Return (name, formula, mean and percentiles) of the runs of one arm, as a tool would report them."""
+    parts = [LIKE[tool](run.measured) for run in runs]
+    return [
+        (name, formula, metrics.describe(np.concatenate([part[place][2] for part in parts])))
+        for place, (name, formula, _) in enumerate(parts[0])
+    ]
+
+
+def _chunks(run: ArmResult) -> Floats:
+    """Return the gaps between chunks: a live run logs each chunk, a simulated one makes a chunk a token."""
+    first, slope, curve, steps, tokens = run.gaps.T if len(run.gaps) else np.empty((5, 0))
+    if run.is_live:
+        gaps: Floats = first * tokens
+        return gaps
+    total = steps.sum()
+    stride = max(int(total // 200_000), 1)  # every so many of the steps will do for percentiles
+    parts = [
+        np.repeat(f + s * j + c * j * j, int(w))
+        for f, s, c, n, w in zip(first, slope, curve, steps, tokens, strict=True)
+        for j in (np.arange(0, n, stride),)
+    ]
+    return np.concatenate(parts) if parts else np.empty(0)

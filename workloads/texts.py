@@ -1,0 +1,138 @@
+"""Formats with text: ShareGPT, OpenAI batches, aiperf, vLLM, SGLang, Dynamo (STUDY-measurement 2.2)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workloads.blocks import BlockNamer, Encode
+from workloads.request import Request
+from workloads.source import Row, objects
+
+Requests = Iterator[Request]
+LENGTHS = ("output_length", "output_tokens", "output_len", "max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+class TextReader:
+    """Turns texts into requests: counts tokens, names blocks, supplies the answer's length where it is not given."""
+
+    def __init__(self, namer: BlockNamer, encode: Encode, default_osl: int) -> None:
+        self._namer = namer
+        self._encode = encode
+        self._default_osl = default_osl
+
+    def request(
+        self,
+        row: Row,
+        content: Any,
+        *,
+        output: int | None = None,
+        history: str = "",
+        arrival_s: float = 0.0,
+        session: str = "",
+        after: tuple[int, ...] = (),
+        delay_s: float = 0.0,
+    ) -> Request:
+        """Make a request of a text or of chat messages."""
+        tokens = self._encode(history + (content if isinstance(content, str) else flatten(content)))
+        if not tokens:
+            raise row.fail("the prompt is empty")
+        length = output or row.count(*LENGTHS, default=self._default_osl)
+        return Request(arrival_s, len(tokens), length, self._namer.named(tokens), session, after, delay_s, content)
+
+    def count(self, text: str) -> int:
+        """Count the tokens of a text, at least one."""
+        return max(len(self._encode(text)), 1)
+
+    def sharegpt(self, path: Path) -> Requests:
+        """ShareGPT: each answer of a conversation is a request whose prompt is all that was said before."""
+        number = 0
+        for conversation in objects(path):
+            messages: list[dict[str, str]] = []
+            after: tuple[int, ...] = ()
+            name = conversation.text("id", f"conversation {number}")
+            for turn in conversation.items("conversations"):
+                text = turn.text("value") if "value" in turn.values else turn.text("content")
+                role = turn.values.get("from") or turn.values.get("role") or ("assistant" if len(messages) % 2 else "user")
+                if role in ("gpt", "assistant", "chatgpt", "bard", "bing") and messages:
+                    yield self.request(turn, list(messages), output=self.count(text), session=name, after=after)
+                    after = (number,)
+                    number += 1
+                    messages.append({"role": "assistant", "content": text})
+                else:
+                    messages.append({"role": "system" if role == "system" else "user", "content": text})
+
+    def openai_batch(self, path: Path) -> Requests:
+        """OpenAI's batch files: `{"custom_id", "method", "url", "body"}`."""
+        for row in objects(path):
+            body = row.values.get("body")
+            if not isinstance(body, dict):
+                raise row.fail("body must be an object")
+            yield self._body(Row(body, f"{row.place}, body"))
+
+    def openai_messages(self, path: Path) -> Requests:
+        """SGLang's openai form: `{"messages", "max_tokens"}`, a request body a line."""
+        for row in objects(path):
+            yield self._body(row)
+
+    def prompts(self, path: Path) -> Requests:
+        """`{"prompt"}` (vLLM's custom dataset) or `{"text"}` (Dynamo's batches)."""
+        for row in objects(path):
+            yield self.request(row, row.text("prompt" if "prompt" in row.values else "text"))
+
+    def aiperf_single(self, path: Path) -> Requests:
+        """aiperf's single_turn: text with a timestamp or a delay in ms; rows of a session follow each other."""
+        last: dict[str, int] = {}
+        for number, row in enumerate(objects(path)):
+            session = row.text("session_id", "")
+            before = last.get(session) if session else None
+            yield self._turn(row, "", session, () if before is None else (before,))
+            last[session] = number
+
+    def aiperf_multi(self, path: Path) -> Requests:
+        """aiperf's multi_turn: a turn's prompt holds the turns before it, and answers as long as they were asked for."""
+        number = 0
+        for conversation in objects(path):
+            session, history, after = conversation.text("session_id", f"session {number}"), "", ()
+            for turn in conversation.items("turns"):
+                request = self._turn(turn, history, session, after)
+                yield request
+                answer = " ".join(f"a{number}" for _ in range(request.output_length))
+                history += f"{_text(turn)}\n{answer}\n"
+                after = (number,)
+                number += 1
+
+    def _turn(self, row: Row, history: str, session: str, after: tuple[int, ...]) -> Request:
+        return self.request(
+            row,
+            _text(row),
+            history=history,
+            arrival_s=row.number("timestamp", least=0, default=0) / 1000,
+            session=session,
+            after=after,
+            delay_s=row.number("delay", least=0, default=0) / 1000 if after else 0.0,
+        )
+
+    def _body(self, row: Row) -> Request:
+        if "messages" in row.values:
+            return self.request(row, [item.values for item in row.items("messages")])
+        if "prompt" in row.values:
+            return self.request(row, row.text("prompt"))
+        raise row.fail("messages or prompt is missing")
+
+
+def flatten(messages: list[dict[str, Any]]) -> str:
+    """Spell chat messages as one text, as a plain chat template would."""
+    parts = []
+    for message in messages:
+        content = message.get("content") or ""
+        if isinstance(content, list):
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        parts.append(f"<{message.get('role', 'user')}>\n{content}\n")
+    return "".join(parts)
+
+
+def _text(row: Row) -> str:
+    texts = row.values.get("texts")
+    if isinstance(texts, list):
+        return "".join(text if isinstance(text, str) else "".join(text.get("contents", [])) for text in texts)
+    return row.text("text")
