@@ -77,7 +77,9 @@ def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
 
 def arm_name(changes: dict[str, Any]) -> str:
     """Name an arm by what sets it apart."""
-    return ", ".join(str(value) if name == "router_mode" else f"{name} {_text(value)}" for name, value in changes.items())
+    return ", ".join(
+        str(value) if name == "router_mode" else f"{name} {_text(value)}" for name, value in changes.items()
+    )
 
 
 def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
@@ -90,7 +92,9 @@ def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
     name = name.strip().removeprefix("--").replace("-", "_")
     values = [value.strip() for value in re.split(r",(?![^(]*\))", rest) if value.strip()]
     if not equals or not values:
-        raise ValueError(f"vary {text!r} is not understood; expected NAME=VALUE,VALUE,... such as num_gpu_blocks=1024,2048")
+        raise ValueError(
+            f"vary {text!r} is not understood; expected NAME=VALUE,VALUE,... such as num_gpu_blocks=1024,2048"
+        )
     found = [convert(name, value, settings) for value in values]
     if len(set(map(str, found))) != len(found):
         raise ValueError(f"vary {text!r} names a value twice")
@@ -109,7 +113,11 @@ def convert(name: str, value: str, settings: Settings) -> Any:
         return value
     kind = int if name == "workers" else typing.get_type_hints(OWNERS[owner(name, settings)])[name]
     try:
-        return None if value == "none" and type(None) in typing.get_args(kind) else msgspec.convert(value, kind, strict=False)
+        return (
+            None
+            if value == "none" and type(None) in typing.get_args(kind)
+            else msgspec.convert(value, kind, strict=False)
+        )
     except msgspec.ValidationError as error:
         raise ValueError(f"{name} cannot be {value!r}: {error}") from error
 
@@ -123,8 +131,12 @@ def owner(name: str, settings: Settings) -> str:
     for part, kind in OWNERS.items():
         if getattr(settings, part) is not None and name in {field.name for field in fields(kind)}:
             return part
-    known = sorted(field.name for part, kind in OWNERS.items() if getattr(settings, part) is not None for field in fields(kind))
-    raise ValueError(f"{name} is no setting that can be varied; expected router_mode, workers or one of {', '.join(known)}")
+    known = sorted(
+        field.name for part, kind in OWNERS.items() if getattr(settings, part) is not None for field in fields(kind)
+    )
+    raise ValueError(
+        f"{name} is no setting that can be varied; expected router_mode, workers or one of {', '.join(known)}"
+    )
 
 
 def change(settings: Settings, name: str, value: Any) -> Settings:

@@ -25,7 +25,9 @@ def solo_times(workload: Workload, engine: EngineConfig) -> "np.ndarray[tuple[in
     hits = endless_hits(workload)
     return np.array(
         [
-            _prefill_s(timing, request.input_length, min(int(hit), request.input_length - 1), engine.max_num_batched_tokens)
+            _prefill_s(
+                timing, request.input_length, min(int(hit), request.input_length - 1), engine.max_num_batched_tokens
+            )
             for request, hit in zip(workload, hits, strict=True)
         ]
     )

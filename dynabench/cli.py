@@ -67,7 +67,9 @@ def simulate(
         engine: settings of each engine.
     """
     mode = experiment.router_mode[0]
-    return _compare("virtual", workload, experiment, Settings(mode, experiment.workers, shape, load, router, engine, None))
+    return _compare(
+        "virtual", workload, experiment, Settings(mode, experiment.workers, shape, load, router, engine, None)
+    )
 
 
 @app.command
@@ -127,7 +129,7 @@ def sweep(
     settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, None)
     with _plain_errors():
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
-    console.print(sweep_table(summary))
+    console.print(sweep_table(summary, console.width))
     console.print(summary["verdict"], highlight=False)
     console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
     return 0 if summary["is_complete"] else 130
@@ -223,9 +225,7 @@ def _print_like(out: Path, tool: str, console: Console) -> None:
 
 
 @app.command
-def report(
-    results: Path, /, *, metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None
-) -> None:
+def report(results: Path, /, *, metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None) -> None:
     """Rebuild summary, charts and report of a results folder.
 
     Args:
@@ -284,9 +284,7 @@ def compare(
 
 
 @app.command
-def export(
-    results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d"] = "csv"
-) -> None:
+def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d"] = "csv") -> None:
     """Write a results folder's figures in another form.
 
     Args:
@@ -299,7 +297,7 @@ def export(
 
     manifest, runs = folder.read(results)
     data = exports.export(manifest, runs, to)
-    write_whole(out, lambda file: file.write(data) and None)
+    write_whole(out, lambda file: file.write(data))
     print(out)
 
 

@@ -102,7 +102,9 @@ def convert(
         after = tools.anonymise(after)
     lost = formats.lost(after, to)
     if lost and not lossy:
-        raise WorkloadError(f"{to} cannot tell {', '.join(lost)} of {file}; choose another format, or accept it with --lossy")
+        raise WorkloadError(
+            f"{to} cannot tell {', '.join(lost)} of {file}; choose another format, or accept it with --lossy"
+        )
     write_workload(after, out, to)
     _print_sharing(describe(before), describe(after), out, lost)
 
@@ -125,7 +127,9 @@ def merge(
         raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; choose another format with --to")
     write_workload(merged, out, to)
     for file, part in zip(files, parts, strict=True):
-        print(f"{file}: {len(part):,} requests, hit share in an endless cache {describe(part).endless_cache_hit_share:.1%}")
+        print(
+            f"{file}: {len(part):,} requests, hit share in an endless cache {describe(part).endless_cache_hit_share:.1%}"
+        )
     print(f"{out}: {len(merged):,} requests, {describe(merged).endless_cache_hit_share:.1%}")
 
 
@@ -170,7 +174,7 @@ def fit(file: Path, out: Path, /, *, format: str | None = None, trace_block_size
     """
     workload = read_workload(file, format=format, block_size=trace_block_size)
     spec = fit_to(workload)
-    write_whole(out, lambda to: to.write(msgspec.json.format(msgspec.json.encode(spec), indent=1) + b"\n") and None)
+    write_whole(out, lambda to: to.write(msgspec.json.format(msgspec.json.encode(spec), indent=1) + b"\n"))
     like = Workload("", spec.block_size, make(spec))
     _print_sharing(describe(workload), describe(like), out, [])
 

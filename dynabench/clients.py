@@ -13,7 +13,8 @@ import numpy as np
 import uvloop
 
 from dynabench.http_client import clock
-from dynabench.load import LoadGenerator, Stats, Target, as_columns, facts_of
+from dynabench.load import LoadGenerator, Target, facts_of
+from dynabench.timeline import Stats, as_columns
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.request import select
@@ -55,7 +56,9 @@ async def send_all(
         for numbers, load in zip(shards, loads, strict=True):
             ours, theirs = context.Pipe()
             part = dataclasses.replace(order.workload, requests=select(order.workload.requests, numbers))
-            process = context.Process(target=_client, args=(theirs, order._replace(workload=part, load=load)), daemon=True)
+            process = context.Process(
+                target=_client, args=(theirs, order._replace(workload=part, load=load)), daemon=True
+            )
             process.start()
             theirs.close()
             connections.append(ours)
@@ -147,9 +150,7 @@ def _client(connection: Connection, order: Order) -> None:
         connection.send(uvloop.run(run()))
 
 
-async def _follow(
-    connection: Connection, place: int, stop: asyncio.Event, told: Callable[[int, Stats], None]
-) -> Sent:
+async def _follow(connection: Connection, place: int, stop: asyncio.Event, told: Callable[[int, Stats], None]) -> Sent:
     """Wait for what a client measured, and pass on how it goes."""
     stopping = asyncio.create_task(_tell_stop(connection, stop))
     try:
@@ -190,7 +191,9 @@ def _merged(parts: list[Sent], shards: list[list[int]]) -> Sent:
     order = np.argsort(columns["request"])
     facts = {name: sum(part.facts[name] for part in parts) for name in parts[0].facts}
     facts["cpu_share"] = max(part.facts["cpu_share"] for part in parts)
-    return Sent({name: column[order] for name, column in columns.items()}, np.concatenate([p.gaps for p in parts]), facts)
+    return Sent(
+        {name: column[order] for name, column in columns.items()}, np.concatenate([p.gaps for p in parts]), facts
+    )
 
 
 def _merged_stats(parts: list[Stats]) -> Stats:

@@ -45,7 +45,12 @@ def load_workload(
 
 
 def run_experiment(
-    clock: Literal["virtual", "wall"], path: Path | None, experiment: ExperimentConfig, settings: Settings, *, console: Console
+    clock: Literal["virtual", "wall"],
+    path: Path | None,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    *,
+    console: Console,
 ) -> tuple[Path, dict[str, Any]]:
     """Run all arms and write the results folder; return it and the summary.
 
@@ -80,16 +85,19 @@ def run_experiment(
 
 def _plan(arms: list[Arm], experiment: ExperimentConfig) -> list[tuple[Arm, int, int]]:
     """Return each run as (arm, repeat, seed), in the order in which they are carried out."""
-    plan = []
-    for repeat in range(experiment.repeats):
-        for arm in arms if repeat % 2 == 0 else arms[::-1]:
-            plan.append((arm, repeat, experiment.seed + repeat + SEEDS_APART * arm.is_repeated))
-    return plan
+    return [
+        (arm, repeat, experiment.seed + repeat + SEEDS_APART * arm.is_repeated)
+        for repeat in range(experiment.repeats)
+        for arm in (arms if repeat % 2 == 0 else arms[::-1])
+    ]
 
 
 def _is_open(arms: list[Arm]) -> bool:
     """Tell whether all arms see the same arrivals on the same engines, so that one bound is for all."""
-    return not any(arm.settings.load.is_closed for arm in arms) and len({(a.settings.shape, a.settings.engine) for a in arms}) == 1
+    return (
+        not any(arm.settings.load.is_closed for arm in arms)
+        and len({(a.settings.shape, a.settings.engine) for a in arms}) == 1
+    )
 
 
 def _simulate_all(
@@ -214,9 +222,13 @@ def _manifest(
     }
 
 
-def sweep_manifest(path: Path | None, experiment: ExperimentConfig, settings: Settings, arms: list[Arm]) -> dict[str, Any]:
+def sweep_manifest(
+    path: Path | None, experiment: ExperimentConfig, settings: Settings, arms: list[Arm]
+) -> dict[str, Any]:
     """Return what is needed to run a sweep again, and to understand it."""
-    workload = load_workload(path, experiment.trace_block_size, arms[0].settings.shape, experiment.seed, experiment.format)
+    workload = load_workload(
+        path, experiment.trace_block_size, arms[0].settings.shape, experiment.seed, experiment.format
+    )
     return _manifest("virtual", path, workload, experiment, settings, arms, [])
 
 
@@ -289,4 +301,3 @@ def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, sett
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now().astimezone()
-

@@ -33,9 +33,22 @@ class Delays(msgspec.Struct, frozen=True):
 class Stream:
     """One answer under way."""
 
-    __slots__ = ("begun_s", "chunk", "connection", "first_s", "is_chat", "left", "next_s", "prompt_tokens", "total", "wants_usage")
+    __slots__ = (
+        "begun_s",
+        "chunk",
+        "connection",
+        "first_s",
+        "is_chat",
+        "left",
+        "next_s",
+        "prompt_tokens",
+        "total",
+        "wants_usage",
+    )
 
-    def __init__(self, connection: "Connection", body: dict[str, Any], is_chat: bool, begun_s: float, delays: Delays) -> None:
+    def __init__(
+        self, connection: "Connection", body: dict[str, Any], is_chat: bool, begun_s: float, delays: Delays
+    ) -> None:
         self.connection = connection
         self.is_chat = is_chat
         self.begun_s = begun_s
@@ -44,7 +57,9 @@ class Stream:
         self.first_s = 0.0
         self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         prompt = body.get("prompt") or body.get("messages") or ""
-        self.prompt_tokens = len(prompt) if isinstance(prompt, list) and is_chat is False else max(len(str(prompt)) // 4, 1)
+        self.prompt_tokens = (
+            len(prompt) if isinstance(prompt, list) and is_chat is False else max(len(str(prompt)) // 4, 1)
+        )
         self.chunk = _chunk(_event(is_chat, WORD, None))
 
 
@@ -59,17 +74,20 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
 
     def connection_made(self, transport: Any) -> None:
+        """Begin to read requests."""
         self._transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._parser = httptools.HttpRequestParser(self)
 
     def data_received(self, data: bytes) -> None:
+        """Read on."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """The client is gone."""
         self._transport = None
 
     def write(self, data: bytes) -> None:
@@ -98,7 +116,10 @@ class Connection(asyncio.Protocol):
         if url in (b"/v1/completions", b"/v1/chat/completions") and body:
             self._server.answer(self, msgspec.json.decode(body), url.endswith(b"chat/completions"), now)
         elif url == b"/v1/models":
-            models = {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "dynabench", "max_model_len": 1 << 20}]}
+            models = {
+                "object": "list",
+                "data": [{"id": MODEL, "object": "model", "owned_by": "dynabench", "max_model_len": 1 << 20}],
+            }
             self.write(_whole(models))
         elif url in (b"/health", b"/ping", b"/version", b"/"):
             self.write(_whole({"status": "ok", "version": "0"}))
@@ -166,7 +187,9 @@ class KnownServer:
             if stream.left <= size:
                 stream.connection.write(self._last(stream))
             else:
-                stream.connection.write(stream.chunk if size == 1 else _chunk(_event(stream.is_chat, WORD, None) * size))
+                stream.connection.write(
+                    stream.chunk if size == 1 else _chunk(_event(stream.is_chat, WORD, None) * size)
+                )
                 stream.left -= size
                 heappush(due, (when + delays.itl_s, number, stream))
 
@@ -177,7 +200,11 @@ class KnownServer:
         facts = {"begun_s": stream.begun_s, "first_s": stream.first_s, "last_s": now}
         events += _event(stream.is_chat, "", "length", {"selftest": facts})
         if stream.wants_usage:
-            events += b"data: " + msgspec.json.encode(_head(stream.is_chat) | {"choices": [], "usage": _usage(stream)}) + b"\n\n"
+            events += (
+                b"data: "
+                + msgspec.json.encode(_head(stream.is_chat) | {"choices": [], "usage": _usage(stream)})
+                + b"\n\n"
+            )
         return _chunk(events + b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -204,7 +231,10 @@ def _usage(stream: Stream) -> dict[str, int]:
 def _completion(stream: Stream) -> dict[str, Any]:
     text = WORD * stream.total
     content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if stream.is_chat else {"text": text}
-    return _head(stream.is_chat) | {"choices": [{"index": 0, **content, "finish_reason": "length"}], "usage": _usage(stream)}
+    return _head(stream.is_chat) | {
+        "choices": [{"index": 0, **content, "finish_reason": "length"}],
+        "usage": _usage(stream),
+    }
 
 
 def _whole(value: Any, status: bytes = b"200 OK") -> bytes:

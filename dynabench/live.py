@@ -106,7 +106,9 @@ def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool) -> list[str]:
             )
         span, took = float(np.ptp(intended)), float(np.ptp(actual))
         if not load.is_closed and is_complete and span > 1 and span / took < BEHIND:
-            notes.append(f"the client sent at {span / took:.0%} of the intended rate; lower the rate, or use --clients 2")
+            notes.append(
+                f"the client sent at {span / took:.0%} of the intended rate; lower the rate, or use --clients 2"
+            )
     busy = sent.facts["cpu_share"]
     if busy > BUSY:
         notes.append(
@@ -155,9 +157,7 @@ async def _target(
     async with stack:
         # mistral.rs gives text: what it holds back of a character comes with the next piece.
         counts_events = live.engine != "mistralrs"
-        target = Target(
-            stack.url, stack.model, live.prompts, "", is_ours=counts_events, tokens=tokens, has_nvext=True
-        )
+        target = Target(stack.url, stack.model, live.prompts, "", is_ours=counts_events, tokens=tokens, has_nvext=True)
         yield target, lambda: stack.group.dead
 
 

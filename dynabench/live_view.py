@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dynabench.load import Stats
+from dynabench.timeline import Stats
 
 
 class LiveView:
@@ -64,7 +64,9 @@ class LiveView:
         known = {worker: count for worker, count in stats.workers.items() if worker >= 0}
         if known:
             most = max(known.values())
-            bars = "  ".join(f"{worker} {'▁▂▃▄▅▆▇█'[min(count * 8 // (most + 1), 7)]}" for worker, count in known.items())
+            bars = "  ".join(
+                f"{worker} {'▁▂▃▄▅▆▇█'[min(count * 8 // (most + 1), 7)]}" for worker, count in known.items()
+            )
             lines.append(Text(f"workers  {bars}", overflow="ellipsis", no_wrap=True))
         return Group(*lines)
 

@@ -41,7 +41,9 @@ def _numbered(place: int, call: Callable[..., Any], args: tuple[Any, ...]) -> tu
 def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
     if backend == "local":
         if address is not None:
-            raise UserError(f"the address {address} is of a cluster; name its kind with --backend ray or --backend dask")
+            raise UserError(
+                f"the address {address} is of a cluster; name its kind with --backend ray or --backend dask"
+            )
         return joblib.parallel_config("loky", n_jobs=jobs)
     try:
         if backend == "ray":
@@ -55,7 +57,9 @@ def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
 
             Client(address) if address else Client()
     except ImportError as error:
-        raise UserError(f"--backend {backend} needs a package that is not installed; pip install 'dynabench[{backend}]'") from error
+        raise UserError(
+            f"--backend {backend} needs a package that is not installed; pip install 'dynabench[{backend}]'"
+        ) from error
     except (OSError, ConnectionError, RuntimeError) as error:
         raise UserError(f"the {backend} cluster at {address or 'a local address'} does not answer: {error}") from error
     return joblib.parallel_config(backend, n_jobs=jobs)

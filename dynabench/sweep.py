@@ -59,7 +59,12 @@ class _Work:
     """What every point of a sweep needs, and what is known of them."""
 
     def __init__(
-        self, path: Path | None, experiment: ExperimentConfig, config: SweepConfig, points: Path, limits: list[slo.Limit]
+        self,
+        path: Path | None,
+        experiment: ExperimentConfig,
+        config: SweepConfig,
+        points: Path,
+        limits: list[slo.Limit],
     ) -> None:
         self.path = path
         self.experiment = experiment
@@ -113,14 +118,21 @@ def simulate_point(
     figures = summary["arms"][arm.name]
     settled = figures["stability"]
     missed = slo.missed(figures, limits) if limits else []
-    if limits and (figures["goodput"]["attainment"] or 0.0) < attainment and any(limit.statistic is None for limit in limits):
+    if (
+        limits
+        and (figures["goodput"]["attainment"] or 0.0) < attainment
+        and any(limit.statistic is None for limit in limits)
+    ):
         missed.append(f"attainment >= {attainment:g} ({figures['goodput']['attainment']:.4g})")
     if not settled["is_stable"]:
         missed.append("a queue that does not grow")
     start, stop = (float(edge) for edge in (runs[0].columns["intended_s"].min(), runs[0].columns["intended_s"].max()))
     return {
         "name": arm.name,
-        "changes": {name: value if isinstance(value, (int, float, str, type(None))) else str(value) for name, value in arm.changes.items()},
+        "changes": {
+            name: value if isinstance(value, (int, float, str, type(None))) else str(value)
+            for name, value in arm.changes.items()
+        },
         "workers": arm.settings.workers,
         "offered_per_s": len(workload) / (stop - start) if stop > start else None,
         "is_stable": settled["is_stable"],
@@ -191,7 +203,9 @@ def _search(work: _Work, arms: list[Arm], console: Console) -> tuple[bool, list[
     for arm in arms:
         met, missed = bounds[arm.name]
         row = best[arm.name]
-        rows.append({"arm": arm.name, "changes": _shown(arm), "find": name, "met": met, "missed_at": missed, "point": row})
+        rows.append(
+            {"arm": arm.name, "changes": _shown(arm), "find": name, "met": met, "missed_at": missed, "point": row}
+        )
     return is_complete, rows
 
 
@@ -236,7 +250,10 @@ def _at(arm: Arm, name: str, value: Any) -> Arm:
 
 
 def _shown(arm: Arm) -> Json:
-    return {name: str(value) if not isinstance(value, (int, float, str, type(None))) else value for name, value in arm.changes.items()}
+    return {
+        name: str(value) if not isinstance(value, (int, float, str, type(None))) else value
+        for name, value in arm.changes.items()
+    }
 
 
 def _identity(path: Path | None, config: SweepConfig, experiment: ExperimentConfig, settings: Settings) -> str:
@@ -269,7 +286,9 @@ def _open(out: Path, identity: str) -> Path:
         if out.exists() and not mark.exists():
             raise UserError(f"{out} exists and is no sweep; name another results folder with --out, or remove it")
         if mark.exists() and mark.read_text().strip() != identity:
-            raise UserError(f"{out} holds a sweep with other settings; name another results folder with --out, or remove it")
+            raise UserError(
+                f"{out} holds a sweep with other settings; name another results folder with --out, or remove it"
+            )
         points.mkdir(parents=True, exist_ok=True)
         mark.write_text(identity + "\n")
     except OSError as error:

@@ -49,7 +49,7 @@ def write_workload(workload: Workload, out: Path, format: str = "mooncake") -> N
     write_whole(out, fill)
 
 
-def write_whole(out: Path, fill: Callable[[IO[bytes]], None]) -> None:
+def write_whole(out: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Write a new file under a temporary name beside it, compressed if its name ends in .gz, and rename it.
 
     Raises:

@@ -62,7 +62,9 @@ def percentiles(runs: Runs, summary: Json) -> Chart:
             if known:
                 below = [max(heights[spot] - intervals[spot][0] * 1000, 0) for spot in known]
                 above = [max(intervals[spot][1] * 1000 - heights[spot], 0) for spot in known]
-                error = axes.errorbar(bars[known], heights[known], [below, above], fmt="none", ecolor=drawing.INK, elinewidth=0.8)
+                error = axes.errorbar(
+                    bars[known], heights[known], [below, above], fmt="none", ecolor=drawing.INK, elinewidth=0.8
+                )
                 mark(list(error.lines[2]), place)
             panel.add(arm, place, [f"{arm} {key}" for key in keys], heights)
         axes.set_xticks(np.arange(4) + 0.4 - width / 2, keys)
@@ -70,7 +72,9 @@ def percentiles(runs: Runs, summary: Json) -> Chart:
         axes.grid(visible=False, axis="x")
         shown.append(panel)
     panels[0].legend(fontsize=8)
-    return Chart(figure, "Mean and percentiles with 95 % intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True)
+    return Chart(
+        figure, "Mean and percentiles with 95 % intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True
+    )
 
 
 def differences(runs: Runs, summary: Json) -> Chart | None:
@@ -133,7 +137,13 @@ def timeline(runs: Runs, summary: Json) -> Chart:
         panel.axes.set_ylim(bottom=0)
     panels[1].axes.legend(fontsize=8)
     panels[-1].axes.set_xlabel("time (s)")
-    return Chart(figure, "Timeline: arrivals, requests in the system, failures", "Over the time of the run, per arm.", panels, True)
+    return Chart(
+        figure,
+        "Timeline: arrivals, requests in the system, failures",
+        "Over the time of the run, per arm.",
+        panels,
+        True,
+    )
 
 
 def ttft_over_time(runs: Runs, summary: Json) -> Chart:
@@ -146,7 +156,10 @@ def ttft_over_time(runs: Runs, summary: Json) -> Chart:
         centres, groups = drawing.windows(run.columns["intended_s"], values)
         medians = [float(np.median(group)) for group in groups]
         mark(axes.plot(centres, medians, color=colour(place), label=arm), place)
-        mark(axes.plot(centres, [np.percentile(group, 90) for group in groups], ".", color=colour(place), markersize=4), place)
+        mark(
+            axes.plot(centres, [np.percentile(group, 90) for group in groups], ".", color=colour(place), markersize=4),
+            place,
+        )
         panel.add(f"{arm} median", place, centres, medians)
     axes.set_yscale("log")
     logarithmic(axes.yaxis)
@@ -166,7 +179,10 @@ def hit_waterfall(runs: Runs, summary: Json) -> Chart | None:
     for place, arm in enumerate(runs):
         shares = [summary["arms"][arm]["waterfall"][stage] for stage in stages]
         heights = np.array([np.nan if share is None else share * 100 for share in shares])
-        mark(list(axes.bar(np.arange(4) + place * width, np.nan_to_num(heights), width, color=colour(place), label=arm)), place)
+        mark(
+            list(axes.bar(np.arange(4) + place * width, np.nan_to_num(heights), width, color=colour(place), label=arm)),
+            place,
+        )
         panel.add(arm, place, [f"{arm}, {insight.WATERFALL[stage]}" for stage in stages], heights)
     axes.set_xticks(np.arange(4) + 0.4 - width / 2, ["endless cache", "best worker", "predicted", "engine found"])
     axes.grid(visible=False, axis="x")
@@ -201,7 +217,13 @@ def worker_heat(runs: Runs, summary: Json) -> Chart | None:
         axes.grid(visible=False)
         shown.append(panel)
     panels[0].set_ylabel("worker")
-    return Chart(figure, "Work sent to each worker over time (uncached prompt and output tokens per second)", "A row per worker.", shown, True)
+    return Chart(
+        figure,
+        "Work sent to each worker over time (uncached prompt and output tokens per second)",
+        "A row per worker.",
+        shown,
+        True,
+    )
 
 
 def hits_over_time(runs: Runs, summary: Json) -> Chart:

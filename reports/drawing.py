@@ -64,7 +64,9 @@ class Panel:
     def add(self, label: str, arm: int | None, x: Iterable[Any], y: Iterable[Any]) -> None:
         """Let the pointer be on these points."""
         values = [None if value is None or not np.isfinite(value) else _short(value) for value in y]
-        self.series.append(Series(label, arm, [_short(value) if isinstance(value, float) else value for value in x], values))
+        self.series.append(
+            Series(label, arm, [_short(value) if isinstance(value, float) else value for value in x], values)
+        )
 
 
 @dataclass
@@ -117,7 +119,9 @@ def new(title: str, x: str, y: str, *, size: tuple[float, float] = (7, 3.6)) -> 
     return figure, axes
 
 
-def grid_of(count: int, *, width: float = 3.1, height: float = 2.9, columns: int = 4, **options: Any) -> tuple[Figure, list[Axes]]:
+def grid_of(
+    count: int, *, width: float = 3.1, height: float = 2.9, columns: int = 4, **options: Any
+) -> tuple[Figure, list[Axes]]:
     """Begin a chart of many small panels."""
     across = min(max(count, 1), columns)
     down = -(-max(count, 1) // across)
@@ -167,16 +171,19 @@ def _panel(panel: Panel, figure: Figure) -> dict[str, Any]:
     width, height = figure.get_size_inches() * 72
     box = panel.axes.get_position()
     axes = {}
-    for name, axis, limits in (("x", panel.axes.xaxis, panel.axes.get_xlim()), ("y", panel.axes.yaxis, panel.axes.get_ylim())):
+    for name, axis, limits in (
+        ("x", panel.axes.xaxis, panel.axes.get_xlim()),
+        ("y", panel.axes.yaxis, panel.axes.get_ylim()),
+    ):
         axes[name] = {"from": float(limits[0]), "to": float(limits[1]), "log": axis.get_scale() == "log"}
     return {
-        "box": [round(value, 1) for value in (box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height)],
+        "box": [
+            round(value, 1) for value in (box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height)
+        ],
         **axes,
         "xUnit": panel.x_unit,
         "yUnit": panel.y_unit,
-        "series": [
-            {"label": series.label, "arm": series.arm, "x": series.x, "y": series.y} for series in panel.series
-        ],
+        "series": [{"label": series.label, "arm": series.arm, "x": series.x, "y": series.y} for series in panel.series],
     }
 
 

@@ -108,4 +108,6 @@ def llmd(manifest: Json, runs: list[ArmResult], summary: Json) -> list[Json]:
 
 def _spread(figures: Json, units: str) -> Json:
     names = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "max": "max"}
-    return {"units": units} | {ours: figures[theirs] for theirs, ours in names.items() if figures.get(theirs) is not None}
+    return {"units": units} | {
+        ours: figures[theirs] for theirs, ours in names.items() if figures.get(theirs) is not None
+    }

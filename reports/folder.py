@@ -74,7 +74,9 @@ def read(folder: Path) -> tuple[Json, list[ArmResult]]:
     except (OSError, ValueError) as error:
         raise ReportError(f"{folder}: not a results folder ({error})") from error
     if experiment.get("schema") != SCHEMA:
-        raise ReportError(f"{folder}: was written by another version (schema {experiment.get('schema')}, expected {SCHEMA})")
+        raise ReportError(
+            f"{folder}: was written by another version (schema {experiment.get('schema')}, expected {SCHEMA})"
+        )
     runs = []
     for place, facts in enumerate(experiment["runs"]):
         rows = frame[frame["run"] == place]

@@ -17,15 +17,22 @@ WATERFALL = {
 def waterfall(run: ArmResult) -> dict[str, float | None]:
     """Return the share of prompt tokens cached at each stage, None where it is not known.
 
-    Where the engine found more than was predicted, other requests cached it in the meantime.
+    Where the engine found more than was predicted, other requests cached it in the meantime. Modes that do not follow who
+    has what predict nothing.
     """
     c = run.columns
     good = c["error"] == ""
     total = float(c["isl"][good].sum())
-    names = {"endless": "endless_tokens", "best": "best_tokens", "predicted": "predicted_tokens", "actual": "cached_tokens"}
+    names = {
+        "endless": "endless_tokens",
+        "best": "best_tokens",
+        "predicted": "predicted_tokens",
+        "actual": "cached_tokens",
+    }
     result: dict[str, float | None] = {}
+    follows = "best_tokens" in c and bool((c["best_tokens"][good] >= 0).all())
     for stage, name in names.items():
-        known = name in c and bool((c[name][good] >= 0).all())
+        known = name in c and (follows or stage not in ("best", "predicted"))
         result[stage] = float(c[name][good].sum() / total) if known and total else None
     return result
 

@@ -29,7 +29,11 @@ def vllm(run: ArmResult) -> Rows:
         tpot = np.where(c["osl"] > 1, (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1), 0.0)
     return [
         ("TTFT", "first chunk with text - request start", values["ttft"]),
-        ("TPOT", "(E2EL - TTFT) / (output tokens - 1), per request; 0 for one token", np.where(np.isnan(values["ttft"]), np.nan, tpot)),
+        (
+            "TPOT",
+            "(E2EL - TTFT) / (output tokens - 1), per request; 0 for one token",
+            np.where(np.isnan(values["ttft"]), np.nan, tpot),
+        ),
         ("ITL", "gaps between chunks, pooled; a chunk of many tokens is one gap", _chunks(run)),
         ("E2EL", "last chunk - request start", values["e2e"]),
     ]
@@ -44,7 +48,11 @@ def guidellm(run: ArmResult) -> Rows:
     return [
         ("TTFT", "first token - request start", values["ttft"]),
         ("TPOT", "(last token - request start) / output tokens: prefill included", per_token),
-        ("ITL", "(last token - first token) / (output tokens - 1), per request", np.where(np.isnan(values["ttft"]), np.nan, between)),
+        (
+            "ITL",
+            "(last token - first token) / (output tokens - 1), per request",
+            np.where(np.isnan(values["ttft"]), np.nan, between),
+        ),
         ("Request Latency", "last token - request start", values["e2e"]),
     ]
 

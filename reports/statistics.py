@@ -135,7 +135,7 @@ def student_t(freedom: int, share: float = 0.975) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    return z + math.fsum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
 def _resamples(number: int, seed: int) -> npt.NDArray[np.float64]:

@@ -48,7 +48,10 @@ def summarize(
     tables = {arm: _by_request(repeats, size) for arm, repeats in arms.items()}
     first = next(iter(arms))
     blocks = blocks_of(tables[first]["intended_s"], tables[first]["e2e_sched"])
-    figures = {arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or []) for arm, repeats in arms.items()}
+    figures = {
+        arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [])
+        for arm, repeats in arms.items()
+    }
     floor = _noise_floor(figures, tables, blocks)
     differences = {arm: _differences(tables[first], tables[arm], blocks, floor) for arm in arms if arm != first}
     for arm, names in differences.items():

@@ -18,6 +18,7 @@ SCHEMA = "dynabench.sweep/1"
 def write(out: Path, manifest: Json, rows: list[Json], points: list[Json], *, is_complete: bool) -> Json:
     """Write the table and report of a sweep into its folder; return what they say."""
     summary = _searched(rows) if manifest["sweep"]["find"] else _gridded(rows, manifest)
+    summary |= {"only_wide": ["offered/s", "TTFT p99", "req/s", "tok/s", "imbalance", "goodput", "missed at"]}
     summary |= {"schema": SCHEMA, "is_complete": is_complete, "limits": manifest["limits"], "points": rows}
     if not is_complete:
         summary["verdict"] += " The sweep was interrupted; run the same command again to go on."
@@ -49,9 +50,23 @@ def write(out: Path, manifest: Json, rows: list[Json], points: list[Json], *, is
 
 
 def _gridded(rows: list[Json], manifest: Json) -> Json:
-    axes = [name for name in _names(rows) if len({str(row["changes"].get(name)) for row in rows}) > 1] or ["router_mode"]
+    axes = [name for name in _names(rows) if len({str(row["changes"].get(name)) for row in rows}) > 1] or [
+        "router_mode"
+    ]
     has_limits = bool(manifest["limits"])
-    columns = [*axes, "offered/s", "TTFT mean", "TTFT p90", "TTFT p99", "TPOT mean", "E2E mean", "req/s", "tok/s", "hits", "imbalance"]
+    columns = [
+        *axes,
+        "offered/s",
+        "TTFT mean",
+        "TTFT p90",
+        "TTFT p99",
+        "TPOT mean",
+        "E2E mean",
+        "req/s",
+        "tok/s",
+        "hits",
+        "imbalance",
+    ]
     columns += ["goodput", "limits"] if has_limits else ["stable"]
     table = []
     for row in rows:
@@ -81,7 +96,13 @@ def _gridded(rows: list[Json], manifest: Json) -> Json:
     elif stable:
         best = min(stable, key=lambda row: float(row["ttft_sched"]["mean"]))
         parts.append(f"Lowest mean TTFT: {best['name']} ({milliseconds(best['ttft_sched']['mean'])} ms).")
-    return {"title": "Every combination", "columns": columns, "num_axes": len(axes), "rows": table, "verdict": " ".join(parts)}
+    return {
+        "title": "Every combination",
+        "columns": columns,
+        "num_axes": len(axes),
+        "rows": table,
+        "verdict": " ".join(parts),
+    }
 
 
 def _searched(rows: list[Json]) -> Json:
@@ -92,11 +113,18 @@ def _searched(rows: list[Json]) -> Json:
     for row in rows:
         point = row["point"]
         cells = [_text(row["changes"].get(axis)) for axis in axes]
-        cells += [_text(row["met"]) if row["met"] is not None else "none", _text(row["missed_at"]) if row["missed_at"] else "-"]
+        cells += [
+            _text(row["met"]) if row["met"] is not None else "none",
+            _text(row["missed_at"]) if row["missed_at"] else "-",
+        ]
         if point is None:
             cells += ["-"] * 4
         else:
-            cells += [f"{point['offered_per_s']:.2f}", milliseconds(point["ttft_sched"]["p99"]), milliseconds(point["tpot"]["p99"])]
+            cells += [
+                f"{point['offered_per_s']:.2f}",
+                milliseconds(point["ttft_sched"]["p99"]),
+                milliseconds(point["tpot"]["p99"]),
+            ]
             cells.append(f"{point['goodput']['goodput_per_s'] or 0:.2f}")
         table.append(cells)
     known = [row for row in rows if row["met"] is not None]
@@ -108,7 +136,13 @@ def _searched(rows: list[Json]) -> Json:
             verdict += f" {least['arm']} meets them up to {_text(least['met'])} ({best['met'] / least['met'] - 1:+.0%} between the two)."
     else:
         verdict = "Nothing meets the limits, not even at the lowest value tried (--low)."
-    return {"title": f"Highest {name} that meets the limits", "columns": columns, "num_axes": len(axes), "rows": table, "verdict": verdict}
+    return {
+        "title": f"Highest {name} that meets the limits",
+        "columns": columns,
+        "num_axes": len(axes),
+        "rows": table,
+        "verdict": verdict,
+    }
 
 
 def _charts(points: list[Json], manifest: Json) -> dict[str, Chart]:
@@ -127,15 +161,22 @@ def _charts(points: list[Json], manifest: Json) -> dict[str, Chart]:
         figure, axes = new(title, x_label, y_label)
         panel = Panel(axes)
         for place, (group, members) in enumerate(groups.items()):
-            known = sorted((x_of(p), y_of(p), p["is_stable"]) for p in members if x_of(p) is not None and y_of(p) is not None)
+            known = sorted(
+                (x_of(p), y_of(p), p["is_stable"]) for p in members if x_of(p) is not None and y_of(p) is not None
+            )
             if not known:
                 continue
-            x, y, stable = zip(*known, strict=True)
+            x, y, _ = zip(*known, strict=True)
             mark(axes.plot(x, y, "-" if len(x) > 1 else "", color=colour(place), label=group, linewidth=1), place)
             for is_stable, face in ((True, colour(place)), (False, "none")):
                 spots = [(a, b) for a, b, settled in known if settled is is_stable]
                 if spots:
-                    mark(axes.plot(*zip(*spots, strict=True), "o", color=colour(place), markerfacecolor=face, markersize=4), place)
+                    mark(
+                        axes.plot(
+                            *zip(*spots, strict=True), "o", color=colour(place), markerfacecolor=face, markersize=4
+                        ),
+                        place,
+                    )
             panel.add(group, place, x, y)
         if any(panel.series) and "TTFT" in x_label:
             axes.set_xscale("log")
@@ -145,7 +186,9 @@ def _charts(points: list[Json], manifest: Json) -> dict[str, Chart]:
             logarithmic(axes.yaxis)
         if len(groups) > 1:
             axes.legend(fontsize=8)
-        charts[name] = Chart(figure, f"{title} (hollow: the queue grew)", "A point per combination, a line per router mode.", [panel])
+        charts[name] = Chart(
+            figure, f"{title} (hollow: the queue grew)", "A point per combination, a line per router mode.", [panel]
+        )
     return charts
 
 
@@ -161,7 +204,9 @@ def _grouped(points: list[Json], manifest: Json) -> dict[str, list[Json]]:
 def _by_rest(rows: list[Json]) -> dict[str, list[Json]]:
     groups: dict[str, list[Json]] = {}
     for row in rows:
-        key = json.dumps({name: value for name, value in row["changes"].items() if name != "router_mode"}, sort_keys=True)
+        key = json.dumps(
+            {name: value for name, value in row["changes"].items() if name != "router_mode"}, sort_keys=True
+        )
         groups.setdefault(key, []).append(row)
     return groups
 

@@ -9,7 +9,7 @@ from reports.metrics import LABELS
 from reports.records import ArmResult
 
 Json = dict[str, Any]
-WORDS = {"better": "better", "worse": "worse", "inconclusive": "~", "unstable": "unstable"}
+WIDE = 150
 TIMES = ("ttft_sched", "itl", "tpot", "e2e_sched")
 
 
@@ -30,12 +30,18 @@ def rows(summary: Json) -> list[tuple[str, list[str]]]:
     figures = list(arms.values())
     lines: list[tuple[str, list[str]]] = []
     for name in TIMES:
-        for statistic in ("mean", "p50", "p90", "p99"):
-            lines.append((f"{LABELS[name]} {statistic} (ms)", [milliseconds(arm[name][statistic]) for arm in figures]))
+        lines += [
+            (f"{LABELS[name]} {statistic} (ms)", [milliseconds(arm[name][statistic]) for arm in figures])
+            for statistic in ("mean", "p50", "p90", "p99")
+        ]
         if name != "itl" and len(arms) > 1:
-            for statistic in ("mean", "p90"):
-                label = f"{LABELS[name]} {statistic} vs {summary['baseline']}"
-                lines.append((label, [_difference(summary, arm, name, statistic) for arm in arms]))
+            lines += [
+                (
+                    f"{LABELS[name]} {statistic} vs {summary['baseline']}",
+                    [_difference(summary, arm, name, statistic) for arm in arms],
+                )
+                for statistic in ("mean", "p90")
+            ]
     lines.append(("requests/s", [_number(arm["throughput"]["requests_per_s"], 2) for arm in figures]))
     lines.append(("output tokens/s", [_number(arm["throughput"]["output_tokens_per_s"], 0) for arm in figures]))
     if any("goodput" in arm for arm in figures):
@@ -88,13 +94,18 @@ def like_table(runs: list[ArmResult], tool: str) -> Table:
     return table
 
 
-def sweep_table(summary: Json) -> Table:
-    """One line per combination of settings."""
-    table = Table(title=summary["title"], title_justify="left", pad_edge=False)
-    for place, name in enumerate(summary["columns"]):
-        table.add_column(name, justify="left" if place < summary["num_axes"] else "right", no_wrap=True)
+def sweep_table(summary: Json, width: int) -> Table:
+    """One line per combination of settings, as many columns as a terminal of this width carries."""
+    table = Table(title=summary["title"], title_justify="left", caption_justify="left", pad_edge=False)
+    shown = [
+        place for place, name in enumerate(summary["columns"]) if name not in summary["only_wide"] or width >= WIDE
+    ]
+    if len(shown) < len(summary["columns"]):
+        table.caption = "More columns in the report and table.csv."
+    for place in shown:
+        table.add_column(summary["columns"][place], justify="left" if place < summary["num_axes"] else "right")
     for cells in summary["rows"]:
-        table.add_row(*cells)
+        table.add_row(*(cells[place] for place in shown))
     return table
 
 

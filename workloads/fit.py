@@ -46,7 +46,9 @@ def fit(workload: Workload) -> Spec:
         WorkloadError: it has too few requests.
     """
     if len(workload) < 20:
-        raise WorkloadError(f"{workload.name}: {len(workload)} requests are too few to fit distributions to; expected 20 or more")
+        raise WorkloadError(
+            f"{workload.name}: {len(workload)} requests are too few to fit distributions to; expected 20 or more"
+        )
     size = workload.block_size
     used: dict[int, int] = {}
     fresh, first = [], []
@@ -88,7 +90,13 @@ def make(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Requ
         shared: tuple[int, ...] = ()
         if made and spec.reuses and rng.random() < spec.reuse_share:
             gap, depth, _ = rng.choices(spec.reuses, weights)[0]
-            shared = _prefix(made, number, gap * 2 ** rng.uniform(-0.4, 0.4), max(1, round(depth * 2 ** rng.uniform(-0.4, 0.4))), size)
+            shared = _prefix(
+                made,
+                number,
+                gap * 2 ** rng.uniform(-0.4, 0.4),
+                max(1, round(depth * 2 ** rng.uniform(-0.4, 0.4))),
+                size,
+            )
         length = len(shared) * size + max(round(_draw(rng, spec.fresh_tokens if shared else spec.first_tokens)), 0)
         length = max(length, 1)
         blocks = -(-length // size)
@@ -149,4 +157,3 @@ def _draw(rng: random.Random, quantiles: list[float]) -> float:
     place = rng.random() * (len(quantiles) - 1)
     low = int(place)
     return quantiles[low] + (quantiles[low + 1] - quantiles[low]) * (place - low)
-

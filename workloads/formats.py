@@ -42,7 +42,11 @@ def _write_sessions(requests: Iterable[Request], file: IO[bytes]) -> None:
             "output_length": request.output_length,
             "hash_ids": request.hash_ids,
         }
-        row |= {"delay": round(request.delay_s * 1000, 3)} if request.after else {"timestamp": round(request.arrival_s * 1000, 3)}
+        row |= (
+            {"delay": round(request.delay_s * 1000, 3)}
+            if request.after
+            else {"timestamp": round(request.arrival_s * 1000, 3)}
+        )
         file.write(msgspec.json.encode(row) + b"\n")
 
 
@@ -113,7 +117,11 @@ FORMATS: dict[str, Format] = {
     "mooncake": Format(
         "Mooncake JSONL: timestamp (ms), input_length, output_length, hash_ids of 512 tokens",
         lambda path, _, namer: mooncake.read(path, block_size=namer.block_size),
-        lambda first, _: first is not None and "hash_ids" in first and "session_id" not in first and "chat_id" not in first,
+        lambda first, _: (
+            first is not None
+            and ("hash_ids" in first or "input_length" in first)
+            and not {"session_id", "chat_id"} & set(first)
+        ),
         write=_write_mooncake,
         keeps=frozenset({"times", "sharing"}),
     ),
@@ -213,12 +221,23 @@ def detect(path: Path) -> str:
     for name, format in FORMATS.items():
         if format.is_like(first, start):
             return name
-    shown = f"its first object has {', '.join(list(first)[:8]) or 'nothing'}" if first is not None else "it is neither JSON nor a CSV that is known"
-    raise WorkloadError(f"{path}: the format is not recognised ({shown}); expected one of {', '.join(FORMATS)} (--format)")
+    shown = (
+        f"its first object has {', '.join(list(first)[:8]) or 'nothing'}"
+        if first is not None
+        else "it is neither JSON nor a CSV that is known"
+    )
+    raise WorkloadError(
+        f"{path}: the format is not recognised ({shown}); expected one of {', '.join(FORMATS)} (--format)"
+    )
 
 
 def read(
-    path: Path, *, format: str | None = None, block_size: int | None = None, encode: Encode | None = None, default_osl: int = 128
+    path: Path,
+    *,
+    format: str | None = None,
+    block_size: int | None = None,
+    encode: Encode | None = None,
+    default_osl: int = 128,
 ) -> Workload:
     """Read a workload.
 
@@ -260,7 +279,9 @@ def lost(workload: Workload, name: str) -> list[str]:
     found = []
     if "times" not in format.keeps and any(request.arrival_s > 0 for request in requests):
         found.append("arrival times")
-    if "sharing" not in format.keeps and len({id for r in requests for id in r.hash_ids}) < sum(len(r.hash_ids) for r in requests):
+    if "sharing" not in format.keeps and len({id for r in requests for id in r.hash_ids}) < sum(
+        len(r.hash_ids) for r in requests
+    ):
         found.append("what prompts share")
     elif "text" not in format.keeps and "sharing" in format.keeps and workload.block_size < format.block_size:
         found.append(f"sharing in blocks smaller than {format.block_size} tokens")
@@ -297,7 +318,8 @@ def reblocked(workload: Workload, size: int) -> Workload:
         raise WorkloadError(f"blocks of {before} tokens cannot be made blocks of {size}: neither divides the other")
     cut = split_ids if size < before else join_ids
     requests = [
-        msgspec.structs.replace(request, hash_ids=cut(request.hash_ids, request.input_length, before, size)) for request in workload
+        msgspec.structs.replace(request, hash_ids=cut(request.hash_ids, request.input_length, before, size))
+        for request in workload
     ]
     return Workload(workload.name, size, requests, workload.notes)
 
@@ -331,7 +353,8 @@ def _names_of(text: bytes) -> dict[str, Any]:
     """Return the names of an object that does not end within the beginning, each list and object as an empty list."""
     import re
 
-    depth, names = 0, {}
+    depth = 0
+    names: dict[str, Any] = {}
     for match in re.finditer(rb'"((?:[^"\\]|\\.)*)"\s*(:?)\s*([\[{]?)|([\[{}\]])', text):
         if match[4]:
             depth += 1 if match[4] in b"[{" else -1

@@ -122,7 +122,9 @@ def csv_rows(path: Path) -> Iterator[Row]:
         with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines)
             for row in reader:
-                yield Row({(name or "").strip(): value for name, value in row.items()}, f"{path}, line {reader.line_num}")
+                yield Row(
+                    {(name or "").strip(): value for name, value in row.items()}, f"{path}, line {reader.line_num}"
+                )
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise unreadable(path, error) from error
 

@@ -52,7 +52,9 @@ class TextReader:
             name = conversation.text("id", f"conversation {number}")
             for turn in conversation.items("conversations"):
                 text = turn.text("value") if "value" in turn.values else turn.text("content")
-                role = turn.values.get("from") or turn.values.get("role") or ("assistant" if len(messages) % 2 else "user")
+                role = (
+                    turn.values.get("from") or turn.values.get("role") or ("assistant" if len(messages) % 2 else "user")
+                )
                 if role in ("gpt", "assistant", "chatgpt", "bard", "bing") and messages:
                     yield self.request(turn, list(messages), output=self.count(text), session=name, after=after)
                     after = (number,)
@@ -80,7 +82,7 @@ class TextReader:
             yield self.request(row, row.text("prompt" if "prompt" in row.values else "text"))
 
     def aiperf_single(self, path: Path) -> Requests:
-        """aiperf's single_turn: text with a timestamp or a delay in ms; rows of a session follow each other."""
+        """Aiperf's single_turn: text with a timestamp or a delay in ms; rows of a session follow each other."""
         last: dict[str, int] = {}
         for number, row in enumerate(objects(path)):
             session = row.text("session_id", "")
@@ -89,10 +91,11 @@ class TextReader:
             last[session] = number
 
     def aiperf_multi(self, path: Path) -> Requests:
-        """aiperf's multi_turn: a turn's prompt holds the turns before it, and answers as long as they were asked for."""
+        """Aiperf's multi_turn: a turn's prompt holds the turns before it, and answers as long as they were asked for."""
         number = 0
         for conversation in objects(path):
-            session, history, after = conversation.text("session_id", f"session {number}"), "", ()
+            session, history = conversation.text("session_id", f"session {number}"), ""
+            after: tuple[int, ...] = ()
             for turn in conversation.items("turns"):
                 request = self._turn(turn, history, session, after)
                 yield request

@@ -132,4 +132,3 @@ def in_order(requests: list[Request], path: Path) -> list[Request]:
         )
         for number in order
     ]
-
