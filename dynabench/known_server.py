@@ -60,7 +60,7 @@ class Stream:
         self.prompt_tokens = (
             len(prompt) if isinstance(prompt, list) and is_chat is False else max(len(str(prompt)) // 4, 1)
         )
-        self.chunk = _chunk(_event(is_chat, WORD, None))
+        self.chunk = CHUNKS[is_chat]
 
 
 class Connection(asyncio.Protocol):
@@ -121,6 +121,8 @@ class Connection(asyncio.Protocol):
                 "data": [{"id": MODEL, "object": "model", "owned_by": "dynabench", "max_model_len": 1 << 20}],
             }
             self.write(_whole(models))
+        elif url == b"/stats":
+            self.write(_whole(self._server.stats))
         elif url in (b"/health", b"/ping", b"/version", b"/"):
             self.write(_whole({"status": "ok", "version": "0"}))
         else:
@@ -135,6 +137,8 @@ class KnownServer:
         self._due: list[tuple[float, int, Stream]] = []
         self._number = 0
         self._news = asyncio.Event()
+        self.stats = {"requests": 0, "tokens": 0, "first_s": 0.0, "last_s": 0.0}
+        """Streams begun and tokens written, the first request's and the last token's time."""
 
     async def run(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
@@ -162,6 +166,8 @@ class KnownServer:
                 stream.next_s + self._delays.itl_s * (stream.total - 1), connection.write, _whole(_completion(stream))
             )
             return
+        self.stats["requests"] += 1
+        self.stats["first_s"] = self.stats["first_s"] or now
         connection.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
@@ -196,6 +202,8 @@ class KnownServer:
     def _last(self, stream: Stream) -> bytes:
         """Return the last tokens, the usage, and when tokens were really written."""
         now = monotonic()
+        self.stats["tokens"] += stream.total
+        self.stats["last_s"] = now
         events = _event(stream.is_chat, WORD, None) * stream.left
         facts = {"begun_s": stream.begun_s, "first_s": stream.first_s, "last_s": now}
         events += _event(stream.is_chat, "", "length", {"selftest": facts})
@@ -240,6 +248,9 @@ def _completion(stream: Stream) -> dict[str, Any]:
 def _whole(value: Any, status: bytes = b"200 OK") -> bytes:
     body = msgspec.json.encode(value)
     return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+CHUNKS = {is_chat: _chunk(_event(is_chat, WORD, None)) for is_chat in (False, True)}
 
 
 def main() -> None:

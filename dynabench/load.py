@@ -1,7 +1,6 @@
 """The load generator: an HTTP client like any other, which sends each request when the workload says so."""
 
 import asyncio
-import re
 import resource
 from collections import deque
 from typing import Any, Literal, NamedTuple
@@ -17,9 +16,13 @@ from workloads.tokens import TOKENS, as_words, prompt_tokens
 
 EVENT_END = b"\n\n"
 OURS = b'"finish_reason":null'
-TEXT = re.compile(rb'"(?:reasoning_content|reasoning|content|text)": ?"(?!")')
-"""A piece of text that is not empty, in the forms of chat and plain completions."""
-TAIL = re.compile(rb'\[DONE\]|"usage": ?\{|"error"|"nvext"')
+PIECES = [
+    (b'"%b":%b"' % (name, space), b'"%b":%b""' % (name, space))
+    for name in (b"text", b"content", b"reasoning_content", b"reasoning")
+    for space in (b"", b" ")
+]
+"""How a piece of text begins in plain and chat completions, and how one that is empty does."""
+TAILS = (b"[DONE]", b'"usage":{', b'"usage": {', b'"error"', b'"nvext"')
 AHEAD = 64
 """Bodies prepared before their time has come."""
 EXTRA_FIELDS = {"extra_fields": ["routing"]}
@@ -82,6 +85,7 @@ class LoadGenerator:
         self._open: dict[int, _Call] = {}
         self._deadlines: deque[tuple[float, _Call]] = deque()
         self._heads: dict[bool, bytes] = {}
+        self._pieces: list[tuple[bytes, bytes]] = []
         self._awaited_s = 0.0
         self._wake = asyncio.Event()
         self._pool: HttpPool
@@ -208,6 +212,16 @@ class LoadGenerator:
                     self._pool.abort(call)
                     call.on_failure("timeout", now)
 
+    def _count_pieces(self, events: bytes) -> int:
+        """Count the events with text, in whichever form this server has; the forms it uses are tried first."""
+        for mark, empty in self._pieces or PIECES:
+            if count := events.count(mark):
+                count -= events.count(empty)
+                if count:
+                    self._pieces = [(mark, empty), *(pair for pair in PIECES if pair[0] != mark)]
+                    return count
+        return 0
+
     def _on_end(self, call: "_Call", now: float) -> None:
         """A request is over."""
         number, timeline = call.number, self.timeline
@@ -274,7 +288,8 @@ class _Call:
             return
         self._rest = data[cut:]
         events = data[:cut] if self._rest else data
-        count = events.count(OURS) if self._owner._target.is_ours else len(TEXT.findall(events))
+        owner = self._owner
+        count = events.count(OURS) if owner._target.is_ours else owner._count_pieces(events)
         if count:
             at, timeline = now - self._start, self._owner.timeline
             if self._count:
@@ -287,7 +302,7 @@ class _Call:
             timeline.total_tokens += count
             if count > 1:
                 timeline.num_together += count
-        if self._end or TAIL.search(events):
+        if self._end or any(tail in events for tail in TAILS):
             self._end += events
 
     def on_end(self, now: float) -> None:
@@ -320,7 +335,7 @@ class _Call:
             return f"the stream ended without [DONE]: {last}"
         stated = None
         for line in end.split(EVENT_END):
-            if not line.startswith(b"data: {") or TAIL.search(line) is None:
+            if not line.startswith(b"data: {") or not any(tail in line for tail in TAILS):
                 continue
             event = msgspec.json.decode(line[6:])
             if error := event.get("error"):

@@ -1,0 +1,224 @@
+"""Every policy's exact score, on numbers small enough to check by hand (formulas: STUDY-routing A11)."""
+
+import math
+import random
+
+import pytest
+
+from serving.router import ROUTER_MODES, Mode, Prompt, Router, RouterConfig, WorkerState
+from serving.router.books import WorkerBooks
+from serving.router.candidates import Candidates
+from serving.router.policies import choose
+
+SIZE = 4
+
+
+def book(num_requests=0, prefill=0, blocks=0, decoding=0, context=0):
+    made = WorkerBooks()
+    made.num_requests, made.prefill_tokens, made.decode_blocks = num_requests, prefill, blocks
+    made.num_decoding, made.context_tokens = decoding, context
+    return made
+
+
+# 18 tokens in blocks of 4: R = 5, of which 4 are full.
+PROMPT = Prompt(18, ("a", "b", "c", "d"), 4, session="s")
+# Worker 0 has 3 blocks and much to do, worker 1 one block, worker 2 nothing and nothing to do.
+BOOKS = [
+    book(num_requests=4, prefill=8, blocks=20, decoding=3, context=60),
+    book(num_requests=2, prefill=4, blocks=6, decoding=1, context=10),
+    book(),
+]
+OVERLAPS = [3, 1, 0]
+COSTS = {"step_base_ms": 10.0, "step_prefill_us": 1000.0, "step_decode_us": 2000.0, "step_context_ns": 100_000.0}
+
+
+def costs(mode, *, prompt=PROMPT, books=BOOKS, overlaps=OVERLAPS, states=None, **settings):
+    policy = ROUTER_MODES[mode](RouterConfig(**settings), random.Random(3))
+    workers = list(range(len(books)))
+    return list(policy.costs(Candidates(workers, books, overlaps, prompt, SIZE, states=states)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "expected"),
+    [
+        ("least-loaded", {}, [4, 2, 0]),
+        ("least-tokens", {}, [8 + 60, 4 + 10, 0]),
+        ("prefix-longest", {}, [-3 + 4e-6, -1 + 2e-6, 0]),
+        # (Q + miss) / B + A + R
+        ("kv", {}, [(8 + 6) / 4 + 25, (4 + 14) / 4 + 11, 18 / 4 + 5]),
+        ("kv", {"kv_overlap_score_weight": 2.0}, [2 * 14 / 4 + 25, 2 * 18 / 4 + 11, 2 * 18 / 4 + 5]),
+        ("dynamo-kv", {}, [2 + 5 - 3 + 25, 1 + 5 - 1 + 11, 5 + 5]),
+        ("dynamo-kv-p8", {}, [8 * (2 + 5 - 3) + 25, 8 * 5 + 11, 8 * 5 + 5]),
+        ("dynamo-kv", {"overlap_score_credit": 0.5}, [2 + 5 - 1.5 + 25, 1 + 5 - 0.5 + 11, 5 + 5]),
+        # k = 1 / (1 + decay (Q - min Q) / B / R)
+        (
+            "dynamo-kv",
+            {"overlap_score_credit_decay": 1.0},
+            [7 - 3 / (1 + 2 / 5) + 25, 6 - 1 / (1 + 1 / 5) + 11, 10],
+        ),
+        ("dynamo-lmetric", {}, [(2 + 5 - 3) * 26, (1 + 5 - 1) * 12, 5 * 6]),
+        ("lmetric", {}, [14 * 5, 18 * 3, 18]),
+        ("lmetric-new", {}, [6 * 5, 14 * 3, 18]),
+        ("llumnix", {}, [14 + 4e-6, 18 + 2e-6, 18]),
+        ("prodstack-loadaware", {}, [(4 - 2) / 2 - 12 / 18, -4 / 18, (0 - 2) / 2]),
+        ("sgl-cache-aware", {}, [-3, -1, 0]),
+        ("aibrix-prefix", {}, [math.inf, 2e-6 - 1, math.inf]),
+        ("eldr", {}, [4, math.inf, math.inf]),
+        # Tp (Q + miss) + s (T0 + Td d + Tk C), one step
+        ("jspt", COSTS, [0.014 + 0.010 + 0.006 + 0.006, 0.018 + 0.010 + 0.002 + 0.001, 0.018 + 0.010]),
+        # the same in steps of 11 tokens less the decodes: ceil(14 / 8), ceil(18 / 10), ceil(18 / 11)
+        ("jspt", COSTS | {"step_budget_tokens": 11}, [0.014 + 2 * 0.022, 0.018 + 2 * 0.013, 0.018 + 2 * 0.010]),
+        (
+            "marginal",
+            COSTS | {"interference": 0.5, "expected_osl": 10},
+            [
+                0.036 + 0.5 * 0.001 * 6 * 3 + 10 * (0.0001 * 68 + 0.002 * 4),
+                0.031 + 0.5 * 0.001 * 14 * 1 + 10 * (0.0001 * 14 + 0.002 * 2),
+                0.028,
+            ],
+        ),
+    ],
+)
+def test_the_score_is_the_formula(mode, settings, expected):
+    assert costs(mode, **settings) == pytest.approx(expected)
+
+
+def test_llm_d_weighs_prefix_usage_and_queue():
+    states = [WorkerState(0.5, 4), WorkerState(0.25, 0), WorkerState(0.0, 2)]
+    expected = [-(2 * 3 / 5 + 0.5 + 0), -(2 / 5 + 0.75 + 1), -(0 + 1 + 0.5)]
+    assert costs("llmd-weighted", states=states) == pytest.approx(expected)
+    assert costs("llmd-weighted") == pytest.approx([-(2 * 3 / 5 + 2), -(2 / 5 + 2), -2])
+
+
+def test_sglang_gives_affinity_up_when_the_fleet_is_uneven():
+    uneven = [book(num_requests=100), book(num_requests=10), book(num_requests=0)]
+    assert costs("sgl-cache-aware", books=uneven) == [100, 10, 0]
+    assert costs("sgl-cache-aware", overlaps=[1, 0, 0]) == [4, 2, 0]  # 4 of 18 tokens is less than 30 %
+
+
+def test_aibrix_takes_the_least_loaded_when_requests_differ_by_more_than_eight():
+    assert costs("aibrix-prefix", books=[book(num_requests=9), book(), book()]) == [9, 0, 0]
+    assert costs("aibrix-prefix", overlaps=[0, 0, 0]) == [4, 2, 0]
+
+
+def test_power_of_two_looks_at_two_workers():
+    found = costs("p2c")
+    assert found.count(math.inf) == 1
+    assert [cost for cost in found if cost < math.inf] == [
+        own for own, cost in zip([4, 2, 0], found, strict=True) if cost < math.inf
+    ]
+
+
+def test_a_session_stays_where_it_is_when_workers_come_and_go():
+    homes = {}
+    for number in range(200):
+        ranks = costs("session", prompt=PROMPT._replace(session=f"s{number}"))
+        homes[number] = min(range(3), key=ranks.__getitem__)
+    assert min(list(homes.values()).count(worker) for worker in range(3)) > 40
+    moved = 0
+    for number, home in homes.items():
+        ranks = costs("session", prompt=PROMPT._replace(session=f"s{number}"), books=BOOKS[:2], overlaps=[0, 0])
+        moved += min(range(2), key=ranks.__getitem__) != home
+    assert moved == list(homes.values()).count(2)  # only those whose worker left
+
+
+def test_bounded_hashing_skips_full_workers():
+    free = costs("chwbl", books=[book(), book(), book()])
+    home = min(range(3), key=free.__getitem__)
+    full = [book(num_requests=3 if worker == home else 1) for worker in range(3)]
+    # ceil(1.25 (5 + 1) / 3) = 3: the home is full
+    assert costs("chwbl", books=full)[home] == math.inf
+    longer = Prompt(4000, tuple(range(1000)), 1000)
+    same_start = Prompt(4000, (*range(600), *range(5000, 5400)), 1000)
+    assert costs("chwbl", prompt=longer) == costs("chwbl", prompt=same_start)  # 1024 tokens are 256 blocks
+
+
+def test_dualmap_leaves_the_prefix_when_it_would_wait_too_long():
+    idle = [book(), book()]
+    assert costs("dualmap", books=idle, overlaps=[3, 0]) == [0.0, 1.0]
+    busy = [book(prefill=10_000), book()]
+    assert costs("dualmap", books=busy, overlaps=[3, 0], ttft_slo_s=0.05, **COSTS) == [1.0, 0.0]
+
+
+def test_preble_exploits_what_is_cached_and_explores_otherwise():
+    policy = ROUTER_MODES["preble-e2"](RouterConfig(**COSTS, expected_osl=1), random.Random(0))
+    even = [book(), book(), book()]
+
+    def candidates(overlaps, now):
+        return Candidates([0, 1, 2], even, overlaps, PROMPT, SIZE, now=now)
+
+    first = candidates([3, 0, 0], 0.0)
+    assert policy.costs(first) == [0.0, math.inf, math.inf]
+    explored = candidates([2, 0, 0], 0.0)  # 8 of 18 tokens: less is cached than not
+    assert list(policy.costs(explored)) == pytest.approx([0.010, 0.018, 0.018])
+    policy.routed(explored, 0)
+    again = policy.costs(candidates([2, 0, 0], 1.0))
+    assert again[0] == pytest.approx(0.020)  # its prefill time stays in the window ...
+    assert policy.costs(candidates([2, 0, 0], 200.0))[0] == pytest.approx(0.010)  # ... for three minutes
+
+
+def test_modes_take_additions():
+    mode = Mode.parse("lmetric+eps(5)+temp(0.5)+stale(250)")
+    assert (mode.base, mode.eps, mode.temp, mode.stale, mode.late) == ("lmetric", 5.0, 0.5, 250.0, 0.0)
+    for name, problem in (
+        ("best", "router_mode 'best' is unknown"),
+        ("kv+fast(1)", r"'fast\(1\)' cannot be added"),
+        ("kv+eps", "'eps' cannot be added"),
+        ("kv+wspt(1)", r"add late"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            Mode.parse(name)
+
+
+def test_tolerance_takes_any_within_a_share_of_the_range():
+    rng = random.Random(1)
+    assert {choose([0.0, 4.0, 100.0], 0.0, rng, 0.05) for _ in range(50)} == {0, 1}
+    assert {choose([0.0, math.inf, 1.0], 1.0, rng) for _ in range(50)} == {0, 2}
+
+
+def router(mode, workers=2, **settings):
+    core = Router(mode, RouterConfig(**settings), block_size=SIZE, rng=random.Random(1))
+    for worker in range(workers):
+        core.add_worker(worker)
+    return core
+
+
+def test_stale_loads_are_those_of_the_last_poll():
+    core = router("least-tokens+stale(1000)", 3)
+    prompt = Prompt(8, ("x", "y"), 2)
+    assert {core.pick(number, prompt, now=0.1 * number).worker for number in range(9)} >= {0, 1, 2}  # all look idle
+    loads = [core.load(worker).num_requests for worker in range(3)]
+    after = core.pick("next", prompt, now=2.0).worker
+    assert loads[after] == min(loads)
+
+
+def test_a_predicted_prefix_counts_until_it_expires():
+    core = router("prefix-longest+predict(5)")
+    prompt = Prompt(8, ("x", "y"), 2)
+    home = core.pick("r1", prompt, now=0.0)
+    assert core.pick("r2", prompt, now=1.0).overlaps[home.worker] == 2
+    assert core.pick("r3", prompt, now=20.0).overlaps == [0, 0]
+
+
+def test_late_binding_holds_requests_until_the_queue_is_short():
+    core = router("llumnix+late(8)", 1)
+    long, short = Prompt(12, ("a", "b", "c"), 3), Prompt(4, ("z",), 1)
+    assert core.place("r1", long, 0.0).worker == 0
+    assert core.place("r2", long, 0.1) is None
+    assert core.place("r3", short, 0.2) is None
+    assert core.num_held == 2
+    assert core.release(0.3) == []
+    core.on_first_token("r1")
+    assert [request for request, _ in core.release(0.4)] == ["r2"]  # whose 12 tokens fill the queue again
+    core.on_first_token("r2")
+    assert [request for request, _ in core.release(0.5)] == ["r3"]
+
+
+def test_held_requests_go_by_size_and_age():
+    core = router("llumnix+late(8)+wspt(0.001)", 1)
+    long, short = Prompt(12, ("a", "b", "c"), 3), Prompt(4, ("z",), 1)
+    core.place("r1", long, 0.0)
+    core.place("r2", long, 0.1)
+    core.place("r3", short, 0.2)
+    core.on_first_token("r1")
+    assert [request for request, _ in core.release(0.4)] == ["r3", "r2"]
