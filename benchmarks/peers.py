@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -100,11 +101,11 @@ def aiperf(url: str, job: Job, tools: Path, work: Path) -> Told:
     )
     command = [
         tools / "aiperf/bin/aiperf", "profile", "--model", MODEL, "--url", url, "--endpoint-type", "completions", "--streaming",
-        "--tokenizer", tools / "tokenizer", "--request-count", job.requests, *load, "--synthetic-input-tokens-mean", 32,
+        "--tokenizer", "local/tiny", "--request-count", job.requests, *load, "--synthetic-input-tokens-mean", 32,
         "--synthetic-input-tokens-stddev", 0, "--output-tokens-mean", job.tokens, "--output-tokens-stddev", 0,
         "--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--ui", "none", "--artifact-dir", work,
     ]  # fmt: skip
-    _run(command)
+    _run(command, {"HF_HOME": str(_hub(tools)), "HF_HUB_OFFLINE": "1"})
     found = json.loads(next(work.rglob("profile_export_aiperf.json")).read_text())
     ttft, itl = found["time_to_first_token"], found["inter_token_latency"]
     return Told((ttft["avg"], ttft["p50"]), (itl["avg"], itl["p50"]))
@@ -209,9 +210,24 @@ def main() -> None:
             print(f"{name:12}{rates}{ttft:>34}{itl:>22}{time.perf_counter() - started:10.1f}", flush=True)
 
 
-def _run(command: list[Any]) -> None:
+def _hub(tools: Path) -> Path:
+    """Lay the tokenizer out as the Hugging Face cache would have it, which is where aiperf's processes look for one."""
+    model = tools / "hf/hub/models--local--tiny"
+    commit = "0" * 40
+    if not model.exists():
+        shutil.copytree(tools / "tokenizer", model / "snapshots" / commit)
+        (model / "refs").mkdir()
+        (model / "refs/main").write_text(commit)
+    return tools / "hf"
+
+
+def _run(command: list[Any], environment: dict[str, str] | None = None) -> None:
     done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, env=os.environ | QUIET, timeout=900
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        env=os.environ | QUIET | (environment or {}),
+        timeout=900,
     )
     if done.returncode:
         print(done.stdout[-2000:], done.stderr[-3000:])

@@ -1,0 +1,135 @@
+"""Are the intervals honest? A/A pairs that differ by nothing, and a planted difference that must be found.
+
+    python benchmarks/noise.py [--pairs 100] [--difference 0.03]
+
+A/A: for each seed a workload, simulated twice with other seeds of the router. The 95 % intervals of the paired
+difference should exclude zero in about 5 of 100. Planted: engines that are 3 % faster. A pilot A/A pair says how many
+requests find 3 % with a chance of 80 %; experiments of that size are then made.
+"""
+
+import argparse
+import math
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from dynabench.virtual import simulate
+from mocker import EngineConfig
+from reports import metrics
+from reports.statistics import PairedDifference, blocks_of, paired_difference
+from serving.router import RouterConfig
+from workloads import Workload
+from workloads.synthesize import SynthConfig, synthesize
+
+NAMES = ("ttft_sched", "tpot", "e2e_sched")
+WORKERS = 4
+
+
+class Case(NamedTuple):
+    """A kind of experiment."""
+
+    mode: str
+    rate: float
+    requests: int
+
+
+class Side(NamedTuple):
+    """One run: the case, the workload's seed, the router's seed, how much faster the engines are."""
+
+    case: Case
+    workload_seed: int
+    seed: int
+    speedup: float = 1.0
+
+
+def run(side: Side) -> dict[str, np.ndarray]:
+    """Simulate a run; return what is needed per request."""
+    case = side.case
+    config = SynthConfig(
+        requests=case.requests,
+        rate=case.rate,
+        turns=3,
+        isl=900,
+        osl=100,
+        prefix_groups=8,
+        max_isl=16384,
+        seed=side.workload_seed,
+    )
+    result = simulate(
+        Workload("noise", 512, synthesize(config)),
+        mode=case.mode,
+        engine=EngineConfig(num_gpu_blocks=2000, speedup_ratio=side.speedup),
+        router=RouterConfig(),
+        num_workers=WORKERS,
+        seed=side.seed,
+    )
+    return metrics.per_request(result) | {"intended_s": result.columns["intended_s"]}
+
+
+def compare(one: dict[str, np.ndarray], two: dict[str, np.ndarray], name: str, share: float | None) -> PairedDifference:
+    """Compare two runs as an experiment does."""
+    blocks = blocks_of(one["intended_s"], one["e2e_sched"])
+    difference = paired_difference(one[name], two[name], blocks, share=share)
+    assert difference is not None
+    return difference
+
+
+def false_alarms(pool: ProcessPoolExecutor, case: Case, pairs: int) -> None:
+    """Count A/A pairs whose interval excludes zero."""
+    sides = [Side(case, pair, 1000 * pair + number) for pair in range(pairs) for number in (1, 2)]
+    runs = list(pool.map(run, sides, chunksize=10))
+    cells = []
+    for name in NAMES:
+        for label, share in (("mean", None), ("p90", 0.9)):
+            wrong = sum(not compare(runs[2 * pair], runs[2 * pair + 1], name, share).is_noise for pair in range(pairs))
+            cells.append(f"{name} {label} {wrong:3}")
+    print(f"  {case.mode:14} {case.rate:4g}/s {case.requests:5} requests: " + "   ".join(cells), flush=True)
+
+
+def planted(pool: ProcessPoolExecutor, case: Case, difference: float, tries: int) -> None:
+    """Ask a pilot for a sample size, then count how often a planted difference is found with it."""
+    pilot = list(pool.map(run, [Side(case, 10_000, 1), Side(case, 10_000, 2)]))
+    for name in NAMES:
+        needed = compare(*pilot, name, None).count_to_find(difference)
+        size = max(math.ceil(needed / 100) * 100, 300)
+        grown = case._replace(requests=size)
+        sides = [
+            Side(grown, 20_000 + number, 3 * number + side, 1 + difference * side)
+            for number in range(tries)
+            for side in (0, 1)
+        ]
+        runs = list(pool.map(run, sides, chunksize=2))
+        pairs = [compare(runs[2 * number], runs[2 * number + 1], name, None) for number in range(tries)]
+        found = sum(pair.high < 0 for pair in pairs)
+        mean = float(np.mean([pair.relative for pair in pairs]))
+        print(
+            f"  {case.mode:14} {name:10} recommended {needed:6,}, used {size:6,}: found {found} of {tries}, mean difference {mean:+.1%}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--difference", type=float, default=0.03)
+    parser.add_argument("--tries", type=int, default=20)
+    options = parser.parse_args()
+    cases = [
+        Case("random", 8, 1500),
+        Case("random", 14, 1500),
+        Case("kv+temp(0.3)", 12, 1500),
+        Case("least-loaded", 12, 1500),
+    ]
+    with ProcessPoolExecutor() as pool:
+        print(f"A/A: 95 % intervals that exclude zero, of {options.pairs} (2 to 8 of 100 are as they should be)")
+        for case in cases:
+            false_alarms(pool, case, options.pairs)
+        print(f"Planted: engines {options.difference:.0%} faster")
+        for case in cases[1:3]:
+            planted(pool, case, options.difference, options.tries)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+import numpy as np
+import pytest
+
+from reports import gate, slo
+from reports.stability import in_system, stability
+from reports.statistics import blocks_of, mean_interval, paired_difference, quantile_interval, student_t
+from reports.summary import NOISE_FLOOR, summarize
+from tests.reports.test_metrics import run
+
+
+@pytest.mark.parametrize(
+    ("freedom", "value"), [(1, 12.706), (2, 4.3027), (4, 2.7764), (5, 2.5706), (10, 2.2281), (39, 2.0227)]
+)
+def test_students_t_is_that_of_the_tables(freedom, value):
+    assert student_t(freedom) == pytest.approx(value, rel=2e-3)
+
+
+def test_a_block_spans_ten_lifetimes():
+    arrivals = np.arange(1000) * 1.0
+    assert len(set(blocks_of(arrivals, np.full(1000, 5.0)))) == 19  # 999 s / (10 x 5 s)
+    assert len(set(blocks_of(arrivals, np.full(1000, 0.01)))) == 40
+    assert len(set(blocks_of(arrivals, np.full(1000, 500.0)))) == 5
+    assert len(set(blocks_of(np.array([0.0, 1.0]), np.array([np.nan, 1.0])))) == 2
+    shuffled = np.random.default_rng(0).permutation(1000)
+    assert (np.argsort(blocks_of(arrivals[shuffled], np.ones(1000)), kind="stable") >= 0).all()
+
+
+def autocorrelated(rng, count, length):
+    """Noise whose neighbours within `length` are alike, and far more noise between neighbours."""
+    slow = np.repeat(rng.normal(0, 0.3, count // length + 1), length)[:count]
+    return slow + rng.normal(0, 1, count)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say_though_requests_are_alike():
+    rng = np.random.default_rng(2)
+    arrivals = np.arange(2000.0)
+    missed = 0
+    for _ in range(300):
+        base = rng.lognormal(0, 1, 2000)
+        other = base + autocorrelated(rng, 2000, 40)
+        missed += paired_difference(base, other, blocks_of(arrivals, np.full(2000, 10.0))).is_noise is False
+    assert 5 <= missed <= 27  # 15 of 300 expected; short blocks would miss some 60
+
+
+def test_a_difference_of_quantiles_is_found():
+    rng = np.random.default_rng(1)
+    base = rng.lognormal(0, 0.5, 4000)
+    blocks = np.arange(4000) // 200
+    pair = paired_difference(base, base * np.where(base > 2, 1.5, 1.0), blocks, share=0.99)
+    assert pair.low > 0
+    assert pair.mean == pytest.approx(0.5 * np.quantile(base, 0.99), rel=0.01)
+    assert paired_difference(base, base * np.where(base > 2, 1.5, 1.0), blocks, share=0.5).mean == 0
+
+
+def test_intervals_of_one_arm_hold_its_figures():
+    values = np.random.default_rng(0).lognormal(0, 1, 2000)
+    blocks = np.arange(2000) // 50
+    low, high = quantile_interval(values, blocks, 0.9)
+    assert low < np.quantile(values, 0.9) < high
+    low, high = mean_interval(values, blocks)
+    assert low < values.mean() < high
+    assert quantile_interval(values, np.zeros(2000, int), 0.9) is None
+
+
+def test_the_recommended_sample_grows_with_the_square_of_what_is_sought():
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(0, 0.3, 2000)
+    pair = paired_difference(base, base * rng.lognormal(0, 0.2, 2000), np.arange(2000) // 100)
+    assert pair.count_to_find(pair.detectable) == pytest.approx(2000, abs=1)
+    assert pair.count_to_find(pair.detectable / 2) == pytest.approx(8000, abs=2)
+
+
+def test_a_difference_within_the_noise_floor_is_inconclusive():
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(0, 0.1, 600)
+    arms = {"a": base, "b": base - 0.02, "a" + NOISE_FLOOR: base + 0.03}
+    runs = [run(name, ttft=values) for name, values in arms.items()]
+    summary = summarize(runs)
+    assert summary["noise_floor"]["ttft_sched"]["mean"] == pytest.approx(0.03)
+    found = summary["differences"]["b"]["ttft_sched"]["mean"]
+    assert found["high"] < 0
+    assert found["verdict"] == "inconclusive"
+    assert "two runs of the same arm differ by as much" in summary["verdict"]
+    alone = summarize(runs[:2])
+    assert alone["differences"]["b"]["ttft_sched"]["mean"]["verdict"] == "better"
+
+
+def lived(arrivals, lifetimes):
+    made = run("a", ttft=np.full(len(arrivals), 0.1))
+    made.columns |= {
+        "intended_s": arrivals,
+        "sent_s": arrivals,
+        "done_s": arrivals + lifetimes,
+        "last_token_s": arrivals + lifetimes,
+    }
+    made.columns["first_token_s"] = arrivals + 0.1
+    return made
+
+
+def test_the_number_in_the_system_is_exact():
+    made = lived(np.array([0.0, 1.0]), np.array([2.0, 4.0]))
+    assert in_system(made, np.array([0.0, 1.0, 2.0, 5.0, 6.0])).tolist() == [1.0, 2.0, 1.0, 0.0]
+
+
+def test_a_growing_queue_is_told_from_a_busy_one():
+    rng = np.random.default_rng(0)
+    arrivals = np.sort(rng.uniform(0, 600, 3000))
+    steady = lived(arrivals, rng.exponential(4.0, 3000))
+    growing = lived(arrivals, 1.0 + arrivals * 0.3)
+    assert stability(steady).is_stable
+    assert not stability(growing).is_stable
+    growing.arm = "b"
+    summary = summarize([steady, growing])
+    assert summary["differences"]["b"]["ttft_sched"]["mean"]["verdict"] == "unstable"
+    assert "b could not keep up" in summary["verdict"]
+
+
+def test_limits_are_read_and_goodput_counts_failures_as_bad():
+    assert [str(slo.parse(text)) for text in ("ttft.p99 <= 2s", "tpot<=100ms")] == [
+        "ttft.p99 <= 2000 ms",
+        "tpot <= 100 ms",
+    ]
+    for text, problem in (
+        ("ttft", "is not understood"),
+        ("itl <= 5ms", "itl has no value per request"),
+        ("ttft <= 5", "not understood"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            slo.parse(text)
+    assert [str(limit) for limit in slo.preset("llama3.1-8b-interactive")] == [
+        "ttft.p99 <= 500 ms",
+        "tpot.p99 <= 30 ms",
+    ]
+    with pytest.raises(ValueError, match="slo_preset 'gpt-9' is unknown; expected one of llama2-70b"):
+        slo.preset("gpt-9")
+    error = np.array(["timeout"] + [""] * 9, dtype=object)
+    made = run("a", ttft=[0.1] * 5 + [3.0] * 5, error=error)
+    figures = summarize([made], [slo.parse("ttft <= 1s")])["arms"]["a"]["goodput"]
+    assert (figures["good"], figures["attempted"], figures["attainment"]) == (4, 10, 0.4)
+
+
+def test_gates_fail_beyond_noise_only():
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(0, 0.1, 600)
+    worse, noisy = run("worse", ttft=base * 1.1), run("noisy", ttft=base * rng.lognormal(-0.345, 0.9, 600))
+    summary = summarize([run("base", ttft=base), worse, noisy])
+    gates = [gate.parse("ttft.mean > +5%")]
+    found = gate.failures(summary, gates)
+    assert len(found) == 1
+    assert found[0] == "ttft.mean > +5%: worse is at +10.0 %, 95 % interval +9.9 to +10.1 %"
+    assert gate.failures(summary, [gate.parse("ttft.mean > +20%"), gate.parse("failed > 0")]) == []
+    assert gate.failures(summary, [gate.parse("e2e.p90 > 1ms")])[0].startswith("e2e.p90 > 1ms: worse is at ")
+    for text, problem in (
+        ("ttft > 5%", "needs a statistic"),
+        ("throughput.p99 < 1", "has one value"),
+        ("speed.p99 > 5%", "'speed' is no metric"),
+        ("ttft.p99 > 5", "needs a unit"),
+        ("ttft.p99 5%", "is not understood"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            gate.parse(text)
