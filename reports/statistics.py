@@ -94,8 +94,7 @@ def paired_difference(
         value = float(np.quantile(after, share)) - base
         resampled = _quantiles(after, place, weights, share) - _quantiles(before, place, weights, share)
     low, high = _interval(value, resampled, len(used))
-    error = float(resampled.std()) * math.sqrt(len(used) / (len(used) - 1))
-    detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * error
+    detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * _error(resampled, len(used))
     scale = 1 / base if base else 0.0
     return PairedDifference(value, low, high, value * scale, len(before), len(used), detectable * abs(scale))
 
@@ -156,7 +155,14 @@ def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> 
 
 
 def _interval(value: float, resampled: Floats, number: int) -> tuple[float, float]:
-    """Return the bootstrap's percentiles, their distance from the value widened for the few blocks there are."""
-    widening = student_t(number - 1) / student_t(10**6) * math.sqrt(number / (number - 1))
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return value + (float(low) - value) * widening, value + (float(high) - value) * widening
+    """Return value and standard error of the bootstrap as an interval by Student's t.
+
+    With few blocks the bootstrap's own percentiles are too close together: there are not many ways to draw five blocks.
+    """
+    half = student_t(number - 1) * _error(resampled, number)
+    return value - half, value + half
+
+
+def _error(resampled: Floats, number: int) -> float:
+    """Return the standard error, from the spread of the resamples; drawing with replacement makes it too small."""
+    return float(resampled.std()) * math.sqrt(number / (number - 1))

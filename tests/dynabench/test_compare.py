@@ -1,0 +1,247 @@
+"""Arms, sweeps, gates, exports and trace tools, as a user runs them."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dynabench.arms import Settings, arms_of
+from dynabench.bounds import belady_share, pool_bound, ttft_bound, utilisation
+from dynabench.settings import ExperimentConfig
+from dynabench.virtual import simulate
+from mocker import EngineConfig
+from reports import metrics
+from serving.router import ROUTER_MODES, RouterConfig
+from tests.dynabench.test_cli import dynabench
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+from workloads.synthesize import SynthConfig, synthesize
+
+SETTINGS = Settings("kv", 4, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), None)
+
+
+def test_arms_are_every_combination_of_the_axes():
+    experiment = ExperimentConfig(
+        router_mode=("kv", "random"), vary=("num-gpu-blocks=100,200", "workers=2"), noise_floor=True
+    )
+    arms = arms_of(experiment, SETTINGS)
+    assert [arm.name for arm in arms] == [
+        "kv, num_gpu_blocks 100", "kv, num_gpu_blocks 200", "random, num_gpu_blocks 100", "random, num_gpu_blocks 200",
+        "kv, num_gpu_blocks 100 (A/A)",
+    ]  # fmt: skip
+    assert arms[3].settings.engine.num_gpu_blocks == 200
+    assert {arm.settings.workers for arm in arms} == {2}
+    assert arms[4].is_repeated
+
+
+@pytest.mark.parametrize(
+    ("vary", "problem"),
+    [
+        ("colour=red", "colour is no setting that can be varied; expected router_mode, workers or one of"),
+        ("workers", "is not understood; expected NAME=VALUE"),
+        ("workers=2,two", "workers cannot be 'two'"),
+        ("workers=0", "workers must be at least 1, not 0"),
+        ("block_size=64,64", "names a value twice"),
+        ("block_size=0", "block_size must be at least 1, not 0"),
+        ("timing=slow", "timing cannot be 'slow'"),
+    ],
+)
+def test_an_axis_that_makes_no_sense_is_one_line(vary, problem, tmp_path):
+    done = dynabench("simulate", "--vary", vary, "--out", tmp_path / "x")
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture(scope="module")
+def workload():
+    return Workload("w", 512, synthesize(SynthConfig(requests=300, rate=12, turns=3, isl=900, osl=60, prefix_groups=5)))
+
+
+def simulated(workload, mode="kv", load=None, **engine):
+    return simulate(
+        workload, mode=mode, engine=EngineConfig(**({"num_gpu_blocks": 800} | engine)), router=RouterConfig(), num_workers=3, seed=1,
+        load=load or LoadConfig(),
+    )  # fmt: skip
+
+
+def test_a_closed_loop_in_virtual_time_keeps_so_many_in_flight(workload):
+    columns = simulated(workload, load=LoadConfig(concurrency=7)).columns
+    for time_ in columns["sent_s"][::10]:
+        assert ((columns["sent_s"] <= time_) & (columns["done_s"] > time_)).sum() <= 7
+    assert columns["intended_s"][:7].tolist() == [0.0] * 7
+    ends = set(columns["done_s"].tolist())
+    assert all(time_ in ends for time_ in columns["intended_s"][7:].tolist())
+
+
+def test_sessions_think_after_their_answers_in_virtual_time():
+    rows = [Request(0.0, 600, 20, (0, n + 1), "s", (n - 1,) if n else (), 1.5 if n else 0.0) for n in range(5)]
+    columns = simulated(Workload("w", 512, rows)).columns
+    assert columns["intended_s"][1:] - columns["done_s"][:-1] == pytest.approx([1.5] * 4)
+
+
+def test_the_warm_up_does_not_count_in_virtual_time(workload):
+    whole, part = simulated(workload), simulated(workload, load=LoadConfig(warmup_s=10.0))
+    for name in ("first_token_s", "last_token_s", "worker"):
+        assert (whole.columns[name] == part.columns[name]).all()
+    kept = part.measured.columns
+    assert kept["intended_s"].min() >= 10.0
+    before, after = metrics.TokenGaps(whole.gaps).count, metrics.TokenGaps(part.gaps).count
+    late = whole.columns["osl"][whole.columns["intended_s"] >= 10.0].sum()
+    assert late * 0.95 < after < before
+
+
+@pytest.mark.parametrize(
+    "mode", ["llumnix+late(4096)", "marginal+late(2048)+wspt(0.1)", "lmetric+eps(5)", "kv+stale(250)", "kv+predict(5)"]
+)
+def test_additions_lose_no_request(workload, mode):
+    columns = simulated(workload, mode).columns
+    assert (columns["done_s"] > 0).all()
+    assert (columns["admitted_s"] >= columns["intended_s"]).all()
+
+
+def test_no_mode_beats_the_bound(workload):
+    engine = EngineConfig(num_gpu_blocks=800)
+    bound = max(ttft_bound(workload, engine, RouterConfig()), pool_bound(workload, engine, 3))
+    assert 0 < bound
+    for mode in ROUTER_MODES:
+        assert metrics.per_request(simulated(workload, mode))["ttft"].mean() >= bound, mode
+    assert 0 < utilisation(workload, engine, 3) < 1
+    ceiling = belady_share(workload, engine, 3)
+    columns = simulated(workload, "prefix-longest").columns
+    assert columns["cached_tokens"].sum() / columns["isl"].sum() <= ceiling + 0.02
+    assert belady_share(workload, EngineConfig(num_gpu_blocks=80), 1) < ceiling
+
+
+def test_belady_on_a_trace_small_enough_to_check():
+    rows = [Request(float(n), 512, 1, (id,)) for n, id in enumerate((1, 2, 3, 1, 2, 3))]
+    # Room for two blocks (the null block is not usable): keep 1 and 2, so that 1 and 2 hit and 3 never does.
+    share = belady_share(Workload("w", 512, rows), EngineConfig(block_size=512, num_gpu_blocks=3), 1)
+    assert share == pytest.approx(2 / 6)
+
+
+def test_a_sweep_is_resumed_and_makes_one_table(tmp_path):
+    arguments = [
+        "sweep",
+        "--max-requests",
+        "60",
+        "--vary",
+        "num_gpu_blocks=500,2000",
+        "--jobs",
+        "1",
+        "--out",
+        tmp_path / "s",
+    ]
+    first = dynabench(*arguments)
+    assert first.returncode == 0, first.stderr
+    points = sorted((tmp_path / "s" / "points").iterdir())
+    assert len(points) == 4
+    points[0].unlink()
+    times = {point.name: point.stat().st_mtime_ns for point in points[1:]}
+    again = dynabench(*arguments)
+    assert "3 of 4 points are known already" in again.stdout
+    assert {point.name: point.stat().st_mtime_ns for point in points[1:]} == times
+    summary = json.loads((tmp_path / "s" / "sweep.json").read_text())["summary"]
+    assert len(summary["rows"]) == 4
+    assert (tmp_path / "s" / "table.csv").read_text().count("\n") == 5
+    assert (tmp_path / "s" / "report.html").read_text().count("<svg") == 4
+    other = dynabench(*arguments, "--seed", "3")
+    assert (other.returncode, "holds a sweep with other settings" in other.stderr) == (2, True)
+
+
+def test_a_search_finds_where_the_limit_is_missed(tmp_path):
+    done = dynabench(
+        "sweep", "--find", "rate_scale", "--slo", "ttft.p90 <= 150ms", "--router-mode", "kv", "--low", "0.5", "--high", "8",
+        "--precision", "0.2", "--max-requests", "150", "--jobs", "1", "--out", tmp_path / "s",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "s" / "sweep.json").read_text())["summary"]["points"]
+    assert row["met"] < row["missed_at"] <= row["met"] * 1.2 + 1e-6
+    assert row["point"]["ttft_sched"]["p90"] <= 0.150
+    missing = dynabench("sweep", "--find", "rate_scale", "--out", tmp_path / "t")
+    assert (missing.returncode, "give --slo or --slo-preset" in missing.stderr) == (2, True)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("r") / "x"
+    assert dynabench("simulate", "--max-requests", "200", "--jobs", "1", "--out", out).returncode == 0
+    return out
+
+
+def test_a_gate_decides_the_exit_code(results):
+    passed = dynabench("compare", results, "--fail-if", "ttft.mean > +50%", "--fail-if", "throughput < -10%")
+    assert passed.returncode == 0, passed.stdout
+    failed = dynabench("compare", results, "--fail-if", "e2e.p50 > 1ms", "--markdown")
+    assert failed.returncode == 1
+    assert "**Failed**: e2e.p50 > 1ms: kv is at" in failed.stdout
+    assert "| TTFT mean (ms) |" in failed.stdout
+    bad = dynabench("compare", results, "--fail-if", "speed > 1")
+    assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("to", "start"), [("csv", b"arm,repeat"), ("parquet", b"PAR1"), ("json", b"{"), ("llm-d", b"[")]
+)
+def test_exports(results, to, start, tmp_path):
+    out = tmp_path / "file"
+    assert dynabench("export", results, out, "--to", to).returncode == 0
+    assert out.read_bytes().startswith(start)
+    assert dynabench("export", results, out, "--to", to).returncode == 2  # it exists
+
+
+def test_the_report_rebuilt_as_another_tool_would_define_it(results):
+    done = dynabench("report", results, "--metrics-like", "guidellm")
+    assert "As guidellm would report it" in done.stdout
+
+
+def test_trace_tools(tmp_path):
+    trace, other, spec, like = (
+        tmp_path / name for name in ("t.jsonl", "t.bailian.jsonl.gz", "spec.json", "like.jsonl")
+    )
+    assert dynabench("workload", "synth", trace, "--requests", "200", "--turns", "3").returncode == 0
+    done = dynabench("workload", "convert", trace, other, "--to", "bailian", "--thin", "0.5", "--seed", "2")
+    assert done.returncode == 0, done.stderr
+    assert "hit share, endless cache" in done.stdout
+    assert "bailian" in json.loads(dynabench("workload", "inspect", other, "--json").stdout)["notes"][0]
+    lossy = dynabench("workload", "convert", other, tmp_path / "m.jsonl")
+    assert (lossy.returncode, "accept it with --lossy" in lossy.stderr) == (2, True)
+    assert dynabench("workload", "fit", trace, spec).returncode == 0
+    assert dynabench("workload", "synth", like, "--spec", spec).returncode == 0
+    assert dynabench("workload", "merge", trace, like, "--out", tmp_path / "both.jsonl").returncode == 0
+    assert json.loads(dynabench("workload", "inspect", tmp_path / "both.jsonl", "--json").stdout)["requests"] == 400
+    assert "openai-batch" in dynabench("workload", "formats").stdout
+
+
+def test_ctrl_c_in_a_parallel_simulation_leaves_no_process(tmp_path):
+    out = tmp_path / "x"
+    command = [
+        sys.executable,
+        "-m",
+        "dynabench",
+        "sweep",
+        "--vary",
+        "rate_scale=1,2,3,4,5,6,7,8",
+        "--repeats",
+        "6",
+        "--jobs",
+        "2",
+        "--out",
+        str(out),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("points/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr, stderr
+    assert "interrupted" in stdout
