@@ -13,11 +13,13 @@ from typing import Any
 
 import simpy
 
+from dynabench.oracles import best_by_rollout, true_work
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.engine import NO_LIMIT
 from mocker.events import KvEvent
 from serving.router import Decision, Prompt, Router
 from serving.router.index import PrefixIndex
+from serving.router.predicting_policies import OracleLoad, OracleRollout
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig, Pacer
 
@@ -119,7 +121,7 @@ class Cluster:
         self.clock = Clock()
         self.router = router
         self._workload = workload
-        self._delay_s = kv_event_delay_s
+        self._delay_s = kv_event_delay_s = 0.0 if router.is_oracle else kv_event_delay_s
         self._index = router.index if isinstance(router.index, PrefixIndex) else None
         self._on_progress = on_progress
         self._block_size = engine.block_size
@@ -146,6 +148,9 @@ class Cluster:
         self.num_finished = 0
         self._awaited_s = -1.0  # of the arrivals' next appointment
         self._held: dict[int, Sequence] = {}
+        self.is_rollout = isinstance(router.policy, OracleRollout)
+        self.shared = (workload, workload.requests)
+        """What copies need not copy."""
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
         self.first_gap_rows = [0] * len(self.workers)
@@ -171,6 +176,22 @@ class Cluster:
             raise StalledError(
                 f"{len(requests) - self.num_finished} requests never finished; waiting: {waiting[:5]}, running: {running[:5]}"
             )
+
+    def resume(self, until: float) -> None:
+        """Run on until a time."""
+        self._await_arrivals()
+        self.clock.run(until)
+
+    def send_to(self, number: int, worker: int) -> None:
+        """Send a request to a worker, whatever the router thinks."""
+        request = self._workload.requests[number]
+        chain = self._grouping.chain(request)
+        prompt = Prompt(request.input_length, chain.ids, chain.num_named, chain.blocks_per_id, request.session or None)
+        now = self.clock.now
+        sequence = Sequence(
+            number, num_prompt=request.input_length, max_tokens=request.output_length, chain=chain, arrival=now
+        )
+        self._send(number, sequence, self.router.pick(number, prompt, now, only=worker))
 
     def on_output(self, worker: Worker, sampled: list[Sequence], finished: list[Sequence], now: float) -> None:
         """Record first tokens and finishes."""
@@ -226,6 +247,12 @@ class Cluster:
         sequence = Sequence(
             number, num_prompt=request.input_length, max_tokens=request.output_length, chain=chain, arrival=now
         )
+        if self.is_rollout:
+            self.send_to(number, best_by_rollout(self, number))
+            return
+        if isinstance(self.router.policy, OracleLoad):
+            self.router.policy.truth = [true_work(worker.engine, now) for worker in self.workers]
+            self.router.policy.output_length = request.output_length
         decision = self.router.place(number, prompt, now)
         if decision is None:
             self._held[number] = sequence

@@ -33,6 +33,9 @@ ROUTER_MODES: dict[str, type[Policy]] = {
     "preble-e2": predicting_policies.PrebleE2,
     "jspt": predicting_policies.Jspt,
     "marginal": predicting_policies.Marginal,
+    "oracle-cache": predicting_policies.OracleCache,
+    "oracle-load": predicting_policies.OracleLoad,
+    "oracle-rollout": predicting_policies.OracleRollout,
 }
 """Every router mode by name; the CLI, the docs and the reports list them from here."""
 
@@ -89,6 +92,11 @@ class Mode:
         return ROUTER_MODES[self.base](config, rng)
 
     @property
+    def is_oracle(self) -> bool:
+        """Whether it knows what no live router can."""
+        return self.base.startswith("oracle-")
+
+    @property
     def is_held(self) -> bool:
         """Whether requests may wait at the router."""
         return self.late > 0
@@ -98,13 +106,14 @@ def check_live_mode(name: str) -> None:
     """Refuse a router mode that the live router cannot carry out.
 
     Raises:
-        ValueError: there is no such mode, or it holds requests.
+        ValueError: there is no such mode, or it holds requests or is an oracle.
     """
-    if Mode.parse(name).is_held:
-        raise ValueError(f"router_mode {name!r}: late(H) is for virtual time (dynabench simulate)")
+    mode = Mode.parse(name)
+    if mode.is_held or mode.is_oracle:
+        raise ValueError(f"router_mode {name!r}: late(H) and the oracles are for virtual time (dynabench simulate)")
 
 
 def wants_kv_events(mode: str, config: RouterConfig) -> bool:
     """Tell whether workers must report KV events for a mode."""
-    policy = Mode.parse(mode).policy(config, random.Random(0))
-    return policy.needs_overlap and config.use_kv_events
+    parsed = Mode.parse(mode)
+    return parsed.policy(config, random.Random(0)).needs_overlap and (config.use_kv_events or parsed.is_oracle)

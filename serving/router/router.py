@@ -52,7 +52,7 @@ class Router:
         self.mode = mode
         self.policy: Policy = parsed.policy(config, rng)
         self._has_overlap = self.policy.needs_overlap
-        self.wants_events = self._has_overlap and config.use_kv_events
+        self.wants_events = self._has_overlap and (config.use_kv_events or parsed.is_oracle)
         self.index: Index | None = None
         if self.wants_events:
             self.index = PrefixIndex(closed_events=closed_events)
@@ -259,6 +259,11 @@ class Router:
             books.remove(ids, num_blocks, blocks_per_id, has_tail=has_tail)
         else:
             self._books[worker].num_requests -= 1
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether it is to be told what no live router can know."""
+        return self._mode.is_oracle
 
     @property
     def num_held(self) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_every_token_is_counted_and_no_time_goes_backwards(quick, is_ours):
     assert columns["osl"].tolist() == [6] * 40
     assert (columns["first_chunk_tokens"] >= 1).all()  # a busy machine may read two tokens at once
     order = ["intended_s", "sent_s", "first_byte_s", "first_token_s", "last_token_s", "done_s"]
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in itertools.pairwise(order):
         assert (columns[before] <= columns[after]).all(), (before, after)
     assert (columns["first_token_s"] - columns["sent_s"] >= 0.010).all()
 
@@ -93,7 +94,7 @@ def test_several_processes_share_one_schedule(quick):
 def test_what_belongs_together_goes_to_one_process():
     rows = [Request(0.0, 1, 1, (n,), "a" if n in (0, 3) else "", (1,) if n == 4 else ()) for n in range(6)]
     parts = shares(Workload("w", 64, rows), 3)
-    assert sorted(sum(parts, [])) == list(range(6))
+    assert sorted(number for part in parts for number in part) == list(range(6))
     assert any({0, 3} <= set(part) for part in parts)
     assert any({1, 4} <= set(part) for part in parts)
 
