@@ -130,12 +130,7 @@ def main() -> None:
             for mode in options.modes
             for seed in range(options.seeds)
         ]
-        found = [
-            row
-            for _, row in sorted(
-                in_parallel([(measure, (job,)) for job in jobs], options.jobs), key=lambda pair: pair[0]
-            )
-        ]
+        found = list(pool.map(measure, jobs))
         rows += found
         _print(name, top, found, options)
         (options.out / "study.json").write_text(json.dumps(rows, indent=1))

@@ -32,8 +32,13 @@ def itl_distribution(runs: Runs, summary: Json) -> Chart:
     for place, (arm, run) in enumerate(runs.items()):
         gaps = metrics.TokenGaps(run.gaps)
         if len(run.gaps) and gaps.count:
-            shares = np.linspace(0, 1, POINTS)
-            values = np.maximum(gaps.quantiles(shares) * 1000, 1e-3)
+            low, middle, high = gaps.quantiles([0.0, 0.5, 0.999])
+            around = np.linspace(low, 2 * middle - low, POINTS // 2)  # most gaps are alike, and a few are long
+            values = np.unique(
+                np.concatenate([around, np.geomspace(max(low, 1e-6), max(high, gaps.max(), 2e-6), POINTS // 2)])
+            )
+            shares = gaps.counts_below(values) / gaps.count
+            values = np.maximum(values * 1000, 1e-3)
             mark(axes.plot(values, shares, color=colour(place), label=arm), place)
             panel.add(arm, place, values, shares)
     return _logarithmic(figure, panel, title)

@@ -1,5 +1,6 @@
 """What a run measured: TTFT, ITL, TPOT, E2E, throughput, goodput, cache hits, each with its formula."""
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,23 +88,40 @@ class TokenGaps:
 
     def counts_below(self, values: Floats) -> Floats:
         """Count the gaps that are at most each value."""
-        first, slope, curve, steps, tokens = self.rows.T
-        counts = np.empty(len(values))
+        lowest, highest, tops, totals = self._edges
+        counts = totals[np.searchsorted(tops, values, side="right")]
         for place, value in enumerate(values):
-            excess = value - first
-            # First step j at which first + slope*j + curve*j*j exceeds the value; slope >= 0, |curve| small.
-            root = np.sqrt(np.maximum(slope * slope + 4 * curve * excess, 0.0))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                crossing = np.where(slope > 0, 2 * excess / (slope + root), np.inf)
-                vertex = np.where(slope * slope + 4 * curve * excess < 0, np.inf, crossing)
-            below = np.clip(np.floor(vertex) + 1, 0, steps)
-            counts[place] = (np.where(excess >= 0, below, 0) * tokens).sum()
+            across = self.rows[(lowest <= value) & (highest > value)]  # the others lie wholly on one side
+            if len(across):
+                counts[place] += _steps_below(across, value)
         return counts
+
+    @functools.cached_property
+    def _edges(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """The lowest and highest gap of each row; the highest ones in order, and the number of gaps in the rows up to each."""
+        last = self._last()
+        lowest, highest = np.minimum(self.rows[:, 0], last), np.maximum(self.rows[:, 0], last)
+        order = np.argsort(highest)
+        totals = np.concatenate([[0.0], np.cumsum((self.rows[:, 3] * self.rows[:, 4])[order])])
+        return lowest, highest, highest[order], totals
 
     def _last(self) -> Floats:
         last = self.rows[:, 3] - 1
         result: Floats = self.rows[:, 0] + last * (self.rows[:, 1] + last * self.rows[:, 2])
         return result
+
+
+def _steps_below(rows: Floats, value: float) -> float:
+    """Count the gaps of rows that are at most a value: those before the first step that exceeds it."""
+    first, slope, curve, steps, tokens = rows.T
+    excess = value - first
+    # First step j at which first + slope*j + curve*j*j exceeds the value; slope >= 0, |curve| small.
+    root = np.sqrt(np.maximum(slope * slope + 4 * curve * excess, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = np.where(slope > 0, 2 * excess / (slope + root), np.inf)
+        vertex = np.where(slope * slope + 4 * curve * excess < 0, np.inf, crossing)
+    below = np.clip(np.floor(vertex) + 1, 0, steps)
+    return float((np.where(excess >= 0, below, 0) * tokens).sum())
 
 
 def per_request(run: ArmResult) -> dict[str, Floats]:

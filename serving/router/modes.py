@@ -33,6 +33,7 @@ ROUTER_MODES: dict[str, type[Policy]] = {
     "preble-e2": predicting_policies.PrebleE2,
     "jspt": predicting_policies.Jspt,
     "marginal": predicting_policies.Marginal,
+    "marginal-all": predicting_policies.MarginalAll,
     "oracle-cache": predicting_policies.OracleCache,
     "oracle-load": predicting_policies.OracleLoad,
     "oracle-rollout": predicting_policies.OracleRollout,

@@ -63,6 +63,23 @@ class Marginal(Predicting):
         ]
 
 
+class MarginalAll(Marginal):
+    """Marginal, and what the answer's own tokens cost those who are there (docs/routing-study.md)."""
+
+    description: ClassVar[str] = (
+        "marginal + half E[out] n (Tk L + Td): also what this request's decoding costs the others; a rule of our own."
+    )
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Those there have half their answers left on average, and read this request's context beside their own."""
+        length = candidates.prompt.num_tokens
+        each = self._config.expected_osl / 2 * (self._context * length + self._sequence)
+        return [
+            cost + each * book.num_requests
+            for cost, book in zip(super().costs(candidates), candidates.books, strict=True)
+        ]
+
+
 class OracleCache(Marginal):
     """Marginal with an index that is never late and never guessed."""
 

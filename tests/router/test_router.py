@@ -104,7 +104,7 @@ def test_a_removed_worker_is_forgotten():
         core.pick("r2", prompt("a"), now=0.0)
 
 
-@pytest.mark.parametrize("mode", ROUTER_MODES)
+@pytest.mark.parametrize("mode", [mode for mode in ROUTER_MODES if not mode.startswith("oracle-")])
 def test_every_mode_has_a_description_and_picks(mode):
     assert ROUTER_MODES[mode].description
     decision = router(mode).pick("r", prompt("a"), now=0.0)
