@@ -63,7 +63,8 @@ def workload(name: str, scale: float, seed: int, traces: str) -> Workload:
         return shape(made, ShapeConfig(rate_scale=scale))
     spread = name == "conversation"
     trace = formats.read(Path(traces) / f"mooncake_{name}.jsonl.gz")
-    return shape(trace, ShapeConfig(rate_scale=scale, spread_ticks=spread, max_requests=4000), seed=seed)
+    start = min(seed * 1200.0, trace.duration_s / 2)
+    return shape(trace, ShapeConfig(rate_scale=scale, spread_ticks=spread, max_requests=4000, start_s=start), seed=seed)
 
 
 def measure(job: Job) -> dict[str, Any]:
@@ -84,12 +85,12 @@ def measure(job: Job) -> dict[str, Any]:
     }
 
 
-def knee(name: str, traces: str, pool: ProcessPoolExecutor) -> float:
+def knee(name: str, traces: str, pool: ProcessPoolExecutor, seed: int) -> float:
     """Search the highest scale of the arrivals at which a strong mode keeps up, to 5 %."""
     low, high = 0.0, math.inf
     scale = 1.0
     while high / max(low, 1e-9) > 1.05:
-        rows = list(pool.map(measure, [Job(name, scale, mode, 0, traces) for mode in STRONG]))
+        rows = list(pool.map(measure, [Job(name, scale, mode, seed, traces) for mode in STRONG]))
         if any(row["is_stable"] and row["attainment"] >= 0.9 for row in rows):
             low = scale
         else:
@@ -110,6 +111,9 @@ def main() -> None:
         default=[mode for mode in ROUTER_MODES if mode != "session" and not mode.startswith("oracle-ro")],
     )
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="of the mixes; the traces' part that is taken moves with it"
+    )
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--workloads", nargs="+", default=["conversation", "synthetic", *MIXES])
     options = parser.parse_args()
@@ -123,12 +127,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     pool = ProcessPoolExecutor(options.jobs or None)
     for name in names:
-        top = knee(name, traces, pool)
+        top = knee(name, traces, pool, options.first_seed)
         jobs = [
             Job(name, float(f"{top * load:.3g}"), mode, seed, traces)
             for load in LOADS
             for mode in options.modes
-            for seed in range(options.seeds)
+            for seed in range(options.first_seed, options.first_seed + options.seeds)
         ]
         found = list(pool.map(measure, jobs))
         rows += found
@@ -142,7 +146,7 @@ def _print(name: str, top: float, rows: list[dict[str, Any]], options: argparse.
     scales = sorted({row["scale"] for row in rows})
     print(f"\n### {name}\n")
     for scale, load in zip(scales, LOADS, strict=True):
-        made = workload(name, scale, 0, str(options.traces))
+        made = workload(name, scale, options.first_seed, str(options.traces))
         bound = max(ttft_bound(made, ENGINE, RouterConfig()), pool_bound(made, ENGINE, WORKERS))
         rate = (len(made) - 1) / made.duration_s
         print(

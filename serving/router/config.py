@@ -55,11 +55,11 @@ class RouterConfig:
     ttft_slo_s: float = 2.0
     """dualmap: the worker with the prefix is left when its predicted TTFT is longer (s)."""
 
-    interference: float = 0.1
-    """marginal: weight of the delay that a prompt's computation causes running requests (alpha)."""
+    interference: float | None = None
+    """marginal: weight of the delay that a prompt's computation causes running requests (alpha; default: 0.1, marginal-all 0.2)."""
 
-    expected_osl: int = 200
-    """marginal, preble-e2: output tokens to reckon with."""
+    expected_osl: int | None = None
+    """marginal, preble-e2: output tokens to reckon with (default: 200; marginal-all 50, those farther ahead being uncertain)."""
 
     step_base_ms: float | None = None
     """Predicting modes: duration of an empty step (ms; default: as the simulated engine's step times have it)."""

@@ -18,9 +18,14 @@ WINDOW_S = 180.0
 class Predicting(Policy):
     """A mode that knows what steps cost. Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token."""
 
+    usual_interference: ClassVar[float] = 0.1
+    usual_osl: ClassVar[int] = 200
+
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
         costs = config.step_costs
+        self._interference = self.usual_interference if config.interference is None else config.interference
+        self._out = self.usual_osl if config.expected_osl is None else config.expected_osl
         self._base, self._token, self._sequence, self._context, self._budget = costs
 
     def ttfts(self, candidates: Candidates) -> list[float]:
@@ -54,7 +59,7 @@ class Marginal(Predicting):
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """Own TTFT, the delay of running decodes by this prefill, and the own decode time in that batch."""
         ttfts, missing = self.ttfts(candidates), candidates.missing_tokens
-        delay, out = self._config.interference * self._token, self._config.expected_osl
+        delay, out = self._interference * self._token, self._out
         return [
             ttft
             + delay * miss * book.num_decoding
@@ -66,6 +71,9 @@ class Marginal(Predicting):
 class MarginalAll(Marginal):
     """Marginal, and what the answer's own tokens cost those who are there (docs/routing-study.md)."""
 
+    usual_interference: ClassVar[float] = 0.2
+    usual_osl: ClassVar[int] = 50
+
     description: ClassVar[str] = (
         "marginal + half E[out] n (Tk L + Td): also what this request's decoding costs the others; a rule of our own."
     )
@@ -73,7 +81,7 @@ class MarginalAll(Marginal):
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """Those there have half their answers left on average, and read this request's context beside their own."""
         length = candidates.prompt.num_tokens
-        each = self._config.expected_osl / 2 * (self._context * length + self._sequence)
+        each = self._out / 2 * (self._context * length + self._sequence)
         return [
             cost + each * book.num_requests
             for cost, book in zip(super().costs(candidates), candidates.books, strict=True)
@@ -111,9 +119,7 @@ class OracleLoad(Predicting):
             context = sum(request[2] for request in requests if not request[0])
             steps = max(-(-(queued + miss) // max(self._budget - decoding, 1)), 1)
             each = self._base + self._sequence * decoding + self._context * context
-            cost = (
-                self._token * (queued + miss) + steps * each + self._config.interference * self._token * miss * decoding
-            )
+            cost = self._token * (queued + miss) + steps * each + self._interference * self._token * miss * decoding
             for _, left, tokens in requests:
                 cost += min(out, left) * (self._context * (tokens + length) + 2 * self._sequence)
             result.append(cost)
@@ -173,7 +179,7 @@ class PrebleE2(Predicting):
         overlaps, missing = candidates.overlap_blocks, candidates.missing_tokens
         decode_s = self._base + self._sequence
         loads = [
-            self._work.get(worker, 0.0) + book.num_requests * self._config.expected_osl * decode_s
+            self._work.get(worker, 0.0) + book.num_requests * self._out * decode_s
             for worker, book in zip(candidates.workers, candidates.books, strict=True)
         ]
         most = max(overlaps)

@@ -77,6 +77,16 @@ def costs(mode, *, prompt=PROMPT, books=BOOKS, overlaps=OVERLAPS, states=None, *
                 0.028,
             ],
         ),
+        # the same, and half of the expected answer's tokens, each slower for n requests by this one's context
+        (
+            "marginal-all",
+            COSTS | {"interference": 0.5, "expected_osl": 10},
+            [
+                0.036 + 0.5 * 0.001 * 6 * 3 + 10 * (0.0001 * 68 + 0.002 * 4) + 5 * 4 * (0.0001 * 18 + 0.002),
+                0.031 + 0.5 * 0.001 * 14 * 1 + 10 * (0.0001 * 14 + 0.002 * 2) + 5 * 2 * (0.0001 * 18 + 0.002),
+                0.028,
+            ],
+        ),
     ],
 )
 def test_the_score_is_the_formula(mode, settings, expected):
