@@ -122,7 +122,7 @@ def main() -> None:
     ]
     with ProcessPoolExecutor() as pool:
         print(f"A/A: 95 % intervals that exclude zero, of {options.pairs} (2 to 8 of 100 are as they should be)")
-        for case in cases:
+        for case in cases if options.pairs else []:
             false_alarms(pool, case, options.pairs)
         print(f"Planted: {options.difference:.0%} shorter (80 % of the tries should find it)")
         for case in cases[1:3]:

@@ -50,17 +50,15 @@ class LiveView:
             self._title, ProgressBar(self._total, stats.num_ended, width=24), f"{stats.num_ended:,}/{self._total:,} requests",
             f"{stats.now_s:.0f} s",
         )  # fmt: skip
-        facts = Table.grid(padding=(0, 3))
         requests, tokens = self._rates
-        facts.add_row(
-            f"{requests:,.1f} requests/s",
-            f"{tokens:,.0f} tokens/s",
-            f"in flight {stats.num_sent - stats.num_ended:,}",
-            f"TTFT {_range(stats.ttft_ms)}",
-            f"TPOT {_range(stats.tpot_ms)}",
-            Text(f"failed {stats.num_failed:,}", style="red" if stats.num_failed else ""),
-        )
-        lines: list[RenderableType] = [head, facts]
+        counts = f"{requests:,.1f} requests/s   {tokens:,.0f} tokens/s   in flight {stats.num_sent - stats.num_ended:,}"
+        lines: list[RenderableType] = [
+            head,
+            Text(counts, no_wrap=True, overflow="ellipsis"),
+            Text(f"TTFT {_range(stats.ttft_ms)}   TPOT {_range(stats.tpot_ms)}", no_wrap=True, overflow="ellipsis"),
+        ]
+        if stats.num_failed:
+            lines.append(Text(f"failed {stats.num_failed:,}", style="red"))
         known = {worker: count for worker, count in stats.workers.items() if worker >= 0}
         if known:
             most = max(known.values())
@@ -72,4 +70,4 @@ class LiveView:
 
 
 def _range(values: tuple[float, float] | None) -> str:
-    return "-" if values is None else f"{values[0]:.1f} ms, p90 {values[1]:.1f}"
+    return "-" if values is None else f"{values[0]:.1f} ms (p90 {values[1]:.1f})"

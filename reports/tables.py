@@ -103,7 +103,8 @@ def sweep_table(summary: Json, width: int) -> Table:
     if len(shown) < len(summary["columns"]):
         table.caption = "More columns in the report and table.csv."
     for place in shown:
-        table.add_column(summary["columns"][place], justify="left" if place < summary["num_axes"] else "right")
+        is_axis = place < summary["num_axes"]
+        table.add_column(summary["columns"][place], justify="left" if is_axis else "right", overflow="fold")
     for cells in summary["rows"]:
         table.add_row(*(cells[place] for place in shown))
     return table
