@@ -55,7 +55,8 @@ def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
         else:
             from distributed import Client
 
-            Client(address) if address else Client()
+            start: Any = Client
+            start(address) if address else start()
     except ImportError as error:
         raise UserError(
             f"--backend {backend} needs a package that is not installed; pip install 'dynabench[{backend}]'"
