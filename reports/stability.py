@@ -22,24 +22,35 @@ class Stability:
 
 
 def stability(run: ArmResult) -> Stability:
-    """Fit a line to the number of requests in the system; unstable if it grew by more than half, beyond doubt.
+    """Tell whether the number of requests in the system grew, and grew faster than the arrivals did.
 
-    Means over a queue that grows measure the run's length. "Beyond doubt" is a t value over 4, windows being few and
-    neighbours alike.
+    Lines are fitted to the number per window and to the number per arrival (by Little's law a time in the system): both
+    must grow by more than half, beyond doubt, that is with a t value over 4, windows being few and neighbours alike.
+    Means over a queue that grows measure the run's length; a trace that gets busier is no such queue.
     """
-    c = run.columns
-    start = c["intended_s"]
+    start = run.columns["intended_s"]
     if len(start) < 10 * WINDOWS or float(np.ptp(start)) <= 0:
         return Stability(True, 0.0, 0.0)
     edges = np.linspace(float(start.min()), float(start.max()), WINDOWS + 1)
     number = in_system(run, edges)[SETTLING:]
-    time = np.arange(len(number)) - (len(number) - 1) / 2
-    slope = float((time * number).sum() / (time * time).sum())
-    residual = number - number.mean() - slope * time
-    error = float(np.sqrt((residual**2).sum() / (len(number) - 2) / (time * time).sum()))
-    first, last = (float(number.mean() + slope * place) for place in (time[0], time[-1]))
-    grows = slope > 0 and slope > 4 * error and last > 1.5 * max(first, 1.0) and last - first > 4
+    arrivals = np.histogram(start, edges)[0][SETTLING:].astype(float)
+    smooth = np.convolve(np.pad(arrivals, 1, mode="edge"), np.full(3, 1 / 3), mode="valid")
+    first, last, is_sure = _trend(number)
+    grows = is_sure and last > 1.5 * max(first, 1.0) and last - first > 4
+    if grows and (smooth > 0).all():
+        early, late, is_sure = _trend(number / smooth)
+        grows = is_sure and late > 1.5 * max(early, 1e-9)
     return Stability(not grows, first, last)
+
+
+def _trend(values: Floats) -> tuple[float, float, bool]:
+    """Return the ends of the fitted line, and whether it rises beyond doubt."""
+    time = np.arange(len(values)) - (len(values) - 1) / 2
+    slope = float((time * values).sum() / (time * time).sum())
+    residual = values - values.mean() - slope * time
+    error = float(np.sqrt((residual**2).sum() / (len(values) - 2) / (time * time).sum()))
+    mean = float(values.mean())
+    return mean + slope * float(time[0]), mean + slope * float(time[-1]), slope > 4 * error and slope > 0
 
 
 def in_system(run: ArmResult, edges: Floats) -> Floats:

@@ -115,6 +115,13 @@ def test_a_growing_queue_is_told_from_a_busy_one():
     assert "b could not keep up" in summary["verdict"]
 
 
+def test_a_trace_that_gets_busier_is_no_growing_queue():
+    rng = np.random.default_rng(0)
+    busier = 600 * np.sqrt(np.sort(rng.uniform(0, 1, 4000)))  # the rate grows in proportion to time
+    assert stability(lived(busier, rng.exponential(4.0, 4000))).is_stable
+    assert not stability(lived(busier, 2.0 + 0.001 * busier**2)).is_stable
+
+
 def test_limits_are_read_and_goodput_counts_failures_as_bad():
     assert [str(slo.parse(text)) for text in ("ttft.p99 <= 2s", "tpot<=100ms")] == [
         "ttft.p99 <= 2000 ms",
