@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from dynabench.arms import Settings
-from dynabench.cli_workload import workload_app
+from dynabench.cli_workload import flat, workload_app
 from dynabench.errors import UserError
 from dynabench.experiment import run_experiment
 from dynabench.settings import ExperimentConfig, LiveConfig, SelftestConfig, SweepConfig
@@ -33,16 +33,12 @@ app = App(
 app.command(workload_app)
 
 
-def _flat(title: str, order: int) -> Parameter:
-    return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
-
-
-Experiment = Annotated[ExperimentConfig, _flat("Experiment", 1)]
-Shape = Annotated[ShapeConfig, _flat("Workload", 2)]
-Load = Annotated[LoadConfig, _flat("Load", 3)]
-RouterSettings = Annotated[RouterConfig, _flat("Router", 4)]
-Live = Annotated[LiveConfig, _flat("Live stack", 5)]
-EngineSettings = Annotated[EngineConfig, _flat("Simulated engine", 6)]
+Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
+Shape = Annotated[ShapeConfig, flat("Workload", 2)]
+Load = Annotated[LoadConfig, flat("Load", 3)]
+RouterSettings = Annotated[RouterConfig, flat("Router", 4)]
+Live = Annotated[LiveConfig, flat("Live stack", 5)]
+EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 6)]
 
 
 @app.command
@@ -104,7 +100,7 @@ def sweep(
     workload: Path | None = None,
     /,
     *,
-    config: Annotated[SweepConfig, _flat("Sweep", 0)] = SweepConfig(),  # noqa: B008 (frozen)
+    config: Annotated[SweepConfig, flat("Sweep", 0)] = SweepConfig(),  # noqa: B008 (frozen)
     experiment: Experiment = ExperimentConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
@@ -136,7 +132,7 @@ def sweep(
 
 
 @app.command
-def selftest(*, config: Annotated[SelftestConfig, _flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
+def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
     """Run the load generator against a server of known delays and print the error of every metric.
 
     Args:
@@ -151,9 +147,9 @@ def selftest(*, config: Annotated[SelftestConfig, _flat("Self-test", 1)] = Selft
 def serve(
     *,
     file: Annotated[Path | None, Parameter(name=["--file", "-f"])] = None,
-    frontend: Annotated[FrontendConfig, _flat("Frontend", 2)] = FrontendConfig(),  # noqa: B008
+    frontend: Annotated[FrontendConfig, flat("Frontend", 2)] = FrontendConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
-    runtime: Annotated[RuntimeConfig, _flat("Runtime", 6)] | None = None,
+    runtime: Annotated[RuntimeConfig, flat("Runtime", 6)] | None = None,
     engine: EngineSettings = EngineConfig(),  # noqa: B008
     workers: int = 2,
     model_path: str = "",

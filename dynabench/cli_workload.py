@@ -20,7 +20,8 @@ from workloads.synthesize import SynthConfig, synthesize
 workload_app = App(name="workload", help="Look at workloads, make them, change and convert them.")
 
 
-def _flat(title: str, order: int) -> Parameter:
+def flat(title: str, order: int) -> Parameter:
+    """Let the fields of a dataclass be options of a command, in a group of its help."""
     return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
 
 
@@ -80,7 +81,7 @@ def convert(
     seed: int = 0,
     anonymise: Annotated[bool, Parameter(negative=())] = False,
     lossy: Annotated[bool, Parameter(negative=())] = False,
-    shape_config: Annotated[ShapeConfig, _flat("Changes", 1)] = ShapeConfig(),  # noqa: B008 (frozen)
+    shape_config: Annotated[ShapeConfig, flat("Changes", 1)] = ShapeConfig(),  # noqa: B008 (frozen)
 ) -> None:
     """Write a workload in another format, perhaps cut, thinned, scaled or anonymised; what prompts share stays shared.
 
@@ -139,7 +140,7 @@ def synth(
     /,
     *,
     spec: Path | None = None,
-    config: Annotated[SynthConfig, _flat("Synthesizer", 1)] = SynthConfig(),  # noqa: B008 (frozen)
+    config: Annotated[SynthConfig, flat("Synthesizer", 1)] = SynthConfig(),  # noqa: B008 (frozen)
 ) -> None:
     """Write a synthetic workload, from dials or like a trace that `fit` described.
 
