@@ -3,9 +3,8 @@
 import math
 import random
 from collections.abc import Hashable, Sequence
+from hashlib import blake2b
 from typing import ClassVar
-
-import xxhash
 
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
@@ -259,4 +258,7 @@ class Chwbl(Policy):
 
 def rendezvous(key: Hashable, workers: list[int]) -> list[float]:
     """Score each worker for a key, so that few keys move when a worker comes or goes (highest random weight)."""
-    return [xxhash.xxh3_64_intdigest(f"{worker}:{key}".encode()) / 2.0**64 for worker in workers]
+    return [
+        int.from_bytes(blake2b(f"{worker}:{key}".encode(), digest_size=8).digest(), "big") / 2.0**64
+        for worker in workers
+    ]
