@@ -9,7 +9,6 @@ from serving.router import ROUTER_MODES, RouterConfig
 from workloads import Request, Workload, WorkloadError
 from workloads.synthesize import SynthConfig, synthesize
 
-
 MODES = [mode for mode in ROUTER_MODES if mode != "oracle-rollout"]  # which copies the simulation for every request
 
 
