@@ -124,7 +124,7 @@ def main() -> None:
         print(f"A/A: 95 % intervals that exclude zero, of {options.pairs} (2 to 8 of 100 are as they should be)")
         for case in cases if options.pairs else []:
             false_alarms(pool, case, options.pairs)
-        print(f"Planted: {options.difference:.0%} shorter (80 % of the tries should find it)")
+        print(f"Planted: {options.difference:.0%} shorter (about 90 % of the tries should find it)")
         for case in cases[1:3]:
             planted(pool, case, options.difference, options.tries)
 

@@ -19,7 +19,7 @@ RESAMPLES = 1000
 GRID = 512
 LIFETIMES_PER_BLOCK = 10
 MIN_BLOCKS, MAX_BLOCKS = 5, 40
-POWER = 0.8
+POWER = 0.9
 """Chance with which a recommended sample finds a difference of the size it is for."""
 
 Blocks = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ class PairedDifference:
     """Pairs."""
     num_blocks: int
     detectable: float
-    """Smallest difference that a sample of this size and noise finds with a chance of 80 %, relative likewise."""
+    """Smallest difference that a sample of this size and noise finds with a chance of 90 %, relative likewise."""
 
     @property
     def is_noise(self) -> bool:
@@ -47,7 +47,7 @@ class PairedDifference:
         return self.low <= 0 <= self.high
 
     def count_to_find(self, relative: float) -> int:
-        """Return how many pairs are needed to find a relative difference with a chance of 80 %."""
+        """Return how many pairs are needed to find a relative difference with a chance of 90 %."""
         return math.ceil(self.count * (self.detectable / relative) ** 2)
 
 
