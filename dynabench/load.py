@@ -191,9 +191,9 @@ class LoadGenerator:
             "stream_options": {"include_usage": True},
         }
         if self._is_chat(request):
-            body["messages"] = request.content
+            body["messages"] = _salted_chat(request.content, self._salt)
         elif target.prompts == "text" and isinstance(request.content, str):
-            body["prompt"] = request.content
+            body["prompt"] = _salted(request.content, self._salt)
         else:
             tokens = prompt_tokens(request, self._workload.block_size, salt=self._salt, among=target.tokens)
             body["prompt"] = tokens.tolist() if target.prompts == "tokens" else as_words(tokens)
@@ -380,6 +380,18 @@ def facts_of(generator: LoadGenerator) -> dict[str, float]:
         "tokens": float(timeline.total_tokens),
         "tokens_together": float(timeline.num_together),
     }
+
+
+def _salted(text: str, salt: str) -> str:
+    """Begin a text with the salt, so that nothing behind it is cached from another run."""
+    return f"{salt} {text}" if salt else text
+
+
+def _salted_chat(messages: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
+    """Put the salt before the first message's text."""
+    if not salt or not messages or not isinstance(messages[0].get("content"), str):
+        return [{"role": "system", "content": salt}, *messages] if salt else messages
+    return [messages[0] | {"content": _salted(messages[0]["content"], salt)}, *messages[1:]]
 
 
 def _cpu_s() -> float:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ import uvloop
 from dynabench.clients import Order, Sent, send_all, shares
 from dynabench.known_server import MODEL
 from dynabench.live import spoilt
-from dynabench.load import Target
+from dynabench.load import LoadGenerator, Target
 from dynabench.selftest import known_server
 from dynabench.settings import SelftestConfig
 from reports import metrics
@@ -57,6 +58,23 @@ def test_chat_messages_go_where_chats_go(quick):
     requests = workload(5, content=[{"role": "user", "content": "Hello"}])
     columns = send(quick, requests, prompts="text").columns
     assert (set(columns["error"]), columns["osl"].tolist()) == ({""}, [6] * 5)
+
+
+def test_a_salt_keeps_other_runs_caches_out_of_texts_too():
+    def body(content, salt):
+        one = Workload("w", 64, [Request(0.0, 4, 2, (0,), content=content)])
+        generator = LoadGenerator(
+            one, target=Target("http://x", "m", "text"), load=LoadConfig(), salt=salt, timeout_s=1.0
+        )
+        return json.loads(generator._body(one.requests[0]))
+
+    assert body("Hello", "")["prompt"] == "Hello"
+    assert body("Hello", "s1")["prompt"] == "s1 Hello"
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    assert body(chat, "s1")["messages"] == [{"role": "user", "content": "s1 Hi"}, chat[1]]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    assert body(parts, "s1")["messages"] == [{"role": "system", "content": "s1"}, *parts]
+    assert body(chat, "")["messages"] == chat
 
 
 def test_chunks_of_several_tokens_are_several_gaps():
