@@ -52,7 +52,7 @@ class CompileHook(BuildHookInterface[Any]):
             str(path.relative_to(self._folder))
             for core in CORES
             for path in sorted((self._folder / core).glob("*.py"))
-            if path.name not in ("__init__.py", "config.py", "hashing.py")
+            if path.name not in ("__init__.py", "config.py", "hashing.py", "timing_files.py")
         ]
         command = [sys.executable, "-c", SETUP, "build_ext", "--inplace", ",".join(files)]
         subprocess.run(command, cwd=self._folder, check=True)  # noqa: S603 (our own words)

@@ -147,7 +147,7 @@ def _print(name: str, top: float, rows: list[dict[str, Any]], options: argparse.
     print(f"\n### {name}\n")
     for scale, load in zip(scales, LOADS, strict=True):
         made = workload(name, scale, options.first_seed, str(options.traces))
-        bound = max(ttft_bound(made, ENGINE, RouterConfig()), pool_bound(made, ENGINE, WORKERS))
+        bound = max(ttft_bound(made, ENGINE), pool_bound(made, ENGINE, WORKERS))
         rate = (len(made) - 1) / made.duration_s
         print(
             f"{load:.0%} load: {rate:.1f} requests/s; no router below {bound * 1000:.0f} ms mean TTFT, nor above {belady_share(made, ENGINE, WORKERS):.0%} hits"

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from dynabench.errors import UserError
 from dynabench.settings import ExperimentConfig, LiveConfig
 from mocker import EngineConfig
 from reports.summary import NOISE_FLOOR
@@ -27,6 +28,17 @@ class Settings:
     router: RouterConfig
     engine: EngineConfig
     live: LiveConfig | None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        if self.live is None or self.live.engine == "mocker":
+            return
+        if self.engine.model is None:
+            raise UserError(f"--engine {self.live.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
+        if self.engine.timing_name != "polynomial":
+            raise UserError(
+                f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {self.live.engine}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

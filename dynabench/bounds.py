@@ -5,13 +5,13 @@ from heapq import heappop, heappush
 import numpy as np
 
 from mocker import EngineConfig
-from mocker.timing import TIMING_MODELS, TimingModel
-from serving.router import RouterConfig
+from mocker.timing import TimingModel, chunk
+from mocker.timing_models import timing_model
 from workloads import Workload
 from workloads.describe import endless_hits
 
 
-def ttft_bound(workload: Workload, engine: EngineConfig, router: RouterConfig) -> float:
+def ttft_bound(workload: Workload, engine: EngineConfig) -> float:
     """Return a lower bound of the mean TTFT (s): each prompt on an empty machine with the best cache there could be.
 
     "Best" is the longest prefix that any earlier request had, in one endless cache; at least one token is computed.
@@ -21,7 +21,7 @@ def ttft_bound(workload: Workload, engine: EngineConfig, router: RouterConfig) -
 
 def solo_times(workload: Workload, engine: EngineConfig) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """Return each request's time to its first token on an empty machine with an endless shared cache (s)."""
-    timing = TIMING_MODELS[engine.timing](engine)
+    timing = timing_model(engine)
     hits = endless_hits(workload)
     return np.array(
         [
@@ -38,10 +38,10 @@ def pool_bound(workload: Workload, engine: EngineConfig, num_workers: int) -> fl
 
     It does only the work of uncached prompt tokens, which no router can avoid; the larger of this and `ttft_bound` counts.
     """
-    timing = TIMING_MODELS[engine.timing](engine)
+    timing = timing_model(engine)
     budget = engine.max_num_batched_tokens
-    base = timing.prefill(1, 0, 1)
-    token = (timing.prefill(budget, 0, 1) - base) / max(budget - 1, 1)
+    base = timing.mixed(chunk(1), 0, 0)
+    token = (timing.mixed(chunk(budget), 0, 0) - base) / max(budget - 1, 1)
     hits = endless_hits(workload)
     work: list[tuple[float, float]] = []  # (remaining, arrival)
     now, total = 0.0, 0.0
@@ -103,7 +103,7 @@ def belady_share(workload: Workload, engine: EngineConfig, num_workers: int) -> 
 def _prefill_s(timing: TimingModel, length: int, cached: int, budget: int) -> float:
     total, done = 0.0, cached
     while done < length:
-        chunk = min(budget, length - done)
-        total += timing.prefill(chunk, done, 1)
-        done += chunk
+        size = min(budget, length - done)
+        total += timing.mixed(chunk(size, done), 0, 0)
+        done += size
     return total

@@ -358,6 +358,25 @@ def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
 
 
 @app.command
+def hardware() -> None:
+    """List the GPUs and models whose step times are bundled, for --gpu and --model."""
+    from mocker.gpu import find_gpu, gpu_names
+    from mocker.model_shape import find_model, model_configs
+
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        peaks = ", ".join(f"{dtype} {peak / 1e12:,.0f}" for dtype, peak in gpu.flops.items())
+        print(f"{name:14} {gpu.memory / 2**30:5.0f} GiB  {gpu.bandwidth / 1e9:5,.0f} GB/s  dense TFLOP/s: {peaks}")
+    print()
+    for name in model_configs():
+        shape = find_model(name)
+        layers, embeddings = shape.num_parameters(1)
+        kind = f", {shape.num_experts} experts" if shape.num_experts else ""
+        print(f"{name:34} {(layers + embeddings) / 1e9:7.1f} B parameters, {shape.weights}{kind}")
+    print("\nAny other: --model with a folder or file that has the model's config.json.")
+
+
+@app.command
 def modes() -> None:
     """List the router modes, and what can be added to one."""
     for name, kind in ROUTER_MODES.items():

@@ -78,7 +78,7 @@ def run_experiment(
     runs = [run for run in runs if len(run.columns["request"])]
     order = {arm.name: place for place, arm in enumerate(arms)}
     runs.sort(key=lambda run: (order[run.arm], run.repeat))
-    bound = ttft_bound(workload, settings.engine, settings.router) if clock == "virtual" and _is_open(arms) else None
+    bound = ttft_bound(workload, settings.engine) if clock == "virtual" and _is_open(arms) else None
     manifest = _manifest(clock, path, workload, experiment, settings, arms, runs) | {"bound_s": bound}
     return out, folder.write(out, manifest, runs)
 
@@ -213,7 +213,9 @@ def _manifest(
         "workers": {arm.name: arm.settings.workers for arm in arms},
         "shape": asdict(settings.shape),
         "load": asdict(settings.load),
-        "engine": asdict(settings.engine) if live is None or live.engine == "mocker" else real_engine(live),
+        "engine": asdict(settings.engine)
+        if live is None or live.engine == "mocker"
+        else real_engine(live, settings.engine.model or ""),
         "router": asdict(settings.router),
         "live": asdict(live) | {"extra_engine_args": str(live.extra_engine_args or "") or None} if live else None,
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
@@ -237,13 +239,13 @@ def is_compiled() -> bool:
     return not str(scheduler.__file__).endswith(".py")
 
 
-def real_engine(live: LiveConfig) -> dict[str, Any]:
+def real_engine(live: LiveConfig, model: str) -> dict[str, Any]:
     """Return what tells of an engine that is not simulated: its name, its version here, its model, its arguments."""
     package = ENGINES[live.engine].package
     distributions = metadata.packages_distributions().get(package, [])
     version = metadata.version(distributions[0]) if distributions else "of unknown version"
     arguments = {} if live.extra_engine_args is None else read_arguments(live.extra_engine_args)
-    return {"name": live.engine, "version": version, "model": model_name(live.model), "arguments": arguments}
+    return {"name": live.engine, "version": version, "model": model_name(model), "arguments": arguments}
 
 
 def _versus(names: list[str]) -> str:
@@ -284,7 +286,7 @@ def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, sett
     if live is not None and live.url:
         what = live.url
     elif live is not None and live.engine != "mocker":
-        facts = real_engine(live)
+        facts = real_engine(live, settings.engine.model or "")
         what = f"{experiment.workers} {facts['name']} {facts['version']} workers with {facts['model']}"
     else:
         what = f"{experiment.workers} simulated engines"

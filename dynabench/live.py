@@ -122,20 +122,21 @@ async def _target(
     live: LiveConfig, mode: str, engine: EngineConfig, router: RouterConfig, num_workers: int, seed: int
 ) -> AsyncIterator[tuple[Target, Callable[[], list[str]]]]:
     """Give what is to be measured, and what tells which of its processes died."""
+    model = engine.model or "mock"
     if live.url is not None:
         key = os.environ.get("OPENAI_API_KEY", "")
-        yield Target(live.url.rstrip("/").removesuffix("/v1"), live.model, live.prompts, key), list
+        yield Target(live.url.rstrip("/").removesuffix("/v1"), model, live.prompts, key), list
         return
     is_mocker = live.engine == "mocker"
     worker = WorkerConfig(
-        model_name=live.model if is_mocker else "",
-        model_path="" if is_mocker else live.model,
+        model_name=model if is_mocker else "",
+        model_path="" if is_mocker else model,
         kv_events=wants_kv_events(mode, router),
         context_length=engine.num_usable_blocks * engine.block_size + 1 if is_mocker else live.context_length,
     )
     choice = None if is_mocker else _choice(live, worker)
     try:
-        tokens = TOKENS if is_mocker else tokens_of(await asyncio.to_thread(vocab_size, live.model))
+        tokens = TOKENS if is_mocker else tokens_of(await asyncio.to_thread(vocab_size, model))
     except ModelError as error:
         raise LaunchError(str(error)) from error
     stack = LocalStack(

@@ -79,10 +79,7 @@ class LiveConfig:
     """Measure this OpenAI endpoint (http://host:port) instead of a stack of our own."""
 
     engine: Literal["mocker", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"] = "mocker"
-    """Engine of our own stack; all but the mocker run the model that --model names."""
-
-    model: str = "mock"
-    """Name under which the model is served; for an --engine other than the mocker: a folder, GGUF file or Hugging Face id."""
+    """Engine of our own stack; all but the mocker run the model that --model names: a folder, GGUF file or Hugging Face id."""
 
     context_length: int | None = None
     """Tokens a sequence may reach in an --engine other than the mocker (default: the model's)."""
@@ -126,8 +123,6 @@ class LiveConfig:
             raise ValueError(f"timeout_s must be greater than 0, not {self.timeout_s}")
         if self.engine != "mocker" and self.url is not None:
             raise ValueError(f"--engine {self.engine} is for a stack of our own; --url measures another")
-        if self.engine != "mocker" and self.model == "mock":
-            raise ValueError(f"--engine {self.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
         for name in ("context_length", "extra_engine_args"):
             if self.engine == "mocker" and getattr(self, name) is not None:
                 raise ValueError(f"--{name.replace('_', '-')} is for an --engine other than the mocker")

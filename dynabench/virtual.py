@@ -10,7 +10,8 @@ import numpy as np
 
 from dynabench.cluster import Cluster
 from mocker import EngineConfig
-from mocker.timing import TIMING_MODELS
+from mocker.timing import chunk
+from mocker.timing_models import timing_model
 from reports.records import ArmResult
 from serving.router import Router, RouterConfig
 from workloads import Workload, WorkloadError
@@ -30,7 +31,7 @@ def check_fits(workload: Workload, engine: EngineConfig) -> None:
         if request.input_length + request.output_length - 1 > capacity or request.input_length > limit:
             raise WorkloadError(
                 f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output tokens, "
-                f"more than the {limit} an engine can hold (num_gpu_blocks {engine.num_gpu_blocks} x block_size "
+                f"more than the {limit} an engine can hold (num_gpu_blocks {engine.num_kv_blocks} x block_size "
                 f"{engine.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
             )
         if not engine.enable_chunked_prefill and request.input_length > engine.max_num_batched_tokens:
@@ -122,13 +123,13 @@ def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict
 
 def with_step_costs(router: RouterConfig, engine: EngineConfig) -> RouterConfig:
     """Tell the predicting modes what the simulated engine's steps cost, where the user has not."""
-    timing = TIMING_MODELS[engine.timing](engine)
+    timing = timing_model(engine)
     budget, capacity = engine.max_num_batched_tokens, engine.kv_capacity_tokens
     decode = timing.decode(1, 1).first
-    base = timing.prefill(1, 0, 1)
+    base = timing.mixed(chunk(1), 0, 0)
     costs: dict[str, Any] = {
         "step_base_ms": (base + decode) * 1e3,
-        "step_prefill_us": (timing.prefill(budget, 0, 1) - base) / max(budget - 1, 1) * 1e6,
+        "step_prefill_us": (timing.mixed(chunk(budget), 0, 0) - base) / max(budget - 1, 1) * 1e6,
         "step_decode_us": (timing.decode(2, 2).first - decode) * 1e6,
         "step_context_ns": (timing.decode(1, capacity // 2).first - decode) / max(capacity // 2, 1) * 1e9,
         "step_budget_tokens": budget,

@@ -16,7 +16,8 @@ from mocker.config import EngineConfig
 from mocker.events import KvEvent
 from mocker.scheduler import Batch, Scheduler
 from mocker.sequence import Sequence
-from mocker.timing import TIMING_MODELS, Ramp, TimingModel
+from mocker.timing import Prefill, Ramp, TimingModel
+from mocker.timing_models import timing_model
 
 NO_LIMIT = 1 << 62
 
@@ -133,7 +134,7 @@ class Engine:
         self.config = config
         self.scheduler = Scheduler(config)
         self.scheduler.pool.has_listener = kv_events
-        self.timing = timing or TIMING_MODELS[config.timing](config)
+        self.timing = timing or timing_model(config)
         self.log = StepLog()
         self.step: Step | None = None
         self._ordered = kv_events and ordered_events
@@ -288,19 +289,21 @@ class Engine:
                 sequence.waited_since_s = self._last_end
 
     def _mixed_duration(self, batch: Batch) -> float:
-        scheduler, duration = self.scheduler, 0.0
-        if batch.chunks:
-            num_tokens = context = 0
-            for sequence, count in batch.chunks:
-                num_tokens += count
-                context += sequence.num_computed - count
-            duration = self.timing.prefill(num_tokens, context, len(batch.chunks))
-        if batch.num_decodes:
-            num_kv_tokens = scheduler.num_kv_tokens
-            for sequence in batch.starved:
-                num_kv_tokens -= scheduler.num_tokens(sequence)
-            duration += self.timing.decode(batch.num_decodes, num_kv_tokens).first
-        return duration
+        scheduler = self.scheduler
+        num_kv_tokens = scheduler.num_kv_tokens if batch.num_decodes else 0
+        for sequence in batch.starved:
+            num_kv_tokens -= scheduler.num_tokens(sequence)
+        if not batch.chunks:
+            return self.timing.decode(batch.num_decodes, num_kv_tokens).first if batch.num_decodes else 0.0
+        num_tokens = num_context_tokens = 0
+        num_pairs = 0.0
+        for sequence, count in batch.chunks:
+            context = sequence.num_computed - count
+            num_tokens += count
+            num_context_tokens += context
+            num_pairs += count * (context + count / 2)
+        prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(batch.chunks))
+        return self.timing.mixed(prefill, batch.num_decodes, num_kv_tokens)
 
     def _allocate(self, first: int, stop: int) -> None:
         """Give the running sequences the blocks of iterations `first` to `stop` of the step in flight."""

@@ -46,7 +46,7 @@ class Scheduler:
         self.num_decoding = 0
         self._next_finish = NEVER  # the iteration at whose end the next decoding sequence finishes
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
-        self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
+        self._watermark_blocks = int(config.watermark * config.num_kv_blocks)
         self._by_priority = config.scheduling_policy == "priority"
 
     # What the engine asks

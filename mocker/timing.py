@@ -1,6 +1,5 @@
 """How long a step takes."""
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from mocker.config import EngineConfig
@@ -27,11 +26,28 @@ class Ramp(NamedTuple):
         return num_steps * (self.first + j * (self.slope / 2 + self.curve * (2 * num_steps - 1) / 6))
 
 
+class Prefill(NamedTuple):
+    """The prefill chunks of a step together: chunk i computes c_i tokens of a sequence that already holds k_i."""
+
+    num_tokens: int
+    """Sum of c_i."""
+    num_context_tokens: int
+    """Sum of k_i."""
+    num_pairs: float
+    """Sum of c_i (k_i + c_i / 2): queries times the keys each attends to."""
+    num_sequences: int
+
+
+def chunk(num_tokens: int, num_context_tokens: int = 0) -> Prefill:
+    """Describe a single prefill chunk."""
+    return Prefill(num_tokens, num_context_tokens, num_tokens * (num_context_tokens + num_tokens / 2), 1)
+
+
 class TimingModel(Protocol):
     """Duration of steps from what is in the batch."""
 
-    def prefill(self, num_tokens: int, num_context_tokens: int, num_sequences: int) -> float:
-        """Return the time (s) to compute `num_tokens` prompt tokens whose sequences already hold `num_context_tokens`."""
+    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
+        """Return the time (s) of a step with prefill, in which `num_decodes` sequences read `num_kv_tokens` of context."""
         ...
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
@@ -47,9 +63,11 @@ class Polynomial:
         self._speedup = config.speedup_ratio * 1000
         self._decode_speedup = config.speedup_ratio * config.decode_speedup_ratio * 1000
 
-    def prefill(self, num_tokens: int, num_context_tokens: int, num_sequences: int) -> float:
-        """Quadratic in the new prompt tokens of the step."""
-        return (4.209989e-7 * num_tokens * num_tokens + 1.518344e-2 * num_tokens + 16.50142) / self._speedup
+    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
+        """Quadratic in the new prompt tokens of the step, plus the time of its decodes."""
+        num_tokens = prefill.num_tokens
+        duration = (4.209989e-7 * num_tokens * num_tokens + 1.518344e-2 * num_tokens + 16.50142) / self._speedup
+        return duration + self.decode(num_decodes, num_kv_tokens).first if num_decodes else duration
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
         """Quadratic in the share p of the KV capacity that the decoding sequences read, p <= 1."""
@@ -72,13 +90,29 @@ class Constant:
         self._prefill_s = config.constant_prefill_ms / 1000 / config.speedup_ratio
         self._decode_s = config.constant_decode_ms / 1000 / config.speedup_ratio / config.decode_speedup_ratio
 
-    def prefill(self, num_tokens: int, num_context_tokens: int, num_sequences: int) -> float:
+    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """The same for any prompt."""
-        return self._prefill_s
+        return self._prefill_s + self._decode_s if num_decodes else self._prefill_s
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
         """The same for any batch."""
         return Ramp(self._decode_s)
 
 
-TIMING_MODELS: dict[str, Callable[[EngineConfig], TimingModel]] = {"polynomial": Polynomial, "constant": Constant}
+class Faster:
+    """Another model's times, divided: all of them by `speedup_ratio`, those of steps that only decode also by a second ratio."""
+
+    def __init__(self, model: TimingModel, speedup_ratio: float, decode_speedup_ratio: float) -> None:
+        self._model = model
+        self._speedup = speedup_ratio
+        self._decode_speedup = speedup_ratio * decode_speedup_ratio
+
+    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
+        """As the other, divided."""
+        return self._model.mixed(prefill, num_decodes, num_kv_tokens) / self._speedup
+
+    def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
+        """As the other, divided."""
+        first, slope, curve, num_steps = self._model.decode(num_sequences, num_kv_tokens)
+        ratio = self._decode_speedup
+        return Ramp(first / ratio, slope / ratio, curve / ratio, num_steps)

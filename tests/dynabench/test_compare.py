@@ -107,7 +107,7 @@ def test_additions_lose_no_request(workload, mode):
 
 def test_no_mode_beats_the_bound(workload):
     engine = EngineConfig(num_gpu_blocks=800)
-    bound = max(ttft_bound(workload, engine, RouterConfig()), pool_bound(workload, engine, 3))
+    bound = max(ttft_bound(workload, engine), pool_bound(workload, engine, 3))
     assert bound > 0
     for mode in ROUTER_MODES:
         if mode == "oracle-rollout":

@@ -1,0 +1,206 @@
+"""Step times from first principles: a model's shape, a GPU's measured efficiencies, an engine's host times.
+
+One step of a dense decoder on n GPUs, with T tokens in it (STUDY-simulators.md, 4.1):
+
+    step = host + layers * (gemm + attention + communication + elementwise) + head
+
+    gemm          ((2 T W / (P ec))^p + ((W w + activations) / (BW em))^p)^(1/p) + c for each matrix
+    attention     4 H d pairs / (P ef) + KV bytes / (BW ekv) + cb B Kv + ca
+    communication 2 all-reduces of T h values: a + b n + 2 (n-1)/n bytes / link
+    elementwise   ce + T activation bytes / (0.6 BW)
+    head          the last hidden state of S sequences times the vocabulary
+
+It is affine in the KV tokens that a batch reads, so a batch that only decodes keeps leaping.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import log
+
+from mocker.gpu import EngineTimes, Gpu
+from mocker.model_shape import BYTES, ModelShape
+from mocker.timing import Prefill, Ramp
+
+ELEMENTWISE_EFFICIENCY = 0.6
+HEAD_EFFICIENCY = 0.75
+MLA_EFFICIENCY = 0.5
+HALF = 2.0
+"""Bytes of an activation."""
+
+
+class Roofline:
+    """Step times of one model on one kind of GPU."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        gpu: Gpu,
+        engine: EngineTimes,
+        *,
+        tensor_parallel_size: int = 1,
+        expert_parallel_size: int = 1,
+        attention_ranks: int = 1,
+        weights: str = "",
+        kv_dtype: str = "bfloat16",
+    ) -> None:
+        """Prepare the coefficients.
+
+        Raises:
+            ValueError: the GPU cannot compute with these weights.
+        """
+        weights = weights or shape.weights
+        compute = weights
+        if weights == "int4" or (shape.num_experts and weights == "fp4" and "fp4" not in gpu.gemm):
+            compute = "bfloat16"  # unpacked on the way
+        if compute not in gpu.gemm:
+            raise ValueError(
+                f"{gpu.name} does not compute with {weights} weights; expected one of {', '.join(gpu.gemm)}"
+            )
+        n = self._n = tensor_parallel_size
+        self._gpu, self._engine, self._shape = gpu, engine, shape
+        self._scale = engine.scale
+        self._gemm = gpu.gemm[compute]
+        self._peak = gpu.flops[compute]
+        self._weight_bytes, self._input_bytes = BYTES[weights], BYTES[compute]
+        self._matrices = shape.projections(n)
+        self._ffn = [(shape.hidden_size, 2 * shape.ffn_size / n), (shape.ffn_size / n, shape.hidden_size)]
+        self._shared = [
+            (shape.hidden_size, 2 * shape.shared_expert_size / n),
+            (shape.shared_expert_size / n, shape.hidden_size),
+        ]
+        self._num_ffn = shape.num_dense_layers
+        self._prepare_experts(weights, expert_parallel_size, attention_ranks)
+        half = gpu.flops["bfloat16"]
+        head_dim = shape.nope_head_dim + shape.rope_head_dim if shape.is_mla else shape.head_dim
+        self._pair_s = 4 * shape.num_heads / n * head_dim / (half * gpu.prefill)
+        decode = gpu.decode.get(kv_dtype) or gpu.decode["bfloat16"]
+        kv = shape.kv_values(n) * BYTES[kv_dtype]
+        self._kv_s = kv / (gpu.bandwidth * decode.memory)
+        if shape.is_mla:  # every head works on the whole compressed vector
+            flops = 2 * shape.num_heads / n * (2 * shape.kv_lora_rank + shape.rope_head_dim)
+            self._kv_s = max(self._kv_s, flops / (half * MLA_EFFICIENCY))
+        self._kv_mixed_s = self._kv_s * max(1.0, gpu.mixed_decode_slowdown * shape.num_heads / shape.num_kv_heads)
+        self._row_s = decode.row_s * (1 if shape.is_mla else shape.kv_heads(n))
+        self._mixed_row_s = max(decode.row_s, gpu.mixed_row_s) / decode.row_s * self._row_s
+        self._attention_s = decode.launch_s
+        self._full = shape.num_full_attention_layers
+        self._window = shape.sliding_window
+        self._reduces = gpu.all_reduce.get(n, [])
+        if n > 1 and not self._reduces:
+            raise ValueError(
+                f"tensor_parallel_size {n} was not measured on {gpu.name}; expected 1 or one of {sorted(gpu.all_reduce)}"
+            )
+        self._linear: dict[int, float] = {}
+
+    def _prepare_experts(self, weights: str, expert_parallel_size: int, attention_ranks: int) -> None:
+        shape, gpu = self._shape, self._gpu
+        self._experts = gpu.experts.get(weights) or gpu.experts.get("bfloat16") if shape.num_experts else None
+        self._attention_ranks = attention_ranks
+        self._expert_share = 1 / expert_parallel_size
+        self._expert_weights = 3 * shape.hidden_size * shape.expert_size / (self._n if expert_parallel_size == 1 else 1)
+        self._expert_bytes = BYTES[weights]
+        self._expert_peak = gpu.flops.get(weights) or gpu.flops["bfloat16"]
+
+    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
+        """Weights are read once for all tokens of the step."""
+        tokens = prefill.num_tokens + num_decodes
+        sequences = prefill.num_sequences + num_decodes
+        kernels = (
+            self._step_s(tokens)
+            + self._head_s(sequences)
+            + self._full
+            * self._pair_s
+            * (prefill.num_pairs + self._gpu.prefill_pad * (prefill.num_tokens + prefill.num_context_tokens))
+            + self._full * self._kv_mixed_s * num_kv_tokens
+            + self._shape.num_layers * self._mixed_row_s * num_decodes
+        )
+        engine, layers = self._engine, self._shape.num_layers
+        kernels = max(kernels * self._scale, layers * engine.prefill_least_layer_s) + layers * engine.prefill_layer_s
+        return kernels + engine.step_s + sequences * engine.sequence_s
+
+    def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
+        """Affine in the KV tokens, which grow by one for each sequence and step."""
+        slope = self._full * self._kv_s * self._scale
+        kernels = (
+            self._step_s(num_sequences)
+            + self._head_s(num_sequences)
+            + self._shape.num_layers * self._row_s * num_sequences
+        )
+        fixed = kernels * self._scale + self._engine.step_s + num_sequences * self._engine.sequence_s
+        return Ramp(fixed + slope * num_kv_tokens, slope * num_sequences)
+
+    def _step_s(self, num_tokens: int) -> float:
+        """Return the time of what depends on the number of tokens alone (s)."""
+        found = self._linear.get(num_tokens)
+        if found is None:
+            shape = self._shape
+            layer = self._matrices_s(self._matrices, num_tokens) + self._attention_s + self._elementwise_s(num_tokens)
+            layer += 2 * self._engine.all_reduce * self._all_reduce_s(num_tokens)
+            found = self._linear[num_tokens] = (
+                shape.num_layers * layer
+                + self._num_ffn * self._matrices_s(self._ffn, num_tokens)
+                + (shape.num_layers - self._num_ffn) * self._experts_s(num_tokens)
+                + (shape.num_layers - self._full) * self._window_s(num_tokens)
+            )
+        return found
+
+    def _matrices_s(self, matrices: Sequence[tuple[float, float]], num_tokens: int) -> float:
+        weights = sum(a * b for a, b in matrices)
+        active = num_tokens * sum(a * self._input_bytes + b * HALF for a, b in matrices)
+        quantised = num_tokens * sum(a for a, _ in matrices) * (HALF + self._input_bytes)
+        return (
+            self._gemm_s(2 * num_tokens * weights, weights * self._weight_bytes + active)
+            + quantised * self._gemm.quantise * self._engine.quantise / self._gpu.bandwidth
+            + len(matrices) * self._gemm.launch_s
+        )
+
+    def _gemm_s(self, flops: float, size: float) -> float:
+        gemm = self._gemm
+        compute, memory = flops / (self._peak * gemm.compute), size / (self._gpu.bandwidth * gemm.memory)
+        return float((compute**gemm.sharpness + memory**gemm.sharpness) ** (1 / gemm.sharpness))
+
+    def _experts_s(self, num_tokens: int) -> float:
+        """Return the time of one layer's routed and shared experts (s)."""
+        shape, gpu, times = self._shape, self._gpu, self._experts
+        if times is None:
+            return 0.0
+        tokens, share = num_tokens * self._attention_ranks, self._expert_share
+        chosen = shape.experts_per_token / shape.num_experts
+        active = shape.num_experts * share * (1 - (1 - chosen) ** (tokens * times.spread))
+        routed = tokens * shape.experts_per_token * share
+        rows = max(routed, times.pad * active)
+        compute = 2 * rows * self._expert_weights / (self._expert_peak * times.compute)
+        memory = active * self._expert_weights * self._expert_bytes / (gpu.bandwidth * times.memory)
+        experts = (compute**times.sharpness + memory**times.sharpness) ** (1 / times.sharpness) + times.launch_s
+        moved = routed * shape.hidden_size * HALF * times.passes / gpu.bandwidth
+        shared = self._matrices_s(self._shared, num_tokens) if shape.shared_expert_size else 0.0
+        return float(experts + moved + shared)
+
+    def _window_s(self, num_tokens: int) -> float:
+        return num_tokens * self._window * self._kv_s
+
+    def _elementwise_s(self, num_tokens: int) -> float:
+        size = num_tokens * HALF * (8 * self._shape.hidden_size + 3 * self._shape.ffn_size / self._n)
+        return self._engine.layer_s + size / (self._gpu.bandwidth * ELEMENTWISE_EFFICIENCY)
+
+    def _all_reduce_s(self, num_tokens: int) -> float:
+        if self._n == 1:
+            return 0.0
+        return _interpolate(self._reduces, num_tokens * self._shape.hidden_size * HALF)
+
+    def _head_s(self, num_sequences: int) -> float:
+        weights = self._shape.hidden_size * self._shape.vocab_size / self._n
+        compute = 2 * num_sequences * weights / (self._gpu.flops["bfloat16"] * HEAD_EFFICIENCY)
+        memory = weights * HALF / (self._gpu.bandwidth * self._gpu.gemm["bfloat16"].memory)
+        return float((compute**2 + memory**2) ** 0.5)
+
+
+def _interpolate(points: list[tuple[float, float]], x: float) -> float:
+    """Interpolate between points in order of x, straight in logarithms; beyond the last, in proportion."""
+    if x >= points[-1][0]:
+        return points[-1][1] * x / points[-1][0]
+    if x <= points[0][0]:
+        return points[0][1]
+    place = bisect_right(points, (x, 0.0))
+    (x0, y0), (x1, y1) = points[place - 1], points[place]
+    return float(y0 * (y1 / y0) ** (log(x / x0) / log(x1 / x0)))

@@ -1,0 +1,95 @@
+"""Files of step times: calibrations (JSON) and tables (Dynamo's profiler NPZ, or CSV and Parquet of our own)."""
+
+import functools
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from mocker.calibrated import StepCosts
+from mocker.table import StepTable
+
+SCHEMA = "dynabench.calibration/1"
+COLUMNS = ("prefill_tokens", "num_decodes", "kv_tokens", "step_ms")
+
+
+@functools.lru_cache(maxsize=16)
+def read_calibration(path: str) -> dict[str, Any]:
+    """Read what `dynabench calibrate` wrote; `step` is its `StepCosts`.
+
+    Raises:
+        ValueError: the file is none.
+    """
+    try:
+        found: dict[str, Any] = json.loads(Path(path).read_text())
+        if found.get("schema") != SCHEMA:
+            raise ValueError(f"expected schema {SCHEMA}, not {found.get('schema')!r}")
+        step = dict(found["step"])
+        step["tokens"] = tuple((float(knot), float(slope)) for knot, slope in step["tokens"])
+        return found | {"step": StepCosts(**step)}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"timing_file {path}: not a calibration ({error})") from error
+
+
+def num_blocks(path: str) -> int | None:
+    """Return the KV blocks that the calibrated engine had, if the file says so."""
+    return read_calibration(path)["engine"].get("num_gpu_blocks") if path.endswith(".json") else None
+
+
+@functools.lru_cache(maxsize=16)
+def read_table(path: str) -> StepTable:
+    """Read a table of step times.
+
+    An NPZ has prefill_isl, prefill_ttft_ms, decode_active_kv_tokens, decode_context_length and decode_itl, as Dynamo's
+    profiler writes them; a CSV or Parquet has prefill_tokens, num_decodes, kv_tokens and step_ms.
+
+    Raises:
+        ValueError: the file is none of these, or lacks one kind of step.
+    """
+    try:
+        prefill, decode = _read_npz(path) if path.endswith(".npz") else _read_rows(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"timing_file {path}: not a table of step times ({error})") from error
+    if not prefill or not decode:
+        raise ValueError(f"timing_file {path}: needs rows with prefill and rows with decodes")
+    curves = tuple((count, _curve(points)) for count, points in sorted(decode.items()))
+    return StepTable(prefill=_curve(prefill), decode=curves)
+
+
+def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
+    """Read Dynamo's profile: a sequence's share of the active KV tokens is its context, so their ratio counts sequences."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as file:
+        columns = {name: np.asarray(file[name], float).ravel() for name in file.files}
+    prefill: dict[float, list[float]] = defaultdict(list)
+    decode: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for tokens, time in zip(columns["prefill_isl"], columns["prefill_ttft_ms"], strict=True):
+        prefill[tokens].append(time / 1e3)
+    rows = (columns[name] for name in ("decode_active_kv_tokens", "decode_context_length", "decode_itl"))
+    for kv, context, time in zip(*rows, strict=True):
+        decode[max(round(kv / context), 1)][kv].append(time / 1e3)
+    return prefill, decode
+
+
+def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
+    import pandas as pd
+
+    table = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
+    if missing := [name for name in COLUMNS if name not in table]:
+        raise ValueError(f"column {missing[0]} is missing; expected {', '.join(COLUMNS)}")
+    prefill: dict[float, list[float]] = defaultdict(list)
+    decode: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for tokens, count, kv, time in table[list(COLUMNS)].itertuples(index=False):
+        if tokens > 0 and count > 0:
+            continue  # a mixed step: what its parts take by themselves is not in it
+        if tokens > 0:
+            prefill[float(tokens)].append(time / 1e3)
+        elif count > 0:
+            decode[int(count)][float(kv)].append(time / 1e3)
+    return prefill, decode
+
+
+def _curve(points: dict[float, list[float]]) -> tuple[tuple[float, float], ...]:
+    """Take the median of what was measured at the same place."""
+    return tuple((x, sorted(values)[len(values) // 2]) for x, values in sorted(points.items()))

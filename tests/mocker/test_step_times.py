@@ -1,0 +1,253 @@
+"""Step-time models: what a model, a GPU and measurements say a step takes."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker.gpu import find_engine, find_gpu, gpu_names
+from mocker.model_shape import find_model, model_configs, shape_of
+from mocker.roofline import Roofline
+from mocker.timing import Prefill, chunk
+from mocker.timing_models import timing_model
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def roofline(gpu="h100", model=LLAMA, **more):
+    return EngineConfig(gpu=gpu, model=model, **more)
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        (LLAMA, 8.03),
+        ("meta-llama/Llama-3.1-70B", 70.55),
+        ("meta-llama/Llama-3.1-405B", 405.8),
+        ("Qwen/Qwen2.5-7B", 7.62),
+        ("Qwen/Qwen3-0.6B", 0.596),
+        ("Qwen/Qwen3-30B-A3B", 30.5),
+        ("Qwen/Qwen3-235B-A22B", 235.1),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.7),
+        ("deepseek-ai/DeepSeek-V3", 671.0),
+        ("openai/gpt-oss-120b", 116.8),
+    ],
+)
+def test_a_shape_has_the_parameters_its_makers_publish(model, billions):
+    layers, embeddings = find_model(model).num_parameters(1)
+    assert (layers + embeddings) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_every_bundled_model_runs_on_some_bundled_gpu():
+    for name in model_configs():
+        shape = find_model(name)
+        weights = "fp8" if shape.weights == "fp4" else ""
+        model = Roofline(
+            shape, find_gpu("h200"), find_engine("vllm", "hopper"), tensor_parallel_size=8, weights=weights
+        )
+        assert 0 < model.decode(1, 1000).first < model.mixed(chunk(8192), 1, 1000), name
+
+
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B", "nvidia/Llama-3.1-8B-Instruct-FP8"]
+)
+def test_variants_of_a_model_share_its_shape(name):
+    found = find_model(name)
+    assert (found.num_layers, found.hidden_size) == (32, 4096)
+    assert found.weights == ("fp8" if name.endswith("FP8") else "bfloat16")
+
+
+def test_a_config_json_is_read(tmp_path):
+    config = model_configs()["Qwen/Qwen3-8B"] | {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert find_model(str(tmp_path)).weights == "fp8"
+    assert find_model(str(tmp_path / "config.json")).num_kv_heads == 8
+    with pytest.raises(ValueError, match="lacks vocab_size"):
+        shape_of({key: value for key, value in config.items() if key != "vocab_size"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gpu": "h100"}, "needs a model"),
+        ({"gpu": "h1000", "model": LLAMA}, "gpu 'h1000' is not known; expected one of h100, h200"),
+        ({"gpu": "h100", "model": "nobody/nothing"}, "neither bundled nor a folder"),
+        ({"gpu": "h100", "model": "meta-llama/Llama-3.1-70B"}, "leave no room for KV blocks"),
+        ({"gpu": "a100", "model": LLAMA, "quantization": "fp8"}, "does not compute with fp8 weights"),
+        (
+            {"gpu": "rtx-4090", "model": LLAMA, "tensor_parallel_size": 2},
+            "tensor_parallel_size 2 was not measured on rtx-4090",
+        ),
+        ({"timing": "roofline"}, "needs a gpu and a model"),
+        ({"timing": "table"}, "needs a timing_file"),
+        ({"timing": "constant", "timing_file": "x.csv"}, "exclude each other"),
+        ({"timing_file": "nothing.json"}, "not a calibration"),
+        ({"timing_file": "nothing.csv"}, "not a table of step times"),
+        ({"gpu_memory_utilization": 1.5}, "is a share"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_in_a_line(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Engine(EngineConfig(**settings))
+
+
+def test_a_decode_that_is_bound_by_memory_takes_the_time_to_read_the_weights():
+    shape, gpu = find_model(LLAMA), find_gpu("h100")
+    layers, embeddings = shape.num_parameters(1)
+    least = (layers + embeddings / 2) * 2 / gpu.bandwidth  # the head is read, the embedding looked up
+    assert least < timing_model(roofline()).decode(1, 1).first < 1.8 * least
+
+
+def test_a_prefill_that_is_bound_by_compute_takes_the_time_of_its_flops():
+    layers, _ = find_model(LLAMA).num_parameters(1)
+    least = 2 * 8192 * layers / find_gpu("h100").flops["bfloat16"]
+    assert least < timing_model(roofline()).mixed(chunk(8192), 0, 0) < 1.8 * least
+
+
+@pytest.mark.parametrize("gpu", gpu_names())
+def test_more_work_takes_longer(gpu):
+    model = timing_model(roofline(gpu))
+    assert model.decode(8, 8000).first < model.decode(16, 8000).first < model.decode(16, 16000).first
+    alone, beside = model.mixed(chunk(512), 0, 0), model.mixed(chunk(512), 16, 16000)
+    assert alone < beside < alone + model.decode(16, 16000).first  # the weights are read once
+    assert model.mixed(chunk(2048), 0, 0) < model.mixed(chunk(2048, 8192), 0, 0) < model.mixed(chunk(10240), 0, 0)
+
+
+def test_two_gpus_are_faster_than_one_but_less_than_twice():
+    one, two = (timing_model(roofline(tensor_parallel_size=n)).decode(1, 100).first for n in (1, 2))
+    assert one / 2 < two < one
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"tensor_parallel_size": 4}, {"model": "deepseek-ai/DeepSeek-V3", "gpu": "h200", "tensor_parallel_size": 8}],
+)
+def test_the_ramp_of_a_decode_is_what_its_steps_take(settings):
+    model = timing_model(roofline(**settings))
+    ramp = model.decode(7, 5000)
+    for step in (1, 10, 1000):
+        assert ramp.duration(step) == pytest.approx(model.decode(7, 5000 + 7 * step).first, rel=1e-12)
+
+
+def test_kv_blocks_follow_from_what_the_weights_leave():
+    one, two = roofline(block_size=16), roofline(block_size=16, tensor_parallel_size=2)
+    token = 2 * 8 * 128 * 32 * 2
+    room = 0.9 * 80 * 2**30 - 2 * 8.03e9
+    assert 0.93 < one.num_kv_blocks * 16 * token / room < 1  # activations and the context take the rest
+    assert two.num_kv_blocks > 2 * one.num_kv_blocks
+    assert roofline(num_gpu_blocks=77).num_kv_blocks == 77
+    assert roofline(block_size=16, kv_cache_dtype="fp8").num_kv_blocks == pytest.approx(
+        2 * one.num_kv_blocks, rel=0.001
+    )
+
+
+def test_a_speedup_divides_every_model():
+    plain, fast = timing_model(roofline()), timing_model(roofline(speedup_ratio=4.0, decode_speedup_ratio=2.0))
+    assert fast.mixed(chunk(100), 3, 300) == plain.mixed(chunk(100), 3, 300) / 4
+    assert fast.decode(3, 300).duration(5) == pytest.approx(plain.decode(3, 300).duration(5) / 8)
+
+
+def run(config, lengths, max_iterations):
+    engine, now = Engine(config, kv_events=False), 0.0
+    for number, (prompt, output) in enumerate(lengths):
+        engine.add(Sequence(number, num_prompt=prompt, max_tokens=output, chain=BlockChain([], 0)))
+    times = []
+    while (step := engine.schedule(now, max_iterations=max_iterations)) is not None:
+        now = step.end
+        times += [(sequence.id, now) for sequence in engine.complete().finished]
+    return times
+
+
+def write_table(path, curvature):
+    rows = [{"prefill_tokens": n, "num_decodes": 0, "kv_tokens": 0, "step_ms": 5 + n / 100} for n in (16, 256, 4096)]
+    rows += [
+        {"prefill_tokens": 0, "num_decodes": n, "kv_tokens": kv, "step_ms": 4 + n / 10 + kv**curvature / 500}
+        for n in (1, 8, 32)
+        for kv in (100, 1000, 10000, 50000)
+    ]
+    table = pd.DataFrame(rows)
+    table.to_csv(path) if path.suffix == ".csv" else table.to_parquet(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["roofline", "table", "calibrated"])
+def test_leaps_are_exact_with_every_model(kind, tmp_path):
+    lengths = [(30, 200), (500, 90), (60, 400), (70, 7)]
+    if kind == "roofline":
+        config = roofline()
+    elif kind == "table":
+        config = EngineConfig(timing_file=write_table(tmp_path / "steps.csv", 0.8))
+    else:
+        (tmp_path / "calibration.json").write_text(json.dumps(CALIBRATION))
+        config = EngineConfig(timing_file=str(tmp_path / "calibration.json"))
+    stepped, leapt = run(config, lengths, 1), run(config, lengths, 1 << 40)
+    assert [id for id, _ in stepped] == [id for id, _ in leapt]
+    assert [time for _, time in stepped] == pytest.approx([time for _, time in leapt], rel=1e-9)
+
+
+CALIBRATION = {
+    "schema": "dynabench.calibration/1",
+    "engine": {"name": "vllm", "num_gpu_blocks": 321},
+    "step": {
+        "fixed": 0.001,
+        "mixed": 0.002,
+        "tokens": [[0, 1e-5], [64, 2e-5]],
+        "sequence": 1e-4,
+        "prompt": 3e-4,
+        "pair": 1e-9,
+        "context": 2e-9,
+        "kv": 1e-8,
+        "mixed_kv": 2e-8,
+    },
+}
+
+
+def test_a_calibration_adds_up(tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(CALIBRATION))
+    config = EngineConfig(timing_file=str(path))
+    model = timing_model(config)
+    assert config.num_kv_blocks == 321
+    assert model.decode(4, 1000).first == pytest.approx(0.001 + 4e-5 + 4e-4 + 1e-5)
+    prefill = Prefill(num_tokens=100, num_context_tokens=50, num_pairs=10000, num_sequences=2)
+    tokens = 104 * 1e-5 + 40 * 2e-5
+    rest = 6 * 1e-4 + 2 * 3e-4 + 10000 * 1e-9 + 50 * 2e-9 + 1000 * 2e-8
+    assert model.mixed(prefill, 4, 1000) == pytest.approx(0.002 + tokens + rest)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_gives_what_was_measured_and_lines_between(tmp_path, suffix):
+    model = timing_model(EngineConfig(timing_file=write_table(tmp_path / f"steps{suffix}", 1.0)))
+    assert model.decode(8, 1000).first == pytest.approx(0.004 + 0.0008 + 0.002)
+    assert model.decode(20, 5500).first == pytest.approx(0.004 + 0.002 + 0.011)
+    assert model.mixed(chunk(256), 0, 0) == pytest.approx(0.005 + 0.00256)
+    assert model.mixed(chunk(8192), 0, 0) == pytest.approx(0.005 + 0.08192)
+    shortest = 0.004 + 0.0001 + 0.0002
+    assert model.mixed(chunk(256), 8, 1000) == pytest.approx(0.00756 + 0.0068 - shortest)
+
+
+def test_dynamos_profile_is_read(tmp_path):
+    kv = np.array([1000.0, 8000.0, 2000.0, 16000.0])
+    np.savez(
+        tmp_path / "raw_data.npz",
+        prefill_isl=np.array([100, 1000]),
+        prefill_ttft_ms=np.array([10.0, 50.0]),
+        decode_active_kv_tokens=kv,
+        decode_context_length=np.array([500.0, 1000.0, 1000.0, 2000.0]),
+        decode_itl=np.array([5.0, 8.0, 6.0, 12.0]),
+    )
+    model = timing_model(EngineConfig(timing_file=str(tmp_path / "raw_data.npz")))
+    assert model.mixed(chunk(550), 0, 0) == pytest.approx(0.030)
+    assert model.decode(2, 1500).first == pytest.approx(0.0055)  # 2 sequences: 1000 -> 5 ms, 2000 -> 6 ms
+    assert model.decode(8, 12000).first == pytest.approx(0.010)
+
+
+def test_a_table_that_is_none_says_what_it_lacks(tmp_path):
+    (tmp_path / "steps.csv").write_text("prefill_tokens,step_ms\n1,2\n")
+    with pytest.raises(ValueError, match="column num_decodes is missing; expected prefill_tokens, num_decodes"):
+        timing_model(EngineConfig(timing_file=str(tmp_path / "steps.csv")))
+    (tmp_path / "half.csv").write_text("prefill_tokens,num_decodes,kv_tokens,step_ms\n16,0,0,2\n")
+    with pytest.raises(ValueError, match="rows with decodes"):
+        timing_model(EngineConfig(timing_file=str(tmp_path / "half.csv")))
