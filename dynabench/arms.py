@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dynabench.errors import UserError
-from dynabench.settings import ExperimentConfig, LiveConfig
+from dynabench.settings import ExperimentConfig, LiveConfig, OverheadConfig
 from mocker import EngineConfig
 from reports.summary import NOISE_FLOOR
 from serving.router import RouterConfig
@@ -28,6 +28,7 @@ class Settings:
     router: RouterConfig
     engine: EngineConfig
     live: LiveConfig | None
+    overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         """Refuse settings that do not go together."""
@@ -59,6 +60,7 @@ OWNERS: dict[str, type] = {
     "router": RouterConfig,
     "engine": EngineConfig,
     "live": LiveConfig,
+    "overhead": OverheadConfig,
 }
 """Where a setting may belong, by the field of `Settings` that holds it."""
 

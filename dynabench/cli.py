@@ -15,7 +15,14 @@ from dynabench.arms import Settings
 from dynabench.cli_workload import flat, workload_app
 from dynabench.errors import UserError
 from dynabench.experiment import run_experiment
-from dynabench.settings import ExperimentConfig, LiveConfig, SelftestConfig, SweepConfig
+from dynabench.settings import (
+    CalibrateConfig,
+    ExperimentConfig,
+    LiveConfig,
+    OverheadConfig,
+    SelftestConfig,
+    SweepConfig,
+)
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
@@ -38,6 +45,7 @@ Shape = Annotated[ShapeConfig, flat("Workload", 2)]
 Load = Annotated[LoadConfig, flat("Load", 3)]
 RouterSettings = Annotated[RouterConfig, flat("Router", 4)]
 Live = Annotated[LiveConfig, flat("Live stack", 5)]
+Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 6)]
 
 
@@ -51,6 +59,7 @@ def simulate(
     load: Load = LoadConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:
     """Compare router modes, or any other settings, in virtual time.
 
@@ -61,11 +70,11 @@ def simulate(
         load: how the workload is sent.
         router: settings of the router.
         engine: settings of each engine.
+        overhead: what lies between a client and the engines.
     """
     mode = experiment.router_mode[0]
-    return _compare(
-        "virtual", workload, experiment, Settings(mode, experiment.workers, shape, load, router, engine, None)
-    )
+    settings = Settings(mode, experiment.workers, shape, load, router, engine, None, overhead)
+    return _compare("virtual", workload, experiment, settings)
 
 
 @app.command
@@ -106,6 +115,7 @@ def sweep(
     load: Load = LoadConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
 
@@ -117,12 +127,13 @@ def sweep(
         load: how the workload is sent.
         router: settings of the router.
         engine: settings of each engine.
+        overhead: what lies between a client and the engines.
     """
     from dynabench.sweep import run_sweep
     from reports.tables import sweep_table
 
     console = Console()
-    settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, None)
+    settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, None, overhead)
     with _plain_errors():
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
@@ -355,6 +366,25 @@ def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
         difference = facts["difference"]
         print(f"{facts['file']}: differs at step {difference['step']} in {difference['what']}")
         print(f"  vLLM:   {difference['vllm']}\n  mocker: {difference['mocker']}")
+
+
+@app.command
+def calibrate(
+    model: str,
+    /,
+    *,
+    config: Annotated[CalibrateConfig, flat("Calibration", 1)] = CalibrateConfig(),  # noqa: B008 (frozen)
+) -> None:
+    """Measure how long the steps of a real vLLM take on this machine, for `--timing-file`.
+
+    Args:
+        model: folder or Hugging Face id.
+        config: how to measure.
+    """
+    from dynabench.calibrate import calibrate, described
+
+    for line in described(calibrate(model, config, Console()), config.out):
+        print(line)
 
 
 @app.command

@@ -42,11 +42,19 @@ class Order(NamedTuple):
 
 
 async def send_all(
-    order: Order, *, num_clients: int, stop: asyncio.Event, on_stats: Callable[[Stats], None] | None = None
+    order: Order,
+    *,
+    num_clients: int,
+    stop: asyncio.Event,
+    on_stats: Callable[[Stats], None] | None = None,
+    start: float | None = None,
 ) -> Sent:
-    """Send a workload from one or several processes; end early once `stop` is set."""
+    """Send a workload from one or several processes; end early once `stop` is set.
+
+    With one process, `start` says when time 0 of the workload is, on the clock of `time.perf_counter` (none: at once).
+    """
     if num_clients == 1:
-        return await _send(order, None, stop, on_stats)
+        return await _send(order, start, stop, on_stats)
     shards = shares(order.workload, num_clients)
     loads = [_share_load(order.load, place, len(shards)) for place in range(len(shards))]
     context = multiprocessing.get_context("spawn")

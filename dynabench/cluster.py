@@ -8,12 +8,14 @@ of the iterations that have ended.
 from array import array
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heappush
 from typing import Any
 
 import simpy
 
 from dynabench.oracles import best_by_rollout, true_work
+from dynabench.overhead import Overhead
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.engine import NO_LIMIT
 from mocker.events import KvEvent
@@ -115,6 +117,7 @@ class Cluster:
         router: Router,
         num_workers: int,
         load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
+        overhead: Overhead = Overhead(),  # noqa: B008
         kv_event_delay_s: float = 0.0,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -124,6 +127,8 @@ class Cluster:
         self._delay_s = kv_event_delay_s = 0.0 if router.is_oracle else kv_event_delay_s
         self._index = router.index if isinstance(router.index, PrefixIndex) else None
         self._on_progress = on_progress
+        self._overhead = overhead
+        self._answer_s = overhead.answer_s
         self._block_size = engine.block_size
         self._grouping = _Grouping(workload.block_size, engine.block_size)
         events = router.wants_events
@@ -184,14 +189,8 @@ class Cluster:
 
     def send_to(self, number: int, worker: int) -> None:
         """Send a request to a worker, whatever the router thinks."""
-        request = self._workload.requests[number]
-        chain = self._grouping.chain(request)
-        prompt = Prompt(request.input_length, chain.ids, chain.num_named, chain.blocks_per_id, request.session or None)
-        now = self.clock.now
-        sequence = Sequence(
-            number, num_prompt=request.input_length, max_tokens=request.output_length, chain=chain, arrival=now
-        )
-        self._send(number, sequence, self.router.pick(number, prompt, now, only=worker))
+        prompt, sequence = self._prepared(number)
+        self._send(number, sequence, self.router.pick(number, prompt, self.clock.now, only=worker))
 
     def on_output(self, worker: Worker, sampled: list[Sequence], finished: list[Sequence], now: float) -> None:
         """Record first tokens and finishes."""
@@ -206,9 +205,9 @@ class Cluster:
             self.cached_tokens[number] = sequence.cached_tokens
             self.preemptions[number] = sequence.num_preemptions
             self.admitted_s[number] = sequence.first_scheduled_s
-            self.first_token_s[number] = sequence.first_token_s
-            self.last_token_s[number] = now
-            self.pacer.on_end(number, now)
+            self.first_token_s[number] = sequence.first_token_s + self._answer_s
+            self.last_token_s[number] = now + self._answer_s
+            self.pacer.on_end(number, now + self._answer_s)
         self.num_finished += len(finished)
         if finished and self._on_progress is not None:
             self._on_progress(self.num_finished)
@@ -230,29 +229,43 @@ class Cluster:
         while self._in_transit and self._in_transit[0][0] <= now:
             _, worker, events = self._in_transit.popleft()
             self._apply(worker, events)
-        requests = self._workload.requests
         for number, intended in self.pacer.due(now):
             self.intended_s[number] = intended
-            self._dispatch(number, requests[number], now)
+            delay_s = self._overhead.before(self._workload.requests[number].input_length)
+            if delay_s:
+                self.clock.at(now + delay_s, ARRIVAL, partial(self._dispatch, number))
+            else:
+                self._dispatch(number)
         self._await_arrivals()
 
-    def _dispatch(self, number: int, request: Request, now: float) -> None:
+    def _prepared(self, number: int) -> tuple[Prompt, Sequence]:
+        """Return a request as the router and as an engine take it."""
+        request = self._workload.requests[number]
         chain = self._grouping.chain(request)
         prompt = Prompt(request.input_length, chain.ids, chain.num_named, chain.blocks_per_id, request.session or None)
+        sequence = Sequence(
+            number,
+            num_prompt=request.input_length,
+            max_tokens=request.output_length,
+            chain=chain,
+            arrival=self.clock.now,
+        )
+        return prompt, sequence
+
+    def _dispatch(self, number: int, _: object = None) -> None:
+        now = self.clock.now
+        prompt, sequence = self._prepared(number)
         if self._index is not None:
             self._catch_up(prompt, now)
         if self.router.policy.needs_state:
             for worker in self.workers:
                 self.router.on_load(worker.number, worker.kv_usage, len(worker.engine.scheduler.waiting))
-        sequence = Sequence(
-            number, num_prompt=request.input_length, max_tokens=request.output_length, chain=chain, arrival=now
-        )
         if self.is_rollout:
             self.send_to(number, best_by_rollout(self, number))
             return
         if isinstance(self.router.policy, OracleLoad):
             self.router.policy.truth = [true_work(worker.engine, now) for worker in self.workers]
-            self.router.policy.output_length = request.output_length
+            self.router.policy.output_length = self._workload.requests[number].output_length
         decision = self.router.place(number, prompt, now)
         if decision is None:
             self._held[number] = sequence

@@ -143,6 +143,7 @@ def simulate_arm(
         router=settings.router,
         num_workers=settings.workers,
         load=settings.load,
+        overhead=settings.overhead,
         seed=seed,
         on_progress=on_progress,
     )
@@ -213,6 +214,7 @@ def _manifest(
         "workers": {arm.name: arm.settings.workers for arm in arms},
         "shape": asdict(settings.shape),
         "load": asdict(settings.load),
+        "overhead": asdict(settings.overhead),
         "engine": asdict(settings.engine)
         if live is None or live.engine == "mocker"
         else real_engine(live, settings.engine.model or ""),

@@ -72,6 +72,27 @@ class ExperimentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverheadConfig:
+    """What a request meets between its client and the engine, in virtual time; a live run has its own."""
+
+    request_overhead_ms: float | None = None
+    """From the client to the engine's queue: HTTP, parsing, routing, hops (default: the calibration's or the GPU engine's, else 0)."""
+
+    prompt_overhead_us: float | None = None
+    """The same for each prompt token: tokenizing, copying (default: the calibration's, else 0)."""
+
+    answer_overhead_ms: float | None = None
+    """From the end of a step to the client (default: the calibration's, else 0)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        for name in ("request_overhead_ms", "prompt_overhead_us", "answer_overhead_ms"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must not be negative, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveConfig:
     """What `dynabench run` measures, and how it talks to it."""
 
@@ -198,3 +219,28 @@ class SelftestConfig:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if not self.rate > 0:
             raise ValueError(f"rate must be greater than 0, not {self.rate}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateConfig:
+    """How a real engine is measured."""
+
+    out: Path = Path("calibration.json")
+    """The file to write; it must not exist."""
+
+    steps: Path | None = None
+    """Keep the measured steps in this file, too (JSON lines)."""
+
+    duration_s: float = 120.0
+    """Time to spend on all loads together, after loading (s)."""
+
+    extra_engine_args: Path | None = None
+    """JSON or YAML file with arguments of vLLM."""
+
+    seed: int = 0
+    """Seed of every random choice."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        if not self.duration_s > 0:
+            raise ValueError(f"duration_s must be greater than 0, not {self.duration_s}")

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from dynabench.cluster import Cluster
+from dynabench.overhead import Overhead, overhead_of
+from dynabench.settings import OverheadConfig
 from mocker import EngineConfig
 from mocker.timing import chunk
 from mocker.timing_models import timing_model
@@ -50,6 +52,7 @@ def simulate(
     num_workers: int,
     seed: int,
     load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
+    overhead: OverheadConfig = OverheadConfig(),  # noqa: B008 (frozen)
     on_progress: Callable[[int], None] | None = None,
 ) -> ArmResult:
     """Run one arm of an experiment in virtual time.
@@ -59,6 +62,7 @@ def simulate(
         StalledError: the simulation ended with unfinished requests (a defect).
     """
     check_fits(workload, engine)
+    times = overhead_of(overhead, engine)
     router = with_step_costs(router, engine)
     core = Router(mode, router, block_size=engine.block_size, rng=random.Random(f"router {seed}"), closed_events=True)
     cluster = Cluster(
@@ -67,6 +71,7 @@ def simulate(
         router=core,
         num_workers=num_workers,
         load=load,
+        overhead=times,
         kv_event_delay_s=router.kv_event_delay_s,
         on_progress=on_progress,
     )
@@ -86,7 +91,18 @@ def simulate(
     columns["is_measured"] = np.array([load.is_measured(time) for time in columns["intended_s"]], bool)
     if not is_complete:
         columns = {name: column[columns["worker"] >= 0] for name, column in columns.items()}
-    return ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)
+    run = ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)
+    if any(times):
+        run.facts["overhead_share"] = _overhead_share(columns, times)
+    return run
+
+
+def _overhead_share(columns: dict[str, np.ndarray], overhead: Overhead) -> float:
+    """Return which share of the mean TTFT lies outside of the engines."""
+    ttft = float(np.mean(columns["first_token_s"] - columns["sent_s"]))
+    return (
+        overhead.before(1) + overhead.prompt_token_s * float(np.mean(columns["isl"] - 1)) + overhead.answer_s
+    ) / ttft
 
 
 def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict[str, np.ndarray]:

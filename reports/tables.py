@@ -61,6 +61,9 @@ def rows(summary: Json) -> list[tuple[str, list[str]]]:
     if summary["bound"]["covered"]:
         covered = summary["bound"]["covered"]
         lines.append(("random to bound, covered", [_share(covered.get(arm)) for arm in arms]))
+    shares = [arm["client"].get("overhead_share") for arm in figures]
+    if any(shares):
+        lines.append(("TTFT outside of the engine", [_share(share) for share in shares]))
     lines.append(("preemptions", [_number(arm["preemptions"], 0) for arm in figures]))
     if any(arm["failed"] for arm in figures):
         lines.append(("failed requests", [f"{arm['failed']:,}" for arm in figures]))

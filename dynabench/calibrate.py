@@ -1,0 +1,220 @@
+"""Measure how long a real engine's steps take, and what lies between a client and them, and write it to a file.
+
+The engine runs behind our own frontend, as in `dynabench run`, so that what is measured is what a client meets.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from dynabench.clients import Order, send_all
+from dynabench.errors import UserError
+from dynabench.fitting import Fit, fit_steps
+from dynabench.http_client import clock
+from dynabench.launch import LocalStack
+from dynabench.load import Target
+from dynabench.settings import CalibrateConfig
+from dynabench.step_log import StepLog, read_step_log
+from dynabench.workload_file import write_whole
+from mocker.timing_files import SCHEMA
+from serving.engine import EngineChoice
+from serving.engine_config import ModelRunConfig, WorkerConfig
+from serving.frontend.config import FrontendConfig
+from serving.model_card import vocab_size
+from serving.router import RouterConfig
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
+from workloads.tokens import tokens_of
+
+ROUNDS = 4
+RECORDER = "dynabench.step_recorder.StepRecorder"
+
+
+class Probe(NamedTuple):
+    """A load that shows one side of the engine."""
+
+    name: str
+    concurrency: int
+    prompt: tuple[int, int]
+    """Shortest and longest prompt (tokens)."""
+    output: tuple[int, int]
+
+
+def probes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[Probe]:
+    """Design loads that cover batch sizes, contexts, chunk sizes and their mixtures, within an engine's limits."""
+    longest = max_model_len * 3 // 4
+    widths = sorted({1, 2, 4, *(max_num_seqs // part for part in (8, 4, 2, 1) if max_num_seqs // part)})
+    lengths = sorted({16, 64, *(length for length in (256, 1024, max_num_batched_tokens) if length < longest), longest})
+    found = [Probe(f"decode {width}", width, (16, 32), (48, 80)) for width in widths]
+    found += [Probe(f"decode {width}, long", width, (longest // 2, longest), (48, 64)) for width in widths[1::2]]
+    found += [Probe(f"prefill {length}", 1, (length * 3 // 4, length), (1, 2)) for length in lengths]
+    mixed = [
+        (max_num_seqs, 16, longest // 4),
+        (max_num_seqs // 2 or 1, longest // 8, longest),
+        (max_num_seqs, 16, longest),
+    ]
+    found += [
+        Probe(f"mixed {place + 1}", width, (low, high), (8, 64)) for place, (width, low, high) in enumerate(mixed)
+    ]
+    return found
+
+
+def calibrate(model: str, config: CalibrateConfig, console: Console) -> dict[str, Any]:
+    """Drive an engine through the probes, fit, and write the calibration file; return what it holds.
+
+    Raises:
+        UserError: the engine cannot be had, or the file exists.
+    """
+    if config.out.exists():
+        raise UserError(f"{config.out} exists; name another file (--out), or remove it")
+    with tempfile.TemporaryDirectory(prefix="dynabench-") as folder:
+        base = Path(folder) / "steps"
+        os.environ["DYNABENCH_STEP_LOG"] = str(base)
+        try:
+            sent = asyncio.run(_drive(model, config, base, console))
+        finally:
+            del os.environ["DYNABENCH_STEP_LOG"]
+        log = read_step_log(_log_path(base))
+        if config.steps is not None:
+            shutil.copyfile(_log_path(base), config.steps)
+    fit = fit_steps(log, config.seed)
+    found = calibration(log, fit, overheads(log, sent), model)
+    write_whole(config.out, lambda file: file.write((json.dumps(found, indent=1) + "\n").encode()))
+    return found
+
+
+class Sent(NamedTuple):
+    """When the client sent a probe's requests and had their first tokens, and when the probe began and ended."""
+
+    probe: Probe
+    start_s: float
+    end_s: float
+    sent_s: np.ndarray
+    first_token_s: np.ndarray
+
+
+async def _drive(model: str, config: CalibrateConfig, base: Path, console: Console) -> list[Sent]:
+    flags = (f"--scheduler-cls={RECORDER}",)
+    stack = LocalStack(
+        frontend=FrontendConfig(http_port=0, router_mode="round-robin"),
+        router=RouterConfig(),
+        worker=WorkerConfig(model_path=model, kv_events=False),
+        engine=EngineChoice("vllm", ModelRunConfig(extra_engine_args=config.extra_engine_args), flags),
+        num_workers=1,
+    )
+    tokens = tokens_of(await asyncio.to_thread(vocab_size, model))
+    async with stack:
+        target = Target(stack.url, stack.model, is_ours=True, tokens=tokens)
+        engine = _settings(_log_path(base))
+        plan = probes(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"])
+        await _send(Probe("warm-up", 2, (16, 64), (8, 16)), target, 8, config.seed)
+        each = config.duration_s / len(plan) / ROUNDS
+        sent: list[Sent] = []
+        for turn in range(ROUNDS):  # each probe several times, so that what drifts on the machine favours none
+            for number, probe in enumerate(plan):
+                console.print(f"{turn * len(plan) + number + 1}/{ROUNDS * len(plan)} {probe.name}", highlight=False)
+                count = probe.concurrency + 1
+                if turn:
+                    before = sent[number]
+                    rate = len(before.sent_s) / (before.end_s - before.start_s)
+                    count = max(int(rate * each), count)
+                sent.append(await _send(probe, target, count, config.seed + turn * 1000 + number))
+        return sent
+
+
+async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
+    rng = random.Random(seed)
+    ids = range(seed << 20, (seed << 20) + count)
+    requests = [Request(0.0, rng.randint(*probe.prompt), rng.randint(*probe.output), (id,)) for id in ids]
+    workload = Workload(probe.name, 1 << 20, requests)
+    start = clock() + 0.1
+    order = Order(workload, target, LoadConfig(concurrency=probe.concurrency), "", 600.0)
+    answer = await send_all(order, num_clients=1, stop=asyncio.Event(), start=start)
+    if errors := [error for error in answer.columns["error"] if error]:
+        raise UserError(f"calibrating with {probe.name}: {errors[0]}")
+    columns = answer.columns
+    return Sent(probe, start, clock(), columns["sent_s"], columns["first_token_s"])
+
+
+def overheads(log: StepLog, sent: list[Sent]) -> dict[str, float]:
+    """Return what a request meets outside of the engine: before its queue, a part of it by the prompt's length, and after.
+
+    Client and engine read the same clock, so means over the same requests can be compared without knowing which is which.
+    Only requests that come one at a time count: vLLM takes others in between two steps, and that wait is the engine's.
+    """
+    before, after, lengths, weights = [], [], [], []
+    for one in sent:
+        firsts = log.between(one.start_s, one.end_s).firsts
+        count = len(one.sent_s)
+        if one.probe.concurrency > 1 or len(firsts["added_s"]) != count:
+            continue
+        before.append(firsts["added_s"].mean() - one.start_s - one.sent_s.mean())
+        after.append(one.first_token_s.mean() - (firsts["first_token_s"].mean() - one.start_s))
+        lengths.append(firsts["prompt_tokens"].mean())
+        weights.append(count)
+    slope, _ = np.polyfit(lengths, before, 1, w=np.sqrt(weights))
+    slope = max(float(slope), 0.0)
+    base = float(np.average(np.array(before) - slope * np.array(lengths), weights=weights))
+    return {
+        "request_ms": round(max(base, 0.0) * 1e3, 4),
+        "prompt_token_us": round(slope * 1e6, 4),
+        "answer_ms": round(max(float(np.average(after, weights=weights)), 0.0) * 1e3, 4),
+    }
+
+
+def calibration(log: StepLog, fit: Fit, measured: dict[str, float], model: str) -> dict[str, Any]:
+    """Return the contents of a calibration file."""
+    engine = {"name": "vllm"} | {name: value for name, value in log.engine.items() if name not in ("model", "device")}
+    return {
+        "schema": SCHEMA,
+        "engine": engine,
+        "model": Path(model).name,
+        "hardware": log.engine["device"] or "cpu",
+        "cores": os.cpu_count(),
+        "step": dataclasses.asdict(fit.costs),
+        "overhead": measured,
+        "held_out_percent": fit.held_out,
+    }
+
+
+def described(found: dict[str, Any], out: Path) -> list[str]:
+    """Say in a few lines what a calibration found, and how to use it."""
+    engine, error, overhead = found["engine"], found["held_out_percent"], found["overhead"]
+    flags = " ".join(
+        f"--{name.replace('_', '-')} {engine[name]}"
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    )
+    return [
+        f"{engine['name']} {engine['version']}, {found['model']} on {found['hardware']}: {error['steps']:.0f} steps",
+        f"held-out error of a step: median {error['median']} %, mean {error['mean']} %; of all steps' time together {error['total']:+} %",
+        f"outside of the engine: {overhead['request_ms']} ms and {overhead['prompt_token_us']} us a prompt token before, "
+        f"{overhead['answer_ms']} ms after",
+        f"use it: dynabench simulate --timing-file {out} {flags}",
+    ]
+
+
+def _log_path(base: Path) -> Path:
+    """Return the log of the engine process that got to its scheduler."""
+    found = sorted(base.parent.glob(f"{base.name}.*"))
+    if not found:
+        raise UserError(
+            "the engine wrote no log of its steps; is its vLLM of a version that has --scheduler-cls (0.11 or later)?"
+        )
+    return found[-1]
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    with path.open() as lines:
+        kind, row = json.loads(lines.readline())
+    assert kind == "engine"
+    settings: dict[str, Any] = row
+    return settings
