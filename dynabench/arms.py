@@ -36,10 +36,6 @@ class Settings:
             return
         if self.engine.model is None:
             raise UserError(f"--engine {self.live.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
-        if self.engine.timing_name != "polynomial":
-            raise UserError(
-                f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {self.live.engine}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

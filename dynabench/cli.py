@@ -1,10 +1,7 @@
 """The command line: parse, call, print."""
 
-import contextlib
 import dataclasses
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -12,11 +9,12 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from dynabench.arms import Settings
+from dynabench.cli_fidelity import calibrate, hardware, record, validate, verify
+from dynabench.cli_groups import EngineSettings, Experiment, Live, Load, Overheads, RouterSettings, Shape, plain_errors
 from dynabench.cli_workload import flat, workload_app
 from dynabench.errors import UserError
 from dynabench.experiment import run_experiment
 from dynabench.settings import (
-    CalibrateConfig,
     ExperimentConfig,
     LiveConfig,
     OverheadConfig,
@@ -38,15 +36,8 @@ app = App(
     version_flags=["--version"],
 )
 app.command(workload_app)
-
-
-Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
-Shape = Annotated[ShapeConfig, flat("Workload", 2)]
-Load = Annotated[LoadConfig, flat("Load", 3)]
-RouterSettings = Annotated[RouterConfig, flat("Router", 4)]
-Live = Annotated[LiveConfig, flat("Live stack", 5)]
-Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
-EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 6)]
+for command in (hardware, calibrate, validate, record, verify):
+    app.command(command)
 
 
 @app.command
@@ -134,7 +125,7 @@ def sweep(
 
     console = Console()
     settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, None, overhead)
-    with _plain_errors():
+    with plain_errors():
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
     console.print(summary["verdict"], highlight=False)
@@ -201,7 +192,7 @@ def _compare(clock: Any, path: Path | None, experiment: ExperimentConfig, settin
     from reports.tables import comparison
 
     console = Console()
-    with _plain_errors():
+    with plain_errors():
         out, summary = run_experiment(clock, path, experiment, settings, console=console)
     console.print(comparison(summary))
     console.print(summary["verdict"], highlight=False)
@@ -214,15 +205,6 @@ def _compare(clock: Any, path: Path | None, experiment: ExperimentConfig, settin
     if not summary["is_complete"]:
         return 130
     return 0 if summary["is_valid"] else 1
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Turn a setting that is refused once they are combined into one line."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def _print_like(out: Path, tool: str, console: Console) -> None:
@@ -270,7 +252,7 @@ def compare(
     from reports import folder, gate, tables
     from reports.summary import summarize
 
-    with _plain_errors():
+    with plain_errors():
         gates = [gate.parse(text) for text in fail_if]
     if out is not None:
         folder.check_new(out)
@@ -306,104 +288,6 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
     data = exports.export(manifest, runs, to)
     write_whole(out, lambda file: file.write(data))
     print(out)
-
-
-@app.command
-def verify(
-    recordings: list[Path], /, *, json_output: Annotated[bool, Parameter(name="--json", negative=())] = False
-) -> int:
-    """Replay recordings of a real vLLM scheduler through the mocker and compare step by step.
-
-    Args:
-        recordings: recording files, as `dynabench record` writes them.
-        json_output: print one JSON object per file.
-    """
-    from dynabench import recordings as recorded
-
-    failed = 0
-    for path in recordings:
-        try:
-            verdict = recorded.verify(recorded.read(path))
-        except recorded.RecordingError as error:
-            failed += 1
-            _print_verdict({"file": str(path), "matched": None, "error": str(error)}, json_output)
-            continue
-        failed += verdict.difference is not None
-        facts = {
-            "file": str(path),
-            "matched": verdict.difference is None,
-            "vllm": verdict.vllm_version,
-            "steps": verdict.num_steps,
-            "events": verdict.num_events,
-            "difference": verdict.difference,
-        }
-        _print_verdict(facts, json_output)
-    return 1 if failed else 0
-
-
-@app.command
-def record(*, scenario: Path, out: Path) -> None:
-    """Record what an installed vLLM does with a scenario, for `dynabench verify`.
-
-    Args:
-        scenario: a scenario as JSON, or a recording whose scenario is to be repeated.
-        out: the file to write (.jsonl or .jsonl.gz); it must not exist.
-    """
-    from dynabench import record as recorder
-
-    steps = recorder.record(scenario, out)
-    print(f"{out}: {steps} steps")
-
-
-def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(facts, default=str))
-    elif facts["matched"] is None:
-        print(f"not compared: {facts['error']}")
-    elif facts["matched"]:
-        print(f"{facts['file']}: matches vLLM {facts['vllm']} ({facts['steps']} steps, {facts['events']} events)")
-    else:
-        difference = facts["difference"]
-        print(f"{facts['file']}: differs at step {difference['step']} in {difference['what']}")
-        print(f"  vLLM:   {difference['vllm']}\n  mocker: {difference['mocker']}")
-
-
-@app.command
-def calibrate(
-    model: str,
-    /,
-    *,
-    config: Annotated[CalibrateConfig, flat("Calibration", 1)] = CalibrateConfig(),  # noqa: B008 (frozen)
-) -> None:
-    """Measure how long the steps of a real vLLM take on this machine, for `--timing-file`.
-
-    Args:
-        model: folder or Hugging Face id.
-        config: how to measure.
-    """
-    from dynabench.calibrate import calibrate, described
-
-    for line in described(calibrate(model, config, Console()), config.out):
-        print(line)
-
-
-@app.command
-def hardware() -> None:
-    """List the GPUs and models whose step times are bundled, for --gpu and --model."""
-    from mocker.gpu import find_gpu, gpu_names
-    from mocker.model_shape import find_model, model_configs
-
-    for name in gpu_names():
-        gpu = find_gpu(name)
-        peaks = ", ".join(f"{dtype} {peak / 1e12:,.0f}" for dtype, peak in gpu.flops.items())
-        print(f"{name:14} {gpu.memory / 2**30:5.0f} GiB  {gpu.bandwidth / 1e9:5,.0f} GB/s  dense TFLOP/s: {peaks}")
-    print()
-    for name in model_configs():
-        shape = find_model(name)
-        layers, embeddings = shape.num_parameters(1)
-        kind = f", {shape.num_experts} experts" if shape.num_experts else ""
-        print(f"{name:34} {(layers + embeddings) / 1e9:7.1f} B parameters, {shape.weights}{kind}")
-    print("\nAny other: --model with a folder or file that has the model's config.json.")
 
 
 @app.command

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynabench.arms import Arm, Settings, arms_of
 from dynabench.bounds import ttft_bound
+from dynabench.errors import UserError
 from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, LiveConfig
 from dynabench.virtual import simulate
@@ -62,11 +63,14 @@ def run_experiment(
     """
     from reports import folder
 
+    if settings.live is not None and settings.live.engine != "mocker" and settings.engine.timing_name != "polynomial":
+        raise UserError(
+            f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {settings.live.engine}"
+        )
     arms = arms_of(experiment, settings)
     if settings.live is not None and settings.live.url is not None and len(experiment.router_mode) > 1:
         arms = [Arm("endpoint", arms[0].settings, {})] if not experiment.vary and not experiment.noise_floor else arms
-    out = experiment.out or Path("results") / f"{_now():%Y%m%d-%H%M%S}-{'simulate' if clock == 'virtual' else 'run'}"
-    folder.check_new(out)
+    out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
     source = functools.partial(
         load_workload, path, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
     )
@@ -79,8 +83,21 @@ def run_experiment(
     order = {arm.name: place for place, arm in enumerate(arms)}
     runs.sort(key=lambda run: (order[run.arm], run.repeat))
     bound = ttft_bound(workload, settings.engine) if clock == "virtual" and _is_open(arms) else None
-    manifest = _manifest(clock, path, workload, experiment, settings, arms, runs) | {"bound_s": bound}
+    manifest = manifest_of(clock, path, workload, experiment, settings, arms, runs) | {"bound_s": bound}
     return out, folder.write(out, manifest, runs)
+
+
+def results_folder(experiment: ExperimentConfig, command: str) -> Path:
+    """Return where to write: as given, or a new folder named by the time.
+
+    Raises:
+        ReportError: it exists, or cannot be written.
+    """
+    from reports import folder
+
+    out = experiment.out or Path("results") / f"{_now():%Y%m%d-%H%M%S}-{command}"
+    folder.check_new(out)
+    return out
 
 
 def _plan(arms: list[Arm], experiment: ExperimentConfig) -> list[tuple[Arm, int, int]]:
@@ -182,7 +199,7 @@ def _measure_all(
     return runs
 
 
-def _manifest(
+def manifest_of(
     clock: str,
     path: Path | None,
     workload: Workload,
@@ -233,7 +250,7 @@ def sweep_manifest(
     workload = load_workload(
         path, experiment.trace_block_size, arms[0].settings.shape, experiment.seed, experiment.format
     )
-    return _manifest("virtual", path, workload, experiment, settings, arms, [])
+    return manifest_of("virtual", path, workload, experiment, settings, arms, [])
 
 
 def is_compiled() -> bool:

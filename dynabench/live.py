@@ -49,6 +49,7 @@ def run_live(
     seed: int,
     load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
     view: LiveView | None = None,
+    engine_flags: tuple[str, ...] = (),
 ) -> ArmResult:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack; Ctrl-C ends it early and keeps what came.
 
@@ -64,7 +65,7 @@ def run_live(
     async def run() -> ArmResult:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-        async with _target(live, mode, engine, router, num_workers, seed) as (target, dead):
+        async with _target(live, mode, engine, router, num_workers, seed, engine_flags) as (target, dead):
             if live.engine != "mocker":
                 await _check_context(workload, target)
             started = time.perf_counter()
@@ -119,7 +120,13 @@ def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def _target(
-    live: LiveConfig, mode: str, engine: EngineConfig, router: RouterConfig, num_workers: int, seed: int
+    live: LiveConfig,
+    mode: str,
+    engine: EngineConfig,
+    router: RouterConfig,
+    num_workers: int,
+    seed: int,
+    engine_flags: tuple[str, ...],
 ) -> AsyncIterator[tuple[Target, Callable[[], list[str]]]]:
     """Give what is to be measured, and what tells which of its processes died."""
     model = engine.model or "mock"
@@ -134,7 +141,7 @@ async def _target(
         kv_events=wants_kv_events(mode, router),
         context_length=engine.num_usable_blocks * engine.block_size + 1 if is_mocker else live.context_length,
     )
-    choice = None if is_mocker else _choice(live, worker)
+    choice = None if is_mocker else _choice(live, worker, engine_flags)
     try:
         tokens = TOKENS if is_mocker else tokens_of(await asyncio.to_thread(vocab_size, model))
     except ModelError as error:
@@ -162,7 +169,7 @@ async def _target(
         yield target, lambda: stack.group.dead
 
 
-def _choice(live: LiveConfig, worker: WorkerConfig) -> EngineChoice:
+def _choice(live: LiveConfig, worker: WorkerConfig, flags: tuple[str, ...]) -> EngineChoice:
     """Return the engine that runs a model, once it is sure that it is there and takes its settings.
 
     Raises:
@@ -170,11 +177,11 @@ def _choice(live: LiveConfig, worker: WorkerConfig) -> EngineChoice:
     """
     run = ModelRunConfig(extra_engine_args=live.extra_engine_args)
     try:
-        make_engine(live.engine, worker, run)
+        make_engine(live.engine, worker, run, flags)
         check_installed(live.engine)
     except (EngineError, ValueError) as error:
         raise LaunchError(str(error)) from error
-    return EngineChoice(live.engine, run)
+    return EngineChoice(live.engine, run, flags)
 
 
 async def _check_context(workload: Workload, target: Target) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reports import fidelity
 from reports.slo import Limit, parse, preset
 from serving.router import ROUTER_MODES, Mode
 
@@ -219,6 +220,23 @@ class SelftestConfig:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if not self.rate > 0:
             raise ValueError(f"rate must be greater than 0, not {self.rate}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateConfig:
+    """What simulated runs are held against."""
+
+    real: Path | None = None
+    """A past run instead of a live engine: a results folder, a recording with times, or records of requests (.jsonl, .csv)."""
+
+    fail_if: tuple[str, ...] = ()
+    """Exit with 1 if a figure is off by more than this, such as 'ttft.p90 > 5%' or 'tpot > 3%' (every statistic), and by
+    more than real runs differ among themselves; may be repeated."""
+
+    def __post_init__(self) -> None:
+        """Refuse thresholds without a meaning."""
+        for text in self.fail_if:
+            fidelity.parse(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,6 +166,7 @@ def _write_report(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json
         arm_names=list(summary["arms"]) if len(summary["arms"]) > 1 else [],
         paired=PAIRED,
         rows=tables.rows(summary),
+        fidelity=tables.fidelity_rows(experiment["fidelity"]) if "fidelity" in experiment else {},
         labels=LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),

@@ -157,3 +157,48 @@ def _share(value: float | None) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "n/a" if value is None else f"{value:,.{digits}f}"
+
+
+def fidelity_table(arm: str, found: Json) -> Table:
+    """Real and simulated figures of an arm, side by side."""
+    table = Table(title=f"Simulated against real: {arm}", title_justify="left", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in ("real", "simulated", "error", "real runs differ by"):
+        table.add_column(name, justify="right")
+    for cells in _fidelity_cells(found):
+        table.add_row(*cells)
+    return table
+
+
+def fidelity_rows(fidelity: Json) -> Json:
+    """Return for each arm the table's cells and a sentence on the distributions."""
+    return {
+        arm: {"rows": _fidelity_cells(found), "distances": distances(found)} for arm, found in fidelity["arms"].items()
+    }
+
+
+def distances(found: Json) -> str:
+    """Say how far the distributions lie apart."""
+    parts = [
+        f"{name.upper()} {row['wasserstein']:.1%} of the mean (Kolmogorov-Smirnov {row['ks']:.3f})"
+        for name, row in found["distances"].items()
+    ]
+    return f"Distance between the distributions: {', '.join(parts)}." if parts else ""
+
+
+def _fidelity_cells(found: Json) -> list[list[str]]:
+    cells = []
+    for row in found["deviations"]:
+        is_time, is_share = row["statistic"] is not None, row["metric"] == "hit_share"
+        values = [
+            milliseconds(value) if is_time else _share(value) if is_share else _number(value, 2)
+            for value in (row["real"], row["simulated"])
+        ]
+        unit = " points" if is_share else " %"
+        error, spread = (
+            "n/a" if value is None else f"{value * 100:{sign}.1f}{unit}"
+            for value, sign in ((row["error"], "+"), (row["spread"], ""))
+        )
+        label = f"{row['name']} (ms)" if is_time else row["name"]
+        cells.append([label, *values, error, spread])
+    return cells

@@ -1,0 +1,83 @@
+"""Runs of the past, as what simulated ones are held against."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dynabench.errors import UserError
+from reports.records import ArmResult
+from workloads import Request, Workload
+
+ALIASES = {
+    "arrival_s": ("arrival_s", "queued_ts", "sent_s", "arrival_time"),
+    "input_tokens": ("input_tokens", "input_toks", "isl", "prompt_tokens"),
+    "output_tokens": ("output_tokens", "output_toks", "osl", "completion_tokens"),
+    "first_token_s": ("first_token_s", "first_token_ts"),
+    "last_token_s": ("last_token_s", "last_token_ts"),
+}
+"""What records may call their columns, the first that is there counts; times in seconds on one clock."""
+OPTIONAL = ("cached_tokens", "preemptions", "error")
+OWN_BLOCK = 1 << 20
+"""Tokens of a block that no two prompts share: records do not tell what prompts have in common."""
+
+
+def read_requests(path: Path) -> tuple[Workload, ArmResult]:
+    """Read records of requests (JSON lines or CSV) as the workload that was sent and the run it gave.
+
+    Raises:
+        UserError: the file cannot be read, or a column is missing.
+    """
+    try:
+        table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_json(path, lines=True, convert_dates=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not records of requests ({error})") from error
+    columns = {name: _column(table, names, path) for name, names in ALIASES.items()}
+    order = np.argsort(columns["arrival_s"], kind="stable")
+    columns = {name: column[order] for name, column in columns.items()}
+    start = columns["arrival_s"][0]
+    arrival, first, last = (columns[name] - start for name in ("arrival_s", "first_token_s", "last_token_s"))
+    isl, osl = columns["input_tokens"].astype(np.int32), columns["output_tokens"].astype(np.int32)
+    requests = [
+        Request(float(arrival[place]), int(isl[place]), int(osl[place]), (place,)) for place in range(len(arrival))
+    ]
+    extra = {name: table[name].to_numpy()[order] for name in OPTIONAL if name in table}
+    unknown, none = np.full(len(isl), -1, np.int32), np.full(len(isl), "", dtype=object)
+    run = ArmResult(
+        "real",
+        {
+            "request": np.arange(len(isl), dtype=np.int32),
+            "worker": np.zeros(len(isl), np.int32),
+            "intended_s": arrival,
+            "sent_s": arrival,
+            "admitted_s": arrival,
+            "first_byte_s": first,
+            "first_token_s": first,
+            "last_token_s": last,
+            "done_s": last,
+            "isl": isl,
+            "osl": osl,
+            "first_chunk_tokens": np.ones(len(isl), np.int32),
+            "cached_tokens": extra.get("cached_tokens", np.zeros(len(isl), np.int32)),
+            "predicted_tokens": np.zeros(len(isl), np.int32),
+            "best_tokens": unknown,
+            "endless_tokens": np.zeros(len(isl), np.int32),
+            "queue_depth": np.zeros(len(isl), np.int32),
+            "preemptions": extra.get("preemptions", unknown),
+            "error": extra.get("error", none),
+            "is_measured": np.ones(len(isl), bool),
+        },
+        np.empty((0, 5)),
+        float(last.max()),
+        1,
+    )
+    return Workload(path.stem, OWN_BLOCK, requests), run
+
+
+def _column(table: pd.DataFrame, names: tuple[str, ...], path: Path) -> np.ndarray:
+    for name in names:
+        if name in table:
+            return table[name].to_numpy(float)
+    raise UserError(
+        f"{path}: has no column {names[0]} (or {', '.join(names[1:])}); it has {', '.join(map(str, table.columns))}"
+    )

@@ -1,0 +1,149 @@
+"""Hold the simulator against real engines: the same workload, real and simulated, figure by figure."""
+
+import dataclasses
+import functools
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from dynabench.arms import Arm, Settings
+from dynabench.errors import UserError
+from dynabench.experiment import load_workload, manifest_of, results_folder, simulate_arm
+from dynabench.past_runs import read_requests
+from dynabench.settings import ExperimentConfig, ValidateConfig
+from dynabench.step_log import read_step_log
+from mocker import EngineConfig
+from mocker.timing_files import read_calibration
+from reports import fidelity, folder
+from reports.records import ArmResult
+from workloads import Workload, WorkloadError
+
+RECORDER = "dynabench.step_recorder.StepRecorder"
+REAL, SIMULATED = "{}, real", "{}, simulated"
+
+
+def validate(
+    path: Path | None, config: ValidateConfig, experiment: ExperimentConfig, settings: Settings, console: Console
+) -> tuple[Path, dict[str, Any]]:
+    """Compare real runs, live or past, with simulated ones; write a results folder; return it and what was found.
+
+    Raises:
+        UserError: neither a past run nor a live engine is given, or the past one cannot be read.
+    """
+    out = results_folder(experiment, "validate")
+    settings = dataclasses.replace(settings, engine=as_calibrated(settings.engine))
+    if config.real is None:
+        workload, real = _measure(path, experiment, settings, console)
+    else:
+        workload, real = _past(config.real, path, experiment, settings)
+    pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]] = {}
+    runs = []
+    for mode, measured in real.items():
+        arm = Arm(SIMULATED.format(mode), dataclasses.replace(settings, mode=mode, live=None), {})
+        count = max(len(measured), 1)
+        simulated = [simulate_arm(arm, repeat, experiment.seed + repeat, workload) for repeat in range(count)]
+        pairs[mode] = (measured, simulated)
+        runs += [*measured, *simulated]
+    found = fidelity.summary(pairs, [fidelity.parse(text) for text in config.fail_if])
+    arms = [Arm(run.arm, settings, {}) for run in runs if run.repeat == 0]
+    manifest = manifest_of("virtual", path or config.real, workload, experiment, settings, arms, runs)
+    manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": found}
+    folder.write(out, manifest, runs)
+    return out, found
+
+
+def as_calibrated(engine: EngineConfig) -> EngineConfig:
+    """Give a simulated engine the settings that the calibrated one had.
+
+    Raises:
+        UserError: the calibration cannot be read.
+    """
+    if engine.timing_name != "calibrated" or engine.timing_file is None:
+        return engine
+    try:
+        known = read_calibration(engine.timing_file)["engine"]
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    names = {field.name for field in dataclasses.fields(EngineConfig)} & known.keys()
+    return dataclasses.replace(engine, **{name: known[name] for name in names if known[name] is not None})
+
+
+def _measure(
+    path: Path | None, experiment: ExperimentConfig, settings: Settings, console: Console
+) -> tuple[Workload, dict[str, list[ArmResult]]]:
+    """Run the real engine, every mode in turn and back (ABBA)."""
+    from dynabench.live import run_live
+    from dynabench.live_view import LiveView
+
+    live = settings.live
+    if live is None or live.engine == "mocker":
+        raise UserError("validate needs something real: --engine vllm with --model, or --real with a past run")
+    source = functools.partial(
+        load_workload, path, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
+    )
+    workload = source(config=settings.shape)
+    flags = (f"--scheduler-cls={RECORDER}",) if live.engine == "vllm" else ()
+    real: dict[str, list[ArmResult]] = {mode: [] for mode in experiment.router_mode}
+    for repeat in range(experiment.repeats):
+        for mode in experiment.router_mode[:: -1 if repeat % 2 else 1]:
+            with (
+                tempfile.TemporaryDirectory(prefix="dynabench-") as steps,
+                LiveView(console, f"{mode} {repeat + 1}/{experiment.repeats}", len(workload)) as view,
+            ):
+                os.environ["DYNABENCH_STEP_LOG"] = f"{steps}/steps"
+                run = run_live(
+                    workload,
+                    live=live,
+                    mode=mode,
+                    engine=settings.engine,
+                    router=settings.router,
+                    num_workers=settings.workers,
+                    load=settings.load,
+                    seed=experiment.seed + repeat,
+                    view=view,
+                    engine_flags=flags,
+                )
+                if not run.is_complete:
+                    raise WorkloadError("interrupted before the real runs were whole; nothing was written")
+                if flags:
+                    _count_preemptions(run, Path(steps))
+            run.arm, run.repeat = REAL.format(mode), repeat
+            real[mode].append(run)
+    return workload, real
+
+
+def _count_preemptions(run: ArmResult, steps: Path) -> None:
+    """Note what vLLM itself counted; of which request is not known, so the first has them all."""
+    count = sum(int(read_step_log(file).steps["preempted"].sum()) for file in steps.iterdir())
+    run.columns["preemptions"] = np.zeros(len(run.columns["request"]), np.int32)
+    run.columns["preemptions"][:1] = count
+
+
+def _past(
+    real: Path, path: Path | None, experiment: ExperimentConfig, settings: Settings
+) -> tuple[Workload, dict[str, list[ArmResult]]]:
+    if not real.is_dir():
+        if path is not None:
+            raise UserError(f"records of requests are their own workload; leave out {path}")
+        workload, run = read_requests(real)
+        mode = settings.mode
+        run.arm = REAL.format(mode)
+        return workload, {mode: [run]}
+    _, runs = folder.read(real)
+    workload = load_workload(path, experiment.trace_block_size, settings.shape, experiment.seed, experiment.format)
+    found: dict[str, list[ArmResult]] = {}
+    for run in runs:
+        if int(run.columns["request"].max(initial=-1)) >= len(workload):
+            raise UserError(
+                f"{real} has more requests than {workload.name}; give the workload and shape it was run with"
+            )
+        mode = run.arm.removesuffix(REAL.format(""))
+        if mode.endswith(SIMULATED.format("")):
+            continue
+        run.arm = REAL.format(mode)
+        found.setdefault(mode, []).append(run)
+    return workload, found

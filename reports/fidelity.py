@@ -1,0 +1,195 @@
+"""How close simulated runs come to real ones: errors of every figure, beside how far real runs differ among themselves."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from reports import metrics
+from reports.records import ArmResult, Floats
+
+STATISTICS = ("mean", "p50", "p90", "p99")
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+_FORM = re.compile(r"\s*([a-z_0-9]+)(?:\.(mean|p50|p90|p99))?\s*>\s*([0-9.]+)\s*%\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """One figure, measured and simulated."""
+
+    metric: str
+    statistic: str | None
+    real: float
+    """Mean over the real runs: seconds, a rate, a share or a count."""
+    simulated: float
+    error: float | None
+    """Simulated against real, as a share of the real one; for shares, their difference; None where real is 0."""
+    spread: float | None
+    """The farthest that one real run is from their mean, in the units of `error`; None for a single run."""
+
+    @property
+    def name(self) -> str:
+        """How thresholds call it."""
+        return self.metric if self.statistic is None else f"{self.metric}.{self.statistic}"
+
+    @property
+    def is_within_spread(self) -> bool:
+        """Whether real runs differ among themselves as much as the simulated one differs from them."""
+        return self.error is not None and self.spread is not None and abs(self.error) <= self.spread
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """The error at which a comparison fails."""
+
+    text: str
+    metric: str
+    statistic: str | None
+    limit: float
+
+    def is_passed(self, deviation: Deviation) -> bool:
+        """Tell whether a figure fails it: by more than the limit, and by more than real runs differ among themselves."""
+        if deviation.metric != self.metric or self.statistic not in (None, deviation.statistic):
+            return False
+        return deviation.error is not None and abs(deviation.error) > self.limit and not deviation.is_within_spread
+
+
+def parse(text: str) -> Threshold:
+    """Read a threshold such as `ttft.p90 > 5%` or `tpot > 3%` (every statistic).
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _FORM.fullmatch(text)
+    known = (*LATENCIES, *_SINGLE)
+    if match is None or match[1] not in known or (match[2] and match[1] in _SINGLE):
+        raise ValueError(
+            f"fail_if {text!r} is not understood; expected METRIC > N% or METRIC.STATISTIC > N%, the metric one of "
+            f"{', '.join(known)}, the statistic one of {', '.join(STATISTICS)}"
+        )
+    return Threshold(text.strip(), match[1], match[2], float(match[3]) / 100)
+
+
+def deviations(real: Sequence[ArmResult], simulated: Sequence[ArmResult]) -> list[Deviation]:
+    """Compare every figure that both have."""
+    return [
+        _deviation(name, statistic, [of(run) for run in real], [of(run) for run in simulated])
+        for name, statistic, of in _figures()
+        if all(of(run) is not None for run in (*real, *simulated))
+    ]
+
+
+def distances(real: Sequence[ArmResult], simulated: Sequence[ArmResult]) -> dict[str, dict[str, float]]:
+    """Return how far the distributions of each latency lie apart.
+
+    `ks` is the largest gap between the cumulative shares (0 to 1); `wasserstein` the mean distance by which values would have
+    to be moved, as a share of the real mean.
+    """
+    found = {}
+    for name in ("ttft", "tpot", "e2e"):
+        a, b = (np.sort(np.concatenate([_values(run, name) for run in runs])) for runs in (real, simulated))
+        if not len(a) or not len(b):
+            continue
+        points = np.concatenate([a, b])
+        below = [np.searchsorted(values, points, side="right") / len(values) for values in (a, b)]
+        shares = np.linspace(0, 1, 1001)
+        moved = np.abs(np.quantile(a, shares) - np.quantile(b, shares)).mean()
+        found[name] = {"ks": float(np.abs(below[0] - below[1]).max()), "wasserstein": float(moved / a.mean())}
+    return found
+
+
+def summary(
+    pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]], thresholds: Sequence[Threshold]
+) -> dict[str, Any]:
+    """Compare real and simulated runs of each arm.
+
+    Returns:
+        `arms`: for each, `deviations`, `distances` and the texts of the thresholds it fails; `best`: the arm with the
+        lowest mean TTFT, TPOT and E2E, real and simulated.
+    """
+    arms = {}
+    for arm, (real, simulated) in pairs.items():
+        rows = deviations(real, simulated)
+        failed = [
+            f"{row.name} is off by {row.error:+.1%} ({limit.text})"
+            for limit in thresholds
+            for row in rows
+            if limit.is_passed(row)
+        ]
+        arms[arm] = {
+            "deviations": [asdict(row) | {"name": row.name, "is_within_spread": row.is_within_spread} for row in rows],
+            "distances": distances(real, simulated),
+            "failed": failed,
+        }
+    return {"arms": arms, "best": _best(arms) if len(arms) > 1 else {}}
+
+
+def _best(arms: dict[str, Any]) -> dict[str, dict[str, str]]:
+    best = {}
+    for name in ("ttft.mean", "tpot.mean", "e2e.mean"):
+        rows = {arm: row for arm, found in arms.items() for row in found["deviations"] if row["name"] == name}
+        best[name] = {side: min(rows, key=lambda arm: rows[arm][side]) for side in ("real", "simulated")}
+    return best
+
+
+def _deviation(metric: str, statistic: str | None, real: list[Any], simulated: list[Any]) -> Deviation:
+    base, value = float(np.mean(real)), float(np.mean(simulated))
+    is_share = metric == "hit_share"
+    scale = 1.0 if is_share else base
+    error = None if not scale else (value - base) / scale
+    spread = None if len(real) < 2 or not scale else max(abs(one - base) for one in real) / scale
+    return Deviation(metric, statistic, base, value, error, spread)
+
+
+def _figures() -> list[tuple[str, str | None, Callable[[ArmResult], float | None]]]:
+    latencies = [(name, statistic) for name in LATENCIES for statistic in STATISTICS]
+    return [
+        *((name, statistic, partial(_latency, name=name, statistic=statistic)) for name, statistic in latencies),
+        *((name, None, of) for name, of in _SINGLE.items()),
+    ]
+
+
+def _latency(run: ArmResult, *, name: str, statistic: str) -> float | None:
+    if name == "itl":
+        gaps = metrics.TokenGaps(run.gaps)
+        if not len(run.gaps) or not gaps.count:
+            return None
+        return gaps.mean() if statistic == "mean" else gaps.quantiles([int(statistic[1:]) / 100])[0]
+    values = _values(run, name)
+    if not len(values):
+        return None
+    return float(values.mean() if statistic == "mean" else np.percentile(values, int(statistic[1:])))
+
+
+def _values(run: ArmResult, name: str) -> Floats:
+    """Return a latency of every request that succeeded (s)."""
+    columns = run.measured.columns
+    good = columns["error"] == ""
+    columns = {key: column[good] for key, column in columns.items()}
+    first, last, sent = columns["first_token_s"], columns["last_token_s"], columns["sent_s"]
+    if name == "ttft":
+        return np.asarray(first - sent, float)
+    if name == "e2e":
+        return np.asarray(last - sent, float)
+    behind = columns["osl"] - columns["first_chunk_tokens"]
+    return np.asarray(((last - first) / np.maximum(behind, 1))[behind > 0], float)
+
+
+def _preemptions(run: ArmResult) -> float | None:
+    counts = run.columns["preemptions"]
+    return None if (counts < 0).any() else float(counts.sum())
+
+
+def _hit_share(run: ArmResult) -> float | None:
+    return metrics.cache(run.measured)["hit_share"]
+
+
+_SINGLE: dict[str, Callable[[ArmResult], float | None]] = {
+    "throughput": lambda run: metrics.throughput(run.measured)["requests_per_s"],
+    "output_throughput": lambda run: metrics.throughput(run.measured)["output_tokens_per_s"],
+    "hit_share": _hit_share,
+    "preemptions": _preemptions,
+}
