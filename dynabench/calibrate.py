@@ -74,8 +74,9 @@ def calibrate(model: str, config: CalibrateConfig, console: Console) -> dict[str
     Raises:
         UserError: the engine cannot be had, or the file exists.
     """
-    if config.out.exists():
-        raise UserError(f"{config.out} exists; name another file (--out), or remove it")
+    for path in filter(None, (config.out, config.steps)):
+        if path.exists():
+            raise UserError(f"{path} exists; name another, or remove it")
     with tempfile.TemporaryDirectory(prefix="dynabench-") as folder:
         base = Path(folder) / "steps"
         os.environ["DYNABENCH_STEP_LOG"] = str(base)
@@ -83,11 +84,11 @@ def calibrate(model: str, config: CalibrateConfig, console: Console) -> dict[str
             sent = asyncio.run(_drive(model, config, base, console))
         finally:
             del os.environ["DYNABENCH_STEP_LOG"]
-        log = read_step_log(_log_path(base))
+        logs = [read_step_log(path) for path in _log_paths(base)]
         if config.steps is not None:
-            shutil.copyfile(_log_path(base), config.steps)
-    fit = fit_steps(log, config.seed)
-    found = calibration(log, fit, overheads(log, sent), model)
+            shutil.copytree(folder, config.steps)
+    fit = fit_steps(logs, config.seed)
+    found = calibration(logs[0], fit, overheads(logs, sent), model, config.workers)
     write_whole(config.out, lambda file: file.write((json.dumps(found, indent=1) + "\n").encode()))
     return found
 
@@ -109,14 +110,15 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Conso
         router=RouterConfig(),
         worker=WorkerConfig(model_path=model, kv_events=False),
         engine=EngineChoice("vllm", ModelRunConfig(extra_engine_args=config.extra_engine_args), flags),
-        num_workers=1,
+        num_workers=config.workers,
     )
     tokens = tokens_of(await asyncio.to_thread(vocab_size, model))
     async with stack:
         target = Target(stack.url, stack.model, is_ours=True, tokens=tokens)
-        engine = _settings(_log_path(base))
+        engine = _settings(_log_paths(base)[0])
         plan = probes(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"])
-        await _send(Probe("warm-up", 2, (16, 64), (8, 16)), target, 8, config.seed)
+        plan = [probe._replace(concurrency=probe.concurrency * config.workers) for probe in plan]
+        await _send(Probe("warm-up", 2, (16, 64), (8, 16)), target, 8 * config.workers, config.seed)
         each = config.duration_s / len(plan) / ROUNDS
         sent: list[Sent] = []
         for turn in range(ROUNDS):  # each probe several times, so that what drifts on the machine favours none
@@ -145,7 +147,7 @@ async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
     return Sent(probe, start, clock(), columns["sent_s"], columns["first_token_s"])
 
 
-def overheads(log: StepLog, sent: list[Sent]) -> dict[str, float]:
+def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
     """Return what a request meets outside of the engine: before its queue, a part of it by the prompt's length, and after.
 
     Client and engine read the same clock, so means over the same requests can be compared without knowing which is which.
@@ -153,9 +155,10 @@ def overheads(log: StepLog, sent: list[Sent]) -> dict[str, float]:
     """
     before, after, lengths, weights = [], [], [], []
     for one in sent:
-        firsts = log.between(one.start_s, one.end_s).firsts
+        parts = [log.between(one.start_s, one.end_s).firsts for log in logs]
+        firsts = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         count = len(one.sent_s)
-        if one.probe.concurrency > 1 or len(firsts["added_s"]) != count:
+        if one.probe.concurrency > len(logs) or len(firsts["added_s"]) != count:
             continue
         before.append(firsts["added_s"].mean() - one.start_s - one.sent_s.mean())
         after.append(one.first_token_s.mean() - (firsts["first_token_s"].mean() - one.start_s))
@@ -171,7 +174,7 @@ def overheads(log: StepLog, sent: list[Sent]) -> dict[str, float]:
     }
 
 
-def calibration(log: StepLog, fit: Fit, measured: dict[str, float], model: str) -> dict[str, Any]:
+def calibration(log: StepLog, fit: Fit, measured: dict[str, float], model: str, workers: int) -> dict[str, Any]:
     """Return the contents of a calibration file."""
     engine = {"name": "vllm"} | {name: value for name, value in log.engine.items() if name not in ("model", "device")}
     return {
@@ -180,6 +183,7 @@ def calibration(log: StepLog, fit: Fit, measured: dict[str, float], model: str) 
         "model": Path(model).name,
         "hardware": log.engine["device"] or "cpu",
         "cores": os.cpu_count(),
+        "workers": workers,
         "step": dataclasses.asdict(fit.costs),
         "overhead": measured,
         "held_out_percent": fit.held_out,
@@ -202,14 +206,14 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
     ]
 
 
-def _log_path(base: Path) -> Path:
-    """Return the log of the engine process that got to its scheduler."""
+def _log_paths(base: Path) -> list[Path]:
+    """Return the logs of the engine processes."""
     found = sorted(base.parent.glob(f"{base.name}.*"))
     if not found:
         raise UserError(
-            "the engine wrote no log of its steps; is its vLLM of a version that has --scheduler-cls (0.11 or later)?"
+            "no engine logged its steps; is its vLLM of a version that has --scheduler-cls (0.11 or later)?"
         )
-    return found[-1]
+    return found
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import simpy
 
+from dynabench.lockstep import Lockstep
 from dynabench.oracles import best_by_rollout, true_work
 from dynabench.overhead import Overhead
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
@@ -61,6 +62,8 @@ class Worker:
         self._clock = cluster.clock
         self.caught_up_s = -1.0
         """When the router last took in this worker's leap."""
+        self.lockstep: Lockstep | None = None
+        """The ranks it takes its steps with."""
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
         self._is_starting = False
 
@@ -72,6 +75,9 @@ class Worker:
     def add(self, sequence: Sequence) -> None:
         """Take a request."""
         self.engine.add(sequence)
+        if self.lockstep is not None:
+            self.lockstep.wake()
+            return
         step = self.engine.step
         if step is None:
             self._start_soon()
@@ -95,15 +101,19 @@ class Worker:
         now = self._clock.now
         if now != self._wake_at or self.engine.step is None:
             return
+        self.finish_step()
+        if self._clock.peek() > now:
+            self._start()
+        else:
+            self._start_soon()
+
+    def finish_step(self) -> None:
+        """End the step in flight and pass on what it brought."""
         output = self.engine.complete()
         if self._cluster.sends_events_at_once and self.engine.has_events:
             self._cluster.on_events(self)
         if output.sampled or output.finished:
             self._cluster.on_output(self, output.sampled, output.finished, output.end)
-        if self._clock.peek() > now:
-            self._start()
-        else:
-            self._start_soon()
 
 
 class Cluster:
@@ -136,6 +146,12 @@ class Cluster:
             Worker(number, Engine(engine, kv_events=events, ordered_events=False), self)
             for number in range(num_workers * engine.dp_size)
         ]
+        if engine.enable_expert_parallel and engine.dp_size > 1:
+            for first in range(0, len(self.workers), engine.dp_size):
+                ranks = self.workers[first : first + engine.dp_size]
+                lockstep = Lockstep(self.clock, ranks)
+                for worker in ranks:
+                    worker.lockstep = lockstep
         for worker in self.workers:
             router.add_worker(worker.number)
         count = len(workload)

@@ -1,5 +1,6 @@
 """Fit a step-time model to measured steps: non-negative least squares on relative errors."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +24,13 @@ class Fit(NamedTuple):
     held_out: dict[str, float]
 
 
-def fit_steps(log: StepLog, seed: int = 0) -> Fit:
-    """Fit to four fifths of the steps, judge by the rest, then fit to all."""
-    duration = log.duration_s
-    keep = (duration > 0) & (log.steps["preempted"] == 0)
-    knots = [knot for knot in KNOTS if knot < float(_tokens(log.steps).max(initial=1))]
-    features = _features(log.steps, knots)[keep]
+def fit_steps(logs: Sequence[StepLog], seed: int = 0) -> Fit:
+    """Fit to four fifths of the steps of all engines, judge by the rest, then fit to all."""
+    duration = np.concatenate([log.duration_s for log in logs])
+    steps = {name: np.concatenate([log.steps[name] for log in logs]) for name in logs[0].steps}
+    keep = (duration > 0) & (steps["preempted"] == 0)
+    knots = [knot for knot in KNOTS if knot < float(_tokens(steps).max(initial=1))]
+    features = _features(steps, knots)[keep]
     duration = duration[keep]
     is_held = np.random.default_rng(seed).random(len(duration)) < 0.2
     trial, _ = _solve(features[~is_held], duration[~is_held])

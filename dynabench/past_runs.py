@@ -71,6 +71,7 @@ def read_requests(path: Path) -> tuple[Workload, ArmResult]:
         float(last.max()),
         1,
     )
+    run.facts["tells_hits"] = float("cached_tokens" in extra)
     return Workload(path.stem, OWN_BLOCK, requests), run
 
 

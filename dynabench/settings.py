@@ -246,8 +246,11 @@ class CalibrateConfig:
     out: Path = Path("calibration.json")
     """The file to write; it must not exist."""
 
+    workers: int = 1
+    """Engines that run at the same time, as many as the machine is to hold: they share its memory and its cores."""
+
     steps: Path | None = None
-    """Keep the measured steps in this file, too (JSON lines)."""
+    """Keep the measured steps in this folder, too (JSON lines, a file for each engine); it must not exist."""
 
     duration_s: float = 120.0
     """Time to spend on all loads together, after loading (s)."""
@@ -260,5 +263,7 @@ class CalibrateConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, not {self.workers}")
         if not self.duration_s > 0:
             raise ValueError(f"duration_s must be greater than 0, not {self.duration_s}")

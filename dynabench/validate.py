@@ -35,10 +35,11 @@ def validate(
         UserError: neither a past run nor a live engine is given, or the past one cannot be read.
     """
     out = results_folder(experiment, "validate")
-    settings = dataclasses.replace(settings, engine=as_calibrated(settings.engine))
     if config.real is None:
-        workload, real = _measure(path, experiment, settings, console)
+        workload, real, known = _measure(path, experiment, settings, console)
+        settings = dataclasses.replace(settings, engine=like(settings.engine, known))
     else:
+        settings = dataclasses.replace(settings, engine=as_calibrated(settings.engine))
         workload, real = _past(config.real, path, experiment, settings)
     pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]] = {}
     runs = []
@@ -68,14 +69,21 @@ def as_calibrated(engine: EngineConfig) -> EngineConfig:
         known = read_calibration(engine.timing_file)["engine"]
     except ValueError as error:
         raise UserError(str(error)) from error
-    names = {field.name for field in dataclasses.fields(EngineConfig)} & known.keys()
+    if engine.num_gpu_blocks is not None:
+        known = known | {"num_gpu_blocks": engine.num_gpu_blocks}
+    return like(engine, known)
+
+
+def like(engine: EngineConfig, known: dict[str, Any]) -> EngineConfig:
+    """Give a simulated engine the settings that a real one told."""
+    names = {field.name for field in dataclasses.fields(EngineConfig)} & known.keys() - {"model"}
     return dataclasses.replace(engine, **{name: known[name] for name in names if known[name] is not None})
 
 
 def _measure(
     path: Path | None, experiment: ExperimentConfig, settings: Settings, console: Console
-) -> tuple[Workload, dict[str, list[ArmResult]]]:
-    """Run the real engine, every mode in turn and back (ABBA)."""
+) -> tuple[Workload, dict[str, list[ArmResult]], dict[str, Any]]:
+    """Run the real engine, every mode in turn and back (ABBA); return what it told of its settings, too."""
     from dynabench.live import run_live
     from dynabench.live_view import LiveView
 
@@ -87,6 +95,7 @@ def _measure(
     )
     workload = source(config=settings.shape)
     flags = (f"--scheduler-cls={RECORDER}",) if live.engine == "vllm" else ()
+    known: dict[str, Any] = {}
     real: dict[str, list[ArmResult]] = {mode: [] for mode in experiment.router_mode}
     for repeat in range(experiment.repeats):
         for mode in experiment.router_mode[:: -1 if repeat % 2 else 1]:
@@ -110,17 +119,18 @@ def _measure(
                 if not run.is_complete:
                     raise WorkloadError("interrupted before the real runs were whole; nothing was written")
                 if flags:
-                    _count_preemptions(run, Path(steps))
+                    known = _count_preemptions(run, Path(steps))
             run.arm, run.repeat = REAL.format(mode), repeat
             real[mode].append(run)
-    return workload, real
+    return workload, real, known
 
 
-def _count_preemptions(run: ArmResult, steps: Path) -> None:
-    """Note what vLLM itself counted; of which request is not known, so the first has them all."""
-    count = sum(int(read_step_log(file).steps["preempted"].sum()) for file in steps.iterdir())
+def _count_preemptions(run: ArmResult, steps: Path) -> dict[str, Any]:
+    """Note how often vLLM preempted; of which request is not known, so the first has them all. Return its settings."""
+    logs = [read_step_log(file) for file in steps.iterdir()]
     run.columns["preemptions"] = np.zeros(len(run.columns["request"]), np.int32)
-    run.columns["preemptions"][:1] = count
+    run.columns["preemptions"][:1] = sum(int(log.steps["preempted"].sum()) for log in logs)
+    return logs[0].engine
 
 
 def _past(

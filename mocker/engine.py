@@ -214,6 +214,16 @@ class Engine:
         self.step = step = Step(batch, self._ramp_origin, ramp, skip, count, end)
         return step
 
+    def stretch(self, end: float) -> None:
+        """Let the step in flight, if any and of one iteration, last until a later time."""
+        step = self.step
+        if step is None or step.end == end:
+            return
+        assert step.num_iterations == 1, "only a single iteration can be stretched"
+        start = step.start
+        self.step = Step(step.batch, start, Ramp(end - start), 0, 1, end)
+        self._ramp = None
+
     def complete(self) -> StepOutput:
         """End the step in flight: account for its tokens, finishes, blocks and aborts."""
         step = self.step

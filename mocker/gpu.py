@@ -85,6 +85,8 @@ class EngineTimes:
     """Between client and scheduler, both ways together."""
     quantise: float
     """Share of the inputs' quantisation that is not hidden in other kernels."""
+    exchange_s: float
+    """Added in each layer whose experts are shared by ranks that attend by themselves: launches, and agreeing on sizes."""
     all_reduce: float
     """Factor on the time of all-reduces: below 1 where they are fused with what follows."""
     scale: float

@@ -99,6 +99,9 @@ class Roofline:
         self._expert_share = 1 / expert_parallel_size
         self._expert_weights = 3 * shape.hidden_size * shape.expert_size / (self._n if expert_parallel_size == 1 else 1)
         self._expert_bytes = BYTES[weights]
+        # Ranks that attend by themselves send each other their tokens and take back what the experts made of them,
+        # which moves what one all-reduce does.
+        self._exchange = gpu.all_reduce.get(expert_parallel_size, []) if attention_ranks > 1 else []
         self._expert_peak = gpu.flops.get(weights) or gpu.flops["bfloat16"]
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
@@ -135,7 +138,7 @@ class Roofline:
         if found is None:
             shape = self._shape
             layer = self._matrices_s(self._matrices, num_tokens) + self._attention_s + self._elementwise_s(num_tokens)
-            layer += 2 * self._engine.all_reduce * self._all_reduce_s(num_tokens)
+            layer += 2 * self._engine.all_reduce * self._all_reduce_s(self._reduces, num_tokens)
             found = self._linear[num_tokens] = (
                 shape.num_layers * layer
                 + self._num_ffn * self._matrices_s(self._ffn, num_tokens)
@@ -174,7 +177,8 @@ class Roofline:
         experts = (compute**times.sharpness + memory**times.sharpness) ** (1 / times.sharpness) + times.launch_s
         moved = routed * shape.hidden_size * HALF * times.passes / gpu.bandwidth
         shared = self._matrices_s(self._shared, num_tokens) if shape.shared_expert_size else 0.0
-        return float(experts + moved + shared)
+        exchanged = self._all_reduce_s(self._exchange, tokens) + (self._engine.exchange_s if self._exchange else 0.0)
+        return float(experts + moved + shared + exchanged)
 
     def _window_s(self, num_tokens: int) -> float:
         return num_tokens * self._window * self._kv_s
@@ -183,10 +187,10 @@ class Roofline:
         size = num_tokens * HALF * (8 * self._shape.hidden_size + 3 * self._shape.ffn_size / self._n)
         return self._engine.layer_s + size / (self._gpu.bandwidth * ELEMENTWISE_EFFICIENCY)
 
-    def _all_reduce_s(self, num_tokens: int) -> float:
-        if self._n == 1:
+    def _all_reduce_s(self, measured: list[tuple[float, float]], num_tokens: int) -> float:
+        if not measured:
             return 0.0
-        return _interpolate(self._reduces, num_tokens * self._shape.hidden_size * HALF)
+        return _interpolate(measured, num_tokens * self._shape.hidden_size * HALF)
 
     def _head_s(self, num_sequences: int) -> float:
         weights = self._shape.hidden_size * self._shape.vocab_size / self._n

@@ -184,6 +184,8 @@ def _preemptions(run: ArmResult) -> float | None:
 
 
 def _hit_share(run: ArmResult) -> float | None:
+    if not run.facts.get("tells_hits", 1.0):
+        return None
     return metrics.cache(run.measured)["hit_share"]
 
 

@@ -1,0 +1,159 @@
+"""Hold the roofline against published end-to-end points (InferenceX and NVIDIA, collected by AIConfigurator).
+
+    python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--csv OUT]
+
+Each point is a closed loop of C requests at a time, 10 C in all, lengths uniform from 80 % of ISL and OSL to all of them,
+as InferenceX sends them; its figures are means over all requests, the burst at the start included. Every second point of
+the dense vLLM ones was used to choose the constants of mocker/data/engines.json; the table shows the halves apart.
+"""
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from joblib import Parallel, delayed
+
+from dynabench.settings import OverheadConfig
+from dynabench.virtual import simulate
+from mocker import EngineConfig
+from mocker.gpu import gpu_names
+from serving.router import RouterConfig
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
+
+MOST_REQUESTS = 2000
+BLOCK = 1 << 20
+"""No two prompts share a block."""
+BLACKWELL = ("b200", "b300", "gb200")
+
+
+def settings_of(point: Any, gpu: str) -> EngineConfig:
+    """Return the engine of a point.
+
+    The KV cache is 16-bit on Hopper, as the checkpoints there leave it (at 64 requests of 8 k tokens on two H100s, 28 run at a
+    time, which is what 16 bits leave room for), and 8-bit on Blackwell, where NVIDIA's checkpoints ask for it.
+    """
+    return EngineConfig(
+        model=point.model_path,
+        gpu=gpu,
+        tensor_parallel_size=int(point.tp_size),
+        dp_size=int(point.attention_dp_size) if point.attention_dp_size > 1 else 1,
+        enable_expert_parallel=point.moe_ep_size > 1,
+        quantization=point.precision
+        if point.precision in ("fp8", "fp4", "int4")
+        else "fp8"
+        if "FP8" in str(point.silicon_data_source)
+        else None,
+        kv_cache_dtype="fp8" if gpu in BLACKWELL else "bfloat16",
+        block_size=16,
+        max_num_seqs=int(point.concurrency),
+        max_num_batched_tokens=max(8192, int(point.concurrency)),
+        enable_prefix_caching=False,
+        timed_as=point.backend,
+    )
+
+
+def workload_of(point: Any) -> Workload:
+    """Return the requests of a point."""
+    rng = random.Random(0)
+    count = min(10 * int(point.concurrency), MOST_REQUESTS)
+
+    def length(mean: float) -> int:
+        return rng.randint(int(0.8 * mean), int(mean))
+
+    return Workload(
+        "point", BLOCK, [Request(0.0, length(point.isl), length(point.osl), (place,)) for place in range(count)]
+    )
+
+
+def predict(point: Any, gpu: str) -> tuple[float, float, str]:
+    """Return mean TTFT and TPOT (ms), or why there are none."""
+    try:
+        run = simulate(
+            workload_of(point),
+            mode="round-robin",
+            engine=settings_of(point, gpu),
+            router=RouterConfig(),
+            num_workers=1,
+            seed=0,
+            load=LoadConfig(concurrency=int(point.concurrency)),
+            overhead=OverheadConfig(),
+        )
+    except ValueError as error:
+        return float("nan"), float("nan"), str(error)
+    c = run.columns
+    tpot = (c["last_token_s"] - c["first_token_s"]) / np.maximum(c["osl"] - 1, 1)
+    return float(np.mean(c["first_token_s"] - c["sent_s"]) * 1e3), float(tpot.mean() * 1e3), ""
+
+
+def predict_all(points: list[Any]) -> list[tuple[float, float, str]]:
+    """Predict a share of the points in one process."""
+    return [predict(point, point.gpu) for point in points]
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return the aggregated points on GPUs that are bundled."""
+    table = pd.read_csv(path)
+    table["concurrency"] = table.silicon_data_source.str.extract(r"silicon_concurrency=(\d+)").astype(float)
+    table["gpu"] = table.system.str.removesuffix("_sxm")
+    for name in ("attention_dp_size", "moe_ep_size"):
+        table[name] = table[name].fillna(1)
+    table["precision"] = table.precision.fillna("")
+    return table[(table["mode"] == "agg") & table.gpu.isin(gpu_names()) & table.concurrency.notna() & (table.osl > 1)]
+
+
+def mape(values: pd.Series) -> str:
+    """Return mean and median absolute error and the mean error (%)."""
+    values = values.dropna()
+    return f"{values.abs().mean():6.1f} {values.abs().median():6.1f} {values.mean():+6.1f}"
+
+
+def main() -> None:
+    """Predict and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("points", type=Path)
+    parser.add_argument("--backend", default="")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
+    table = read(options.points)
+    table = table[table.backend.str.contains(options.backend) & table.model_path.str.contains(options.model)].copy()
+    rows = list(table.itertuples(index=False, name=None))
+    names = list(table.columns)
+    shards = [[dict(zip(names, row, strict=True)) for row in rows[start::8]] for start in range(8)]
+    parts = Parallel(n_jobs=2)(delayed(predict_dicts)(shard) for shard in shards)
+    found: list[Any] = [None] * len(rows)
+    for start, part in enumerate(parts):
+        found[start::8] = part
+    table["ttft"], table["tpot"], table["problem"] = zip(*found, strict=True)
+    table["ttft_error"] = (table.ttft / table.silicon_ttft_ms - 1) * 100
+    table["tpot_error"] = (table.tpot / table.silicon_tpot_ms - 1) * 100
+    table["half"] = np.where(np.arange(len(table)) % 2 == 0, "fitted", "other")
+    print(f"{'':64}{'n':>4}   TPOT: MAPE, median, bias    TTFT: MAPE, median, bias (%)")
+    is_dense = (table.backend == "vllm") & table.model_path.str.contains("Llama")
+    keys = ["backend", "model_path", "gpu", "precision"]
+    for key, rows_of in [
+        *table.groupby(keys),
+        *((("dense vLLM", half, "", ""), part) for half, part in table[is_dense].groupby("half")),
+        (("dense vLLM", "all", "", ""), table[is_dense]),
+        (("all", "", "", ""), table),
+    ]:
+        done = rows_of[rows_of.problem == ""]
+        label = " ".join(str(part) for part in key)
+        print(f"{label:64}{len(done):4}   {mape(done.tpot_error)}        {mape(done.ttft_error)}")
+    for problem, count in table[table.problem != ""].problem.value_counts().items():
+        print(f"not predicted: {count} points: {problem}")
+    if options.csv:
+        table.to_csv(options.csv, index=False)
+
+
+def predict_dicts(points: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
+    """Predict points that came to another process as dicts."""
+    return predict_all([argparse.Namespace(**point) for point in points])
+
+
+if __name__ == "__main__":
+    main()
