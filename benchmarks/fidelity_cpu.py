@@ -18,12 +18,12 @@ from dynabench.arms import Settings
 from dynabench.calibrate import calibrate
 from dynabench.settings import CalibrateConfig, ExperimentConfig, LiveConfig, ValidateConfig
 from dynabench.validate import validate
-from dynabench.workload_file import write_workload
+from dynabench.workload_file import write_whole
 from mocker import EngineConfig
 from reports.tables import distances, fidelity_table
 from serving.router import RouterConfig
+from workloads import mooncake
 from workloads.pacing import LoadConfig
-from workloads.request import Workload
 from workloads.shape import ShapeConfig
 from workloads.synthesize import SynthConfig, synthesize
 
@@ -133,7 +133,8 @@ def main() -> None:
         blocks = BLOCKS.get(name, 1500)
         path = folder / f"{results.name}.jsonl"
         path.unlink(missing_ok=True)
-        write_workload(Workload(name, BLOCK, synthesize(config)), path)
+        requests = synthesize(config)
+        write_whole(path, lambda file, requests=requests: mooncake.write(requests, file))
         engine = EngineConfig(model=model, timing_file=str(folder / f"calibration-{workers}.json"))
         live = LiveConfig(engine="vllm", extra_engine_args=arguments_file(folder, blocks))
         experiment = ExperimentConfig(

@@ -51,20 +51,20 @@ class Probe(NamedTuple):
 
 def probes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[Probe]:
     """Design loads that cover batch sizes, contexts, chunk sizes and their mixtures, within an engine's limits."""
-    longest = max_model_len * 3 // 4
-    widths = sorted({1, 2, 4, *(max_num_seqs // part for part in (8, 4, 2, 1) if max_num_seqs // part)})
-    lengths = sorted({16, 64, *(length for length in (256, 1024, max_num_batched_tokens) if length < longest), longest})
-    found = [Probe(f"decode {width}", width, (16, 32), (48, 80)) for width in widths]
-    found += [Probe(f"decode {width}, long", width, (longest // 2, longest), (48, 64)) for width in widths[1::2]]
+    longest, most = max_model_len * 3 // 4, max(min(max_model_len // 8, 80), 2)
+    long, short = (most * 3 // 4, most), (max(most // 8, 1), most)
+    parts = (max_num_seqs // part for part in (8, 4, 2, 1))
+    widths = sorted({width for width in (1, 2, 4, *parts) if 1 <= width <= max_num_seqs})
+    lengths = sorted({min(length, longest) for length in (16, 64, 256, 1024, max_num_batched_tokens, longest)})
+    found = [Probe(f"decode {width}", width, (min(16, longest), min(32, longest)), long) for width in widths]
+    found += [Probe(f"decode {width}, long", width, (longest // 2, longest), long) for width in widths[1::2]]
     found += [Probe(f"prefill {length}", 1, (length * 3 // 4, length), (1, 2)) for length in lengths]
-    mixed = [
-        (max_num_seqs, 16, longest // 4),
+    for width, low, high in (
+        (max_num_seqs, 8, longest // 4),
         (max_num_seqs // 2 or 1, longest // 8, longest),
-        (max_num_seqs, 16, longest),
-    ]
-    found += [
-        Probe(f"mixed {place + 1}", width, (low, high), (8, 64)) for place, (width, low, high) in enumerate(mixed)
-    ]
+        (max_num_seqs, 8, longest),
+    ):
+        found.append(Probe(f"mixed {width}, {low} to {high}", width, (min(low, high), high), short))
     return found
 
 

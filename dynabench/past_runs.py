@@ -1,6 +1,8 @@
 """Runs of the past, as what simulated ones are held against."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +31,7 @@ def read_requests(path: Path) -> tuple[Workload, ArmResult]:
         UserError: the file cannot be read, or a column is missing.
     """
     try:
-        table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_json(path, lines=True, convert_dates=False)
+        table = pd.read_csv(path) if path.suffix == ".csv" else pd.DataFrame(_json_lines(path))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not records of requests ({error})") from error
     columns = {name: _column(table, names, path) for name, names in ALIASES.items()}
@@ -73,6 +75,11 @@ def read_requests(path: Path) -> tuple[Workload, ArmResult]:
     )
     run.facts["tells_hits"] = float("cached_tokens" in extra)
     return Workload(path.stem, OWN_BLOCK, requests), run
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    with path.open() as lines:
+        return [json.loads(line) for line in lines if line.strip()]
 
 
 def _column(table: pd.DataFrame, names: tuple[str, ...], path: Path) -> np.ndarray:

@@ -1,0 +1,337 @@
+"""From measured steps to simulated ones, and simulated runs against past ones."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dynabench.calibrate import Probe, Sent, overheads, probes
+from dynabench.errors import UserError
+from dynabench.fitting import fit_steps, predicted
+from dynabench.overhead import Overhead, overhead_of
+from dynabench.past_runs import read_requests
+from dynabench.settings import OverheadConfig
+from dynabench.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
+from dynabench.validate import as_calibrated
+from dynabench.virtual import simulate
+from mocker import EngineConfig
+from mocker.calibrated import StepCosts
+from reports.folder import read
+from serving.router import RouterConfig
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
+
+COSTS = StepCosts(
+    fixed=0.004,
+    mixed=0.006,
+    tokens=((0.0, 1e-4), (64.0, 5e-5)),
+    sequence=2e-4,
+    prompt=1e-3,
+    pair=2e-8,
+    context=1e-6,
+    kv=5e-7,
+    mixed_kv=8e-7,
+)
+
+
+def steps(count, seed=0):
+    """Draw what steps of an engine compute."""
+    rng = np.random.default_rng(seed)
+    has_prefill = rng.random(count) < 0.4
+    prefills = np.where(has_prefill, rng.integers(1, 4, count), 0)
+    tokens = prefills * rng.integers(4, 120, count)
+    contexts = prefills * rng.integers(0, 500, count)
+    decodes = np.where(has_prefill, rng.integers(0, 16, count), rng.integers(1, 16, count))
+    columns = {
+        "prefill_tokens": tokens,
+        "prefill_context": contexts,
+        "prefill_pairs": tokens * (contexts + tokens / 2),
+        "num_prefills": prefills,
+        "num_decodes": decodes,
+        "kv_tokens": decodes * rng.integers(10, 1000, count),
+        "preempted": np.zeros(count),
+        "goes_on": np.ones(count),
+    }
+    return {name: np.asarray(column, float) for name, column in columns.items()}
+
+
+def log_of(columns, durations, firsts=None):
+    ended = np.cumsum(durations)
+    times = {"scheduled_s": ended - durations, "ended_s": ended}
+    empty = {name: np.zeros(0) for name in FIRST_COLUMNS}
+    return StepLog({"block_size": 16}, times | columns, firsts or empty)
+
+
+def test_a_fit_recovers_the_costs_it_was_made_from():
+    columns = steps(3000)
+    fit = fit_steps([log_of(columns, predicted(COSTS, columns))])
+    assert fit.held_out["mean"] < 0.1
+    other = steps(500, seed=1)
+    assert predicted(fit.costs, other) == pytest.approx(predicted(COSTS, other), rel=0.01)
+
+
+def test_a_fit_meets_the_mean_under_noise_and_leaves_out_what_else_ran():
+    columns = steps(8000)
+    truth = predicted(COSTS, columns)
+    rng = np.random.default_rng(2)
+    noisy = truth * rng.lognormal(-0.02, 0.2, len(truth))
+    noisy[::500] *= 20
+    fit = fit_steps([log_of(columns, noisy)])
+    assert fit.held_out["outliers"] == pytest.approx(1 / 500, abs=5e-4)
+    for has_prefill in (False, True):
+        kind = (columns["prefill_tokens"] > 0) == has_prefill
+        assert predicted(fit.costs, columns)[kind].sum() == pytest.approx(truth[kind].sum(), rel=0.01)
+
+
+def test_steps_of_a_busy_engine_last_from_end_to_end_and_of_an_idle_one_from_their_schedule():
+    columns = {name: np.zeros(3) for name in STEP_COLUMNS}
+    columns |= {
+        "scheduled_s": np.array([1.0, 1.3, 5.0]),
+        "ended_s": np.array([1.2, 1.5, 5.1]),
+        "goes_on": np.array([1.0, 0, 0]),
+    }
+    log = StepLog({}, columns, {})
+    assert log.duration_s == pytest.approx([0.2, 0.3, 0.1])
+
+
+def test_a_step_log_is_read_and_cut_by_time(tmp_path):
+    path = tmp_path / "steps"
+    rows = [
+        ["engine", {"block_size": 32}],
+        ["step", [1.0, 1.1, 8, 0, 32.0, 1, 0, 0, 0, 1]],
+        ["first", [0.9, 1.1, 8, 0]],
+        ["step", [2.0, 2.1, 0, 0, 0, 0, 1, 9, 0, 0]],
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_step_log(path)
+    assert log.engine == {"block_size": 32}
+    assert log.steps["kv_tokens"].tolist() == [0, 9]
+    assert log.between(0.5, 1.5).firsts["prompt_tokens"].tolist() == [8]
+    assert len(log.between(1.5, 3.0).steps["ended_s"]) == 1
+    path.write_text('["engine", {}]\n')
+    with pytest.raises(UserError, match="took no step"):
+        read_step_log(path)
+    path.write_text("nonsense\n")
+    with pytest.raises(UserError, match="not a log of an engine's steps"):
+        read_step_log(path)
+
+
+def test_overheads_are_what_lies_between_client_and_engine():
+    added = np.array([1.005 + 0.001, 3.005 + 0.010, 5.005 + 0.100])
+    firsts = {
+        "added_s": added,
+        "first_token_s": added + 0.5,
+        "prompt_tokens": np.array([100.0, 1000.0, 10000.0]),
+        "cached_tokens": np.zeros(3),
+    }
+    log = log_of(steps(3), np.ones(3), firsts)
+    probe = Probe("prefill", 1, (1, 2), (1, 2))
+    sent = [
+        Sent(probe, t, t + 1, np.array([0.0]), np.array([a - t + 0.503]))
+        for t, a in zip((1.0, 3.0, 5.0), added, strict=True)
+    ]
+    found = overheads([log], sent)
+    assert found == {
+        "request_ms": pytest.approx(5.0, abs=0.01),
+        "prompt_token_us": pytest.approx(10.0, abs=0.1),
+        "answer_ms": pytest.approx(3.0, abs=0.01),
+    }
+
+
+def test_probes_stay_within_the_engines_limits():
+    for limits in ((1, 64, 128), (16, 512, 2048), (256, 8192, 131072)):
+        for probe in probes(*limits):
+            assert 1 <= probe.concurrency <= limits[0]
+            assert 1 <= probe.prompt[0] <= probe.prompt[1]
+            assert probe.prompt[1] + probe.output[1] < limits[2]
+
+
+def write_calibration(tmp_path, **overhead):
+    path = tmp_path / "calibration.json"
+    step = {name: getattr(COSTS, name) for name in StepCosts.__slots__}
+    engine = {
+        "name": "vllm",
+        "block_size": 16,
+        "num_gpu_blocks": 500,
+        "max_num_seqs": 8,
+        "policy": "fcfs",
+        "async_scheduling": False,
+    }
+    measured = {"request_ms": 2.0, "prompt_token_us": 1.0, "answer_ms": 0.5} | overhead
+    path.write_text(
+        json.dumps({"schema": "dynabench.calibration/1", "engine": engine, "step": step, "overhead": measured})
+    )
+    return str(path)
+
+
+def test_a_simulated_engine_takes_the_calibrated_ones_settings(tmp_path):
+    engine = EngineConfig(timing_file=write_calibration(tmp_path))
+    found = as_calibrated(engine)
+    assert (found.block_size, found.num_gpu_blocks, found.max_num_seqs) == (16, 500, 8)
+    assert as_calibrated(EngineConfig(timing_file=engine.timing_file, num_gpu_blocks=99)).num_gpu_blocks == 99
+
+
+def test_overheads_come_from_the_flags_then_from_the_measurements(tmp_path):
+    engine = EngineConfig(timing_file=write_calibration(tmp_path))
+    assert overhead_of(OverheadConfig(), engine) == pytest.approx(Overhead(0.002, 1e-6, 0.0005))
+    assert overhead_of(OverheadConfig(request_overhead_ms=7.0), engine) == pytest.approx(Overhead(0.007, 1e-6, 0.0005))
+    assert overhead_of(OverheadConfig(), EngineConfig()) == Overhead()
+    assert overhead_of(OverheadConfig(), EngineConfig(gpu="h100", model="Qwen/Qwen3-8B")).request_s > 0
+
+
+def simulated(workload, overhead, load=LoadConfig()):  # noqa: B008
+    engine = EngineConfig(block_size=16, num_gpu_blocks=500, timing="constant")
+    return simulate(
+        workload,
+        mode="round-robin",
+        engine=engine,
+        router=RouterConfig(),
+        num_workers=1,
+        seed=0,
+        load=load,
+        overhead=overhead,
+    )
+
+
+def test_overheads_delay_first_tokens_and_ends_but_no_steps():
+    workload = Workload(
+        "w", 16, [Request(float(place), 160, 5, tuple(range(place * 10, place * 10 + 10))) for place in range(4)]
+    )
+    plain = simulated(workload, OverheadConfig()).columns
+    config = OverheadConfig(request_overhead_ms=3.0, prompt_overhead_us=10.0, answer_overhead_ms=2.0)
+    run = simulated(workload, config)
+    late = run.columns
+    before, after = 0.003 + 160e-5, 0.002
+    assert late["sent_s"].tolist() == plain["sent_s"].tolist()
+    assert late["first_token_s"] == pytest.approx(plain["first_token_s"] + before + after)
+    assert late["last_token_s"] == pytest.approx(plain["last_token_s"] + before + after)
+    ttft = plain["first_token_s"] - plain["sent_s"]
+    assert run.facts["overhead_share"] == pytest.approx((before + after) / (ttft.mean() + before + after))
+
+
+def test_a_closed_loop_waits_for_the_answer_to_arrive():
+    workload = Workload("w", 16, [Request(0.0, 16, 3, (place,)) for place in range(3)])
+    config = OverheadConfig(request_overhead_ms=3.0, answer_overhead_ms=2.0)
+    columns = simulated(workload, config, LoadConfig(concurrency=1)).columns
+    assert columns["sent_s"][1:] == pytest.approx(columns["last_token_s"][:-1])
+
+
+RECORDS = [
+    {
+        "request_id": "b",
+        "input_toks": 30,
+        "output_toks": 4,
+        "queued_ts": 101.0,
+        "first_token_ts": 101.5,
+        "last_token_ts": 102.0,
+    },
+    {
+        "request_id": "a",
+        "input_toks": 20,
+        "output_toks": 3,
+        "queued_ts": 100.0,
+        "first_token_ts": 100.2,
+        "last_token_ts": 100.6,
+    },
+]
+
+
+def test_records_of_requests_become_a_workload_and_a_run(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in RECORDS))
+    workload, run = read_requests(path)
+    assert [(r.arrival_s, r.input_length, r.output_length) for r in workload] == [(0.0, 20, 3), (1.0, 30, 4)]
+    assert run.columns["first_token_s"] == pytest.approx([0.2, 1.5])
+    with (tmp_path / "requests.csv").open("w") as file:
+        writer = csv.DictWriter(file, ["arrival_s", "isl", "osl", "first_token_s", "last_token_s"])
+        writer.writeheader()
+        writer.writerows({"arrival_s": 5, "isl": 9, "osl": 2, "first_token_s": 6, "last_token_s": 7} for _ in range(2))
+    assert read_requests(tmp_path / "requests.csv")[0].requests[0].input_length == 9
+    path.write_text(json.dumps({"input_toks": 1}) + "\n")
+    with pytest.raises(UserError, match=re.escape("has no column arrival_s (or queued_ts")):
+        read_requests(path)
+
+
+def dynabench(*arguments):
+    command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+
+
+def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):
+    real = tmp_path / "requests.jsonl"
+    rows = [RECORDS[1] | {"queued_ts": t, "first_token_ts": t + 0.02, "last_token_ts": t + 0.04} for t in range(40)]
+    real.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = ["--timing", "constant", "--constant-prefill-ms", "20", "--block-size", "16", "--workers", "1", "--router-mode", "round-robin"]
+    limits = ["--fail-if", "ttft > 3%", "--fail-if", "e2e.mean > 3%"]
+    good = dynabench("validate", "--real", real, *common, "--out", tmp_path / "good", *limits)
+    assert good.returncode == 0, good.stderr
+    assert "ttft.mean (ms)" in good.stdout
+    slower = ["--constant-decode-ms", 12, "--fail-if", "tpot.mean > 3%"]
+    bad = dynabench("validate", "--real", real, *common, "--out", tmp_path / "bad", *slower)
+    assert bad.returncode == 1
+    assert "failed: round-robin: tpot.mean is off by +20.0% (tpot.mean > 3%)" in bad.stdout
+    manifest, runs = read(tmp_path / "bad")
+    assert [run.arm for run in runs] == ["round-robin, real", "round-robin, simulated"]
+    assert "round-robin" in manifest["fidelity"]["arms"]
+    assert "Simulated against real: round-robin" in (tmp_path / "bad" / "report.html").read_text()
+    again = dynabench(
+        "validate", "--real", tmp_path / "bad", *common, "--max-requests", 20, "--out", tmp_path / "again"
+    )
+    assert again.returncode == 2
+    assert "give the workload and shape it was run with" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "needs something real: --engine vllm with --model, or --real"),
+        (("--real", "no.jsonl"), "not records of requests"),
+        (("--fail-if", "nonsense"), "is not understood"),
+        (("--real", "no.jsonl", "--gpu", "h42", "--model", "x"), "not records of requests"),
+    ],
+)
+def test_validate_refuses_in_a_line(tmp_path, flags, message):
+    done = dynabench("validate", *flags, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_hardware_is_listed():
+    out = dynabench("hardware").stdout
+    assert "h100" in out
+    assert "meta-llama/Llama-3.1-8B" in out
+
+
+def test_a_model_and_a_gpu_are_all_that_simulate_needs(tmp_path):
+    flags = ["--model", "meta-llama/Llama-3.1-8B", "--tensor-parallel-size", 2, "--router-mode", "kv"]
+    done = dynabench("simulate", *flags, "--gpu", "h100", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "TTFT outside of the engine" in done.stdout
+    done = dynabench("simulate", *flags, "--gpu", "h42", "--out", tmp_path / "other")
+    assert done.returncode == 2
+    assert "gpu 'h42' is not known; expected one of h100" in done.stderr
+
+
+def test_ranks_that_share_experts_step_together():
+    engine = EngineConfig(
+        block_size=16,
+        num_gpu_blocks=500,
+        dp_size=2,
+        enable_expert_parallel=True,
+        timing="constant",
+        constant_prefill_ms=100.0,
+        constant_decode_ms=10.0,
+    )
+    requests = [Request(0.0, 16, 8, (1,)), Request(0.005, 16, 8, (2,))]
+    run = simulate(
+        Workload("w", 16, requests), mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0
+    )
+    first, last = run.columns["first_token_s"], run.columns["last_token_s"]
+    assert first == pytest.approx([0.1, 0.2])  # the second waits for the first's prefill, and then holds up its decode
+    assert last == pytest.approx([0.2 + 6 * 0.01, 0.2 + 7 * 0.01])

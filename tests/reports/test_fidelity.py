@@ -1,0 +1,92 @@
+"""Errors of simulated runs against real ones."""
+
+import numpy as np
+import pytest
+
+from reports import fidelity
+from reports.records import ArmResult
+
+
+def run(scale=1.0, *, count=100, preemptions=0):
+    number = np.arange(count)
+    sent = number * 0.1
+    first = sent + scale * (0.1 + number / 1000)
+    last = first + scale * 0.02 * 10
+    columns = {
+        "request": number,
+        "worker": np.zeros(count, int),
+        "intended_s": sent,
+        "sent_s": sent,
+        "first_token_s": first,
+        "last_token_s": last,
+        "isl": np.full(count, 100),
+        "osl": np.full(count, 11),
+        "first_chunk_tokens": np.ones(count, int),
+        "cached_tokens": np.full(count, 25),
+        "predicted_tokens": np.zeros(count, int),
+        "preemptions": np.full(count, preemptions),
+        "error": np.full(count, "", dtype=object),
+    }
+    return ArmResult("arm", columns, np.array([[scale * 0.02, 0.0, 0.0, 10.0, count]]), 1.0, 1)
+
+
+def named(rows):
+    return {row.name: row for row in rows}
+
+
+def test_every_latency_is_compared_at_its_mean_and_percentiles():
+    rows = named(fidelity.deviations([run()], [run(1.1)]))
+    for name in ("ttft", "itl", "tpot", "e2e"):
+        for statistic in ("mean", "p50", "p90", "p99"):
+            assert rows[f"{name}.{statistic}"].error == pytest.approx(0.1, abs=1e-6)
+    assert rows["ttft.mean"].real == pytest.approx(0.1495)
+    assert rows["tpot.mean"].real == pytest.approx(0.02)
+    assert rows["hit_share"].error == pytest.approx(0)
+    assert rows["hit_share"].real == 0.25
+
+
+def test_the_spread_is_the_farthest_real_run():
+    row = named(fidelity.deviations([run(0.9), run(1.0), run(1.1)], [run(1.08)]))["tpot.mean"]
+    assert row.error == pytest.approx(0.08)
+    assert row.spread == pytest.approx(0.1)
+    assert row.is_within_spread
+    assert named(fidelity.deviations([run()], [run()]))["tpot.mean"].spread is None
+
+
+def test_what_one_side_does_not_tell_is_left_out():
+    rows = named(fidelity.deviations([run(preemptions=-1)], [run()]))
+    assert "preemptions" not in rows
+    silent = run()
+    silent.gaps = np.empty((0, 5))
+    assert "itl.mean" not in named(fidelity.deviations([silent], [run()]))
+
+
+def test_distances_of_equal_and_of_shifted_distributions():
+    assert fidelity.distances([run()], [run()])["ttft"] == {"ks": 0.0, "wasserstein": 0.0}
+    apart = fidelity.distances([run()], [run(3.0)])
+    assert apart["ttft"]["wasserstein"] == pytest.approx(2.0, rel=0.01)
+    assert apart["tpot"]["ks"] == 1.0
+
+
+def test_thresholds_fail_what_is_off_by_more_and_by_more_than_real_runs_differ():
+    limits = [fidelity.parse("tpot > 5%"), fidelity.parse("e2e.p90 > 20%")]
+    found = fidelity.summary({"kv": ([run()], [run(1.1)])}, limits)
+    assert found["arms"]["kv"]["failed"] == [
+        f"tpot.{s} is off by +10.0% (tpot > 5%)" for s in ("mean", "p50", "p90", "p99")
+    ]
+    found = fidelity.summary({"kv": ([run(0.85), run(1.15)], [run(1.1)])}, limits)
+    assert found["arms"]["kv"]["failed"] == []
+
+
+def test_the_better_arm_is_named_on_both_sides():
+    arms = {"random": ([run(1.0)], [run(1.02)]), "kv": ([run(0.9)], [run(0.95)])}
+    best = fidelity.summary(arms, [])["best"]
+    assert best == {name: {"real": "kv", "simulated": "kv"} for name in ("ttft.mean", "tpot.mean", "e2e.mean")}
+
+
+@pytest.mark.parametrize(
+    "text", ["ttft", "ttft > 5", "speed > 5%", "ttft.p42 > 5%", "throughput.mean > 5%", "ttft < 5%"]
+)
+def test_what_is_no_threshold_is_refused(text):
+    with pytest.raises(ValueError, match="is not understood; expected METRIC > N%"):
+        fidelity.parse(text)
