@@ -88,11 +88,15 @@ def validate(
         engine: settings of the simulated engine, its step times with --timing-file or --gpu.
         overhead: what lies between a client and the simulated engines.
     """
+    from dynabench.recordings import is_recording
     from dynabench.validate import validate as hold
     from reports.tables import distances, fidelity_table
 
     console = Console()
     settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, live, overhead)
+    if config.real is not None and is_recording(config.real):
+        with plain_errors():
+            return _validate_steps(config.real, engine)
     with plain_errors():
         out, found = hold(workload, config, experiment, settings, console)
     for arm, part in found["arms"].items():
@@ -106,6 +110,24 @@ def validate(
         console.print(f"failed: {failure}", highlight=False, soft_wrap=True)
     console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
     return 1 if failures else 0
+
+
+def _validate_steps(path: Path, engine: EngineConfig) -> int:
+    """Print how the times of a recording's steps compare with simulated ones."""
+    from dynabench.recordings import read, step_times
+
+    times = step_times(read(path), engine)
+    print(f"{path}: steps, mean real, mean simulated (ms), error of their sum, median error of a step")
+    for label, wanted in (("with prefill", True), ("decode only", False)):
+        rows = [(real, simulated) for has_prefill, real, simulated in times if has_prefill == wanted]
+        if rows:
+            real, simulated = (sum(column) for column in zip(*rows, strict=True))
+            errors = sorted(abs(b / a - 1) for a, b in rows)
+            print(
+                f"{label:13}{len(rows):6}{real / len(rows) * 1e3:10.3f}{simulated / len(rows) * 1e3:10.3f}"
+                f"{simulated / real - 1:+10.1%}{errors[len(errors) // 2]:10.1%}"
+            )
+    return 0
 
 
 def record(*, scenario: Path, out: Path) -> None:

@@ -1,4 +1,6 @@
-"""Drive an installed vLLM step by step and record what its scheduler does, in the compact format of `recordings`.
+"""Drive an installed vLLM step by step and record what its scheduler does, and how long each step takes.
+
+The format is the compact one of `recordings`.
 
 The model is a tiny random Llama made on the spot: scheduling does not depend on weights, and nothing is downloaded.
 """
@@ -8,6 +10,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from dynabench.recordings import Json, RecordingError
@@ -142,7 +145,9 @@ class _Recorder:
             self._row, self._events = {"step": len(rows)}, []
             known = {request.request_id: len(request.output_token_ids) for request in self._scheduler.requests.values()}
             live = dict(self._scheduler.requests)
+            started = perf_counter()
             self._engine.step()
+            self._row["duration_ms"] = round((perf_counter() - started) * 1e3, 4)
             tokens = {id: list(live[id].output_token_ids[count:]) for id, count in known.items() if id in live}
             self._row["tokens"] = {self._name(id): new for id, new in tokens.items() if new}
             self._row["finished"] = [self._name(id) for id in known if id not in self._scheduler.requests]

@@ -7,7 +7,7 @@ adds, aborts, schedules and updates, with the prompts in a scenario file (`../sc
 import gzip
 import json
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class RecordedStep:
     facts: Json
     events: list[tuple[str, list[Hashable]]]
     actions: list[Action] = field(default_factory=list)
+    duration_s: float | None = None
 
 
 @dataclass
@@ -82,6 +83,18 @@ def read(path: Path) -> Recording:
     if rows and isinstance(rows[0], dict) and rows[0].get("op") == "meta":
         return _read_full(path, rows)
     raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")
+
+
+def is_recording(path: Path) -> bool:
+    """Tell whether a file is a recording, by its first line."""
+    if not path.is_file():
+        return False
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as lines:
+            first = json.loads(lines.readline())
+    except (OSError, ValueError, EOFError):
+        return False
+    return isinstance(first, dict) and ("scenario" in first or first.get("op") == "meta")
 
 
 def verify(recording: Recording) -> Verdict:
@@ -128,6 +141,51 @@ def verify(recording: Recording) -> Verdict:
                     return _differ(recording, step.number, num_events, f"content of {kind} blocks", recorded, name)
             num_events += 1
     return Verdict(recording.path, recording.vllm_version, len(recording.steps), num_events, None)
+
+
+def step_times(recording: Recording, timing: EngineConfig) -> list[tuple[bool, float, float]]:
+    """Replay a recording with another engine's step times.
+
+    Returns:
+        for each step that was timed: whether it had prefill, what it took, what it takes in simulation (s).
+
+    Raises:
+        RecordingError: no step was timed.
+    """
+    names = (
+        "timing",
+        "timing_file",
+        "model",
+        "gpu",
+        "tensor_parallel_size",
+        "quantization",
+        "kv_cache_dtype",
+        "timed_as",
+    )
+    engine = Engine(replace(recording.config, **{name: getattr(timing, name) for name in names}))
+    sequences: dict[str, Sequence] = {}
+    now, found = 0.0, []
+    for step in recording.steps:
+        for action in step.actions:
+            if action.kind == "add":
+                sequences[action.id] = sequence = _sequence(action, engine.config.block_size, len(sequences))
+                engine.add(sequence)
+            elif action.kind == "abort":
+                engine.abort(sequences[action.id])
+            else:
+                engine.reset_prefix_cache()
+        flight = engine.schedule(now)
+        if flight is None:
+            continue
+        if step.duration_s is not None:
+            found.append((bool(flight.batch.chunks), step.duration_s, flight.end - now))
+        now = flight.end
+        engine.complete()
+    if not found:
+        raise RecordingError(
+            f"{recording.path}: has no times; record it again, which `dynabench record` does with times"
+        )
+    return found
 
 
 def content_ids(tokens: list[int], block_size: int, salt: str | None = None) -> list[Hashable]:
@@ -191,6 +249,7 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
         facts |= {"preempted": sorted(row.get("preempted", [])), "finished": sorted(row["finished"])}
         events = [(event["type"], event.get("hashes", [])) for event in row["events"]]
         step = RecordedStep(row["step"], facts, events)
+        step.duration_s = row["duration_ms"] / 1e3 if "duration_ms" in row else None
         while waiting and waiting[0]["arrival_step"] <= row["step"]:
             request = waiting.pop(0)
             action = Action(

@@ -265,7 +265,18 @@ def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):
     real = tmp_path / "requests.jsonl"
     rows = [RECORDS[1] | {"queued_ts": t, "first_token_ts": t + 0.02, "last_token_ts": t + 0.04} for t in range(40)]
     real.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = ["--timing", "constant", "--constant-prefill-ms", "20", "--block-size", "16", "--workers", "1", "--router-mode", "round-robin"]
+    common = [
+        "--timing",
+        "constant",
+        "--constant-prefill-ms",
+        "20",
+        "--block-size",
+        "16",
+        "--workers",
+        "1",
+        "--router-mode",
+        "round-robin",
+    ]
     limits = ["--fail-if", "ttft > 3%", "--fail-if", "e2e.mean > 3%"]
     good = dynabench("validate", "--real", real, *common, "--out", tmp_path / "good", *limits)
     assert good.returncode == 0, good.stderr
