@@ -49,6 +49,14 @@ class Arm:
     is_repeated: bool = False
     """Whether it is the first arm once more, to tell how far two equal runs differ."""
 
+    @property
+    def plain_changes(self) -> dict[str, str | int | float | None]:
+        """What sets it apart, as JSON takes it."""
+        return {
+            name: value if isinstance(value, (str, int, float, type(None))) else str(value)
+            for name, value in self.changes.items()
+        }
+
 
 OWNERS: dict[str, type] = {
     "shape": ShapeConfig,
@@ -71,6 +79,7 @@ def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
     names = [name for name, _ in axes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{', '.join(sorted(twice))} is varied twice")
+    alone = "endpoint" if settings.live is not None and settings.live.url else experiment.router_mode[0]
     arms = []
     for values in itertools.product(*(values for _, values in axes)):
         changes = dict(zip(names, values, strict=True))
@@ -78,7 +87,7 @@ def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
         for name, value in changes.items():
             changed = change(changed, name, value)
         shown = {name: value for name, value in changes.items() if len(dict(axes)[name]) > 1}
-        arms.append(Arm(arm_name(shown) or experiment.router_mode[0], changed, changes))
+        arms.append(Arm(arm_name(shown) or alone, changed, changes))
     if experiment.noise_floor:
         first = arms[0]
         arms.append(replace(first, name=first.name + NOISE_FLOOR, is_repeated=True))

@@ -41,7 +41,9 @@ def pool_bound(workload: Workload, engine: EngineConfig, num_workers: int) -> fl
     timing = timing_model(engine)
     budget = engine.max_num_batched_tokens
     base = timing.mixed(chunk(1), 0, 0)
-    token = (timing.mixed(chunk(budget), 0, 0) - base) / max(budget - 1, 1)
+    # The least that a further token can add: attention makes long chunks dearer a token, weights short ones cheap.
+    sizes = {min(size, budget) for size in (2, 64, 512, budget) if budget > 1}
+    token = min(((timing.mixed(chunk(size), 0, 0) - base) / (size - 1) for size in sizes), default=0.0)
     hits = endless_hits(workload)
     work: list[tuple[float, float]] = []  # (remaining, arrival)
     now, total = 0.0, 0.0

@@ -6,7 +6,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynabench.arms import Arm, Settings, arms_of
-from dynabench.bounds import ttft_bound
+from dynabench.bounds import pool_bound, ttft_bound
 from dynabench.errors import UserError
 from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, LiveConfig
@@ -67,9 +67,9 @@ def run_experiment(
         raise UserError(
             f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {settings.live.engine}"
         )
+    if settings.live is not None and settings.live.url is not None:
+        experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint routes by itself
     arms = arms_of(experiment, settings)
-    if settings.live is not None and settings.live.url is not None and len(experiment.router_mode) > 1:
-        arms = [Arm("endpoint", arms[0].settings, {})] if not experiment.vary and not experiment.noise_floor else arms
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
     source = functools.partial(
         load_workload, path, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
@@ -82,7 +82,10 @@ def run_experiment(
     runs = [run for run in runs if len(run.columns["request"])]
     order = {arm.name: place for place, arm in enumerate(arms)}
     runs.sort(key=lambda run: (order[run.arm], run.repeat))
-    bound = ttft_bound(workload, settings.engine) if clock == "virtual" and _is_open(arms) else None
+    bound = None
+    if clock == "virtual" and _is_open(arms):
+        engine, workers = arms[0].settings.engine, arms[0].settings.workers
+        bound = max(ttft_bound(workload, engine), pool_bound(workload, engine, workers))
     manifest = manifest_of(clock, path, workload, experiment, settings, arms, runs) | {"bound_s": bound}
     return out, folder.write(out, manifest, runs)
 
@@ -113,7 +116,7 @@ def _is_open(arms: list[Arm]) -> bool:
     """Tell whether all arms see the same arrivals on the same engines, so that one bound is for all."""
     return (
         not any(arm.settings.load.is_closed for arm in arms)
-        and len({(a.settings.shape, a.settings.engine) for a in arms}) == 1
+        and len({(a.settings.shape, a.settings.engine, a.settings.workers) for a in arms}) == 1
     )
 
 
@@ -226,7 +229,7 @@ def manifest_of(
             "notes": list(workload.notes),
         },
         "experiment": asdict(experiment) | {"out": str(experiment.out) if experiment.out else None},
-        "arms": {arm.name: {name: _plain(value) for name, value in arm.changes.items()} for arm in arms},
+        "arms": {arm.name: arm.plain_changes for arm in arms},
         "limits": [str(limit) for limit in experiment.limits],
         "workers": {arm.name: arm.settings.workers for arm in arms},
         "shape": asdict(settings.shape),
@@ -269,10 +272,6 @@ def real_engine(live: LiveConfig, model: str) -> dict[str, Any]:
 
 def _versus(names: list[str]) -> str:
     return " vs ".join(names) if len(names) <= 4 else f"{len(names)} arms"
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def progress_bar(console: Console, unit: str = "requests") -> Progress:

@@ -41,8 +41,8 @@ def run_sweep(
         raise UserError("--find searches for the highest value that meets limits; give --slo or --slo-preset")
     modes = replace(experiment, noise_floor=False)
     arms = arms_of(modes, settings)
-    out = experiment.out or Path("results") / f"sweep-{_identity(path, config, experiment, settings)}"
     identity = _identity(path, config, experiment, settings)
+    out = experiment.out or Path("results") / f"sweep-{identity}"
     points = _open(out, identity)
     work = _Work(path, experiment, config, points, limits)
     if config.find is None:
@@ -129,10 +129,7 @@ def simulate_point(
     start, stop = (float(edge) for edge in (runs[0].columns["intended_s"].min(), runs[0].columns["intended_s"].max()))
     return {
         "name": arm.name,
-        "changes": {
-            name: value if isinstance(value, (int, float, str, type(None))) else str(value)
-            for name, value in arm.changes.items()
-        },
+        "changes": arm.plain_changes,
         "workers": arm.settings.workers,
         "offered_per_s": len(workload) / (stop - start) if stop > start else None,
         "is_stable": settled["is_stable"],
@@ -204,7 +201,7 @@ def _search(work: _Work, arms: list[Arm], console: Console) -> tuple[bool, list[
         met, missed = bounds[arm.name]
         row = best[arm.name]
         rows.append(
-            {"arm": arm.name, "changes": _shown(arm), "find": name, "met": met, "missed_at": missed, "point": row}
+            {"arm": arm.name, "changes": arm.plain_changes, "find": name, "met": met, "missed_at": missed, "point": row}
         )
     return is_complete, rows
 
@@ -249,13 +246,6 @@ def _at(arm: Arm, name: str, value: Any) -> Arm:
     return Arm(arm.name, settings, arm.changes | {name: value})
 
 
-def _shown(arm: Arm) -> Json:
-    return {
-        name: str(value) if not isinstance(value, (int, float, str, type(None))) else value
-        for name, value in arm.changes.items()
-    }
-
-
 def _identity(path: Path | None, config: SweepConfig, experiment: ExperimentConfig, settings: Settings) -> str:
     """Name a sweep by everything its points depend on."""
     parts = {
@@ -267,7 +257,11 @@ def _identity(path: Path | None, config: SweepConfig, experiment: ExperimentConf
         "format": experiment.format,
         "slo": [str(limit) for limit in experiment.limits],
         "attainment": config.attainment,
-        "settings": [asdict(part) for part in (settings.shape, settings.load, settings.router, settings.engine)],
+        "settings": [
+            asdict(part)
+            for part in (settings.shape, settings.load, settings.router, settings.engine, settings.overhead)
+        ],
+        "times": _digest(settings.engine.timing_file),
         "workers": settings.workers,
         "modes": list(ROUTER_MODES),
         "metrics": list(metrics.FORMULAS),
@@ -294,3 +288,8 @@ def _open(out: Path, identity: str) -> Path:
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from error
     return points
+
+
+def _digest(file: str | None) -> str | None:
+    path = Path(file) if file else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None

@@ -38,7 +38,7 @@ os.environ.setdefault("MISTRALRS_CPU_KV_F32", "1")  # or batches of different si
 if not ENGINE:
     collect_ignore_glob = ["test_*.py"]
 elif ENGINE != "vllm":
-    collect_ignore_glob = ["test_vllm.py"]
+    collect_ignore_glob = ["test_vllm*.py"]
 
 
 class Engine(NamedTuple):
