@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from joblib import Parallel, delayed
+from matplotlib import pyplot as plt
 
 from dynabench.settings import OverheadConfig
 from dynabench.virtual import simulate
@@ -111,13 +112,32 @@ def mape(values: pd.Series) -> str:
     return f"{values.abs().mean():6.1f} {values.abs().median():6.1f} {values.mean():+6.1f}"
 
 
+def draw(table: pd.DataFrame, out: Path) -> None:
+    """Draw predicted against measured TTFT and TPOT, with bands of 10 %."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4.6))
+    for axes, name in zip(panels, ("tpot", "ttft"), strict=True):
+        measured, predicted = table[f"silicon_{name}_ms"], table[name]
+        edges = np.array([min(measured.min(), predicted.min()) * 0.8, max(measured.max(), predicted.max()) * 1.2])
+        axes.fill_between(edges, edges * 0.9, edges * 1.1, color="0.9", label="within 10 %")
+        for (gpu, precision), rows in table.groupby(["gpu", "precision"]):
+            axes.plot(rows[f"silicon_{name}_ms"], rows[name], "o", markersize=4, alpha=0.7, label=f"{gpu}, {precision}")
+        axes.set(
+            xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)", title=f"mean {name.upper()}"
+        )
+        axes.legend(fontsize=8)
+    figure.suptitle("Llama 3.1 70B on vLLM, 4 to 64 requests at a time, 1 to 8 GPUs", fontsize=11)
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+
+
 def main() -> None:
     """Predict and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("points", type=Path)
     parser.add_argument("--backend", default="")
     parser.add_argument("--model", default="")
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--csv", type=Path, help="write every point with what was predicted")
+    parser.add_argument("--chart", type=Path, help="write a picture of the dense vLLM points")
     options = parser.parse_args()
     table = read(options.points)
     table = table[table.backend.str.contains(options.backend) & table.model_path.str.contains(options.model)].copy()
@@ -146,6 +166,8 @@ def main() -> None:
         print(f"{label:64}{len(done):4}   {mape(done.tpot_error)}        {mape(done.ttft_error)}")
     for problem, count in table[table.problem != ""].problem.value_counts().items():
         print(f"not predicted: {count} points: {problem}")
+    if options.chart:
+        draw(table[is_dense & (table.problem == "")], options.chart)
     if options.csv:
         table.to_csv(options.csv, index=False)
 
