@@ -61,10 +61,10 @@ WORKLOADS = {
 }
 TWO_WORKERS = {
     "two workers": SynthConfig(
-        requests=110, rate=2.2, isl=50, osl=30, prefix_groups=6, max_isl=900, **(COMMON | {"prefix_blocks": 14})
+        requests=90, rate=2.2, isl=50, osl=30, prefix_groups=6, max_isl=900, **(COMMON | {"prefix_blocks": 14})
     ),
     "two workers, turns": SynthConfig(
-        requests=110,
+        requests=90,
         rate=0.8,
         isl=110,
         osl=30,

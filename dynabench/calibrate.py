@@ -18,13 +18,14 @@ from rich.console import Console
 
 from dynabench.clients import Order, send_all
 from dynabench.errors import UserError
-from dynabench.fitting import Fit, fit_steps
+from dynabench.fitting import Fit, fit_steps, predicted
 from dynabench.http_client import clock
 from dynabench.launch import LocalStack
 from dynabench.load import Target
 from dynabench.settings import CalibrateConfig
 from dynabench.step_log import StepLog, read_step_log
 from dynabench.workload_file import write_whole
+from mocker.calibrated import StepCosts
 from mocker.timing_files import SCHEMA
 from serving.engine import EngineChoice
 from serving.engine_config import ModelRunConfig, WorkerConfig
@@ -36,6 +37,8 @@ from workloads.pacing import LoadConfig
 from workloads.tokens import tokens_of
 
 ROUNDS = 4
+LEAST_STEPS = 12
+"""Fewer have no 95 % interval of their median worth printing."""
 RECORDER = "dynabench.step_recorder.StepRecorder"
 
 
@@ -89,6 +92,7 @@ def calibrate(model: str, config: CalibrateConfig, console: Console) -> dict[str
             shutil.copytree(folder, config.steps)
     fit = fit_steps(logs, config.seed)
     found = calibration(logs[0], fit, overheads(logs, sent), model, config.workers)
+    found["batches"] = batches(logs, sent, fit.costs)
     write_whole(config.out, lambda file: file.write((json.dumps(found, indent=1) + "\n").encode()))
     return found
 
@@ -172,6 +176,26 @@ def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
         "prompt_token_us": round(slope * 1e6, 4),
         "answer_ms": round(max(float(np.average(after, weights=weights)), 0.0) * 1e3, 4),
     }
+
+
+def batches(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[dict[str, Any]]:
+    """Return for each probe the median of its steps with a 95 % interval, with and without prefill, and the fitted one."""
+    found = []
+    for name in dict.fromkeys(one.probe.name for one in sent):
+        parts = [log.between(one.start_s, one.end_s) for one in sent if one.probe.name == name for log in logs]
+        duration = np.concatenate([part.duration_s for part in parts if len(part.steps["ended_s"])])
+        steps = {key: np.concatenate([part.steps[key] for part in parts]) for key in parts[0].steps}
+        fitted = predicted(costs, steps)
+        for kind, chosen in (("prefill", steps["prefill_tokens"] > 0), ("decode", steps["prefill_tokens"] == 0)):
+            count = int(chosen.sum())
+            if count < LEAST_STEPS:
+                continue
+            reach = 0.98 / np.sqrt(count)
+            low, middle, high = np.quantile(duration[chosen], [max(0.5 - reach, 0), 0.5, min(0.5 + reach, 1)]) * 1e3
+            row = {"probe": name, "steps": f"{kind}: {count}", "median_ms": middle, "low_ms": low, "high_ms": high}
+            row["fitted_median_ms"] = np.median(fitted[chosen]) * 1e3
+            found.append({key: round(float(value), 4) if key.endswith("ms") else value for key, value in row.items()})
+    return found
 
 
 def calibration(log: StepLog, fit: Fit, measured: dict[str, float], model: str, workers: int) -> dict[str, Any]:

@@ -139,8 +139,8 @@ def _deviation(metric: str, statistic: str | None, real: list[Any], simulated: l
     base, value = float(np.mean(real)), float(np.mean(simulated))
     is_share = metric == "hit_share"
     scale = 1.0 if is_share else base
-    error = None if not scale else (value - base) / scale
-    spread = None if len(real) < 2 or not scale else max(abs(one - base) for one in real) / scale
+    error = None if not scale else float((value - base) / scale)
+    spread = None if len(real) < 2 or not scale else float(max(abs(one - base) for one in real) / scale)
     return Deviation(metric, statistic, base, value, error, spread)
 
 

@@ -1,5 +1,7 @@
 """Errors of simulated runs against real ones."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -90,3 +92,8 @@ def test_the_better_arm_is_named_on_both_sides():
 def test_what_is_no_threshold_is_refused(text):
     with pytest.raises(ValueError, match="is not understood; expected METRIC > N%"):
         fidelity.parse(text)
+
+
+def test_a_comparison_is_plain_json():
+    found = fidelity.summary({"kv": ([run(1.0), run(1.1)], [run(1.02)])}, [])
+    assert json.loads(json.dumps(found)) == found
