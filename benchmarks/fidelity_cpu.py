@@ -46,7 +46,7 @@ MODEL = {
     "num_key_value_heads": 4,
     "head_dim": 64,
 }
-BLOCKS = {"pressure": 60}
+BLOCKS = {"pressure": 66}
 COMMON = {"block_size": BLOCK, "prefix_blocks": 0, "seed": 7}
 WORKLOADS = {
     "chat": SynthConfig(requests=70, rate=1.6, isl=120, osl=40, max_isl=600, **COMMON),
@@ -57,7 +57,7 @@ WORKLOADS = {
     "sharing": SynthConfig(
         requests=70, rate=1.6, isl=60, osl=30, prefix_groups=3, max_isl=900, **(COMMON | {"prefix_blocks": 14})
     ),
-    "pressure": SynthConfig(requests=60, rate=1.6, isl=120, osl=100, max_isl=500, **COMMON),
+    "pressure": SynthConfig(requests=60, rate=4.0, isl=120, osl=100, max_isl=500, **COMMON),
 }
 TWO_WORKERS = {
     "two workers": SynthConfig(

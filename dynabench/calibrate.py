@@ -23,7 +23,7 @@ from dynabench.http_client import clock
 from dynabench.launch import LocalStack
 from dynabench.load import Target
 from dynabench.settings import CalibrateConfig
-from dynabench.step_log import StepLog, read_step_log
+from dynabench.step_log import FIRST_COLUMNS, StepLog, read_step_log
 from dynabench.workload_file import write_whole
 from mocker.calibrated import StepCosts
 from mocker.timing_files import SCHEMA
@@ -155,26 +155,28 @@ def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
     """Return what a request meets outside of the engine: before its queue, a part of it by the prompt's length, and after.
 
     Client and engine read the same clock, so means over the same requests can be compared without knowing which is which.
-    Only requests that come one at a time count: vLLM takes others in between two steps, and that wait is the engine's.
+    From vLLM's front end to its scheduler only requests that come one at a time count: the scheduler takes others in between
+    two steps, and that wait is the engine's. They also tell how much more a longer prompt costs.
     """
-    before, after, lengths, weights = [], [], [], []
+    rows = []
     for one in sent:
         parts = [log.between(one.start_s, one.end_s).firsts for log in logs]
         firsts = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         count = len(one.sent_s)
-        if one.probe.concurrency > len(logs) or len(firsts["added_s"]) != count:
-            continue
-        before.append(firsts["added_s"].mean() - one.start_s - one.sent_s.mean())
-        after.append(one.first_token_s.mean() - (firsts["first_token_s"].mean() - one.start_s))
-        lengths.append(firsts["prompt_tokens"].mean())
-        weights.append(count)
-    slope, _ = np.polyfit(lengths, before, 1, w=np.sqrt(weights))
-    slope = max(float(slope), 0.0)
-    base = float(np.average(np.array(before) - slope * np.array(lengths), weights=weights))
+        if len(firsts["added_s"]) == count:
+            arrived, added, token, length = (float(firsts[name].mean()) for name in FIRST_COLUMNS)
+            to_front = arrived - one.start_s - one.sent_s.mean()
+            back = one.first_token_s.mean() - (token - one.start_s)
+            rows.append((count, one.probe.concurrency <= len(logs), length, to_front, added - arrived, back))
+    count, alone, length, to_front, to_queue, back = np.array(rows, float).T
+    weight, alone = np.sqrt(count), alone > 0
+    before = to_front + to_queue
+    slope = max(float(np.polyfit(length[alone], before[alone], 1, w=weight[alone])[0]), 0.0)
+    request = np.average(to_front - slope * length, weights=count) + np.average(to_queue[alone], weights=count[alone])
     return {
-        "request_ms": round(max(base, 0.0) * 1e3, 4),
+        "request_ms": round(max(float(request), 0.0) * 1e3, 4),
         "prompt_token_us": round(slope * 1e6, 4),
-        "answer_ms": round(max(float(np.average(after, weights=weights)), 0.0) * 1e3, 4),
+        "answer_ms": round(max(float(np.average(back, weights=count)), 0.0) * 1e3, 4),
     }
 
 

@@ -22,7 +22,7 @@ STEP_COLUMNS = (
     "preempted",
     "goes_on",
 )
-FIRST_COLUMNS = ("added_s", "first_token_s", "prompt_tokens", "cached_tokens")
+FIRST_COLUMNS = ("arrived_s", "added_s", "first_token_s", "prompt_tokens")
 
 
 class StepLog(NamedTuple):

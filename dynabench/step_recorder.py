@@ -8,6 +8,7 @@ which client and engine share on one host.
 import json
 import os
 from time import perf_counter as clock
+from time import time
 from typing import Any
 
 import vllm
@@ -37,6 +38,7 @@ class StepRecorder(Scheduler if current_platform.is_cpu() else AsyncScheduler): 
         self._log = open(f"{os.environ[LOG]}.{os.getpid()}", "w", buffering=1)  # noqa: SIM115, PTH123 (the process's)
         self._pending: dict[int, list[float]] = {}
         self._added_s: dict[str, float] = {}
+        self._epoch = clock() - time()  # vLLM stamps arrivals with the time of day
         config = self.vllm_config
         facts = {name: getattr(config.cache_config, name) for name in ENGINE_SETTINGS}
         facts |= {name: getattr(config.scheduler_config, name, None) for name in SCHEDULER_SETTINGS}
@@ -74,9 +76,7 @@ class StepRecorder(Scheduler if current_platform.is_cpu() else AsyncScheduler): 
         for request in new:
             if request.num_output_tokens:
                 added = self._added_s.pop(request.request_id, now)
-                self._write(
-                    "first", [added, now, request.num_prompt_tokens, max(getattr(request, "num_cached_tokens", 0), 0)]
-                )
+                self._write("first", [request.arrival_time + self._epoch, added, now, request.num_prompt_tokens])
         return outputs
 
     def _work(self, counts: dict[str, int]) -> tuple[float, ...]:

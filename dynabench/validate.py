@@ -13,9 +13,10 @@ from rich.console import Console
 from dynabench.arms import Arm, Settings
 from dynabench.errors import UserError
 from dynabench.experiment import load_workload, manifest_of, results_folder, simulate_arm
+from dynabench.fitting import OUTLIER, predicted
 from dynabench.past_runs import read_requests
 from dynabench.settings import ExperimentConfig, ValidateConfig
-from dynabench.step_log import read_step_log
+from dynabench.step_log import StepLog, read_step_log
 from mocker import EngineConfig
 from mocker.timing_files import read_calibration
 from reports import fidelity, folder
@@ -36,20 +37,33 @@ def validate(
     """
     out = results_folder(experiment, "validate")
     if config.real is None:
-        workload, real, known = _measure(path, experiment, settings, console)
+        workload, real, logs = _measure(path, experiment, settings, console)
+        known = next((log.engine for found in logs.values() for log in found), {})
         settings = dataclasses.replace(settings, engine=like(settings.engine, known))
     else:
         settings = dataclasses.replace(settings, engine=as_calibrated(settings.engine))
         workload, real = _past(config.real, path, experiment, settings)
+        logs = {}
     pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]] = {}
+    at_speed: dict[str, list[ArmResult]] = {}
+    speeds = {mode: speed_of(found, settings.engine) for mode, found in logs.items()}
     runs = []
     for mode, measured in real.items():
         arm = Arm(SIMULATED.format(mode), dataclasses.replace(settings, mode=mode, live=None), {})
         count = max(len(measured), 1)
         simulated = [simulate_arm(arm, repeat, experiment.seed + repeat, workload) for repeat in range(count)]
         pairs[mode] = (measured, simulated)
+        if (speed := speeds.get(mode)) is not None:
+            ratio = settings.engine.speedup_ratio * speed
+            fast = dataclasses.replace(arm.settings, engine=dataclasses.replace(settings.engine, speedup_ratio=ratio))
+            scaled = dataclasses.replace(arm, settings=fast)
+            at_speed[mode] = [
+                simulate_arm(scaled, repeat, experiment.seed + repeat, workload) for repeat in range(count)
+            ]
         runs += [*measured, *simulated]
-    found = fidelity.summary(pairs, [fidelity.parse(text) for text in config.fail_if])
+    found = fidelity.summary(pairs, [fidelity.parse(text) for text in config.fail_if], at_speed)
+    for mode, speed in speeds.items():
+        found["arms"][mode]["speed"] = speed
     arms = [Arm(run.arm, settings, {}) for run in runs if run.repeat == 0]
     manifest = manifest_of("virtual", path or config.real, workload, experiment, settings, arms, runs)
     manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": found}
@@ -82,8 +96,8 @@ def like(engine: EngineConfig, known: dict[str, Any]) -> EngineConfig:
 
 def _measure(
     path: Path | None, experiment: ExperimentConfig, settings: Settings, console: Console
-) -> tuple[Workload, dict[str, list[ArmResult]], dict[str, Any]]:
-    """Run the real engine, every mode in turn and back (ABBA); return what it told of its settings, too."""
+) -> tuple[Workload, dict[str, list[ArmResult]], dict[str, list[StepLog]]]:
+    """Run the real engine, every mode in turn and back (ABBA); return what it told of its steps, too."""
     from dynabench.live import run_live
     from dynabench.live_view import LiveView
 
@@ -95,7 +109,7 @@ def _measure(
     )
     workload = source(config=settings.shape)
     flags = (f"--scheduler-cls={RECORDER}",) if live.engine == "vllm" else ()
-    known: dict[str, Any] = {}
+    logs: dict[str, list[StepLog]] = {mode: [] for mode in experiment.router_mode}
     real: dict[str, list[ArmResult]] = {mode: [] for mode in experiment.router_mode}
     for repeat in range(experiment.repeats):
         for mode in experiment.router_mode[:: -1 if repeat % 2 else 1]:
@@ -119,18 +133,32 @@ def _measure(
                 if not run.is_complete:
                     raise WorkloadError("interrupted before the real runs were whole; nothing was written")
                 if flags:
-                    known = _count_preemptions(run, Path(steps))
+                    told = [read_step_log(file) for file in Path(steps).iterdir()]
+                    _count_preemptions(run, told)
+                    logs[mode] += told
             run.arm, run.repeat = REAL.format(mode), repeat
             real[mode].append(run)
-    return workload, real, known
+    return workload, real, logs
 
 
-def _count_preemptions(run: ArmResult, steps: Path) -> dict[str, Any]:
-    """Note how often vLLM preempted; of which request is not known, so the first has them all. Return its settings."""
-    logs = [read_step_log(file) for file in steps.iterdir()]
+def _count_preemptions(run: ArmResult, logs: list[StepLog]) -> None:
+    """Note how often vLLM preempted; of which request is not known, so the first has them all."""
     run.columns["preemptions"] = np.zeros(len(run.columns["request"]), np.int32)
     run.columns["preemptions"][:1] = sum(int(log.steps["preempted"].sum()) for log in logs)
-    return logs[0].engine
+
+
+def speed_of(logs: list[StepLog], engine: EngineConfig) -> float | None:
+    """Return how fast a real engine was in these runs against its calibration: the same batches, all of them together.
+
+    Machines drift. This tells what of an error is their speed, and what is the model.
+    """
+    if not logs or engine.timing_name != "calibrated" or engine.timing_file is None:
+        return None
+    costs = read_calibration(engine.timing_file)["step"]
+    expected = np.concatenate([predicted(costs, log.steps) for log in logs])
+    actual = np.concatenate([log.duration_s for log in logs])
+    kept = actual < OUTLIER * expected
+    return float(expected[kept].sum() / actual[kept].sum())
 
 
 def _past(

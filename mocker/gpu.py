@@ -87,8 +87,10 @@ class EngineTimes:
     """Share of the inputs' quantisation that is not hidden in other kernels."""
     exchange_s: float
     """Added in each layer whose experts are shared by ranks that attend by themselves: launches, and agreeing on sizes."""
-    all_reduce: float
-    """Factor on the time of all-reduces: below 1 where they are fused with what follows."""
+    fused_all_reduce: float
+    """Factor on the time of all-reduces that are fused with what follows."""
+    fused_bytes: dict[str, float] = field(hash=False)
+    """Largest message that is fused, by number of GPUs."""
     scale: float
     """Factor on the time of kernels."""
 

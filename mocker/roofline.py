@@ -138,7 +138,9 @@ class Roofline:
         if found is None:
             shape = self._shape
             layer = self._matrices_s(self._matrices, num_tokens) + self._attention_s + self._elementwise_s(num_tokens)
-            layer += 2 * self._engine.all_reduce * self._all_reduce_s(self._reduces, num_tokens)
+            is_fused = num_tokens * shape.hidden_size * HALF <= self._engine.fused_bytes.get(str(self._n), 0.0)
+            fused = self._engine.fused_all_reduce if is_fused else 1.0
+            layer += 2 * fused * self._all_reduce_s(self._reduces, num_tokens)
             found = self._linear[num_tokens] = (
                 shape.num_layers * layer
                 + self._num_ffn * self._matrices_s(self._ffn, num_tokens)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,9 @@ class Deviation:
     """Simulated against real, as a share of the real one; for shares, their difference; None where real is 0."""
     spread: float | None
     """The farthest that one real run is from their mean, in the units of `error`; None for a single run."""
+
+    error_at_speed: float | None = None
+    """The error once the simulated engine is as fast as the real one was in these very runs."""
 
     @property
     def name(self) -> str:
@@ -73,13 +76,27 @@ def parse(text: str) -> Threshold:
     return Threshold(text.strip(), match[1], match[2], float(match[3]) / 100)
 
 
-def deviations(real: Sequence[ArmResult], simulated: Sequence[ArmResult]) -> list[Deviation]:
-    """Compare every figure that both have."""
-    return [
-        _deviation(name, statistic, [of(run) for run in real], [of(run) for run in simulated])
-        for name, statistic, of in _figures()
-        if all(of(run) is not None for run in (*real, *simulated))
-    ]
+def deviations(
+    real: Sequence[ArmResult], simulated: Sequence[ArmResult], at_speed: Sequence[ArmResult] = ()
+) -> list[Deviation]:
+    """Compare every figure that both have.
+
+    Args:
+        real: runs of an engine.
+        simulated: runs with the step times that are to be judged.
+        at_speed: runs with these times scaled to what the engine's own steps took in the real runs.
+    """
+    found = []
+    for name, statistic, of in _figures():
+        if all(of(run) is not None for run in (*real, *simulated)):
+            measured = [of(run) for run in real]
+            row = _deviation(name, statistic, measured, [of(run) for run in simulated])
+            if at_speed:
+                row = replace(
+                    row, error_at_speed=_deviation(name, statistic, measured, [of(run) for run in at_speed]).error
+                )
+            found.append(row)
+    return found
 
 
 def distances(real: Sequence[ArmResult], simulated: Sequence[ArmResult]) -> dict[str, dict[str, float]]:
@@ -102,9 +119,11 @@ def distances(real: Sequence[ArmResult], simulated: Sequence[ArmResult]) -> dict
 
 
 def summary(
-    pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]], thresholds: Sequence[Threshold]
+    pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]],
+    thresholds: Sequence[Threshold],
+    at_speed: dict[str, list[ArmResult]] | None = None,
 ) -> dict[str, Any]:
-    """Compare real and simulated runs of each arm.
+    """Compare real and simulated runs of each arm; `at_speed` as for `deviations`.
 
     Returns:
         `arms`: for each, `deviations`, `distances` and the texts of the thresholds it fails; `best`: the arm with the
@@ -112,7 +131,7 @@ def summary(
     """
     arms = {}
     for arm, (real, simulated) in pairs.items():
-        rows = deviations(real, simulated)
+        rows = deviations(real, simulated, (at_speed or {}).get(arm, ()))
         failed = [
             f"{row.name} is off by {row.error:+.1%} ({limit.text})"
             for limit in thresholds

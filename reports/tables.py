@@ -163,27 +163,39 @@ def fidelity_table(arm: str, found: Json) -> Table:
     """Real and simulated figures of an arm, side by side."""
     table = Table(title=f"Simulated against real: {arm}", title_justify="left", pad_edge=False)
     table.add_column("", no_wrap=True)
-    for name in ("real", "simulated", "error", "real runs differ by"):
+    for name in fidelity_columns(found):
         table.add_column(name, justify="right")
     for cells in _fidelity_cells(found):
         table.add_row(*cells)
     return table
 
 
+def fidelity_columns(found: Json) -> list[str]:
+    """Return the heads of the table's columns."""
+    has_speed = any(row["error_at_speed"] is not None for row in found["deviations"])
+    return ["real", "simulated", "error", "real runs differ by", *(["error at the runs' speed"] if has_speed else [])]
+
+
 def fidelity_rows(fidelity: Json) -> Json:
     """Return for each arm the table's cells and a sentence on the distributions."""
     return {
-        arm: {"rows": _fidelity_cells(found), "distances": distances(found)} for arm, found in fidelity["arms"].items()
+        arm: {"columns": fidelity_columns(found), "rows": _fidelity_cells(found), "distances": distances(found)}
+        for arm, found in fidelity["arms"].items()
     }
 
 
 def distances(found: Json) -> str:
-    """Say how far the distributions lie apart."""
+    """Say how far the distributions lie apart, and how fast the real engine was."""
     parts = [
         f"{name.upper()} {row['wasserstein']:.1%} of the mean (Kolmogorov-Smirnov {row['ks']:.3f})"
         for name, row in found["distances"].items()
     ]
-    return f"Distance between the distributions: {', '.join(parts)}." if parts else ""
+    text = f"Distance between the distributions: {', '.join(parts)}." if parts else ""
+    if found.get("speed"):
+        text += (
+            f" The real engine's steps took {1 / found['speed']:.1%} of what the calibration says of the same batches."
+        )
+    return text
 
 
 def _fidelity_cells(found: Json) -> list[list[str]]:
@@ -195,10 +207,11 @@ def _fidelity_cells(found: Json) -> list[list[str]]:
             for value in (row["real"], row["simulated"])
         ]
         unit = " points" if is_share else " %"
-        error, spread = (
+        shown = [
             "n/a" if value is None else f"{value * 100:{sign}.1f}{unit}"
-            for value, sign in ((row["error"], "+"), (row["spread"], ""))
-        )
+            for value, sign in ((row["error"], "+"), (row["spread"], ""), (row["error_at_speed"], "+"))
+        ]
+        columns = len(fidelity_columns(found)) - 2
         label = f"{row['name']} (ms)" if is_time else row["name"]
-        cells.append([label, *values, error, spread])
+        cells.append([label, *values, *shown[:columns]])
     return cells

@@ -16,7 +16,7 @@ from dynabench.overhead import Overhead, overhead_of
 from dynabench.past_runs import read_requests
 from dynabench.settings import OverheadConfig
 from dynabench.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
-from dynabench.validate import as_calibrated
+from dynabench.validate import as_calibrated, speed_of
 from dynabench.virtual import simulate
 from mocker import EngineConfig
 from mocker.calibrated import StepCosts
@@ -103,7 +103,7 @@ def test_a_step_log_is_read_and_cut_by_time(tmp_path):
     rows = [
         ["engine", {"block_size": 32}],
         ["step", [1.0, 1.1, 8, 0, 32.0, 1, 0, 0, 0, 1]],
-        ["first", [0.9, 1.1, 8, 0]],
+        ["first", [0.8, 0.9, 1.1, 8]],
         ["step", [2.0, 2.1, 0, 0, 0, 0, 1, 9, 0, 0]],
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -121,25 +121,27 @@ def test_a_step_log_is_read_and_cut_by_time(tmp_path):
 
 
 def test_overheads_are_what_lies_between_client_and_engine():
-    added = np.array([1.005 + 0.001, 3.005 + 0.010, 5.005 + 0.100])
+    lengths = np.array([100.0, 1000.0, 10000.0, 100.0])
+    starts = np.array([1.0, 3.0, 5.0, 7.0])
+    arrived = starts + 0.004 + lengths * 10e-6
+    waited = np.array([0.001, 0.001, 0.001, 0.5])  # the last is taken in only after a step
     firsts = {
-        "added_s": added,
-        "first_token_s": added + 0.5,
-        "prompt_tokens": np.array([100.0, 1000.0, 10000.0]),
-        "cached_tokens": np.zeros(3),
+        "arrived_s": arrived,
+        "added_s": arrived + waited,
+        "first_token_s": arrived + 1.0,
+        "prompt_tokens": lengths,
     }
     log = log_of(steps(3), np.ones(3), firsts)
-    probe = Probe("prefill", 1, (1, 2), (1, 2))
     sent = [
-        Sent(probe, t, t + 1, np.array([0.0]), np.array([a - t + 0.503]))
-        for t, a in zip((1.0, 3.0, 5.0), added, strict=True)
+        Sent(
+            Probe("p", concurrency, (1, 2), (1, 2)), start, start + 1.5, np.array([0.0]), np.array([at - start + 1.003])
+        )
+        for concurrency, start, at in zip((1, 1, 1, 8), starts, arrived, strict=True)
     ]
     found = overheads([log], sent)
-    assert found == {
-        "request_ms": pytest.approx(5.0, abs=0.01),
-        "prompt_token_us": pytest.approx(10.0, abs=0.1),
-        "answer_ms": pytest.approx(3.0, abs=0.01),
-    }
+    assert found["request_ms"] == pytest.approx(5.0, abs=0.01)
+    assert found["prompt_token_us"] == pytest.approx(10.0, abs=0.1)
+    assert found["answer_ms"] == pytest.approx(3.0, abs=0.01)
 
 
 def test_probes_stay_within_the_engines_limits():
@@ -346,3 +348,12 @@ def test_ranks_that_share_experts_step_together():
     first, last = run.columns["first_token_s"], run.columns["last_token_s"]
     assert first == pytest.approx([0.1, 0.2])  # the second waits for the first's prefill, and then holds up its decode
     assert last == pytest.approx([0.2 + 6 * 0.01, 0.2 + 7 * 0.01])
+
+
+def test_the_speed_of_real_runs_is_that_of_the_same_batches(tmp_path):
+    engine = EngineConfig(timing_file=write_calibration(tmp_path))
+    columns = steps(400)
+    truth = predicted(COSTS, columns)
+    assert speed_of([log_of(columns, truth * 0.8), log_of(columns, truth * 0.8)], engine) == pytest.approx(1.25)
+    assert speed_of([], engine) is None
+    assert speed_of([log_of(columns, truth)], EngineConfig()) is None

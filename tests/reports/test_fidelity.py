@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from reports import fidelity
+from reports import fidelity, tables
 from reports.records import ArmResult
 
 
@@ -97,3 +97,14 @@ def test_what_is_no_threshold_is_refused(text):
 def test_a_comparison_is_plain_json():
     found = fidelity.summary({"kv": ([run(1.0), run(1.1)], [run(1.02)])}, [])
     assert json.loads(json.dumps(found)) == found
+
+
+def test_errors_at_the_speed_of_the_real_runs_stand_beside_the_others():
+    found = fidelity.summary({"kv": ([run()], [run(1.1)])}, [], {"kv": [run(1.02)]})
+    row = next(row for row in found["arms"]["kv"]["deviations"] if row["name"] == "tpot.mean")
+    assert row["error"] == pytest.approx(0.1)
+    assert row["error_at_speed"] == pytest.approx(0.02)
+    assert tables.fidelity_columns(found["arms"]["kv"])[-1] == "error at the runs' speed"
+    plain = fidelity.summary({"kv": ([run()], [run(1.1)])}, [])["arms"]["kv"]
+    assert tables.fidelity_columns(plain) == ["real", "simulated", "error", "real runs differ by"]
+    assert all(len(cells) == 5 for cells in tables.fidelity_rows({"arms": {"kv": plain}})["kv"]["rows"])
