@@ -49,22 +49,22 @@ MODEL = {
 BLOCKS = {"pressure": 66}
 COMMON = {"block_size": BLOCK, "prefix_blocks": 0, "seed": 7}
 WORKLOADS = {
-    "chat": SynthConfig(requests=70, rate=1.6, isl=120, osl=40, max_isl=600, **COMMON),
+    "chat": SynthConfig(requests=48, rate=1.6, isl=120, osl=40, max_isl=600, **COMMON),
     "bursts": SynthConfig(
-        requests=70, rate=1.4, arrival="gamma", burstiness=0.25, isl=100, osl=40, max_isl=600, **COMMON
+        requests=48, rate=1.4, arrival="gamma", burstiness=0.25, isl=100, osl=40, max_isl=600, **COMMON
     ),
-    "chunks": SynthConfig(requests=35, rate=0.45, isl=900, osl=24, spread=0.3, max_isl=1900, **COMMON),
+    "chunks": SynthConfig(requests=24, rate=0.45, isl=900, osl=24, spread=0.3, max_isl=1900, **COMMON),
     "sharing": SynthConfig(
-        requests=70, rate=1.6, isl=60, osl=30, prefix_groups=3, max_isl=900, **(COMMON | {"prefix_blocks": 14})
+        requests=48, rate=1.6, isl=60, osl=30, prefix_groups=3, max_isl=900, **(COMMON | {"prefix_blocks": 14})
     ),
     "pressure": SynthConfig(requests=60, rate=4.0, isl=120, osl=100, max_isl=500, **COMMON),
 }
 TWO_WORKERS = {
     "two workers": SynthConfig(
-        requests=90, rate=2.2, isl=50, osl=30, prefix_groups=6, max_isl=900, **(COMMON | {"prefix_blocks": 14})
+        requests=64, rate=2.2, isl=50, osl=30, prefix_groups=6, max_isl=900, **(COMMON | {"prefix_blocks": 14})
     ),
     "two workers, turns": SynthConfig(
-        requests=90,
+        requests=64,
         rate=0.8,
         isl=110,
         osl=30,

@@ -1,0 +1,106 @@
+"""Predictions held against published measurements: a few are here, all of them where `../shared/perfdata` lies beside a checkout."""
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynabench.past_runs import read_requests
+from dynabench.virtual import simulate
+from mocker import EngineConfig
+from reports import fidelity
+from serving.router import RouterConfig
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "perfdata"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="the measurements are not in the repository")
+
+# InferenceX, Llama 3.1 70B in FP8 on vLLM, October 2025: GPU, tensor parallelism, ISL, OSL, concurrency, mean TTFT and TPOT (ms).
+POINTS = [
+    ("h100", 2, 1024, 1024, 4, 121.3, 17.41),
+    ("h100", 2, 8192, 1024, 16, 1284.1, 34.63),
+    ("h100", 2, 8192, 1024, 64, 59175.4, 52.41),  # more than the KV cache holds
+    ("h100", 4, 1024, 1024, 8, 96.3, 12.11),
+    ("h100", 4, 8192, 1024, 32, 1068.7, 32.82),
+    ("h100", 8, 1024, 1024, 4, 70.4, 9.11),
+    ("b200", 1, 1024, 1024, 8, 152.6, 16.63),
+    ("b200", 2, 8192, 1024, 16, 759.0, 17.46),
+    ("b200", 4, 8192, 1024, 8, 412.9, 9.75),
+    ("b200", 8, 8192, 1024, 32, 582.9, 13.69),
+]
+
+
+def predict(gpu, n, isl, osl, concurrency):
+    rng = random.Random(0)
+    requests = [
+        Request(0.0, rng.randint(int(0.8 * isl), isl), rng.randint(int(0.8 * osl), osl), (place,))
+        for place in range(10 * concurrency)
+    ]
+    engine = EngineConfig(
+        model="meta-llama/Llama-3.1-70B",
+        gpu=gpu,
+        tensor_parallel_size=n,
+        quantization="fp8",
+        kv_cache_dtype="bfloat16" if gpu == "h100" else "fp8",
+        block_size=16,
+        max_num_seqs=concurrency,
+        enable_prefix_caching=False,
+    )
+    workload, load = Workload("point", 1 << 20, requests), LoadConfig(concurrency=concurrency)
+    run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0, load=load)
+    c = run.columns
+    tpot = (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1)
+    return (c["first_token_s"] - c["sent_s"]).mean() * 1e3, tpot.mean() * 1e3
+
+
+def test_a_few_published_points_are_met():
+    errors = []
+    for *point, ttft, tpot in POINTS:
+        predicted = predict(*point)
+        errors.append((predicted[0] / ttft - 1, predicted[1] / tpot - 1))
+    ttft, tpot = np.abs(np.array(errors)).T
+    assert tpot.mean() < 0.06, errors
+    assert tpot.max() < 0.12, errors
+    assert ttft.mean() < 0.15, errors
+
+
+@needs_data
+def test_all_dense_points_of_vllm_are_met(monkeypatch):
+    specification = importlib.util.spec_from_file_location("points", ROOT / "benchmarks" / "fidelity_points.py")
+    points = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, "points", points)
+    specification.loader.exec_module(points)
+    table = points.read(DATA / "e2e_points.csv")
+    table = table[(table.backend == "vllm") & table.model_path.str.contains("Llama")]
+    found = np.array([points.predict(point, point.gpu)[:2] for point in table.itertuples()])
+    real = table[["silicon_ttft_ms", "silicon_tpot_ms"]].to_numpy()
+    ttft, tpot = np.abs(found / real - 1).mean(axis=0)
+    assert len(found) > 100
+    assert tpot < 0.06
+    assert ttft < 0.15
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("run", "settings"),
+    [
+        ("RTXPRO6000__Llama-3.1-8B", {"model": "meta-llama/Llama-3.1-8B"}),
+        (
+            "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507",
+            {"model": "Qwen/Qwen3-30B-A3B-Instruct-2507", "dp_size": 2, "enable_expert_parallel": True},
+        ),
+    ],
+)
+def test_recorded_runs_are_met(run, settings):
+    workload, real = read_requests(DATA / "vllm_runs" / run / "requests.jsonl")
+    engine = EngineConfig(gpu="rtx-pro-6000", block_size=16, max_num_seqs=128, max_num_batched_tokens=2048, **settings)
+    simulated = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0)
+    rows = {row.name: row for row in fidelity.deviations([real], [simulated])}
+    assert abs(rows["ttft.mean"].error) < 0.05
+    assert abs(rows["tpot.mean"].error) < 0.02
+    assert abs(rows["e2e.mean"].error) < 0.02
