@@ -139,6 +139,7 @@ class Cluster:
         self._on_progress = on_progress
         self._overhead = overhead
         self._answer_s = overhead.answer_s
+        self._is_delayed = overhead.before(1) > 0
         self._block_size = engine.block_size
         self._grouping = _Grouping(workload.block_size, engine.block_size)
         events = router.wants_events
@@ -247,8 +248,8 @@ class Cluster:
             self._apply(worker, events)
         for number, intended in self.pacer.due(now):
             self.intended_s[number] = intended
-            delay_s = self._overhead.before(self._workload.requests[number].input_length)
-            if delay_s:
+            if self._is_delayed:
+                delay_s = self._overhead.before(self._workload.requests[number].input_length)
                 self.clock.at(now + delay_s, ARRIVAL, partial(self._dispatch, number))
             else:
                 self._dispatch(number)

@@ -16,7 +16,7 @@ from mocker.config import EngineConfig
 from mocker.events import KvEvent
 from mocker.scheduler import Batch, Scheduler
 from mocker.sequence import Sequence
-from mocker.timing import Prefill, Ramp, TimingModel
+from mocker.timing import Prefill, Ramp, TimingModel, chunk
 from mocker.timing_models import timing_model
 
 NO_LIMIT = 1 << 62
@@ -305,6 +305,10 @@ class Engine:
             num_kv_tokens -= scheduler.num_tokens(sequence)
         if not batch.chunks:
             return self.timing.decode(batch.num_decodes, num_kv_tokens).first if batch.num_decodes else 0.0
+        if len(batch.chunks) == 1:
+            sequence, count = batch.chunks[0]
+            prefill = chunk(count, sequence.num_computed - count)
+            return self.timing.mixed(prefill, batch.num_decodes, num_kv_tokens)
         num_tokens = num_context_tokens = 0
         num_pairs = 0.0
         for sequence, count in batch.chunks:
