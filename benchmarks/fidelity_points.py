@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from joblib import Parallel, delayed
 from matplotlib import pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 from dynabench.settings import OverheadConfig
 from dynabench.virtual import simulate
@@ -124,6 +125,8 @@ def draw(table: pd.DataFrame, out: Path) -> None:
         axes.set(
             xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)", title=f"mean {name.upper()}"
         )
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())
         axes.legend(fontsize=8)
     figure.suptitle("Llama 3.1 70B on vLLM, 4 to 64 requests at a time, 1 to 8 GPUs", fontsize=11)
     figure.tight_layout()
@@ -151,9 +154,10 @@ def main() -> None:
     table["ttft"], table["tpot"], table["problem"] = zip(*found, strict=True)
     table["ttft_error"] = (table.ttft / table.silicon_ttft_ms - 1) * 100
     table["tpot_error"] = (table.tpot / table.silicon_tpot_ms - 1) * 100
-    table["half"] = np.where(np.arange(len(table)) % 2 == 0, "fitted", "other")
     print(f"{'':64}{'n':>4}   TPOT: MAPE, median, bias    TTFT: MAPE, median, bias (%)")
     is_dense = (table.backend == "vllm") & table.model_path.str.contains("Llama")
+    place = table[is_dense].groupby("gpu").cumcount()
+    table["half"] = (place % 2).map({0: "fitted", 1: "other"})
     keys = ["backend", "model_path", "gpu", "precision"]
     for key, rows_of in [
         *table.groupby(keys),

@@ -58,7 +58,6 @@ class Roofline:
             )
         n = self._n = tensor_parallel_size
         self._gpu, self._engine, self._shape = gpu, engine, shape
-        self._scale = engine.scale
         self._gemm = gpu.gemm[compute]
         self._peak = gpu.flops[compute]
         self._weight_bytes, self._input_bytes = BYTES[weights], BYTES[compute]
@@ -72,18 +71,25 @@ class Roofline:
         self._prepare_experts(weights, expert_parallel_size, attention_ranks)
         half = gpu.flops["bfloat16"]
         head_dim = shape.nope_head_dim + shape.rope_head_dim if shape.is_mla else shape.head_dim
-        self._pair_s = 4 * shape.num_heads / n * head_dim / (half * gpu.prefill)
+        pair_s = 4 * shape.num_heads / n * head_dim / (half * gpu.prefill)
         decode = gpu.decode.get(kv_dtype) or gpu.decode["bfloat16"]
-        kv = shape.kv_values(n) * BYTES[kv_dtype]
-        self._kv_s = kv / (gpu.bandwidth * decode.memory)
+        kv_s = shape.kv_values(n) * BYTES[kv_dtype] / (gpu.bandwidth * decode.memory)
         if shape.is_mla:  # every head works on the whole compressed vector
             flops = 2 * shape.num_heads / n * (2 * shape.kv_lora_rank + shape.rope_head_dim)
-            self._kv_s = max(self._kv_s, flops / (half * MLA_EFFICIENCY))
-        self._kv_mixed_s = self._kv_s * max(1.0, gpu.mixed_decode_slowdown * shape.num_heads / shape.num_kv_heads)
-        self._row_s = decode.row_s * (1 if shape.is_mla else shape.kv_heads(n))
-        self._mixed_row_s = max(decode.row_s, gpu.mixed_row_s) / decode.row_s * self._row_s
+            kv_s = max(kv_s, flops / (half * MLA_EFFICIENCY))
+        beside_prefill = max(1.0, gpu.mixed_decode_slowdown * shape.num_heads / shape.num_kv_heads)
+        rows = shape.num_layers * engine.scale * (1 if shape.is_mla else shape.kv_heads(n))
+        full = self._full = shape.num_full_attention_layers
+        self._layer_kv_s = kv_s
+        # From here on for all layers, scaled: what a step adds up.
+        self._pair_s = full * pair_s * engine.scale
+        self._kv_s = full * kv_s * engine.scale
+        self._mixed_kv_s = self._kv_s * beside_prefill
+        self._row_s = rows * decode.row_s
+        self._mixed_row_s = rows * max(decode.row_s, gpu.mixed_row_s)
+        self._least_s = shape.num_layers * engine.prefill_least_layer_s
+        self._mixed_s = shape.num_layers * engine.prefill_layer_s + engine.step_s
         self._attention_s = decode.launch_s
-        self._full = shape.num_full_attention_layers
         self._window = shape.sliding_window
         self._reduces = gpu.all_reduce.get(n, [])
         if n > 1 and not self._reduces:
@@ -91,6 +97,7 @@ class Roofline:
                 f"tensor_parallel_size {n} was not measured on {gpu.name}; expected 1 or one of {sorted(gpu.all_reduce)}"
             )
         self._linear: dict[int, float] = {}
+        self._heads: dict[int, float] = {}
 
     def _prepare_experts(self, weights: str, expert_parallel_size: int, attention_ranks: int) -> None:
         shape, gpu = self._shape, self._gpu
@@ -106,34 +113,28 @@ class Roofline:
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """Weights are read once for all tokens of the step."""
-        tokens = prefill.num_tokens + num_decodes
-        sequences = prefill.num_sequences + num_decodes
+        num_tokens, num_context_tokens, num_pairs, num_prefills = prefill
+        sequences = num_prefills + num_decodes
         kernels = (
-            self._step_s(tokens)
+            self._tokens_s(num_tokens + num_decodes)
             + self._head_s(sequences)
-            + self._full
-            * self._pair_s
-            * (prefill.num_pairs + self._gpu.prefill_pad * (prefill.num_tokens + prefill.num_context_tokens))
-            + self._full * self._kv_mixed_s * num_kv_tokens
-            + self._shape.num_layers * self._mixed_row_s * num_decodes
+            + self._pair_s * (num_pairs + self._gpu.prefill_pad * (num_tokens + num_context_tokens))
+            + self._mixed_kv_s * num_kv_tokens
+            + self._mixed_row_s * num_decodes
         )
-        engine, layers = self._engine, self._shape.num_layers
-        kernels = max(kernels * self._scale, layers * engine.prefill_least_layer_s) + layers * engine.prefill_layer_s
-        return kernels + engine.step_s + sequences * engine.sequence_s
+        if kernels < self._least_s:
+            kernels = self._least_s
+        return kernels + self._mixed_s + sequences * self._engine.sequence_s
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
         """Affine in the KV tokens, which grow by one for each sequence and step."""
-        slope = self._full * self._kv_s * self._scale
-        kernels = (
-            self._step_s(num_sequences)
-            + self._head_s(num_sequences)
-            + self._shape.num_layers * self._row_s * num_sequences
-        )
-        fixed = kernels * self._scale + self._engine.step_s + num_sequences * self._engine.sequence_s
-        return Ramp(fixed + slope * num_kv_tokens, slope * num_sequences)
+        engine = self._engine
+        fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences) + engine.step_s
+        fixed += num_sequences * (self._row_s + engine.sequence_s)
+        return Ramp(fixed + self._kv_s * num_kv_tokens, self._kv_s * num_sequences)
 
-    def _step_s(self, num_tokens: int) -> float:
-        """Return the time of what depends on the number of tokens alone (s)."""
+    def _tokens_s(self, num_tokens: int) -> float:
+        """Return the time of all kernels that depend on the number of tokens alone (s)."""
         found = self._linear.get(num_tokens)
         if found is None:
             shape = self._shape
@@ -141,7 +142,7 @@ class Roofline:
             is_fused = num_tokens * shape.hidden_size * HALF <= self._engine.fused_bytes.get(str(self._n), 0.0)
             fused = self._engine.fused_all_reduce if is_fused else 1.0
             layer += 2 * fused * self._all_reduce_s(self._reduces, num_tokens)
-            found = self._linear[num_tokens] = (
+            found = self._linear[num_tokens] = self._engine.scale * (
                 shape.num_layers * layer
                 + self._num_ffn * self._matrices_s(self._ffn, num_tokens)
                 + (shape.num_layers - self._num_ffn) * self._experts_s(num_tokens)
@@ -183,7 +184,7 @@ class Roofline:
         return float(experts + moved + shared + exchanged)
 
     def _window_s(self, num_tokens: int) -> float:
-        return num_tokens * self._window * self._kv_s
+        return num_tokens * self._window * self._layer_kv_s
 
     def _elementwise_s(self, num_tokens: int) -> float:
         size = num_tokens * HALF * (8 * self._shape.hidden_size + 3 * self._shape.ffn_size / self._n)
@@ -195,10 +196,13 @@ class Roofline:
         return _interpolate(measured, num_tokens * self._shape.hidden_size * HALF)
 
     def _head_s(self, num_sequences: int) -> float:
-        weights = self._shape.hidden_size * self._shape.vocab_size / self._n
-        compute = 2 * num_sequences * weights / (self._gpu.flops["bfloat16"] * HEAD_EFFICIENCY)
-        memory = weights * HALF / (self._gpu.bandwidth * self._gpu.gemm["bfloat16"].memory)
-        return float((compute**2 + memory**2) ** 0.5)
+        found = self._heads.get(num_sequences)
+        if found is None:
+            weights = self._shape.hidden_size * self._shape.vocab_size / self._n
+            compute = 2 * num_sequences * weights / (self._gpu.flops["bfloat16"] * HEAD_EFFICIENCY)
+            memory = weights * HALF / (self._gpu.bandwidth * self._gpu.gemm["bfloat16"].memory)
+            found = self._heads[num_sequences] = self._engine.scale * float((compute**2 + memory**2) ** 0.5)
+        return found
 
 
 def _interpolate(points: list[tuple[float, float]], x: float) -> float:
