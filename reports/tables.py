@@ -179,7 +179,12 @@ def fidelity_columns(found: Json) -> list[str]:
 def fidelity_rows(fidelity: Json) -> Json:
     """Return for each arm the table's cells and a sentence on the distributions."""
     return {
-        arm: {"columns": fidelity_columns(found), "rows": _fidelity_cells(found), "distances": distances(found)}
+        arm: {
+            "columns": fidelity_columns(found),
+            "rows": _fidelity_cells(found),
+            "distances": distances(found),
+            "lead": _lead(arm, found),
+        }
         for arm, found in fidelity["arms"].items()
     }
 
@@ -196,6 +201,17 @@ def distances(found: Json) -> str:
             f" The real engine's steps took {1 / found['speed']:.1%} of what the calibration says of the same batches."
         )
     return text
+
+
+def _lead(arm: str, found: Json) -> str:
+    """Say how far the means are off."""
+    rows = {row["name"]: row for row in found["deviations"]}
+    parts = [
+        f"{name.upper()} {rows[f'{name}.mean']['error']:+.1%}"
+        for name in ("ttft", "tpot", "e2e")
+        if rows.get(f"{name}.mean", {}).get("error") is not None
+    ]
+    return f"{arm}: simulated means are off by {', '.join(parts)}." if parts else f"{arm}: nothing to compare."
 
 
 def _fidelity_cells(found: Json) -> list[list[str]]:
