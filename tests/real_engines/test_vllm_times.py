@@ -33,7 +33,7 @@ def home(tmp_path_factory):
     path = tmp_path_factory.mktemp("times")
     (path / "engine.json").write_text(json.dumps(ENGINE))
     rows = [
-        {"timestamp": 400 * n, "input_length": 64 + n, "output_length": 8, "hash_ids": [n % 3, 10 + n, 100 + n]}
+        {"timestamp": 400 * n, "input_length": 65 + n, "output_length": 8, "hash_ids": [n % 3, 10 + n, 100 + n]}
         for n in range(12)
     ]
     (path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -80,8 +80,8 @@ def test_a_recording_keeps_the_time_of_each_step(home, calibration):
         {"id": f"r{n}", "prompt": [n + 2] * (20 + 30 * n), "max_tokens": 6, "arrival_step": n} for n in range(5)
     ]
     engine = {
-        "num_gpu_blocks": 40,
-        "block_size": 16,
+        "num_gpu_blocks": 20,
+        "block_size": 32,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "max_model_len": 512,
