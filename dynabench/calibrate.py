@@ -27,10 +27,10 @@ from dynabench.step_log import FIRST_COLUMNS, StepLog, read_step_log
 from dynabench.workload_file import write_whole
 from mocker.calibrated import StepCosts
 from mocker.timing_files import SCHEMA
-from serving.engine import EngineChoice
+from serving.engine import EngineChoice, EngineError, check_installed, make_engine
 from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
-from serving.model_card import vocab_size
+from serving.model_card import ModelError, vocab_size
 from serving.router import RouterConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
@@ -108,15 +108,21 @@ class Sent(NamedTuple):
 
 
 async def _drive(model: str, config: CalibrateConfig, base: Path, console: Console) -> list[Sent]:
-    flags = (f"--scheduler-cls={RECORDER}",)
+    worker = WorkerConfig(model_path=model, kv_events=False)
+    run, flags = ModelRunConfig(extra_engine_args=config.extra_engine_args), (f"--scheduler-cls={RECORDER}",)
+    try:
+        make_engine("vllm", worker, run, flags)
+        check_installed("vllm")
+        tokens = tokens_of(await asyncio.to_thread(vocab_size, model))
+    except (EngineError, ModelError, ValueError) as error:
+        raise UserError(str(error)) from error
     stack = LocalStack(
         frontend=FrontendConfig(http_port=0, router_mode="round-robin"),
         router=RouterConfig(),
-        worker=WorkerConfig(model_path=model, kv_events=False),
-        engine=EngineChoice("vllm", ModelRunConfig(extra_engine_args=config.extra_engine_args), flags),
+        worker=worker,
+        engine=EngineChoice("vllm", run, flags),
         num_workers=config.workers,
     )
-    tokens = tokens_of(await asyncio.to_thread(vocab_size, model))
     async with stack:
         target = Target(stack.url, stack.model, is_ours=True, tokens=tokens)
         engine = _settings(_log_paths(base)[0])

@@ -19,6 +19,7 @@ from dynabench.cli_groups import (
     plain_errors,
 )
 from dynabench.cli_workload import flat
+from dynabench.errors import UserError
 from dynabench.settings import CalibrateConfig, ExperimentConfig, LiveConfig, OverheadConfig, ValidateConfig
 from mocker import EngineConfig
 from serving.router import RouterConfig
@@ -95,6 +96,8 @@ def validate(
     console = Console()
     settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, live, overhead)
     if config.real is not None and is_recording(config.real):
+        if config.fail_if:
+            raise UserError("--fail-if is for runs; a recording has only the times of steps")
         with plain_errors():
             return _validate_steps(config.real, engine)
     with plain_errors():

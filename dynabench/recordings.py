@@ -153,15 +153,9 @@ def step_times(recording: Recording, timing: EngineConfig) -> list[tuple[bool, f
         RecordingError: no step was timed.
     """
     names = (
-        "timing",
-        "timing_file",
-        "model",
-        "gpu",
-        "tensor_parallel_size",
-        "quantization",
-        "kv_cache_dtype",
-        "timed_as",
-    )
+        "timing", "timing_file", "model", "gpu", "tensor_parallel_size", "quantization", "kv_cache_dtype", "timed_as",
+        "constant_prefill_ms", "constant_decode_ms", "speedup_ratio", "decode_speedup_ratio",
+    )  # fmt: skip
     engine = Engine(replace(recording.config, **{name: getattr(timing, name) for name in names}))
     sequences: dict[str, Sequence] = {}
     now, found = 0.0, []

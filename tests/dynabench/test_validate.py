@@ -1,10 +1,12 @@
 """From measured steps to simulated ones, and simulated runs against past ones."""
 
 import csv
+import gzip
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -357,3 +359,28 @@ def test_the_speed_of_real_runs_is_that_of_the_same_batches(tmp_path):
     assert speed_of([log_of(columns, truth * 0.8), log_of(columns, truth * 0.8)], engine) == pytest.approx(1.25)
     assert speed_of([], engine) is None
     assert speed_of([log_of(columns, truth)], EngineConfig()) is None
+
+
+def test_a_recording_without_times_says_so():
+    path = Path(__file__).parent.parent / "golden" / "vllm-0.32" / "shared_prefix.jsonl.gz"
+    done = dynabench("validate", "--real", path)
+    assert done.returncode == 2
+    assert "has no times; record it again" in done.stderr
+    done = dynabench("validate", "--real", path, "--fail-if", "tpot > 3%")
+    assert done.returncode == 2
+    assert "a recording has only the times of steps" in done.stderr
+
+
+def test_a_recordings_times_stand_beside_simulated_ones(tmp_path):
+    source = Path(__file__).parent.parent / "golden" / "vllm-0.32" / "shared_prefix.jsonl.gz"
+    with gzip.open(source, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    timed = [rows[0], *({**row, "duration_ms": 12.5} for row in rows[1:])]
+    (tmp_path / "timed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in timed))
+    flags = ["--timing", "constant", "--constant-prefill-ms", "25", "--constant-decode-ms", "12.5"]
+    done = dynabench("validate", "--real", tmp_path / "timed.jsonl", *flags)
+    assert done.returncode == 0, done.stderr
+    prefill, decode = (line.split() for line in done.stdout.splitlines()[1:])
+    assert prefill[:2] == ["with", "prefill"]
+    assert decode[3:] == ["12.500", "12.500", "+0.0%", "0.0%"]
+    assert dynabench("verify", tmp_path / "timed.jsonl").returncode == 0
