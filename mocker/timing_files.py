@@ -1,6 +1,7 @@
 """Files of step times: calibrations (JSON) and tables (Dynamo's profiler NPZ, or CSV and Parquet of our own)."""
 
 import functools
+import importlib
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -58,8 +59,7 @@ def read_table(path: str) -> StepTable:
 
 def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
     """Read Dynamo's profile: a sequence's share of the active KV tokens is its context, so their ratio counts sequences."""
-    import numpy as np
-
+    np: Any = importlib.import_module("numpy")  # by name: the cores are compiled where neither it nor pandas is
     with np.load(path, allow_pickle=False) as file:
         columns = {name: np.asarray(file[name], float).ravel() for name in file.files}
     prefill: dict[float, list[float]] = defaultdict(list)
@@ -73,8 +73,7 @@ def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float
 
 
 def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
-    import pandas as pd
-
+    pd: Any = importlib.import_module("pandas")
     table = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
     if missing := [name for name in COLUMNS if name not in table]:
         raise ValueError(f"column {missing[0]} is missing; expected {', '.join(COLUMNS)}")
