@@ -91,9 +91,9 @@ def predict(point: Any, gpu: str) -> tuple[float, float, str]:
     return float(np.mean(c["first_token_s"] - c["sent_s"]) * 1e3), float(tpot.mean() * 1e3), ""
 
 
-def predict_all(points: list[Any]) -> list[tuple[float, float, str]]:
+def predict_all(points: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
     """Predict a share of the points in one process."""
-    return [predict(point, point.gpu) for point in points]
+    return [predict(argparse.Namespace(**point), point["gpu"]) for point in points]
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -147,7 +147,7 @@ def main() -> None:
     rows = list(table.itertuples(index=False, name=None))
     names = list(table.columns)
     shards = [[dict(zip(names, row, strict=True)) for row in rows[start::8]] for start in range(8)]
-    parts = Parallel(n_jobs=2)(delayed(predict_dicts)(shard) for shard in shards)
+    parts = Parallel(n_jobs=2)(delayed(predict_all)(shard) for shard in shards)
     found: list[Any] = [None] * len(rows)
     for start, part in enumerate(parts):
         found[start::8] = part
@@ -174,11 +174,6 @@ def main() -> None:
         draw(table[is_dense & (table.problem == "")], options.chart)
     if options.csv:
         table.to_csv(options.csv, index=False)
-
-
-def predict_dicts(points: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
-    """Predict points that came to another process as dicts."""
-    return predict_all([argparse.Namespace(**point) for point in points])
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dynabench.http_client import clock
 from dynabench.launch import LocalStack
 from dynabench.load import Target
 from dynabench.settings import CalibrateConfig
-from dynabench.step_log import FIRST_COLUMNS, StepLog, read_step_log
+from dynabench.step_log import FIRST_COLUMNS, LOG, RECORDER, StepLog, read_step_log
 from dynabench.workload_file import write_whole
 from mocker.calibrated import StepCosts
 from mocker.timing_files import SCHEMA
@@ -39,7 +39,6 @@ from workloads.tokens import tokens_of
 ROUNDS = 4
 LEAST_STEPS = 12
 """Fewer have no 95 % interval of their median worth printing."""
-RECORDER = "dynabench.step_recorder.StepRecorder"
 
 
 class Probe(NamedTuple):
@@ -82,11 +81,11 @@ def calibrate(model: str, config: CalibrateConfig, console: Console) -> dict[str
             raise UserError(f"{path} exists; name another, or remove it")
     with tempfile.TemporaryDirectory(prefix="dynabench-") as folder:
         base = Path(folder) / "steps"
-        os.environ["DYNABENCH_STEP_LOG"] = str(base)
+        os.environ[LOG] = str(base)
         try:
             sent = asyncio.run(_drive(model, config, base, console))
         finally:
-            del os.environ["DYNABENCH_STEP_LOG"]
+            del os.environ[LOG]
         logs = [read_step_log(path) for path in _log_paths(base)]
         if config.steps is not None:
             shutil.copytree(folder, config.steps)

@@ -107,13 +107,9 @@ def verify(recording: Recording) -> Verdict:
     for step in recording.steps:
         facts: Json = {}
         for action in step.actions:
-            if action.kind == "add":
-                sequences[action.id] = sequence = _sequence(action, config.block_size, len(sequences))
-                engine.add(sequence)
-            elif action.kind == "abort":
-                engine.abort(sequences[action.id])
-            else:
-                facts["reset"] = engine.reset_prefix_cache()
+            is_reset = _act(engine, sequences, action)
+            if is_reset is not None:
+                facts["reset"] = is_reset
         flight = engine.schedule(now)
         facts["free_blocks"] = engine.num_free_blocks
         facts["num_waiting"] = len(engine.scheduler.waiting)
@@ -161,13 +157,7 @@ def step_times(recording: Recording, timing: EngineConfig) -> list[tuple[bool, f
     now, found = 0.0, []
     for step in recording.steps:
         for action in step.actions:
-            if action.kind == "add":
-                sequences[action.id] = sequence = _sequence(action, engine.config.block_size, len(sequences))
-                engine.add(sequence)
-            elif action.kind == "abort":
-                engine.abort(sequences[action.id])
-            else:
-                engine.reset_prefix_cache()
+            _act(engine, sequences, action)
         flight = engine.schedule(now)
         if flight is None:
             continue
@@ -180,6 +170,18 @@ def step_times(recording: Recording, timing: EngineConfig) -> list[tuple[bool, f
             f"{recording.path}: has no times; record it again, which `dynabench record` does with times"
         )
     return found
+
+
+def _act(engine: Engine, sequences: dict[str, Sequence], action: Action) -> bool | None:
+    """Do to the engine what was done to vLLM; of a reset, tell whether it was carried out."""
+    if action.kind == "add":
+        sequences[action.id] = sequence = _sequence(action, engine.config.block_size, len(sequences))
+        engine.add(sequence)
+    elif action.kind == "abort":
+        engine.abort(sequences[action.id])
+    else:
+        return engine.reset_prefix_cache()
+    return None
 
 
 def content_ids(tokens: list[int], block_size: int, salt: str | None = None) -> list[Hashable]:

@@ -9,6 +9,10 @@ import numpy.typing as npt
 
 from dynabench.errors import UserError
 
+RECORDER = "dynabench.step_recorder.StepRecorder"
+"""What vLLM's `--scheduler-cls` is to be, to have a log written."""
+LOG = "DYNABENCH_STEP_LOG"
+"""The environment variable with the log's path; each engine process adds its number."""
 Array = npt.NDArray[np.float64]
 STEP_COLUMNS = (
     "scheduled_s",

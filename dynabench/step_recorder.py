@@ -16,7 +16,8 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-LOG = "DYNABENCH_STEP_LOG"
+from dynabench.step_log import LOG
+
 ENGINE_SETTINGS = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
 SCHEDULER_SETTINGS = (
     "max_num_seqs",

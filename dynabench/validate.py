@@ -16,14 +16,13 @@ from dynabench.experiment import load_workload, manifest_of, results_folder, sim
 from dynabench.fitting import OUTLIER, predicted
 from dynabench.past_runs import read_requests
 from dynabench.settings import ExperimentConfig, ValidateConfig
-from dynabench.step_log import StepLog, read_step_log
+from dynabench.step_log import LOG, RECORDER, StepLog, read_step_log
 from mocker import EngineConfig
 from mocker.timing_files import read_calibration
 from reports import fidelity, folder
 from reports.records import ArmResult
 from workloads import Workload, WorkloadError
 
-RECORDER = "dynabench.step_recorder.StepRecorder"
 REAL, SIMULATED = "{}, real", "{}, simulated"
 
 
@@ -90,6 +89,8 @@ def as_calibrated(engine: EngineConfig) -> EngineConfig:
 
 def like(engine: EngineConfig, known: dict[str, Any]) -> EngineConfig:
     """Give a simulated engine the settings that a real one told."""
+    if "policy" in known:
+        known = known | {"scheduling_policy": known["policy"]}
     names = {field.name for field in dataclasses.fields(EngineConfig)} & known.keys() - {"model"}
     return dataclasses.replace(engine, **{name: known[name] for name in names if known[name] is not None})
 
@@ -117,7 +118,7 @@ def _measure(
                 tempfile.TemporaryDirectory(prefix="dynabench-") as steps,
                 LiveView(console, f"{mode} {repeat + 1}/{experiment.repeats}", len(workload)) as view,
             ):
-                os.environ["DYNABENCH_STEP_LOG"] = f"{steps}/steps"
+                os.environ[LOG] = f"{steps}/steps"
                 run = run_live(
                     workload,
                     live=live,

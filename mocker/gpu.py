@@ -134,4 +134,4 @@ def gpu_names() -> list[str]:
 
 def _read(name: str) -> dict[str, dict[str, Any]]:
     known: dict[str, dict[str, Any]] = json.loads((DATA / f"{name}.json").read_text())
-    return {key: facts for key, facts in known.items() if not key.startswith("_")}
+    return known

@@ -38,7 +38,6 @@ class ModelShape:
     value_head_dim: int = 0
     is_tied: bool = False
     weights: str = "bfloat16"
-    max_model_len: int = 0
 
     @property
     def is_mla(self) -> bool:
@@ -136,7 +135,6 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
         value_head_dim=number("v_head_dim", default=0),
         is_tied=bool(config.get("tie_word_embeddings")),
         weights=_weights(config),
-        max_model_len=number("max_position_embeddings", default=0),
     )
 
 
