@@ -1,140 +1,413 @@
-"""Fit the coefficients of mocker/data/gpus.json to tables of measured kernels (AIConfigurator's CSV, see docs/fidelity.md).
+"""Fit the coefficients of mocker/data/gpus.json to measured kernels.
 
-    python benchmarks/fit_kernels.py ../shared/perfdata            # print the coefficients and their held-out errors
+    python benchmarks/fit_kernels.py ../shared/perfdata/kernels                        # coefficients, held-out errors
+    python benchmarks/fit_kernels.py ../shared/perfdata/kernels --layers perf --write  # the RTX cards too; write them
 
-Half of the rows are fitted in log space with a robust loss; the errors are of the other half.
+Kernels are AIConfigurator's tables (CSV), layers those of LLMServingSim's profiler (its folder profiler/perf). Half of the
+rows are fitted in log space with a robust loss; the errors are of the other half. Formulas are those of mocker/roofline.py.
+Peaks, bandwidths and memory are data sheets' and stay as they are; so does what no table has: experts of Ampere, Ada and
+H200 are H100's, those of the RTX 4090 are the RTX PRO 6000's.
 """
 
 import argparse
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from mocker.model_shape import BYTES, find_model
+
 SYSTEMS = {
-    "h100_sxm": "h100",
-    "h200_sxm": "h200",
-    "b200_sxm": "b200",
-    "a100_sxm": "a100",
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "a100": "a100_sxm",
     "l40s": "l40s",
-    "rtx_pro_6000_server": "rtx-pro-6000",
+    "rtx-pro-6000": "rtx_pro_6000_server",
 }
-L2_BYTES = {"h100": 50e6, "h200": 50e6, "b200": 126e6, "a100": 40e6, "l40s": 96e6, "rtx-pro-6000": 128e6}
-BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625}
-NAMES = {"bfloat16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "fp4"}
+LAYERS = {"rtx-pro-6000": "RTXPRO6000", "rtx-4090": "RTX4090"}
+L2_BYTES = {
+    "h100": 50e6,
+    "h200": 50e6,
+    "b200": 126e6,
+    "a100": 40e6,
+    "l40s": 96e6,
+    "rtx-pro-6000": 128e6,
+    "rtx-4090": 72e6,
+}
+DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8", "nvfp4": "fp4"}
+EXPERTS = {
+    "h100": {
+        "bfloat16": "unquantizedfusedmoe_triton",
+        "fp8": "fp8moe_triton",
+        "int4": "wna16marlin",
+        "fp4": "gptossmxfp4moe_triton",
+    },
+    "b200": {
+        "bfloat16": "unquantizedfusedmoe_flashinfer_trtllm",
+        "fp8": "modeloptfp8moe_flashinfer_trtllm",
+        "int4": "wna16marlin",
+        "fp4": "nvfp4expertsmonolithic",
+    },
+}
+"""The kernels that vLLM chooses by itself on these GPUs."""
+SHARED_EXPERTS = {"h200": "h100", "a100": "h100", "l40s": "h100", "rtx-4090": "rtx-pro-6000"}
+ROUTING = "power_law_1.01"
+"""How unevenly the tables' tokens choose experts; real models lie between even and a power law of 1.2."""
+MESSAGES = [2**power for power in (10, 12, 14, 16, 17, 18, 19, 20, 22, 24, 26, 28)]
+LEAST_WEIGHTS = 2**23
+"""A matrix of 4,096 x 2,048: smaller ones hardly count in a model worth a GPU, and their kernels are of another kind."""
+HEAD = 128
 Array = np.ndarray
 
 
-def fit(model, start, low, high, x: list[Array], y: Array) -> tuple[list[float], dict[str, float]]:
-    """Fit in log space on every other row; return the coefficients and the errors (%) on the rest."""
+class Fit(NamedTuple):
+    """Coefficients, and how far they are off on rows they have not seen."""
+
+    coefficients: list[float]
+    error: str
+
+
+def fit(model: Callable[..., Array], ranges: list[tuple[float, float, float]], x: list[Array], y: Array) -> Fit:
+    """Fit in log space on every other row, each coefficient from a start within a range (start, low, high)."""
     order = np.random.default_rng(0).permutation(len(y))
     train, test = order[::2], order[1::2]
+    start, low, high = (np.array(column) for column in zip(*ranges, strict=True))
 
     def residual(c: Array) -> Array:
         return np.log(model(c, *(v[train] for v in x))) - np.log(y[train])
 
-    found = least_squares(
-        residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, x_scale=np.maximum(np.abs(start), 1e-9)
-    ).x
+    scale = np.maximum(start, 1e-9)
+    found = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, x_scale=scale).x
     error = np.abs(model(found, *(v[test] for v in x)) / y[test] - 1) * 100
-    return [float(f"{v:.4g}") for v in found], {
-        "median": round(float(np.median(error)), 1),
-        "mean": round(float(error.mean()), 1),
-        "rows": len(y),
-    }
-
-
-def fit_gemm(table: pd.DataFrame, flops: float, bandwidth: float, width: float, act: float):
-    """Fit t = ((2mnk / (P ec))^p + (bytes / (BW em))^p)^(1/p) + c."""
-    t = table[(table.n >= 512) & (table.k >= 512) & (table.m <= 16384)]
-    m, n, k = (t[c].to_numpy(float) for c in "mnk")
-    work, load = 2 * m * n * k / flops, (n * k * width + m * k * act + m * n * 2) / bandwidth
-
-    def model(c, work, load):
-        return ((work / c[0]) ** c[3] + (load / c[1]) ** c[3]) ** (1 / c[3]) + c[2]
-
-    return fit(
-        model,
-        [0.7, 0.8, 4e-6, 1.5],
-        [0.1, 0.1, 0, 0.5],
-        [1.2, 1.2, 5e-5, 6],
-        [work, load],
-        t.latency_us.to_numpy() * 1e-6,
+    return Fit(
+        [float(f"{v:.4g}") for v in found], f"{np.median(error):5.1f} {error.mean():5.1f} %  of {len(y):6} rows"
     )
 
 
-def fit_decode(table: pd.DataFrame, bandwidth: float, l2: float, width: float):
-    """Fit t = KV bytes / (BW e) + c0 + cb B Kv, for KV that does not fit the L2 cache: serving is always cold."""
-    t = table[(table.head_dim == 128) & (table.get("window_size", 0) == 0)]
-    size = 2.0 * t.batch_size * (t.step + 1) * t.num_key_value_heads * 128 * width
-    t, size = t[size > 1.3 * l2], size[size > 1.3 * l2]
-    rows = (t.batch_size * t.num_key_value_heads).to_numpy(float)
+def seconds(table: pd.DataFrame) -> Array:
+    """Return what was measured (s)."""
+    return np.asarray(table["latency_us"].to_numpy(float) * 1e-6)
 
-    def model(c, size, rows):
-        return size / bandwidth / c[0] + c[1] + c[2] * rows
 
-    return fit(
-        model,
-        [0.85, 1e-5, 1e-8],
-        [0.2, 0, 0],
-        [1.1, 1e-4, 1e-6],
-        [size.to_numpy() / 1, rows],
-        t.latency_us.to_numpy() * 1e-6,
+def smooth_maximum(compute: Array, memory: Array, sharpness: float) -> Array:
+    """Return a sum that is the larger of both where one is much larger."""
+    return np.asarray((compute**sharpness + memory**sharpness) ** (1 / sharpness))
+
+
+GEMM = [(0.7, 0.1, 1.2), (0.8, 0.1, 1.2), (4e-6, 0, 1e-4), (1.5, 0.5, 8)]
+
+
+def fit_gemm(work: Array, load: Array, y: Array) -> Fit:
+    """Fit [compute, memory, launch_s, sharpness]; `work` and `load` are the times at the peaks (s)."""
+
+    def model(c: Array, work: Array, load: Array) -> Array:
+        return smooth_maximum(work / c[0], load / c[1], c[3]) + c[2]
+
+    return fit(model, GEMM, [work, load], y)
+
+
+def fit_quantised_gemm(work: Array, load: Array, passes: Array, y: Array) -> Fit:
+    """Fit [compute, memory, launch_s, sharpness, quantise]; `passes` is the time of one pass over the inputs (s)."""
+
+    def model(c: Array, work: Array, load: Array, passes: Array) -> Array:
+        return smooth_maximum(work / c[0], load / c[1], c[3]) + c[2] + c[4] * passes
+
+    return fit(model, [*GEMM, (2, 0, 20)], [work, load, passes], y)
+
+
+def gemms(table: pd.DataFrame, gpu: dict[str, Any]) -> Iterator[tuple[str, Fit]]:
+    """Fit each type of weight.
+
+    To quantise to 8 bits is fused into the kernel before when serving, so the launch is the 16-bit one; to quantise to 4 bits
+    is a kernel of its own.
+    """
+    table = table[(table["n"] * table["k"] >= LEAST_WEIGHTS) & (table["m"] <= 16384)]
+    bandwidth, launch_s = gpu["bandwidth"], 0.0
+    for source, dtype in DTYPES.items():
+        rows = table[table["gemm_dtype"] == source]
+        if rows.empty:
+            continue
+        m, n, k = (rows[name].to_numpy(float) for name in "mnk")
+        work = 2 * m * n * k / gpu["flops"][dtype]
+        load = (n * k * BYTES[dtype] + m * k * BYTES[dtype] + m * n * 2) / bandwidth
+        if dtype == "bfloat16":
+            (compute, memory, launch_s, sharpness), error = fit_gemm(work, load, seconds(rows))
+            quantise = 0.0
+        else:
+            passes = m * k * (2 + BYTES[dtype]) / bandwidth
+            found, error = fit_quantised_gemm(work, load, passes, seconds(rows))
+            compute, memory, both_s, sharpness, quantise = found
+            launch_s = both_s if dtype == "fp4" else launch_s
+        yield dtype, Fit([compute, memory, launch_s, sharpness, quantise], error)
+
+
+def full_attention(table: pd.DataFrame) -> pd.DataFrame:
+    """Leave out windows and other head sizes."""
+    table = table[table["head_dim"] == HEAD]
+    return table[table["window_size"] == 0] if "window_size" in table else table
+
+
+def fit_decode(size: Array, rows: Array, y: Array, *, l2: float, bandwidth: float, warm: Array) -> Fit:
+    """Fit [memory, launch_s, row_s] where the KV does not fit the L2 cache, as serving is always cold.
+
+    A kernel by itself also waits for its launch; in a step that overlaps, so `launch_s` is the median of the smallest kernels.
+    """
+    cold = size > 1.3 * l2
+
+    def model(c: Array, size: Array, rows: Array) -> Array:
+        return np.asarray(size / bandwidth / c[0] + c[1] + c[2] * rows)
+
+    ranges = [(0.85, 0.2, 1.1), (1e-5, 0, 1e-4), (1e-8, 0, 1e-6)]
+    (memory, _, row_s), error = fit(model, ranges, [size[cold], rows[cold]], y[cold])
+    return Fit([memory, float(f"{np.median(y[warm]):.3g}"), row_s], error)
+
+
+def decodes(table: pd.DataFrame, gpu: dict[str, Any], l2: float) -> Iterator[tuple[str, Fit]]:
+    """Fit each type of KV cache."""
+    for dtype, rows in full_attention(table).groupby("kv_cache_dtype"):
+        batch, step, heads = (rows[name].to_numpy(float) for name in ("batch_size", "step", "num_key_value_heads"))
+        size = 2 * batch * (step + 1) * heads * HEAD * BYTES[str(dtype)]
+        warm = (batch <= 8) & (step < 128)
+        found = fit_decode(size, batch * heads, seconds(rows), l2=l2, bandwidth=gpu["bandwidth"], warm=warm)
+        yield str(dtype), found
+
+
+def fit_prefill(table: pd.DataFrame, peak: float) -> Fit:
+    """Fit [efficiency, pad, launch_s]: causal attention over new prompts, each padded by `pad` tokens."""
+    rows = full_attention(table)
+    rows = rows[(rows["isl"] >= 256) & (rows["kv_cache_dtype"] == "bfloat16")]
+    batch, length, heads = (rows[name].to_numpy(float) for name in ("batch_size", "isl", "num_heads"))
+
+    def model(c: Array, batch: Array, length: Array, heads: Array) -> Array:
+        return np.asarray(4 * heads * HEAD * batch * (length**2 / 2 + c[1] * length) / peak / c[0] + c[2])
+
+    ranges = [(0.5, 0.05, 1.2), (64, 0, 2000), (1e-5, 0, 1e-3)]
+    return fit(model, ranges, [batch, length, heads], seconds(rows))
+
+
+def fit_experts(table: pd.DataFrame, weight_bytes: float, peak: float, bandwidth: float) -> Fit:
+    """Fit [compute, memory, launch_s, sharpness, spread, pad, passes] of `mocker.gpu.Experts`.
+
+    Columns: num_tokens, routed (rows of all experts), num_experts, share (of the experts that a token chooses), hidden_size,
+    weights (of one expert).
+    """
+    names = ("num_tokens", "routed", "num_experts", "share", "hidden_size", "weights")
+
+    def model(
+        c: Array, tokens: Array, routed: Array, experts: Array, share: Array, hidden: Array, weights: Array
+    ) -> Array:
+        active = experts * (1 - (1 - share) ** (tokens * c[4]))
+        compute = 2 * np.maximum(routed, c[5] * active) * weights / (peak * c[0])
+        memory = active * weights * weight_bytes / (bandwidth * c[1])
+        return smooth_maximum(compute, memory, c[3]) + c[2] + c[6] * routed * hidden * 2 / bandwidth
+
+    ranges = [(0.4, 0.02, 1.2), (0.9, 0.2, 1.3), (4e-5, 0, 3e-4), (1.0, 0.4, 8), (1.0, 0.3, 3), (2, 0.5, 64), (3, 0, 30)]
+    return fit(model, ranges, [table[name].to_numpy(float) for name in names], seconds(table))
+
+
+def experts(table: pd.DataFrame, gpu: dict[str, Any], kernels: dict[str, str]) -> Iterator[tuple[str, Fit]]:
+    """Fit each type of weight of routed layers."""
+    table = table[table["distribution"] == ROUTING]
+    table = table.assign(
+        routed=table["num_tokens"] * table["topk"] / table["moe_ep_size"],
+        share=table["topk"] / table["num_experts"],
+        num_experts=table["num_experts"] / table["moe_ep_size"],
+        weights=3 * table["hidden_size"] * table["inter_size"] / table["moe_tp_size"],
     )
+    for dtype, kernel in kernels.items():
+        rows = table[table["kernel_source"].str.contains(kernel)]
+        peak = gpu["flops"].get(dtype, gpu["flops"]["bfloat16"])
+        yield dtype, fit_experts(rows, BYTES[dtype], peak, gpu["bandwidth"])
 
 
-def fit_prefill(table: pd.DataFrame, flops: float):
-    """Fit t = pairs 4 H d / (P e) + c: causal attention over new prompts."""
-    t = table[(table.head_dim == 128) & (table.get("window_size", 0) == 0) & (table.isl >= 256)]
-    work = 2.0 * t.batch_size * t.isl**2 * t.num_heads * 128 / flops
+def all_reduces(table: pd.DataFrame) -> dict[str, list[list[float]]]:
+    """Return [bytes, us] by number of GPUs, as measured in CUDA graphs; `message_size` counts elements of two bytes."""
+    table = table[table["backend"].str.contains("graph")]
+    found = {}
+    for count, rows in table.groupby("num_gpus"):
+        rows = rows.sort_values("message_size")
+        size, time = np.log(rows["message_size"] * 2.0), np.log(rows["latency_us"])
+        times = np.exp(np.interp(np.log(MESSAGES), size, time))
+        found[str(count)] = [[size, round(float(time), 2)] for size, time in zip(MESSAGES, times, strict=True)]
+    return found
 
-    def model(c, work):
-        return work / c[0] + c[1]
 
-    return fit(model, [0.5, 1e-5], [0.05, 0], [1.1, 1e-3], [work.to_numpy()], t.latency_us.to_numpy() * 1e-6)
+def from_tables(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[str, Fit]]:
+    """Fit a GPU to its tables and put the coefficients in place."""
+
+    def read(kind: str) -> pd.DataFrame:
+        return pd.read_csv(next(folder.glob(f"{kind}*.csv.gz")))
+
+    for dtype, found in gemms(read("gemm"), gpu):
+        gpu["gemm"][dtype] = found.coefficients
+        yield f"gemm {dtype}", found
+    for dtype, found in decodes(read("generation"), gpu, L2_BYTES[name]):
+        gpu["decode"][dtype] = found.coefficients
+        yield f"decode {dtype}", found
+    found = fit_prefill(read("context"), gpu["flops"]["bfloat16"])
+    gpu["prefill"], gpu["prefill_pad"], _ = found.coefficients
+    yield "prefill", found
+    gpu["all_reduce"] = all_reduces(read("custom_allreduce"))
+    if name in EXPERTS:
+        for dtype, found in experts(read("moe"), gpu, EXPERTS[name]):
+            gpu["experts"][dtype] = found.coefficients
+            yield f"experts {dtype}", found
 
 
-def fit_all_reduce(table: pd.DataFrame):
-    """Fit t = a + b n + 2 (n-1)/n bytes / bandwidth; `message_size` counts elements of two bytes."""
-    t = table[table.backend.str.contains("graph")]
-    n, size = t.num_gpus.to_numpy(float), t.message_size.to_numpy(float) * 2
+PARTS = {"qkv_proj": "attention", "o_proj": "attention", "gate_up_proj": "ffn", "down_proj": "ffn"}
 
-    def model(c, n, size):
-        return c[0] + c[1] * n + 2 * (n - 1) / n * size / c[2]
 
-    return fit(model, [5e-6, 2e-7, 3e11], [0, 0, 1e9], [1e-3, 1e-5, 2e12], [n, size], t.latency_us.to_numpy() * 1e-6)
+def layer_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the multiplications (flops, bytes, latency_us) and the attention of all models that were profiled on a card.
+
+    The matrices around attention are taken together, and those of the FFN, as `mocker.roofline` does: each row is their mean.
+    """
+    gemm, attention = [], []
+    for path in sorted(folder.glob("*/*/bf16/tp*")):
+        model, tp = "/".join(path.relative_to(folder).parts[:2]), int(path.name[2:])
+        shape = find_model(model)
+        heads, kv_heads = shape.num_heads / tp, shape.num_kv_heads / tp
+        queries = heads * shape.head_dim
+        sizes = {
+            "qkv_proj": (shape.hidden_size, queries + 2 * kv_heads * shape.head_dim),
+            "o_proj": (queries, shape.hidden_size),
+            "gate_up_proj": (shape.hidden_size, 2 * shape.ffn_size / tp),
+            "down_proj": (shape.ffn_size / tp, shape.hidden_size),
+        }
+        dense = pd.read_csv(path / "dense.csv")
+        dense = dense[dense["layer"].isin(sizes)]
+        m = dense["tokens"]
+        k, n = (pd.Series([sizes[layer][place] for layer in dense["layer"]], index=dense.index) for place in (0, 1))
+        rows = pd.DataFrame(
+            {"flops": 2 * m * n * k, "bytes": 2 * (n * k + m * k + m * n), "latency_us": dense["time_us"]}
+        )
+        gemm.append(rows.groupby([m, dense["layer"].map(PARTS)]).mean())
+        rows = pd.read_csv(path / "attention.csv").rename(columns={"time_us": "latency_us"})
+        attention.append(rows.assign(heads=heads, kv_heads=kv_heads))
+    return pd.concat(gemm), pd.concat(attention)
+
+
+def layer_experts(folder: Path) -> pd.DataFrame:
+    """Return the routed layers that were profiled; how many experts were active is known there."""
+    found = []
+    for path in sorted(folder.glob("*/*/bf16/tp1/moe.csv")):
+        shape = find_model("/".join(path.relative_to(folder).parts[:2]))
+        table = pd.read_csv(path)
+        found.append(
+            pd.DataFrame(
+                {
+                    "num_tokens": table["tokens"],
+                    "routed": table["tokens"] * shape.experts_per_token,
+                    "num_experts": table["activated_experts"],
+                    "share": 1.0,
+                    "hidden_size": shape.hidden_size,
+                    "weights": 3 * shape.hidden_size * shape.expert_size,
+                    "latency_us": table["time_us"],
+                }
+            )
+        )
+    return pd.concat(found) if found else pd.DataFrame()
+
+
+def fit_mixed(table: pd.DataFrame, memory: float, l2: float, peak: float, bandwidth: float) -> Fit:
+    """Fit [prefill, prefill_pad, mixed_decode_slowdown, mixed_row_s, mixed_tile_s, launch_s] where both kinds share a kernel.
+
+    Contexts up to 4,096 tokens, whose KV either does not fit the L2 cache or hardly matters.
+    """
+    table = table[(table["n_decode"] > 0) & (table["prefill_chunk"] > 0)]
+    table = table[(table["kv_decode"] <= 4096) & (table["kv_prefill"] <= 4096)]
+    size = 4 * table["n_decode"] * table["kv_decode"] * table["kv_heads"] * HEAD
+    table = table[(size > 1.3 * l2) | (size < 0.3 * l2)]
+    names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "heads", "kv_heads")
+    new, past, batch, context, heads, kv_heads = (table[name].to_numpy(float) for name in names)
+    read = batch * context * kv_heads * HEAD * 4 / bandwidth / memory
+
+    def model(
+        c: Array, pairs: Array, tokens: Array, group: Array, read: Array, rows: Array, tiles: Array
+    ) -> Array:
+        alone = (pairs + c[1] * tokens) / peak / c[0] + c[5]
+        return np.asarray(alone + np.maximum(1, c[2] * group) * read + c[3] * rows + c[4] * tiles)
+
+    work = 4 * heads * HEAD
+    x = [work * new * (past + new / 2), work * (new + past), heads / kv_heads, read, batch * kv_heads]
+    x.append(batch * heads * new)
+    ranges = [(0.6, 0.1, 1.3), (300, 0, 3000), (0.45, 0.1, 3), (7e-8, 0, 1e-6), (1e-11, 0, 1e-8), (1e-5, 0, 1e-4)]
+    return fit(model, ranges, x, seconds(table))
+
+
+def from_layers(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[str, Fit]]:
+    """Fit a card to the layers of real models that were profiled on it, alone and in mixed batches."""
+    gemm, attention = layer_tables(folder)
+    if name not in SYSTEMS:
+        work, load = gemm["flops"] / gpu["flops"]["bfloat16"], gemm["bytes"] / gpu["bandwidth"]
+        found = fit_gemm(work.to_numpy(), load.to_numpy(), seconds(gemm))
+        gpu["gemm"]["bfloat16"] = [*found.coefficients, 0.0]
+        yield "layers' gemm", found
+    alone = attention[attention["prefill_chunk"] == 0]
+    batch, context, heads = (alone[column].to_numpy(float) for column in ("n_decode", "kv_decode", "kv_heads"))
+    size = 4 * batch * context * heads * HEAD
+    warm = (batch <= 8) & (context <= 128)
+    found = fit_decode(
+        size, batch * heads, seconds(alone), l2=L2_BYTES[name], bandwidth=gpu["bandwidth"], warm=warm
+    )
+    gpu["decode"]["bfloat16"] = found.coefficients
+    yield "layers' decode", found
+    memory, peak = found.coefficients[0], gpu["flops"]["bfloat16"]
+    found = fit_mixed(attention, memory, L2_BYTES[name], peak, gpu["bandwidth"])
+    names = ("prefill", "prefill_pad", "mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s")
+    gpu |= dict(zip(names, found.coefficients[:-1], strict=True))
+    yield "layers' mixed", found
+    table = layer_experts(folder)
+    if not table.empty:
+        found = fit_experts(table, BYTES["bfloat16"], gpu["flops"]["bfloat16"], gpu["bandwidth"])
+        found.coefficients[4] = 1.0  # the rows do not tell
+        gpu["experts"]["bfloat16"] = found.coefficients
+        yield "layers' experts", found
+
+
+def written(gpus: dict[str, dict[str, Any]]) -> str:
+    """Return the file: a line for each fact."""
+
+    def rows(value: Any) -> str:
+        if isinstance(value, dict) and any(isinstance(item, list) for item in value.values()):
+            inner = ",\n".join(f"      {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
+            return f"{{\n{inner}\n    }}"
+        return json.dumps(value)
+
+    blocks = []
+    for name, gpu in gpus.items():
+        inner = ",\n".join(f"    {json.dumps(key)}: {rows(value)}" for key, value in gpu.items())
+        blocks.append(f"  {json.dumps(name)}: {{\n{inner}\n  }}")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
 def main() -> None:
     """Fit every GPU that has tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("kernels", type=Path)
+    parser.add_argument("--layers", type=Path)
     parser.add_argument("--gpus", type=Path, default=Path("mocker/data/gpus.json"))
-    arguments = parser.parse_args()
-    gpus = json.loads(arguments.gpus.read_text())
-    found: dict[str, dict] = {}
-    for system, name in SYSTEMS.items():
-        gpu, folder, out = gpus[name], arguments.data / "kernels" / system, found.setdefault(name, {})
-
-        def read(kind: str, folder: Path = folder) -> pd.DataFrame:
-            return pd.read_csv(next(folder.glob(f"{kind}*.csv.gz")))
-
-        gemm, bandwidth = read("gemm"), gpu["bandwidth"]
-        for dtype, rows in gemm.groupby("gemm_dtype"):
-            if len(rows) > 1000:
-                peak = gpu["flops"][NAMES[dtype].removesuffix("-block")]
-                act = 2.0
-                out[f"gemm {NAMES[dtype]}"] = fit_gemm(rows, peak, bandwidth, BYTES[dtype], act)
-        decode, prefill = read("generation"), read("context")
-        for dtype, rows in decode.groupby("kv_cache_dtype"):
-            out[f"decode {dtype}"] = fit_decode(rows, bandwidth, L2_BYTES[name], BYTES[dtype])
-        for dtype, rows in prefill.groupby("kv_cache_dtype"):
-            out[f"prefill {dtype}"] = fit_prefill(rows, gpu["flops"]["bfloat16"])
-        out["all-reduce"] = fit_all_reduce(read("custom_allreduce"))
-        for key, (coefficients, errors) in out.items():
-            print(f"{name:14}{key:18}{coefficients!s:48}{errors}")
+    parser.add_argument("--write", action="store_true", help="put the coefficients into the file of GPUs")
+    options = parser.parse_args()
+    gpus = json.loads(options.gpus.read_text())
+    print(f"{'':14}{'held-out error: median, mean':48}coefficients")
+    for name, gpu in gpus.items():
+        fits: list[tuple[str, Fit]] = []
+        if name in SYSTEMS:
+            fits += from_tables(name, gpu, options.kernels / SYSTEMS[name])
+        if options.layers and name in LAYERS:
+            fits += from_layers(name, gpu, options.layers / LAYERS[name])
+        for kind, found in fits:
+            print(f"{name:14}{kind:22}{found.error}   {found.coefficients}")
+    for name, source in SHARED_EXPERTS.items():
+        gpus[name]["experts"] = {dtype: gpus[source]["experts"][dtype] for dtype in gpus[name]["experts"]}
+    if options.write:
+        options.gpus.write_text(written(gpus))
 
 
 if __name__ == "__main__":

@@ -65,6 +65,8 @@ class Gpu:
     """How much longer a decode's KV takes to read beside a prefill, for each query head that shares a KV head (at least 1)."""
     mixed_row_s: float = 0.0
     """A sequence's and KV head's time beside a prefill, where it is longer."""
+    mixed_tile_s: float = 0.0
+    """For each decode, query head and token of the prefill beside it: the grid of such kernels is as long for every sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ def find_gpu(name: str) -> Gpu:
         prefill=facts["prefill"],
         all_reduce={int(n): [(size, time * 1e-6) for size, time in rows] for n, rows in facts["all_reduce"].items()},
         architecture=facts["architecture"],
-        **{name: facts[name] for name in ("prefill_pad", "mixed_decode_slowdown", "mixed_row_s") if name in facts},
+        **{name: facts[name] for name in ("prefill_pad", "mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s") if name in facts},
     )
 
 

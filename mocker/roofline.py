@@ -87,6 +87,7 @@ class Roofline:
         self._mixed_kv_s = self._kv_s * beside_prefill
         self._row_s = rows * decode.row_s
         self._mixed_row_s = rows * max(decode.row_s, gpu.mixed_row_s)
+        self._tile_s = full * engine.scale * shape.num_heads / n * gpu.mixed_tile_s
         self._least_s = shape.num_layers * engine.prefill_least_layer_s
         self._mixed_s = shape.num_layers * engine.prefill_layer_s + engine.step_s
         self._attention_s = decode.launch_s
@@ -120,7 +121,7 @@ class Roofline:
             + self._head_s(sequences)
             + self._pair_s * (num_pairs + self._gpu.prefill_pad * (num_tokens + num_context_tokens))
             + self._mixed_kv_s * num_kv_tokens
-            + self._mixed_row_s * num_decodes
+            + (self._mixed_row_s + self._tile_s * num_tokens / num_prefills) * num_decodes
         )
         if kernels < self._least_s:
             kernels = self._least_s
