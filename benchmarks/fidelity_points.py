@@ -35,21 +35,22 @@ BLACKWELL = ("b200", "b300", "gb200")
 def settings_of(point: Any, gpu: str) -> EngineConfig:
     """Return the engine of a point.
 
-    The KV cache is 16-bit on Hopper, as the checkpoints there leave it (at 64 requests of 8 k tokens on two H100s, 28 run at a
-    time, which is what 16 bits leave room for), and 8-bit on Blackwell, where NVIDIA's checkpoints ask for it.
+    The KV cache is 16-bit on vLLM and Hopper, as the checkpoints there leave it (at 64 requests of 8 k tokens on two H100s, 28
+    run at a time, which is what 16 bits leave room for), and with 16-bit weights; else 8-bit, as NVIDIA's checkpoints and the
+    scripts that start SGLang ask for.
     """
+    quantization = point.precision if point.precision in ("fp8", "fp4", "int4") else None
+    if quantization is None and "FP8" in str(point.silicon_data_source):
+        quantization = "fp8"
+    has_small_kv = quantization is not None and (point.backend != "vllm" or gpu in BLACKWELL)
     return EngineConfig(
         model=point.model_path,
         gpu=gpu,
         tensor_parallel_size=int(point.tp_size),
         dp_size=int(point.attention_dp_size) if point.attention_dp_size > 1 else 1,
         enable_expert_parallel=point.moe_ep_size > 1,
-        quantization=point.precision
-        if point.precision in ("fp8", "fp4", "int4")
-        else "fp8"
-        if "FP8" in str(point.silicon_data_source)
-        else None,
-        kv_cache_dtype="fp8" if gpu in BLACKWELL else "bfloat16",
+        quantization=quantization,
+        kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
         block_size=16,
         max_num_seqs=int(point.concurrency),
         max_num_batched_tokens=max(8192, int(point.concurrency)),

@@ -97,8 +97,12 @@ class Roofline:
             raise ValueError(
                 f"tensor_parallel_size {n} was not measured on {gpu.name}; expected 1 or one of {sorted(gpu.all_reduce)}"
             )
+        self._pad = gpu.prefill_pad
+        self._sequence_s = engine.sequence_s
+        # What depends on a whole number alone is found once.
         self._linear: dict[int, float] = {}
         self._heads: dict[int, float] = {}
+        self._decodes: dict[int, float] = {}
 
     def _prepare_experts(self, weights: str, expert_parallel_size: int, attention_ranks: int) -> None:
         shape, gpu = self._shape, self._gpu
@@ -116,39 +120,40 @@ class Roofline:
         """Weights are read once for all tokens of the step."""
         num_tokens, num_context_tokens, num_pairs, num_prefills = prefill
         sequences = num_prefills + num_decodes
+        all_tokens = num_tokens + num_decodes
         kernels = (
-            self._tokens_s(num_tokens + num_decodes)
-            + self._head_s(sequences)
-            + self._pair_s * (num_pairs + self._gpu.prefill_pad * (num_tokens + num_context_tokens))
+            (self._linear.get(all_tokens) or self._tokens_s(all_tokens))
+            + (self._heads.get(sequences) or self._head_s(sequences))
+            + self._pair_s * (num_pairs + self._pad * (num_tokens + num_context_tokens))
             + self._mixed_kv_s * num_kv_tokens
             + (self._mixed_row_s + self._tile_s * num_tokens / num_prefills) * num_decodes
         )
         if kernels < self._least_s:
             kernels = self._least_s
-        return kernels + self._mixed_s + sequences * self._engine.sequence_s
+        return kernels + self._mixed_s + sequences * self._sequence_s
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
         """Affine in the KV tokens, which grow by one for each sequence and step."""
-        engine = self._engine
-        fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences) + engine.step_s
-        fixed += num_sequences * (self._row_s + engine.sequence_s)
+        fixed = self._decodes.get(num_sequences)
+        if fixed is None:
+            fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences) + self._engine.step_s
+            fixed += num_sequences * (self._row_s + self._sequence_s)
+            self._decodes[num_sequences] = fixed
         return Ramp(fixed + self._kv_s * num_kv_tokens, self._kv_s * num_sequences)
 
     def _tokens_s(self, num_tokens: int) -> float:
-        """Return the time of all kernels that depend on the number of tokens alone (s)."""
-        found = self._linear.get(num_tokens)
-        if found is None:
-            shape = self._shape
-            layer = self._matrices_s(self._matrices, num_tokens) + self._attention_s + self._elementwise_s(num_tokens)
-            is_fused = num_tokens * shape.hidden_size * HALF <= self._engine.fused_bytes.get(str(self._n), 0.0)
-            fused = self._engine.fused_all_reduce if is_fused else 1.0
-            layer += 2 * fused * self._all_reduce_s(self._reduces, num_tokens)
-            found = self._linear[num_tokens] = self._engine.scale * (
-                shape.num_layers * layer
-                + self._num_ffn * self._matrices_s(self._ffn, num_tokens)
-                + (shape.num_layers - self._num_ffn) * self._experts_s(num_tokens)
-                + (shape.num_layers - self._full) * self._window_s(num_tokens)
-            )
+        """Find, and keep, the time of all kernels that depend on the number of tokens alone (s)."""
+        shape = self._shape
+        layer = self._matrices_s(self._matrices, num_tokens) + self._attention_s + self._elementwise_s(num_tokens)
+        is_fused = num_tokens * shape.hidden_size * HALF <= self._engine.fused_bytes.get(str(self._n), 0.0)
+        fused = self._engine.fused_all_reduce if is_fused else 1.0
+        layer += 2 * fused * self._all_reduce_s(self._reduces, num_tokens)
+        found = self._linear[num_tokens] = self._engine.scale * (
+            shape.num_layers * layer
+            + self._num_ffn * self._matrices_s(self._ffn, num_tokens)
+            + (shape.num_layers - self._num_ffn) * self._experts_s(num_tokens)
+            + (shape.num_layers - self._full) * self._window_s(num_tokens)
+        )
         return found
 
     def _matrices_s(self, matrices: Sequence[tuple[float, float]], num_tokens: int) -> float:
@@ -197,12 +202,11 @@ class Roofline:
         return _interpolate(measured, num_tokens * self._shape.hidden_size * HALF)
 
     def _head_s(self, num_sequences: int) -> float:
-        found = self._heads.get(num_sequences)
-        if found is None:
-            weights = self._shape.hidden_size * self._shape.vocab_size / self._n
-            compute = 2 * num_sequences * weights / (self._gpu.flops["bfloat16"] * HEAD_EFFICIENCY)
-            memory = weights * HALF / (self._gpu.bandwidth * self._gpu.gemm["bfloat16"].memory)
-            found = self._heads[num_sequences] = self._engine.scale * float((compute**2 + memory**2) ** 0.5)
+        """Find, and keep, the time to turn hidden states into tokens (s)."""
+        weights = self._shape.hidden_size * self._shape.vocab_size / self._n
+        compute = 2 * num_sequences * weights / (self._gpu.flops["bfloat16"] * HEAD_EFFICIENCY)
+        memory = weights * HALF / (self._gpu.bandwidth * self._gpu.gemm["bfloat16"].memory)
+        found = self._heads[num_sequences] = self._engine.scale * float((compute**2 + memory**2) ** 0.5)
         return found
 
 
