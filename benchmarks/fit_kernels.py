@@ -84,9 +84,7 @@ def fit(model: Callable[..., Array], ranges: list[tuple[float, float, float]], x
     scale = np.maximum(start, 1e-9)
     found = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, x_scale=scale).x
     error = np.abs(model(found, *(v[test] for v in x)) / y[test] - 1) * 100
-    return Fit(
-        [float(f"{v:.4g}") for v in found], f"{np.median(error):5.1f} {error.mean():5.1f} %  of {len(y):6} rows"
-    )
+    return Fit([float(f"{v:.4g}") for v in found], f"{np.median(error):5.1f} {error.mean():5.1f} %  of {len(y):6} rows")
 
 
 def seconds(table: pd.DataFrame) -> Array:
@@ -206,7 +204,15 @@ def fit_experts(table: pd.DataFrame, weight_bytes: float, peak: float, bandwidth
         memory = active * weights * weight_bytes / (bandwidth * c[1])
         return smooth_maximum(compute, memory, c[3]) + c[2] + c[6] * routed * hidden * 2 / bandwidth
 
-    ranges = [(0.4, 0.02, 1.2), (0.9, 0.2, 1.3), (4e-5, 0, 3e-4), (1.0, 0.4, 8), (1.0, 0.3, 3), (2, 0.5, 64), (3, 0, 30)]
+    ranges = [
+        (0.4, 0.02, 1.2),
+        (0.9, 0.2, 1.3),
+        (4e-5, 0, 3e-4),
+        (1.0, 0.4, 8),
+        (1.0, 0.3, 3),
+        (2, 0.5, 64),
+        (3, 0, 30),
+    ]
     return fit(model, ranges, [table[name].to_numpy(float) for name in names], seconds(table))
 
 
@@ -327,9 +333,7 @@ def fit_mixed(table: pd.DataFrame, memory: float, l2: float, peak: float, bandwi
     new, past, batch, context, heads, kv_heads = (table[name].to_numpy(float) for name in names)
     read = batch * context * kv_heads * HEAD * 4 / bandwidth / memory
 
-    def model(
-        c: Array, pairs: Array, tokens: Array, group: Array, read: Array, rows: Array, tiles: Array
-    ) -> Array:
+    def model(c: Array, pairs: Array, tokens: Array, group: Array, read: Array, rows: Array, tiles: Array) -> Array:
         alone = (pairs + c[1] * tokens) / peak / c[0] + c[5]
         return np.asarray(alone + np.maximum(1, c[2] * group) * read + c[3] * rows + c[4] * tiles)
 
@@ -352,9 +356,7 @@ def from_layers(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
     batch, context, heads = (alone[column].to_numpy(float) for column in ("n_decode", "kv_decode", "kv_heads"))
     size = 4 * batch * context * heads * HEAD
     warm = (batch <= 8) & (context <= 128)
-    found = fit_decode(
-        size, batch * heads, seconds(alone), l2=L2_BYTES[name], bandwidth=gpu["bandwidth"], warm=warm
-    )
+    found = fit_decode(size, batch * heads, seconds(alone), l2=L2_BYTES[name], bandwidth=gpu["bandwidth"], warm=warm)
     gpu["decode"]["bfloat16"] = found.coefficients
     yield "layers' decode", found
     memory, peak = found.coefficients[0], gpu["flops"]["bfloat16"]

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from dynabench.clients import Order, send_all
 from dynabench.errors import UserError
-from dynabench.fitting import Fit, fit_steps, predicted
+from dynabench.fitting import OUTLIER, Fit, fit_steps, predicted
 from dynabench.http_client import clock
 from dynabench.launch import LocalStack
 from dynabench.load import Target
@@ -37,6 +37,7 @@ from workloads.pacing import LoadConfig
 from workloads.tokens import tokens_of
 
 ROUNDS = 4
+NOISE_LEVELS = 16
 LEAST_STEPS = 12
 """Fewer have no 95 % interval of their median worth printing."""
 
@@ -91,6 +92,7 @@ def calibrate(model: str, config: CalibrateConfig, console: Console) -> dict[str
             shutil.copytree(folder, config.steps)
     fit = fit_steps(logs, config.seed)
     found = calibration(logs[0], fit, overheads(logs, sent), model, config.workers)
+    found["noise"] = noise(logs, sent, fit.costs)
     found["batches"] = batches(logs, sent, fit.costs)
     write_whole(config.out, lambda file: file.write((json.dumps(found, indent=1) + "\n").encode()))
     return found
@@ -181,8 +183,40 @@ def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
     return {
         "request_ms": round(max(float(request), 0.0) * 1e3, 4),
         "prompt_token_us": round(slope * 1e6, 4),
+        "spacing_ms": round(spacing(logs, sent) * 1e3, 4),
         "answer_ms": round(max(float(np.average(back, weights=count)), 0.0) * 1e3, 4),
     }
+
+
+def spacing(logs: list[StepLog], sent: list[Sent]) -> float:
+    """Return how far apart requests that were sent at once come to vLLM's front end: the median over the probes' starts (s)."""
+    found = []
+    for one in sent:
+        arrived = np.sort(np.concatenate([log.between(one.start_s, one.end_s).firsts["arrived_s"] for log in logs]))
+        together = one.probe.concurrency
+        if together > len(logs) and len(arrived) >= together:
+            found.append((arrived[together - 1] - arrived[0]) / (together - 1))
+    return float(np.median(found)) if found else 0.0
+
+
+def noise(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[float]:
+    """Return equally likely factors, their mean 1, by which a step's time differs from that of its kind at that moment.
+
+    A kind is steps with or without prefill of one probe at one time, so neither what the model misses nor what drifts counts.
+    """
+    found = []
+    for one in sent:
+        for part in (log.between(one.start_s, one.end_s) for log in logs):
+            expected, took = predicted(costs, part.steps), part.duration_s
+            usual = (took > 0) & (took < OUTLIER * expected)
+            for of_kind in (part.steps["prefill_tokens"] > 0, part.steps["prefill_tokens"] == 0):
+                kept = usual & of_kind
+                if kept.sum() >= LEAST_STEPS:
+                    found.append(took[kept] / expected[kept] * (expected[kept].sum() / took[kept].sum()))
+    if not found:
+        return []
+    levels = np.quantile(np.concatenate(found), (np.arange(NOISE_LEVELS) + 0.5) / NOISE_LEVELS)
+    return [round(float(level), 4) for level in levels / levels.mean()]
 
 
 def batches(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[dict[str, Any]]:
@@ -232,7 +266,7 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
         f"{engine['name']} {engine['version']}, {found['model']} on {found['hardware']}: {error['steps']:.0f} steps",
         f"held-out error of a step: median {error['median']} %, mean {error['mean']} %; of all steps' time together {error['total']:+} %",
         f"outside of the engine: {overhead['request_ms']} ms and {overhead['prompt_token_us']} us a prompt token before, "
-        f"{overhead['answer_ms']} ms after",
+        f"{overhead['answer_ms']} ms after; requests that come at once arrive {overhead['spacing_ms']} ms apart",
         f"use it: dynabench simulate --timing-file {out} {flags}",
     ]
 

@@ -139,7 +139,10 @@ class Cluster:
         self._on_progress = on_progress
         self._overhead = overhead
         self._answer_s = overhead.answer_s
-        self._is_delayed = overhead.before(1) > 0
+        self._is_delayed = overhead.before(1) > 0 or overhead.spacing_s > 0
+        self._passed_s = -1.0
+        self.delays_s = 0.0
+        """What all requests together spent between their clients and the router."""
         self._block_size = engine.block_size
         self._grouping = _Grouping(workload.block_size, engine.block_size)
         events = router.wants_events
@@ -249,8 +252,10 @@ class Cluster:
         for number, intended in self.pacer.due(now):
             self.intended_s[number] = intended
             if self._is_delayed:
-                delay_s = self._overhead.before(self._workload.requests[number].input_length)
-                self.clock.at(now + delay_s, ARRIVAL, partial(self._dispatch, number))
+                passed = now + self._overhead.before(self._workload.requests[number].input_length)
+                passed = self._passed_s = max(passed, self._passed_s + self._overhead.spacing_s)
+                self.delays_s += passed - now
+                self.clock.at(passed, ARRIVAL, partial(self._dispatch, number))
             else:
                 self._dispatch(number)
         self._await_arrivals()

@@ -13,6 +13,8 @@ class Overhead(NamedTuple):
 
     request_s: float = 0.0
     prompt_token_s: float = 0.0
+    spacing_s: float = 0.0
+    """Between two requests that come at once."""
     answer_s: float = 0.0
 
     def before(self, num_prompt: int) -> float:
@@ -23,8 +25,13 @@ class Overhead(NamedTuple):
 def overhead_of(config: OverheadConfig, engine: EngineConfig) -> Overhead:
     """Return the times as given, else as the engine's step times come with them."""
     measured = _measured(engine)
-    given = (config.request_overhead_ms, config.prompt_overhead_us, config.answer_overhead_ms)
-    units = (1e-3, 1e-6, 1e-3)
+    given = (
+        config.request_overhead_ms,
+        config.prompt_overhead_us,
+        config.request_spacing_ms,
+        config.answer_overhead_ms,
+    )
+    units = (1e-3, 1e-6, 1e-3, 1e-3)
     return Overhead(
         *(known if value is None else value * unit for value, unit, known in zip(given, units, measured, strict=True))
     )
@@ -33,7 +40,12 @@ def overhead_of(config: OverheadConfig, engine: EngineConfig) -> Overhead:
 def _measured(engine: EngineConfig) -> Overhead:
     if engine.timing_name == "calibrated" and engine.timing_file is not None:
         found = read_calibration(engine.timing_file)["overhead"]
-        return Overhead(found["request_ms"] * 1e-3, found["prompt_token_us"] * 1e-6, found["answer_ms"] * 1e-3)
+        return Overhead(
+            request_s=found["request_ms"] * 1e-3,
+            prompt_token_s=found["prompt_token_us"] * 1e-6,
+            spacing_s=found["spacing_ms"] * 1e-3,
+            answer_s=found["answer_ms"] * 1e-3,
+        )
     if engine.timing_name == "roofline" and engine.gpu is not None:
         return Overhead(find_engine(engine.timed_as, find_gpu(engine.gpu).architecture).request_s)
     return Overhead()

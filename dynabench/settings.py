@@ -82,12 +82,15 @@ class OverheadConfig:
     prompt_overhead_us: float | None = None
     """The same for each prompt token: tokenizing, copying (default: the calibration's, else 0)."""
 
+    request_spacing_ms: float | None = None
+    """How long a frontend is busy with a request, so that those that come at once reach the engines one by one (default: the calibration's, else 0)."""
+
     answer_overhead_ms: float | None = None
     """From the end of a step to the client (default: the calibration's, else 0)."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
-        for name in ("request_overhead_ms", "prompt_overhead_us", "answer_overhead_ms"):
+        for name in ("request_overhead_ms", "prompt_overhead_us", "request_spacing_ms", "answer_overhead_ms"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must not be negative, not {value}")

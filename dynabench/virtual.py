@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from dynabench.cluster import Cluster
-from dynabench.overhead import Overhead, overhead_of
+from dynabench.overhead import overhead_of
 from dynabench.settings import OverheadConfig
 from mocker import EngineConfig
 from mocker.timing import chunk
+from mocker.timing_files import step_noise
 from mocker.timing_models import timing_model
+from reports.metrics import spread
 from reports.records import ArmResult
 from serving.router import Router, RouterConfig
 from workloads import Workload, WorkloadError
@@ -87,22 +89,16 @@ def simulate(
             for worker, first in zip(cluster.workers, cluster.first_gap_rows, strict=True)
         ]
     )
+    gaps = spread(gaps, step_noise(engine))
     columns = _columns(cluster, workload, engine)
     columns["is_measured"] = np.array([load.is_measured(time) for time in columns["intended_s"]], bool)
     if not is_complete:
         columns = {name: column[columns["worker"] >= 0] for name, column in columns.items()}
     run = ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)
     if any(times):
-        run.facts["overhead_share"] = _overhead_share(columns, times)
+        outside = cluster.delays_s / sum(time >= 0 for time in cluster.intended_s) + times.answer_s
+        run.facts["overhead_share"] = outside / float(np.mean(columns["first_token_s"] - columns["sent_s"]))
     return run
-
-
-def _overhead_share(columns: dict[str, np.ndarray], overhead: Overhead) -> float:
-    """Return which share of the mean TTFT lies outside of the engines."""
-    ttft = float(np.mean(columns["first_token_s"] - columns["sent_s"]))
-    return (
-        overhead.before(1) + overhead.prompt_token_s * float(np.mean(columns["isl"] - 1)) + overhead.answer_s
-    ) / ttft
 
 
 def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict[str, np.ndarray]:

@@ -119,7 +119,11 @@ def find_gpu(name: str) -> Gpu:
         prefill=facts["prefill"],
         all_reduce={int(n): [(size, time * 1e-6) for size, time in rows] for n, rows in facts["all_reduce"].items()},
         architecture=facts["architecture"],
-        **{name: facts[name] for name in ("prefill_pad", "mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s") if name in facts},
+        **{
+            name: facts[name]
+            for name in ("prefill_pad", "mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s")
+            if name in facts
+        },
     )
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mocker.calibrated import StepCosts
+from mocker.config import EngineConfig
 from mocker.table import StepTable
 
-SCHEMA = "dynabench.calibration/1"
+SCHEMA = "dynabench.calibration/2"
 COLUMNS = ("prefill_tokens", "num_decodes", "kv_tokens", "step_ms")
 
 
@@ -24,12 +25,19 @@ def read_calibration(path: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(Path(path).read_text())
         if found.get("schema") != SCHEMA:
-            raise ValueError(f"expected schema {SCHEMA}, not {found.get('schema')!r}")
+            raise ValueError(f"expected schema {SCHEMA}, not {found.get('schema')!r}; calibrate again")
         step = dict(found["step"])
         step["tokens"] = tuple((float(knot), float(slope)) for knot, slope in step["tokens"])
         return found | {"step": StepCosts(**step)}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"timing_file {path}: not a calibration ({error})") from error
+
+
+def step_noise(config: EngineConfig) -> tuple[float, ...]:
+    """Return what a calibrated engine's steps took against their model: equally likely factors whose mean is 1, or none."""
+    if config.timing_name != "calibrated" or config.timing_file is None:
+        return ()
+    return tuple(read_calibration(config.timing_file)["noise"])
 
 
 def num_blocks(path: str) -> int | None:

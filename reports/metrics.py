@@ -1,6 +1,7 @@
 """What a run measured: TTFT, ITL, TPOT, E2E, throughput, goodput, cache hits, each with its formula."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ class TokenGaps:
     @property
     def count(self) -> int:
         """Number of gaps."""
-        return int((self.rows[:, 3] * self.rows[:, 4]).sum())
+        return round((self.rows[:, 3] * self.rows[:, 4]).sum())
 
     def mean(self) -> float:
         """Return the mean gap (s)."""
@@ -109,6 +110,17 @@ class TokenGaps:
         last = self.rows[:, 3] - 1
         result: Floats = self.rows[:, 0] + last * (self.rows[:, 1] + last * self.rows[:, 2])
         return result
+
+
+def spread(rows: Floats, noise: Sequence[float]) -> Floats:
+    """Return gaps as they are when each takes one of some equally likely multiples of its length."""
+    if not noise:
+        return rows
+    factors, count = np.asarray(noise, float), len(noise)
+    wide = np.repeat(rows, count, axis=0)
+    wide[:, :3] *= np.tile(factors, len(rows))[:, None]
+    wide[:, 4] /= count
+    return wide
 
 
 def _steps_below(rows: Floats, value: float) -> float:

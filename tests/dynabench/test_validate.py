@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynabench.calibrate import Probe, Sent, overheads, probes
+from dynabench.calibrate import Probe, Sent, noise, overheads, probes, spacing
 from dynabench.errors import UserError
 from dynabench.fitting import fit_steps, predicted
 from dynabench.overhead import Overhead, overhead_of
@@ -22,7 +22,9 @@ from dynabench.validate import as_calibrated, speed_of
 from dynabench.virtual import simulate
 from mocker import EngineConfig
 from mocker.calibrated import StepCosts
+from mocker.timing_files import SCHEMA
 from reports.folder import read
+from reports.metrics import TokenGaps
 from serving.router import RouterConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
@@ -146,6 +148,32 @@ def test_overheads_are_what_lies_between_client_and_engine():
     assert found["answer_ms"] == pytest.approx(3.0, abs=0.01)
 
 
+def test_spacing_is_how_far_apart_requests_come_that_were_sent_at_once():
+    arrivals = np.array([1.001, 1.003, 1.002, 1.004, 1.9, 5.0, 5.5])  # four at once and one after, then one by one
+    firsts = dict.fromkeys(FIRST_COLUMNS, arrivals)
+    log = log_of(steps(3), np.ones(3), firsts)
+    together = Sent(Probe("many", 4, (1, 2), (1, 2)), 1.0, 2.0, np.zeros(5), np.zeros(5))
+    alone = Sent(Probe("one", 1, (1, 2), (1, 2)), 5.0, 6.0, np.zeros(2), np.zeros(2))
+    assert spacing([log], [together, alone]) == pytest.approx(0.001)
+    assert spacing([log], [alone]) == 0
+
+
+def test_noise_is_what_neither_the_model_nor_the_drift_explains():
+    columns = steps(4000)
+    rng = np.random.default_rng(5)
+    factors = rng.choice([0.7, 0.9, 1.4], 4000)
+    drift = np.repeat([1.0, 1.5], 2000)
+    log = log_of(columns, predicted(COSTS, columns) * factors * drift)
+    middle, end = log.steps["scheduled_s"][2000], log.steps["ended_s"][-1] + 1
+    sent = [
+        Sent(Probe("p", 1, (1, 2), (1, 2)), start, stop, np.zeros(1), np.zeros(1))
+        for start, stop in ((-1.0, middle), (middle, end))
+    ]
+    found = np.array(noise([log], sent, COSTS))
+    assert found.mean() == pytest.approx(1, abs=1e-3)
+    assert found[[1, 8, 14]] == pytest.approx([0.7, 0.9, 1.4], rel=0.02)
+
+
 def test_probes_stay_within_the_engines_limits():
     for limits in ((1, 64, 128), (16, 512, 2048), (256, 8192, 131072)):
         for probe in probes(*limits):
@@ -165,10 +193,9 @@ def write_calibration(tmp_path, **overhead):
         "policy": "fcfs",
         "async_scheduling": False,
     }
-    measured = {"request_ms": 2.0, "prompt_token_us": 1.0, "answer_ms": 0.5} | overhead
-    path.write_text(
-        json.dumps({"schema": "dynabench.calibration/1", "engine": engine, "step": step, "overhead": measured})
-    )
+    measured = {"request_ms": 2.0, "prompt_token_us": 1.0, "spacing_ms": 0.25, "answer_ms": 0.5} | overhead
+    found = {"schema": SCHEMA, "engine": engine, "step": step, "overhead": measured, "noise": [0.8, 0.9, 1.3]}
+    path.write_text(json.dumps(found))
     return str(path)
 
 
@@ -181,8 +208,11 @@ def test_a_simulated_engine_takes_the_calibrated_ones_settings(tmp_path):
 
 def test_overheads_come_from_the_flags_then_from_the_measurements(tmp_path):
     engine = EngineConfig(timing_file=write_calibration(tmp_path))
-    assert overhead_of(OverheadConfig(), engine) == pytest.approx(Overhead(0.002, 1e-6, 0.0005))
-    assert overhead_of(OverheadConfig(request_overhead_ms=7.0), engine) == pytest.approx(Overhead(0.007, 1e-6, 0.0005))
+    measured = Overhead(0.002, 1e-6, 0.00025, 0.0005)
+    assert overhead_of(OverheadConfig(), engine) == pytest.approx(measured)
+    assert overhead_of(OverheadConfig(request_overhead_ms=7.0), engine) == pytest.approx(
+        measured._replace(request_s=0.007)
+    )
     assert overhead_of(OverheadConfig(), EngineConfig()) == Overhead()
     assert overhead_of(OverheadConfig(), EngineConfig(gpu="h100", model="Qwen/Qwen3-8B")).request_s > 0
 
@@ -215,6 +245,29 @@ def test_overheads_delay_first_tokens_and_ends_but_no_steps():
     assert late["last_token_s"] == pytest.approx(plain["last_token_s"] + before + after)
     ttft = plain["first_token_s"] - plain["sent_s"]
     assert run.facts["overhead_share"] == pytest.approx((before + after) / (ttft.mean() + before + after))
+
+
+def test_requests_that_come_at_once_reach_the_engine_one_by_one():
+    workload = Workload("w", 16, [Request(time, 16, 1, (place,)) for place, time in enumerate((0.0, 0.0, 0.0, 1.0))])
+    config = OverheadConfig(request_overhead_ms=3.0, request_spacing_ms=4.0)
+    run = simulated(workload, config)
+    assert run.columns["admitted_s"][0] == pytest.approx(0.003)
+    step = run.columns["first_token_s"][0] - 0.003  # the second and third wait for the first one's step, then share one
+    assert run.columns["first_token_s"] == pytest.approx(
+        [0.003 + step, 0.003 + 2 * step, 0.003 + 2 * step, 1.003 + step]
+    )
+    ttft = run.columns["first_token_s"] - run.columns["sent_s"]
+    assert run.facts["overhead_share"] == pytest.approx((3 + 7 + 11 + 3) / 4e3 / ttft.mean())
+
+
+def test_noise_spreads_the_gaps_between_tokens_and_leaves_their_mean(tmp_path):
+    workload = Workload("w", 16, [Request(0.0, 16, 101, (0,))])
+    engine = EngineConfig(timing_file=write_calibration(tmp_path), max_num_seqs=8)
+    run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0)
+    gaps, steady = TokenGaps(run.gaps), (run.columns["last_token_s"] - run.columns["first_token_s"])[0] / 100
+    assert gaps.count == 100
+    assert gaps.mean() == pytest.approx(steady)
+    assert gaps.quantiles([0.1, 0.5, 0.9]) / steady == pytest.approx([0.8, 0.9, 1.3], rel=0.02)
 
 
 def test_a_closed_loop_waits_for_the_answer_to_arrive():

@@ -11,6 +11,7 @@ from mocker.gpu import find_engine, find_gpu, gpu_names
 from mocker.model_shape import find_model, model_configs, shape_of
 from mocker.roofline import Roofline
 from mocker.timing import Prefill, chunk
+from mocker.timing_files import SCHEMA
 from mocker.timing_models import timing_model
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -188,7 +189,7 @@ def test_leaps_are_exact_with_every_model(kind, tmp_path):
 
 
 CALIBRATION = {
-    "schema": "dynabench.calibration/1",
+    "schema": SCHEMA,
     "engine": {"name": "vllm", "num_gpu_blocks": 321},
     "step": {
         "fixed": 0.001,
