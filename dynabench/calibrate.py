@@ -23,7 +23,7 @@ from dynabench.http_client import clock
 from dynabench.launch import LocalStack
 from dynabench.load import Target
 from dynabench.settings import CalibrateConfig
-from dynabench.step_log import FIRST_COLUMNS, LOG, RECORDER, StepLog, read_step_log
+from dynabench.step_log import LOG, RECORDER, StepLog, read_step_log
 from dynabench.workload_file import write_whole
 from mocker.calibrated import StepCosts
 from mocker.timing_files import SCHEMA
@@ -161,20 +161,24 @@ async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
 def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
     """Return what a request meets outside of the engine: before its queue, a part of it by the prompt's length, and after.
 
-    Client and engine read the same clock, so means over the same requests can be compared without knowing which is which.
-    From vLLM's front end to its scheduler only requests that come one at a time count: the scheduler takes others in between
-    two steps, and that wait is the engine's. They also tell how much more a longer prompt costs.
+    Client and engine read the same clock; requests are matched in order, and medians forgive where that is wrong. From vLLM's
+    front end to its scheduler only requests that come one at a time count: the scheduler takes others in between two steps, and
+    that wait is the engine's. They also tell how much more a longer prompt costs. Those that a probe sends at once at its
+    start wait for each other, see `spacing`.
     """
     rows = []
     for one in sent:
         parts = [log.between(one.start_s, one.end_s).firsts for log in logs]
         firsts = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        count = len(one.sent_s)
-        if len(firsts["added_s"]) == count:
-            arrived, added, token, length = (float(firsts[name].mean()) for name in FIRST_COLUMNS)
-            to_front = arrived - one.start_s - one.sent_s.mean()
-            back = one.first_token_s.mean() - (token - one.start_s)
-            rows.append((count, one.probe.concurrency <= len(logs), length, to_front, added - arrived, back))
+        if len(firsts["added_s"]) != len(one.sent_s):
+            continue
+        is_alone = one.probe.concurrency <= len(logs)
+        later = slice(0 if is_alone or one.probe.concurrency >= len(one.sent_s) else one.probe.concurrency, None)
+        to_front = (np.sort(firsts["arrived_s"]) - np.sort(one.sent_s + one.start_s))[later]
+        to_queue = np.sort(firsts["added_s"]) - np.sort(firsts["arrived_s"])
+        back = np.sort(one.first_token_s + one.start_s) - np.sort(firsts["first_token_s"])
+        length = float(firsts["prompt_tokens"].mean())
+        rows.append((len(to_front), is_alone, length, *(float(np.median(part)) for part in (to_front, to_queue, back))))
     count, alone, length, to_front, to_queue, back = np.array(rows, float).T
     weight, alone = np.sqrt(count), alone > 0
     before = to_front + to_queue

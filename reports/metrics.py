@@ -55,7 +55,7 @@ class TokenGaps:
     @property
     def count(self) -> int:
         """Number of gaps."""
-        return round((self.rows[:, 3] * self.rows[:, 4]).sum())
+        return round(float((self.rows[:, 3] * self.rows[:, 4]).sum()))
 
     def mean(self) -> float:
         """Return the mean gap (s)."""
