@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 from fidelity_points import predict, read
+from fit_kernels import written
 from joblib import Parallel, delayed
 from scipy.optimize import minimize, minimize_scalar
 
@@ -105,15 +106,6 @@ def fit_scale(engines: Engines, backend: str, architecture: str, points: list[Po
 
     found = minimize_scalar(objective, bounds=(0.5, 2.0), method="bounded", options={"xatol": 0.01, "maxiter": 15})
     own["scale"] = round(float(found.x), 2)
-
-
-def written(engines: Engines) -> str:
-    """Return the file: a line for each architecture."""
-    blocks = []
-    for name, parts in engines.items():
-        inner = ",\n".join(f"    {json.dumps(part)}: {json.dumps(times)}" for part, times in parts.items())
-        blocks.append(f"  {json.dumps(name)}: {{\n{inner}\n  }}")
-    return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import functools
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -53,8 +53,7 @@ def validate(
         simulated = [simulate_arm(arm, repeat, experiment.seed + repeat, workload) for repeat in range(count)]
         pairs[mode] = (measured, simulated)
         if (speed := speeds.get(mode)) is not None:
-            ratio = settings.engine.speedup_ratio * speed
-            fast = dataclasses.replace(arm.settings, engine=dataclasses.replace(settings.engine, speedup_ratio=ratio))
+            fast = dataclasses.replace(arm.settings, engine=at(speed, settings.engine))
             scaled = dataclasses.replace(arm, settings=fast)
             at_speed[mode] = [
                 simulate_arm(scaled, repeat, experiment.seed + repeat, workload) for repeat in range(count)
@@ -62,7 +61,7 @@ def validate(
         runs += [*measured, *simulated]
     found = fidelity.summary(pairs, [fidelity.parse(text) for text in config.fail_if], at_speed)
     for mode, speed in speeds.items():
-        found["arms"][mode]["speed"] = speed
+        found["arms"][mode]["speed"] = None if speed is None else speed._asdict()
     arms = [Arm(run.arm, settings, {}) for run in runs if run.repeat == 0]
     manifest = manifest_of("virtual", path or config.real, workload, experiment, settings, arms, runs)
     manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": found}
@@ -148,10 +147,20 @@ def _count_preemptions(run: ArmResult, logs: list[StepLog]) -> None:
     run.columns["preemptions"][:1] = sum(int(log.steps["preempted"].sum()) for log in logs)
 
 
-def speed_of(logs: list[StepLog], engine: EngineConfig) -> float | None:
-    """Return how fast a real engine was in these runs against its calibration: the same batches, all of them together.
+class Speed(NamedTuple):
+    """How fast an engine was against its calibration, by the time that the same batches take together."""
 
-    Machines drift. This tells what of an error is their speed, and what is the model.
+    prefill: float
+    """Of steps with prefill, which compute."""
+    decode: float
+    """Of the others, which read memory."""
+
+
+def speed_of(logs: list[StepLog], engine: EngineConfig) -> Speed | None:
+    """Return how fast a real engine was in these runs.
+
+    Machines drift, and what slows their memory need not slow their arithmetic. This tells what of an error is their speed, and
+    what is the model.
     """
     if not logs or engine.timing_name != "calibrated" or engine.timing_file is None:
         return None
@@ -159,7 +168,18 @@ def speed_of(logs: list[StepLog], engine: EngineConfig) -> float | None:
     expected = np.concatenate([predicted(costs, log.steps) for log in logs])
     actual = np.concatenate([log.duration_s for log in logs])
     kept = actual < OUTLIER * expected
-    return float(expected[kept].sum() / actual[kept].sum())
+    has_prefill = np.concatenate([log.steps["prefill_tokens"] for log in logs]) > 0
+    kinds = (kept & has_prefill, kept & ~has_prefill)
+    return Speed(*(float(expected[kind].sum() / actual[kind].sum()) if kind.any() else 1.0 for kind in kinds))
+
+
+def at(speed: Speed, engine: EngineConfig) -> EngineConfig:
+    """Make a simulated engine as fast."""
+    return dataclasses.replace(
+        engine,
+        speedup_ratio=engine.speedup_ratio * speed.prefill,
+        decode_speedup_ratio=engine.decode_speedup_ratio * speed.decode / speed.prefill,
+    )
 
 
 def _past(

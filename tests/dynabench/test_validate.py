@@ -18,11 +18,13 @@ from dynabench.overhead import Overhead, overhead_of
 from dynabench.past_runs import read_requests
 from dynabench.settings import OverheadConfig
 from dynabench.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
-from dynabench.validate import as_calibrated, speed_of
+from dynabench.validate import Speed, as_calibrated, at, speed_of
 from dynabench.virtual import simulate
 from mocker import EngineConfig
 from mocker.calibrated import StepCosts
+from mocker.timing import chunk
 from mocker.timing_files import SCHEMA
+from mocker.timing_models import timing_model
 from reports.folder import read
 from reports.metrics import TokenGaps
 from serving.router import RouterConfig
@@ -409,7 +411,12 @@ def test_the_speed_of_real_runs_is_that_of_the_same_batches(tmp_path):
     engine = EngineConfig(timing_file=write_calibration(tmp_path))
     columns = steps(400)
     truth = predicted(COSTS, columns)
-    assert speed_of([log_of(columns, truth * 0.8), log_of(columns, truth * 0.8)], engine) == pytest.approx(1.25)
+    took = truth * np.where(columns["prefill_tokens"] > 0, 0.8, 0.5)
+    speed = speed_of([log_of(columns, took), log_of(columns, took)], engine)
+    assert speed == pytest.approx(Speed(prefill=1.25, decode=2.0))
+    fast, plain = timing_model(at(speed, engine)), timing_model(engine)
+    assert fast.mixed(chunk(100), 3, 500) == pytest.approx(plain.mixed(chunk(100), 3, 500) * 0.8)
+    assert fast.decode(3, 500).first == pytest.approx(plain.decode(3, 500).first * 0.5)
     assert speed_of([], engine) is None
     assert speed_of([log_of(columns, truth)], EngineConfig()) is None
 
