@@ -129,7 +129,9 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Conso
         engine = _settings(_log_paths(base)[0])
         plan = probes(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"])
         plan = [probe._replace(concurrency=probe.concurrency * config.workers) for probe in plan]
-        await _send(Probe("warm-up", 2, (16, 64), (8, 16)), target, 8 * config.workers, config.seed)
+        longest = max(probe.prompt[1] for probe in plan)
+        warm_up = Probe("warm-up", 2 * config.workers, (1, longest), (1, 8))
+        await _send(warm_up, target, 16 * config.workers, config.seed)
         each = config.duration_s / len(plan) / ROUNDS
         sent: list[Sent] = []
         for turn in range(ROUNDS):  # each probe several times, so that what drifts on the machine favours none

@@ -5,7 +5,6 @@ import contextlib
 import os
 import secrets
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
@@ -13,6 +12,7 @@ import numpy as np
 import uvloop
 
 from dynabench.clients import Order, Sent, send_all
+from dynabench.http_client import clock
 from dynabench.launch import LaunchError, LocalStack
 from dynabench.live_view import LiveView
 from dynabench.load import Target
@@ -26,10 +26,12 @@ from serving.frontend.config import FrontendConfig
 from serving.model_card import ModelError, vocab_size
 from serving.router import RouterConfig, wants_kv_events
 from serving.runtime.config import RuntimeConfig
-from workloads import Workload, WorkloadError
+from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of
 
+WARMUPS = 8
+WARMUP_TOKENS = 8
 LATE_S = 0.1
 """A client whose 99th percentile of (sent - intended) is above this spoiled the run."""
 BUSY = 0.9
@@ -50,10 +52,12 @@ def run_live(
     load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
     view: LiveView | None = None,
     engine_flags: tuple[str, ...] = (),
+    on_start: Callable[[float], None] | None = None,
 ) -> ArmResult:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack; Ctrl-C ends it early and keeps what came.
 
     With `live.url` nothing is started, and whatever answers there is measured; a salt keeps caches of other runs out.
+    `on_start` is told when the run begins, on the client's clock.
 
     Raises:
         LaunchError: the stack did not start.
@@ -68,13 +72,17 @@ def run_live(
         async with _target(live, mode, engine, router, num_workers, seed, engine_flags) as (target, dead):
             if live.engine != "mocker":
                 await _check_context(workload, target)
-            started = time.perf_counter()
+            if count := _num_warmups(live, num_workers):
+                await warm_up(workload, target, count, live.timeout_s, stop)
+            started = clock()
+            if on_start is not None:
+                on_start(started)
             salt = secrets.token_hex(8) if live.url is not None else ""
             order = Order(workload, target, load, salt, live.timeout_s)
             sent = await send_all(
                 order, num_clients=live.clients, stop=stop, on_stats=view.update if view is not None else None
             )
-            wall_s = time.perf_counter() - started
+            wall_s = clock() - started
             lost = dead()
         notes = [f"{', '.join(lost)} died during the run"] if lost else []
         notes += spoilt(sent, load, is_complete=not stop.is_set())
@@ -85,6 +93,25 @@ def run_live(
         return result
 
     return uvloop.run(run())
+
+
+def _num_warmups(live: LiveConfig, num_workers: int) -> int:
+    if live.warmup_requests is not None:
+        return live.warmup_requests
+    return 0 if live.engine == "mocker" else WARMUPS * num_workers
+
+
+async def warm_up(workload: Workload, target: Target, count: int, timeout_s: float, stop: asyncio.Event) -> None:
+    """Send requests as long as the workload's, evenly from its shortest to its longest prompt, and forget them."""
+    ordered = sorted(workload.requests, key=lambda request: request.input_length)
+    chosen = [ordered[(len(ordered) - 1) * (place + 1) // count] for place in range(count)]
+    requests = [
+        Request(0.0, request.input_length, min(request.output_length, WARMUP_TOKENS), (place,))
+        for place, request in enumerate(chosen)
+    ]
+    load = LoadConfig(concurrency=max(count // 4, 1))
+    order = Order(Workload("warm-up", 1 << 30, requests), target, load, secrets.token_hex(8), timeout_s)
+    await send_all(order, num_clients=1, stop=stop)
 
 
 def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool) -> list[str]:

@@ -124,6 +124,9 @@ class LiveConfig:
     clients: int = 1
     """Processes that send requests, sharing one schedule, for rates that one cannot reach."""
 
+    warmup_requests: int | None = None
+    """Requests of the workload's lengths, with prompts of their own, that are sent before a run and left out of it (default: 8 for each worker that runs a model, as the first of a size take longer there; else none)."""
+
     migration_limit: int = 3
     """How often a request may go on at another worker when its own is lost."""
 
@@ -144,6 +147,8 @@ class LiveConfig:
             raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
         if not 1 <= self.clients <= 64:
             raise ValueError(f"clients must be from 1 to 64, not {self.clients}")
+        if self.warmup_requests is not None and not self.warmup_requests >= 0:
+            raise ValueError(f"warmup_requests must not be negative, not {self.warmup_requests}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be greater than 0, not {self.timeout_s}")
         if self.engine != "mocker" and self.url is not None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -113,6 +114,7 @@ def _measure(
     real: dict[str, list[ArmResult]] = {mode: [] for mode in experiment.router_mode}
     for repeat in range(experiment.repeats):
         for mode in experiment.router_mode[:: -1 if repeat % 2 else 1]:
+            started: list[float] = []
             with (
                 tempfile.TemporaryDirectory(prefix="dynabench-") as steps,
                 LiveView(console, f"{mode} {repeat + 1}/{experiment.repeats}", len(workload)) as view,
@@ -129,11 +131,12 @@ def _measure(
                     seed=experiment.seed + repeat,
                     view=view,
                     engine_flags=flags,
+                    on_start=started.append,
                 )
                 if not run.is_complete:
                     raise WorkloadError("interrupted before the real runs were whole; nothing was written")
                 if flags:
-                    told = [read_step_log(file) for file in Path(steps).iterdir()]
+                    told = [read_step_log(file).between(started[0], math.inf) for file in Path(steps).iterdir()]
                     _count_preemptions(run, told)
                     logs[mode] += told
             run.arm, run.repeat = REAL.format(mode), repeat
