@@ -150,7 +150,7 @@ async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
     rng = random.Random(seed)
     ids = range(seed << 20, (seed << 20) + count)
     requests = [Request(0.0, rng.randint(*probe.prompt), rng.randint(*probe.output), (id,)) for id in ids]
-    workload = Workload(probe.name, 1 << 20, requests)
+    workload = Workload(probe.name, probe.prompt[1], requests)  # a block is a whole prompt: none is shared
     start = clock() + 0.1
     order = Order(workload, target, LoadConfig(concurrency=probe.concurrency), "", 600.0)
     answer = await send_all(order, num_clients=1, stop=asyncio.Event(), start=start)

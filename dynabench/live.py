@@ -110,7 +110,8 @@ async def warm_up(workload: Workload, target: Target, count: int, timeout_s: flo
         for place, request in enumerate(chosen)
     ]
     load = LoadConfig(concurrency=max(count // 4, 1))
-    order = Order(Workload("warm-up", 1 << 30, requests), target, load, secrets.token_hex(8), timeout_s)
+    whole = max(ordered[-1].input_length, 1)  # no two prompts share a block
+    order = Order(Workload("warm-up", whole, requests), target, load, secrets.token_hex(8), timeout_s)
     await send_all(order, num_clients=1, stop=stop)
 
 

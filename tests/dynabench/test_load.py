@@ -12,12 +12,14 @@ import uvloop
 
 from dynabench.clients import Order, Sent, send_all, shares
 from dynabench.known_server import MODEL
-from dynabench.live import spoilt
+from dynabench.live import run_live, spoilt
 from dynabench.load import LoadGenerator, Target
 from dynabench.selftest import known_server
-from dynabench.settings import SelftestConfig
+from dynabench.settings import LiveConfig, SelftestConfig
+from mocker import EngineConfig
 from reports import metrics
 from reports.records import ArmResult
+from serving.router import RouterConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -127,8 +129,8 @@ def test_the_warm_up_is_measured_but_does_not_count(quick):
 
 
 @contextlib.contextmanager
-def strange_server(answer):
-    """Serve one behaviour: `answer(reader, writer)` after the request's head was read."""
+def strange_server(answer, seen=None):
+    """Serve one behaviour: `answer(reader, writer)` after the request was read; `seen` gets what was asked."""
     started, stopping = threading.Event(), None
     port = 0
 
@@ -140,7 +142,9 @@ def strange_server(answer):
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
-                await reader.readexactly(length)
+                body = await reader.readexactly(length)
+                if seen is not None:
+                    seen.append(json.loads(body))
                 await answer(reader, writer)
             writer.close()
 
@@ -210,6 +214,33 @@ async def says_nothing(reader, writer):
     writer.write(HEAD + chunk("data: [DONE]\n\n") + b"0\r\n\r\n")
     await writer.drain()
     await reader.read()
+
+
+async def answers(reader, writer):
+    end = 'data: {"choices":[],"usage":{"prompt_tokens":16,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+    writer.write(HEAD + chunk(EVENT) + chunk(end) + b"0\r\n\r\n")
+    await writer.drain()
+
+
+def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
+    requests = [Request(0.0, length, 20, (length,)) for length in (40, 10, 30, 20)]
+    seen, before = [], []
+    with strange_server(answers, seen) as url:
+        run = run_live(
+            Workload("w", 64, requests),
+            live=LiveConfig(url=url, warmup_requests=4),
+            mode="endpoint",
+            engine=EngineConfig(),
+            router=RouterConfig(),
+            num_workers=1,
+            seed=0,
+            on_start=lambda now: before.append(len(seen)),
+        )
+    assert before == [4]
+    assert sorted(len(body["prompt"]) for body in seen[:4]) == [10, 20, 30, 40]
+    assert {body["max_tokens"] for body in seen[:4]} == {8}
+    assert len({tuple(body["prompt"][:10]) for body in seen}) == 8
+    assert len(run.columns["request"]) == 4
 
 
 @pytest.mark.parametrize(
