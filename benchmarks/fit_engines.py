@@ -1,10 +1,11 @@
 """Fit what engines add to their kernels (mocker/data/engines.json) to published end-to-end points.
 
     python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv            # print the times and errors of both halves
-    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write    # write them too; a quarter of an hour
+    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write    # write them too; four minutes
 
 vLLM's times are fitted to every second dense point of an architecture; the other backends get vLLM's times and one scale for
-each architecture, by the TPOT of every second of at most 120 points. See benchmarks/fidelity_points.py for what a point is.
+each architecture, by the TPOT of every second of at most 16 points of each model, GPU and precision; of dense models, where
+there are any. See benchmarks/fidelity_points.py for what a point is.
 """
 
 import argparse
@@ -32,7 +33,8 @@ START = {
     | {"quantise": 1.8, "prefill_layer_s": 2.5e-4, "prefill_least_layer_s": 6.5e-4, "fused_all_reduce": 0.2},
 }
 TTFT_WEIGHT = 0.4
-MOST_POINTS = 120
+KINDS = ["model_path", "gpu", "precision"]
+MOST_OF_A_KIND = 16
 PARTS = 4
 Engines = dict[str, dict[str, dict[str, Any]]]
 Point = dict[str, Any]
@@ -126,7 +128,11 @@ def main() -> None:
         told("  the half that chose them", dense[::2], engines)
         told("  the other half", dense[1::2], engines)
         for backend in ("trtllm", "sglang"):
-            points = rows(of_gpus[of_gpus.backend == backend].sample(frac=1, random_state=0)[:MOST_POINTS])
+            of_backend = of_gpus[of_gpus.backend == backend]
+            is_dense = of_backend.model_path.str.contains("Llama")
+            chosen = of_backend[is_dense] if is_dense.any() else of_backend  # whose kernels are known best
+            groups = chosen.sample(frac=1, random_state=0).groupby(KINDS, dropna=False)
+            points = rows(groups.head(MOST_OF_A_KIND))
             fit_scale(engines, backend, architecture, points[::2])
             print(f"{backend} on {architecture}: scale {engines[backend][architecture]['scale']}")
             told("  the half that chose it", points[::2], engines)

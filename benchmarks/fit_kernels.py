@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from mocker.gpu import over_link
 from mocker.model_shape import BYTES, find_model
 
 SYSTEMS = {
@@ -49,16 +50,21 @@ EXPERTS = {
     },
     "b200": {
         "bfloat16": "unquantizedfusedmoe_flashinfer_trtllm",
-        "fp8": "modeloptfp8moe_flashinfer_trtllm",
+        "fp8": "_fp8moe_flashinfer_trtllm_trtllmfp8expertsmonolithic",
         "int4": "wna16marlin",
         "fp4": "nvfp4expertsmonolithic",
     },
 }
-"""The kernels that vLLM chooses by itself on these GPUs."""
+"""The kernels that vLLM chooses by itself on these GPUs; 8-bit ones are those for weights scaled in blocks, as such models are published."""
 SHARED_EXPERTS = {"h200": "h100", "a100": "h100", "l40s": "h100", "rtx-4090": "rtx-pro-6000"}
 ROUTING = "power_law_1.01"
 """How unevenly the tables' tokens choose experts; real models lie between even and a power law of 1.2."""
 MESSAGES = [2**power for power in (10, 12, 14, 16, 17, 18, 19, 20, 22, 24, 26, 28)]
+LINKS = {"rtx-pro-6000": 17e9}
+"""PCIe of the machine on which its layers were profiled: LLMServingSim says 16 GB/s, its recorded run of two ranks 17.
+
+AIConfigurator's table, of a server, has 35.
+"""
 LEAST_WEIGHTS = 2**23
 """A matrix of 4,096 x 2,048: smaller ones hardly count in a model worth a GPU, and their kernels are of another kind."""
 HEAD = 128
@@ -259,6 +265,10 @@ def from_tables(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
     gpu["prefill"], gpu["prefill_pad"], _ = found.coefficients
     yield "prefill", found
     gpu["all_reduce"] = all_reduces(read("custom_allreduce"))
+    if name in LINKS:
+        for count, rows in gpu["all_reduce"].items():
+            slow = over_link([(size, us * 1e-6) for size, us in rows], int(count), LINKS[name])
+            gpu["all_reduce"][count] = [[size, round(time * 1e6, 2)] for size, time in slow]
     if name in EXPERTS:
         for dtype, found in experts(read("moe"), gpu, EXPERTS[name]):
             gpu["experts"][dtype] = found.coefficients

@@ -107,7 +107,10 @@ def validate(
         console.print(distances(part), highlight=False)
     for name, best in found["best"].items():
         agree = "as in" if best["real"] == best["simulated"] else "but"
-        console.print(f"lowest {name}: {best['simulated']} simulated, {agree} {best['real']} real", highlight=False)
+        doubt = "" if best["is_clear"] else " (by less than real runs differ among themselves)"
+        console.print(
+            f"lowest {name}: {best['simulated']} simulated, {agree} {best['real']} real{doubt}", highlight=False
+        )
     failures = [f"{arm}: {text}" for arm, part in found["arms"].items() for text in part["failed"]]
     for failure in failures:
         console.print(f"failed: {failure}", highlight=False, soft_wrap=True)

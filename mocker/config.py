@@ -88,6 +88,9 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory for weights, activations and KV cache."""
 
+    link_gbps: float | None = None
+    """Bandwidth of all-reduces between the engine's GPUs (GB/s of NCCL's bus bandwidth), where it is not that of the bundled GPU."""
+
     timed_as: Literal["vllm", "sglang", "trtllm"] = "vllm"
     """Engine whose host times the roofline adds."""
 
@@ -116,6 +119,8 @@ class EngineConfig:
         for name in ("speedup_ratio", "decode_speedup_ratio"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+        if self.link_gbps is not None and not self.link_gbps > 0:
+            raise ValueError(f"link_gbps must be greater than 0, not {self.link_gbps}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark is a share of the blocks, from 0 to below 1, not {self.watermark}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -40,6 +40,9 @@ class Decode(NamedTuple):
     row_s: float
 
 
+AllReduces = list[tuple[float, float]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU: peaks from its data sheet (dense), efficiencies from measured kernels."""
@@ -58,7 +61,7 @@ class Gpu:
     """Share of the 16-bit peak that attention over a prompt reaches."""
     prefill_pad: float = 64
     """Tokens by which a prefill's attention is padded."""
-    all_reduce: dict[int, list[tuple[float, float]]] = field(hash=False)
+    all_reduce: dict[int, AllReduces] = field(hash=False)
     """By number of GPUs: (bytes, seconds), in order."""
     architecture: str = ""
     mixed_decode_slowdown: float = 0.0
@@ -125,6 +128,12 @@ def find_gpu(name: str) -> Gpu:
             if name in facts
         },
     )
+
+
+def over_link(measured: AllReduces, num_gpus: int, bandwidth: float) -> AllReduces:
+    """Return all-reduces over a link of another bandwidth (bytes/s): the least one's time and 2 (n-1)/n bytes / bandwidth."""
+    least = measured[0][1]
+    return [(size, least + 2 * (num_gpus - 1) / num_gpus * size / bandwidth) for size, _ in measured]
 
 
 def find_engine(name: str, architecture: str) -> EngineTimes:

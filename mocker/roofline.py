@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import log
 
-from mocker.gpu import EngineTimes, Gpu
+from mocker.gpu import AllReduces, EngineTimes, Gpu, over_link
 from mocker.model_shape import BYTES, ModelShape
 from mocker.timing import Prefill, Ramp
 
@@ -42,6 +42,7 @@ class Roofline:
         attention_ranks: int = 1,
         weights: str = "",
         kv_dtype: str = "bfloat16",
+        link_gbps: float | None = None,
     ) -> None:
         """Prepare the coefficients.
 
@@ -68,7 +69,7 @@ class Roofline:
             (shape.shared_expert_size / n, shape.hidden_size),
         ]
         self._num_ffn = shape.num_dense_layers
-        self._prepare_experts(weights, expert_parallel_size, attention_ranks)
+        self._prepare_experts(weights, expert_parallel_size, attention_ranks, link_gbps)
         half = gpu.flops["bfloat16"]
         head_dim = shape.nope_head_dim + shape.rope_head_dim if shape.is_mla else shape.head_dim
         pair_s = 4 * shape.num_heads / n * head_dim / (half * gpu.prefill)
@@ -92,7 +93,7 @@ class Roofline:
         self._mixed_s = shape.num_layers * engine.prefill_layer_s + engine.step_s
         self._attention_s = decode.launch_s
         self._window = shape.sliding_window
-        self._reduces = gpu.all_reduce.get(n, [])
+        self._reduces = self._all_reduces(n, link_gbps)
         if n > 1 and not self._reduces:
             raise ValueError(
                 f"tensor_parallel_size {n} was not measured on {gpu.name}; expected 1 or one of {sorted(gpu.all_reduce)}"
@@ -104,7 +105,13 @@ class Roofline:
         self._heads: dict[int, float] = {}
         self._decodes: dict[int, float] = {}
 
-    def _prepare_experts(self, weights: str, expert_parallel_size: int, attention_ranks: int) -> None:
+    def _all_reduces(self, num_gpus: int, link_gbps: float | None) -> AllReduces:
+        measured = self._gpu.all_reduce.get(num_gpus, [])
+        return over_link(measured, num_gpus, link_gbps * 1e9) if measured and link_gbps is not None else measured
+
+    def _prepare_experts(
+        self, weights: str, expert_parallel_size: int, attention_ranks: int, link_gbps: float | None
+    ) -> None:
         shape, gpu = self._shape, self._gpu
         self._experts = gpu.experts.get(weights) or gpu.experts.get("bfloat16") if shape.num_experts else None
         self._attention_ranks = attention_ranks
@@ -113,7 +120,7 @@ class Roofline:
         self._expert_bytes = BYTES[weights]
         # Ranks that attend by themselves send each other their tokens and take back what the experts made of them,
         # which moves what one all-reduce does.
-        self._exchange = gpu.all_reduce.get(expert_parallel_size, []) if attention_ranks > 1 else []
+        self._exchange = self._all_reduces(expert_parallel_size, link_gbps) if attention_ranks > 1 else []
         self._expert_peak = gpu.flops.get(weights) or gpu.flops["bfloat16"]
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
@@ -196,7 +203,7 @@ class Roofline:
         size = num_tokens * HALF * (8 * self._shape.hidden_size + 3 * self._shape.ffn_size / self._n)
         return self._engine.layer_s + size / (self._gpu.bandwidth * ELEMENTWISE_EFFICIENCY)
 
-    def _all_reduce_s(self, measured: list[tuple[float, float]], num_tokens: int) -> float:
+    def _all_reduce_s(self, measured: AllReduces, num_tokens: int) -> float:
         if not measured:
             return 0.0
         return _interpolate(measured, num_tokens * self._shape.hidden_size * HALF)
@@ -210,7 +217,7 @@ class Roofline:
         return found
 
 
-def _interpolate(points: list[tuple[float, float]], x: float) -> float:
+def _interpolate(points: AllReduces, x: float) -> float:
     """Interpolate between points in order of x, straight in logarithms; beyond the last, in proportion."""
     if x >= points[-1][0]:
         return points[-1][1] * x / points[-1][0]

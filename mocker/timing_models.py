@@ -43,6 +43,7 @@ def _roofline(config: EngineConfig) -> TimingModel:
         attention_ranks=config.dp_size,
         weights=config.quantization or "",
         kv_dtype=config.kv_cache_dtype,
+        link_gbps=config.link_gbps,
     )
 
 

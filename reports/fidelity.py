@@ -1,5 +1,6 @@
 """How close simulated runs come to real ones: errors of every figure, beside how far real runs differ among themselves."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -127,7 +128,7 @@ def summary(
 
     Returns:
         `arms`: for each, `deviations`, `distances` and the texts of the thresholds it fails; `best`: the arm with the
-        lowest mean TTFT, TPOT and E2E, real and simulated.
+        lowest mean TTFT, TPOT and E2E, real and simulated, and whether each real run of it was better than all of the others.
     """
     arms = {}
     for arm, (real, simulated) in pairs.items():
@@ -146,12 +147,19 @@ def summary(
     return {"arms": arms, "best": _best(arms) if len(arms) > 1 else {}}
 
 
-def _best(arms: dict[str, Any]) -> dict[str, dict[str, str]]:
+def _best(arms: dict[str, Any]) -> dict[str, dict[str, Any]]:
     best = {}
     for name in ("ttft.mean", "tpot.mean", "e2e.mean"):
         rows = {arm: row for arm, found in arms.items() for row in found["deviations"] if row["name"] == name}
-        best[name] = {side: min(rows, key=lambda arm: rows[arm][side]) for side in ("real", "simulated")}
+        found = {side: min(rows, key=lambda arm: rows[arm][side]) for side in ("real", "simulated")}
+        others = [row for arm, row in rows.items() if arm != found["real"]]
+        best[name] = found | {"is_clear": all(_reaches(rows[found["real"]], 1) < _reaches(row, -1) for row in others)}
     return best
+
+
+def _reaches(row: dict[str, Any], sign: int) -> float:
+    """Return how high (or low) real runs came; a single one tells nothing of that."""
+    return float(row["real"] * (1 + sign * (math.inf if row["spread"] is None else row["spread"])))
 
 
 def _deviation(metric: str, statistic: str | None, real: list[Any], simulated: list[Any]) -> Deviation:

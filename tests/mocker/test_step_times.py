@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
-from mocker.gpu import find_engine, find_gpu, gpu_names
+from mocker.gpu import find_engine, find_gpu, gpu_names, over_link
 from mocker.model_shape import find_model, model_configs, shape_of
 from mocker.roofline import Roofline
 from mocker.timing import Prefill, chunk
@@ -252,3 +252,19 @@ def test_a_table_that_is_none_says_what_it_lacks(tmp_path):
     (tmp_path / "half.csv").write_text("prefill_tokens,num_decodes,kv_tokens,step_ms\n16,0,0,2\n")
     with pytest.raises(ValueError, match="rows with decodes"):
         timing_model(EngineConfig(timing_file=str(tmp_path / "half.csv")))
+
+
+def test_a_slower_link_lengthens_all_reduces_and_nothing_else():
+    def step(n, **options):
+        config = EngineConfig(model="Qwen/Qwen3-32B", gpu="h100", tensor_parallel_size=n, **options)
+        return timing_model(config).mixed(chunk(4096), 0, 0)
+
+    size = 4096 * 5120 * 2
+    measured = dict(find_gpu("h100").all_reduce)[4]
+    assert over_link(measured, 4, 1e10)[-1] == (measured[-1][0], measured[0][1] + 1.5 * measured[-1][0] / 1e10)
+    slow, slower = step(4, link_gbps=10.0), step(4, link_gbps=5.0)
+    assert slow > step(4)
+    assert slower - slow == pytest.approx(64 * 2 * 1.5 * size / 1e10, rel=0.02)  # layers, two each
+    assert step(1, link_gbps=5.0) == step(1)
+    with pytest.raises(ValueError, match="link_gbps must be greater than 0, not 0"):
+        EngineConfig(link_gbps=0)

@@ -80,10 +80,16 @@ def test_thresholds_fail_what_is_off_by_more_and_by_more_than_real_runs_differ()
     assert found["arms"]["kv"]["failed"] == []
 
 
-def test_the_better_arm_is_named_on_both_sides():
-    arms = {"random": ([run(1.0)], [run(1.02)]), "kv": ([run(0.9)], [run(0.95)])}
+@pytest.mark.parametrize(
+    ("others", "is_clear"), [([1.0], False), ([1.0, 1.0], True), ([0.93, 1.07], True), ([0.7, 1.3], False)]
+)
+def test_the_better_arm_is_named_on_both_sides(others, is_clear):
+    """Whether the real runs can tell: each of the better arm's is better than all of the others."""
+    real = [run(0.85), run(0.9)] if len(others) > 1 else [run(0.9)]
+    arms = {"random": ([run(scale) for scale in others], [run(1.02)]), "kv": (real, [run(0.95)])}
     best = fidelity.summary(arms, [])["best"]
-    assert best == {name: {"real": "kv", "simulated": "kv"} for name in ("ttft.mean", "tpot.mean", "e2e.mean")}
+    expected = {"real": "kv", "simulated": "kv", "is_clear": is_clear}
+    assert best == dict.fromkeys(("ttft.mean", "tpot.mean", "e2e.mean"), expected)
 
 
 @pytest.mark.parametrize(
