@@ -10,7 +10,6 @@ from rich.console import Console
 from dynabench.arms import Settings
 from dynabench.cli_groups import (
     EngineSettings,
-    Experiment,
     Live,
     Load,
     Overheads,
@@ -20,7 +19,7 @@ from dynabench.cli_groups import (
 )
 from dynabench.cli_workload import flat
 from dynabench.errors import UserError
-from dynabench.settings import CalibrateConfig, ExperimentConfig, LiveConfig, OverheadConfig, ValidateConfig
+from dynabench.settings import CalibrateConfig, LiveConfig, OverheadConfig, ValidateConfig, ValidateExperimentConfig
 from mocker import EngineConfig
 from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
@@ -68,7 +67,7 @@ def validate(
     /,
     *,
     config: Annotated[ValidateConfig, flat("Validation", 0)] = ValidateConfig(),  # noqa: B008 (frozen)
-    experiment: Experiment = ExperimentConfig(),  # noqa: B008
+    experiment: Annotated[ValidateExperimentConfig, flat("Experiment", 1)] = ValidateExperimentConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008

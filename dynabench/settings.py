@@ -231,6 +231,17 @@ class SelftestConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateExperimentConfig(ExperimentConfig):
+    """The same for `dynabench validate`, which most often holds one engine against one."""
+
+    router_mode: tuple[str, ...] = ("round-robin",)
+    """Router mode that is compared, real and simulated; give it once per mode."""
+
+    workers: int = 1
+    """Engine workers, real and simulated; records of a past run do not tell how many it had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValidateConfig:
     """What simulated runs are held against."""
 

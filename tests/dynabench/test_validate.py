@@ -324,18 +324,7 @@ def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):
     real = tmp_path / "requests.jsonl"
     rows = [RECORDS[1] | {"queued_ts": t, "first_token_ts": t + 0.02, "last_token_ts": t + 0.04} for t in range(40)]
     real.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = [
-        "--timing",
-        "constant",
-        "--constant-prefill-ms",
-        "20",
-        "--block-size",
-        "16",
-        "--workers",
-        "1",
-        "--router-mode",
-        "round-robin",
-    ]
+    common = ["--timing", "constant", "--constant-prefill-ms", 20, "--block-size", 16]  # and one worker, as if not said
     limits = ["--fail-if", "ttft > 3%", "--fail-if", "e2e.mean > 3%"]
     good = dynabench("validate", "--real", real, *common, "--out", tmp_path / "good", *limits)
     assert good.returncode == 0, good.stderr
@@ -346,6 +335,7 @@ def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):
     assert "failed: round-robin: tpot.mean is off by +20.0% (tpot.mean > 3%)" in bad.stdout
     manifest, runs = read(tmp_path / "bad")
     assert [run.arm for run in runs] == ["round-robin, real", "round-robin, simulated"]
+    assert set(manifest["workers"].values()) == {1}
     assert "round-robin" in manifest["fidelity"]["arms"]
     assert "Simulated against real: round-robin" in (tmp_path / "bad" / "report.html").read_text()
     again = dynabench(
