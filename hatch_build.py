@@ -17,7 +17,7 @@ CORES = ("mocker", "serving/router")
 # Settings and what reads files: plain Python there, and seldom called.
 INTERPRETED = (
     "__init__.py", "config.py", "hashing.py",
-    "gpu.py", "model_shape.py", "memory.py", "roofline.py", "table.py", "calibrated.py", "timing_files.py", "timing_models.py",
+    "gpu.py", "model_shape.py", "memory.py", "table.py", "timing_files.py", "timing_models.py",
 )  # fmt: skip
 SETUP = """
 import sys

@@ -164,9 +164,13 @@ class Roofline:
         return found
 
     def _matrices_s(self, matrices: Sequence[tuple[float, float]], num_tokens: int) -> float:
-        weights = sum(a * b for a, b in matrices)
-        active = num_tokens * sum(a * self._input_bytes + b * HALF for a, b in matrices)
-        quantised = num_tokens * sum(a for a, _ in matrices) * (HALF + self._input_bytes)
+        weights = inputs = outputs = 0.0
+        for a, b in matrices:
+            weights += a * b
+            inputs += a
+            outputs += b
+        active = num_tokens * (inputs * self._input_bytes + outputs * HALF)
+        quantised = num_tokens * inputs * (HALF + self._input_bytes)
         return (
             self._gemm_s(2 * num_tokens * weights, weights * self._weight_bytes + active)
             + quantised * self._gemm.quantise * self._engine.quantise / self._gpu.bandwidth

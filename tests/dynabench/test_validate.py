@@ -1,6 +1,7 @@
 """From measured steps to simulated ones, and simulated runs against past ones."""
 
 import csv
+import dataclasses
 import gzip
 import json
 import re
@@ -186,7 +187,7 @@ def test_probes_stay_within_the_engines_limits():
 
 def write_calibration(tmp_path, **overhead):
     path = tmp_path / "calibration.json"
-    step = {name: getattr(COSTS, name) for name in StepCosts.__slots__}
+    step = dataclasses.asdict(COSTS)
     engine = {
         "name": "vllm",
         "block_size": 16,
