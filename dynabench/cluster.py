@@ -5,6 +5,7 @@ leap over many iterations; an arrival at that worker cuts it, and a routing deci
 of the iterations that have ended.
 """
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -140,7 +141,8 @@ class Cluster:
         self._overhead = overhead
         self._answer_s = overhead.answer_s
         self._is_delayed = overhead.before(1) > 0 or overhead.spacing_s > 0
-        self._passed_s = -1.0
+        self._turn_s = -math.inf
+        """When the frontend turned to the last request."""
         self.delays_s = 0.0
         """What all requests together spent between their clients and the router."""
         self._block_size = engine.block_size
@@ -252,8 +254,8 @@ class Cluster:
         for number, intended in self.pacer.due(now):
             self.intended_s[number] = intended
             if self._is_delayed:
-                passed = now + self._overhead.before(self._workload.requests[number].input_length)
-                passed = self._passed_s = max(passed, self._passed_s + self._overhead.spacing_s)
+                turn = self._turn_s = max(now, self._turn_s + self._overhead.spacing_s)
+                passed = turn + self._overhead.before(self._workload.requests[number].input_length)
                 self.delays_s += passed - now
                 self.clock.at(passed, ARRIVAL, partial(self._dispatch, number))
             else:

@@ -12,6 +12,7 @@ from mocker.config import EngineConfig
 from mocker.table import StepTable
 
 SCHEMA = "dynabench.calibration/2"
+OVERHEADS = ("request_ms", "prompt_token_us", "spacing_ms", "answer_ms")
 COLUMNS = ("prefill_tokens", "num_decodes", "kv_tokens", "step_ms")
 
 
@@ -28,8 +29,15 @@ def read_calibration(path: str) -> dict[str, Any]:
             raise ValueError(f"expected schema {SCHEMA}, not {found.get('schema')!r}; calibrate again")
         step = dict(found["step"])
         step["tokens"] = tuple((float(knot), float(slope)) for knot, slope in step["tokens"])
-        return found | {"step": StepCosts(**step)}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return found | {
+            "engine": dict(found["engine"]),
+            "step": StepCosts(**step),
+            "overhead": {name: float(found["overhead"][name]) for name in OVERHEADS},
+            "noise": tuple(float(factor) for factor in found["noise"]),
+        }
+    except KeyError as error:
+        raise ValueError(f"timing_file {path}: not a calibration (it has no {error})") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"timing_file {path}: not a calibration ({error})") from error
 
 
@@ -37,7 +45,8 @@ def step_noise(config: EngineConfig) -> tuple[float, ...]:
     """Return what a calibrated engine's steps took against their model: equally likely factors whose mean is 1, or none."""
     if config.timing_name != "calibrated" or config.timing_file is None:
         return ()
-    return tuple(read_calibration(config.timing_file)["noise"])
+    noise: tuple[float, ...] = read_calibration(config.timing_file)["noise"]
+    return noise
 
 
 def num_blocks(path: str) -> int | None:

@@ -263,6 +263,14 @@ def test_requests_that_come_at_once_reach_the_engine_one_by_one():
     assert run.facts["overhead_share"] == pytest.approx((3 + 7 + 11 + 3) / 4e3 / ttft.mean())
 
 
+def test_a_long_prompt_holds_up_no_other_unless_the_frontend_is_said_to_be_busy():
+    workload = Workload("w", 16, [Request(0.0, 1600, 1, tuple(range(100))), Request(0.0, 16, 1, (100,))])
+    admitted = simulated(workload, OverheadConfig(prompt_overhead_us=100.0)).columns["admitted_s"]
+    assert admitted[1] == pytest.approx(0.0016)
+    config = OverheadConfig(prompt_overhead_us=100.0, request_spacing_ms=1.0)
+    assert simulated(workload, config).columns["admitted_s"][1] == pytest.approx(0.0026)
+
+
 def test_noise_spreads_the_gaps_between_tokens_and_leaves_their_mean(tmp_path):
     workload = Workload("w", 16, [Request(0.0, 16, 101, (0,))])
     engine = EngineConfig(timing_file=write_calibration(tmp_path), max_num_seqs=8)

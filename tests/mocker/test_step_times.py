@@ -202,7 +202,17 @@ CALIBRATION = {
         "kv": 1e-8,
         "mixed_kv": 2e-8,
     },
+    "overhead": {"request_ms": 1.0, "prompt_token_us": 0.0, "spacing_ms": 0.5, "answer_ms": 1.0},
+    "noise": [0.9, 1.1],
 }
+
+
+@pytest.mark.parametrize("name", ["engine", "step", "overhead", "noise"])
+def test_a_calibration_that_lacks_a_part_is_refused(tmp_path, name):
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps({key: value for key, value in CALIBRATION.items() if key != name}))
+    with pytest.raises(ValueError, match=f"calibration.json: not a calibration .it has no '{name}'"):
+        timing_model(EngineConfig(timing_file=str(path)))
 
 
 def test_a_calibration_adds_up(tmp_path):
