@@ -6,6 +6,9 @@
 vLLM's times are fitted to every second dense point of an architecture; the other backends get vLLM's times and one scale for
 each architecture, by the TPOT of every second of at most 16 points of each model, GPU and precision; of dense models, where
 there are any. See benchmarks/fidelity_points.py for what a point is.
+
+Not fitted here: host times of a step and a sequence (as in the recorded runs of RTX cards), what ranks exchange (chosen by
+the recorded run of two), and the sizes up to which vLLM fuses all-reduces (its own settings).
 """
 
 import argparse
