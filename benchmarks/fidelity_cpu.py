@@ -16,12 +16,11 @@ from rich.console import Console
 
 from dynabench.arms import Settings
 from dynabench.calibrate import calibrate
-from dynabench.settings import CalibrateConfig, ExperimentConfig, LiveConfig, ValidateConfig
+from dynabench.settings import CalibrateConfig, ExperimentConfig, ExperimentRouterConfig, LiveConfig, ValidateConfig
 from dynabench.validate import validate
 from dynabench.workload_file import write_whole
 from mocker import EngineConfig
 from reports.tables import distances, fidelity_table
-from serving.router import RouterConfig
 from workloads import mooncake
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -140,7 +139,7 @@ def main() -> None:
         experiment = ExperimentConfig(
             router_mode=modes, workers=workers, repeats=options.repeats, out=results, trace_block_size=BLOCK
         )
-        settings = Settings(modes[0], workers, ShapeConfig(), LoadConfig(), RouterConfig(), engine, live)
+        settings = Settings(modes[0], workers, ShapeConfig(), LoadConfig(), ExperimentRouterConfig(), engine, live)
         _, found = validate(path, ValidateConfig(), experiment, settings, console)
         for arm, part in found["arms"].items():
             console.print(name, fidelity_table(arm, part), distances(part))

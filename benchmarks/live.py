@@ -1,6 +1,7 @@
 """How many tokens a second does the live stack carry? Closed loop, everything on this machine.
 
     python benchmarks/live.py [--clients 1 64 256] [--workers 4] [--tokens 64] [--seconds 8]
+    python benchmarks/live.py --text --prompt-tokens 16000 --model-path FOLDER     # of benchmarks/text_model.py
 
 Engines run at speedup 1000, as in the figures of NVIDIA Dynamo this is compared with, so that the stack is the limit.
 """
@@ -9,6 +10,7 @@ import argparse
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -17,15 +19,34 @@ import numpy as np
 import uvloop
 
 from dynabench.launch import LocalStack
+from dynabench.settings import ExperimentRouterConfig
 from mocker import EngineConfig
 from serving.engine import EngineChoice
 from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
-from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from workloads.tokens import tokens_of
 
 HEADERS = {"content-type": "application/json"}
+Prompts = Callable[[int, int], list[int] | str]
+"""The prompt of a client's turn; no two are alike."""
+
+
+def prompts(options: argparse.Namespace) -> Prompts:
+    """Return what makes the prompts."""
+    if options.text:
+        import text_model
+
+        texts = text_model.prompts(Path(options.model_path), options.prompt_tokens, 64)
+        return lambda number, turn: f"{number} {turn} {texts[(31 * number + turn) % len(texts)]}"
+    among = tokens_of(options.vocab_size)
+
+    def tokens(number: int, turn: int) -> list[int]:
+        rng = np.random.default_rng(number * 1_000_003 + turn)
+        drawn: list[int] = rng.integers(among.start, among.stop, options.prompt_tokens).tolist()
+        return drawn
+
+    return tokens
 
 
 async def client(
@@ -36,15 +57,14 @@ async def client(
     tokens: int,
     until: float,
     ttfts: list[float],
-    among: range,
+    prompt: Prompts,
 ) -> int:
     """Ask one thing after the other; return the tokens received."""
     received, turn = 0, 0
     while time.perf_counter() < until:
         turn += 1
-        prompt = np.random.default_rng(number * 1_000_003 + turn).integers(among.start, among.stop, 64).tolist()
         body = msgspec.json.encode(
-            {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+            {"model": model, "prompt": prompt(number, turn), "max_tokens": tokens, "stream": True, "ignore_eos": True}
         )
         started, first = time.perf_counter(), 0.0
         async with session.post(f"{url}/v1/completions", data=body) as response:
@@ -57,14 +77,14 @@ async def client(
     return received
 
 
-async def measure(url: str, model: str, clients: int, tokens: int, seconds: float, among: range) -> None:
+async def measure(url: str, model: str, clients: int, tokens: int, seconds: float, prompt: Prompts) -> None:
     """Run one number of clients and print a line."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=HEADERS) as session:
         ttfts: list[float] = []
-        await client(session, url, model, 10**6, tokens, time.perf_counter() + 0.5, [], among)
+        await client(session, url, model, 10**6, tokens, time.perf_counter() + 0.5, [], prompt)
         started = time.perf_counter()
         work = [
-            client(session, url, model, number, tokens, started + seconds, ttfts, among) for number in range(clients)
+            client(session, url, model, number, tokens, started + seconds, ttfts, prompt) for number in range(clients)
         ]
         received = sum(await asyncio.gather(*work))
         took = time.perf_counter() - started
@@ -87,17 +107,17 @@ def cpu_s(stack: LocalStack) -> dict[str, float]:
 
 async def run(options: argparse.Namespace) -> None:
     """Measure each number of clients, our own stack or what answers at a URL."""
-    among = tokens_of(options.vocab_size)
+    prompt = prompts(options)
     engine: EngineConfig | EngineChoice = EngineConfig(speedup_ratio=1000.0)
     if options.engine:
         engine = EngineChoice(options.engine, ModelRunConfig(extra_engine_args=options.extra_engine_args))
     for clients in options.clients:
         if options.url:
-            await measure(options.url, options.model, clients, options.tokens, options.seconds, among)
+            await measure(options.url, options.model, clients, options.tokens, options.seconds, prompt)
             continue
         stack = LocalStack(
             frontend=FrontendConfig(http_port=0, router_mode="kv"),
-            router=RouterConfig(),
+            router=ExperimentRouterConfig(),
             worker=WorkerConfig(
                 model_path=options.model_path,
                 model_name=options.model,
@@ -109,7 +129,7 @@ async def run(options: argparse.Namespace) -> None:
         )
         async with stack:
             before = cpu_s(stack)
-            await measure(stack.url, stack.model, clients, options.tokens, options.seconds, among)
+            await measure(stack.url, stack.model, clients, options.tokens, options.seconds, prompt)
             spent = {name: used - before[name] for name, used in cpu_s(stack).items()}
             total = sum(spent.values())
             print(
@@ -123,6 +143,8 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--text", action="store_true", help="send the prompts as text (needs --model-path)")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=8)

@@ -22,7 +22,7 @@ from dynabench.fitting import OUTLIER, Fit, fit_steps, predicted
 from dynabench.http_client import clock
 from dynabench.launch import LocalStack
 from dynabench.load import Target
-from dynabench.settings import CalibrateConfig
+from dynabench.settings import CalibrateConfig, ExperimentRouterConfig
 from dynabench.step_log import LOG, RECORDER, StepLog, read_step_log
 from dynabench.workload_file import write_whole
 from mocker.calibrated import StepCosts
@@ -31,7 +31,6 @@ from serving.engine import EngineChoice, EngineError, check_installed, make_engi
 from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.model_card import ModelError, vocab_size
-from serving.router import RouterConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 from workloads.tokens import tokens_of
@@ -119,7 +118,7 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Conso
         raise UserError(str(error)) from error
     stack = LocalStack(
         frontend=FrontendConfig(http_port=0, router_mode="round-robin"),
-        router=RouterConfig(),
+        router=ExperimentRouterConfig(),
         worker=worker,
         engine=EngineChoice("vllm", run, flags),
         num_workers=config.workers,

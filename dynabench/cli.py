@@ -10,12 +10,23 @@ from rich.console import Console
 
 from dynabench.arms import Settings
 from dynabench.cli_fidelity import calibrate, hardware, record, validate, verify
-from dynabench.cli_groups import EngineSettings, Experiment, Live, Load, Overheads, RouterSettings, Shape, plain_errors
+from dynabench.cli_groups import (
+    EngineSettings,
+    Experiment,
+    ExperimentRouter,
+    Live,
+    Load,
+    Overheads,
+    RouterSettings,
+    Shape,
+    plain_errors,
+)
 from dynabench.cli_workload import flat, workload_app
 from dynabench.errors import UserError
 from dynabench.experiment import run_experiment
 from dynabench.settings import (
     ExperimentConfig,
+    ExperimentRouterConfig,
     LiveConfig,
     OverheadConfig,
     SelftestConfig,
@@ -48,7 +59,7 @@ def simulate(
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
-    router: RouterSettings = RouterConfig(),  # noqa: B008
+    router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
     overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:
@@ -76,7 +87,7 @@ def run(
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
-    router: RouterSettings = RouterConfig(),  # noqa: B008
+    router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
     live: Live = LiveConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
 ) -> int:
@@ -104,7 +115,7 @@ def sweep(
     experiment: Experiment = ExperimentConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
-    router: RouterSettings = RouterConfig(),  # noqa: B008
+    router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
     overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:

@@ -10,18 +10,24 @@ from rich.console import Console
 from dynabench.arms import Settings
 from dynabench.cli_groups import (
     EngineSettings,
+    ExperimentRouter,
     Live,
     Load,
     Overheads,
-    RouterSettings,
     Shape,
     plain_errors,
 )
 from dynabench.cli_workload import flat
 from dynabench.errors import UserError
-from dynabench.settings import CalibrateConfig, LiveConfig, OverheadConfig, ValidateConfig, ValidateExperimentConfig
+from dynabench.settings import (
+    CalibrateConfig,
+    ExperimentRouterConfig,
+    LiveConfig,
+    OverheadConfig,
+    ValidateConfig,
+    ValidateExperimentConfig,
+)
 from mocker import EngineConfig
-from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -70,7 +76,7 @@ def validate(
     experiment: Annotated[ValidateExperimentConfig, flat("Experiment", 1)] = ValidateExperimentConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
-    router: RouterSettings = RouterConfig(),  # noqa: B008
+    router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
     live: Live = LiveConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
     overhead: Overheads = OverheadConfig(),  # noqa: B008

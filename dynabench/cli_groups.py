@@ -6,7 +6,7 @@ from typing import Annotated
 
 from dynabench.cli_workload import flat
 from dynabench.errors import UserError
-from dynabench.settings import ExperimentConfig, LiveConfig, OverheadConfig
+from dynabench.settings import ExperimentConfig, ExperimentRouterConfig, LiveConfig, OverheadConfig
 from mocker import EngineConfig
 from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
@@ -16,6 +16,7 @@ Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
 Shape = Annotated[ShapeConfig, flat("Workload", 2)]
 Load = Annotated[LoadConfig, flat("Load", 3)]
 RouterSettings = Annotated[RouterConfig, flat("Router", 4)]
+ExperimentRouter = Annotated[ExperimentRouterConfig, flat("Router", 4)]
 Live = Annotated[LiveConfig, flat("Live stack", 5)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 6)]

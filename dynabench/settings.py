@@ -6,7 +6,7 @@ from typing import Literal
 
 from reports import fidelity
 from reports.slo import Limit, parse, preset
-from serving.router import ROUTER_MODES, Mode
+from serving.router import ROUTER_MODES, Mode, RouterConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,14 @@ class ExperimentConfig:
     def limits(self) -> list[Limit]:
         """The limits that were given."""
         return [parse(text) for text in self.slo] + (preset(self.slo_preset) if self.slo_preset else [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentRouterConfig(RouterConfig):
+    """Settings of a router that is measured: it takes all that is offered, as it does in virtual time."""
+
+    max_queue_depth: float | None = None
+    """Live: requests that may wait at a worker for each one it runs at once; one that finds more everywhere gets 429 (none: no limit)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

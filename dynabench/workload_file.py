@@ -83,7 +83,7 @@ def _encoder(tokenizer: str | None) -> Encode | None:
     from serving.tokenizer import load
 
     try:
-        model = load(ModelFiles.read(tokenizer))
+        model = load(ModelFiles.read(tokenizer), encodes=True)
     except ModelError as error:
         raise WorkloadError(f"the tokenizer cannot be had: {error}") from error
     return lambda text: model.encode(text, special=False).tolist()

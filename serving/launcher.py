@@ -267,7 +267,7 @@ async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, Non
 
 def _count(models: Models, name: str, text: str) -> int:
     model = models.get(name)
-    return 0 if model is None else len(model.tokenizer.encode(text, special=False))
+    return 0 if model is None else len(model.text.tokenizer.encode(text, special=False))
 
 
 def _default_name(job: Job) -> str:

@@ -44,4 +44,6 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     num_generated: int = 0
     """How many of the last tokens another instance generated before it was lost: this one continues the answer."""
     dp_rank: int = 0
+    is_refusable: bool = True
+    """Whether a router may refuse it because all workers are full: not if part of the answer was accepted before."""
     request_id: str = ""

@@ -19,7 +19,7 @@ from serving.kv_events import beside
 from serving.model_card import CARDS, ModelCard, ModelError
 from serving.protocol import PreprocessedRequest
 from serving.router import RouterConfig, check_live_mode
-from serving.router.router import AllBusyError, NoWorkersError
+from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing import Placement, Routing, WorkerTraits
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
@@ -144,26 +144,27 @@ class RouterService:
         for start in range(0, len(content), 1 << 18):
             yield content[start : start + (1 << 18)]
 
-    def _pick(self, num_tokens: int, hashes: list[int]) -> Placement:
+    def _pick(self, num_tokens: int, hashes: list[int], *, is_refusable: bool) -> Placement:
         assert self._routing is not None
         try:
-            return self._routing.pick(num_tokens, hashes)
+            return self._routing.pick(num_tokens, hashes, is_refusable=is_refusable)
+        except AllFullError as error:
+            raise CallError(str(error), "full") from error
         except (NoWorkersError, AllBusyError) as error:
             raise CallError(str(error), "overloaded") from error
 
     async def _best_worker(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Tell where a request, given as `num_tokens` and `sequence_hashes`, would go."""
         assert self._routing is not None
-        placement = self._pick(int(request["num_tokens"]), list(request["sequence_hashes"]))
+        placement = self._pick(int(request["num_tokens"]), list(request["sequence_hashes"]), is_refusable=False)
         self._routing.on_finish(placement)
-        workers = self._routing.workers()
         yield {
             "instance_id": placement.worker.instance_id,
             "dp_rank": placement.worker.rank,
             "overlap_blocks": placement.overlap_blocks,
             "candidates": [
-                {"instance_id": workers[place].instance_id, "cost": cost, "overlap_blocks": overlap}
-                for place, (_, cost, overlap) in enumerate(placement.decision.candidates)
+                {"instance_id": self._routing.worker(slot).instance_id, "cost": cost, "overlap_blocks": overlap}
+                for slot, cost, overlap in placement.decision.candidates
             ],
         }
 
@@ -177,7 +178,7 @@ class RouterService:
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         try:
-            placement = self._pick(len(tokens), hashes)
+            placement = self._pick(len(tokens), hashes, is_refusable=request.is_refusable)
         except CallError as error:
             stream.end(str(error), error.kind)
             return

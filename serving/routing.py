@@ -137,6 +137,10 @@ class Routing:
         """Return the workers that can be routed to, in order of their slots."""
         return [self._workers[slot] for slot in sorted(self._workers)]
 
+    def worker(self, slot: int) -> Worker:
+        """Return the worker that the router core knows by this number."""
+        return self._workers[slot]
+
     async def wait_for_workers(self) -> None:
         """Wait until there is one."""
         assert self._client is not None
@@ -151,12 +155,14 @@ class Routing:
         *,
         avoid: Collection[int] = (),
         session: str | None = None,
+        is_refusable: bool = True,
     ) -> Placement:
         """Choose a worker, or take the one asked for, and book the request there; instances to avoid come last.
 
         Raises:
             NoWorkersError: there is none, or not the one asked for.
             AllBusyError: all are busy.
+            AllFullError: all are full, and the request is refusable.
         """
         only = None
         if instance_id is not None:
@@ -170,7 +176,8 @@ class Routing:
             if avoid
             else frozenset()
         )
-        decision = self.core.pick(request, prompt, asyncio.get_running_loop().time(), only, avoided)
+        now = asyncio.get_running_loop().time()
+        decision = self.core.pick(request, prompt, now, only, avoided, is_refusable)
         worker = self._workers[decision.worker]
         self._open.add(request)
         if self._peers:
@@ -274,7 +281,14 @@ class Routing:
         if slot is None:
             return
         self.loads[worker] = report
-        self.core.on_load(slot, report.kv_active_blocks / max(report.kv_total_blocks, 1), report.num_waiting)
+        self.core.on_load(
+            slot,
+            report.kv_active_blocks / max(report.kv_total_blocks, 1),
+            report.num_waiting,
+            num_running=report.num_running,
+            max_num_seqs=report.max_num_seqs,
+            now=asyncio.get_running_loop().time(),
+        )
         follower = self._follower
         if follower is not None and report.epoch and follower.on_heartbeat(slot, report.epoch, report.number):
             self._mend(worker, slot)

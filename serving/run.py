@@ -134,6 +134,8 @@ def launch(
             raise UsageError(f"the model is given twice: {model} and --model-path {launcher.model_path}")
         launcher = dataclasses.replace(launcher, model_path=model)
     way_out = way_out or default_engine(launcher.model_path)
+    if way_in.startswith("batch:"):  # a batch keeps to --batch-concurrency and wants every answer
+        router = dataclasses.replace(router, max_queue_depth=None)
     job = Job(way_in, way_out, launcher, engine, router, runtime or RuntimeConfig(), engine_arguments)
     check(job)
     for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):

@@ -56,15 +56,60 @@ def answer_length(prompt: npt.NDArray[np.uint32], seed: int) -> int:
     return 16 + xxh3_64_intdigest(prompt.tobytes(), (seed + 1) & 0xFFFF_FFFF_FFFF_FFFF) % 256
 
 
+def log_probability(token: int) -> float:
+    """Return the mocker's log-probability of a token, -0.6 to -4.6: a function of the token alone."""
+    return -0.6 - (token * 2_654_435_761 >> 8) % 4001 / 1000
+
+
+class LogProbabilities:
+    """Made-up log-probabilities, in the form in which engines give real ones."""
+
+    def __init__(self, vocabulary: npt.NDArray[np.uint32], sampling: dict[str, Any]) -> None:
+        self._words: list[int] = np.unique(vocabulary).tolist()
+        self.num_output: int | None = sampling.get("logprobs")
+        self.num_prompt: int | None = sampling.get("prompt_logprobs")
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the request asks for any."""
+        return self.num_output is not None or self.num_prompt is not None
+
+    def of_output(self, tokens: list[int]) -> dict[str, Any]:
+        """Return those of generated tokens."""
+        if self.num_output is None:
+            return {}
+        tops = [self._top(token, self.num_output) for token in tokens]
+        return {"log_probs": [log_probability(token) for token in tokens], "top_logprobs": tops}
+
+    def of_prompt(self, tokens: list[int]) -> dict[str, Any]:
+        """Return those of the prompt's tokens; the first follows nothing and has none."""
+        if self.num_prompt is None:
+            return {}
+        tops = [self._top(token, self.num_prompt) for token in tokens[1:]]
+        found = [log_probability(token) for token in tokens[1:]]
+        return {"prompt_log_probs": [None, *found], "prompt_top_logprobs": [None, *tops]}
+
+    def _top(self, token: int, count: int) -> list[tuple[int, float]]:
+        """Return a token and others, each less likely than the one before."""
+        words, start = self._words, token % len(self._words)
+        others = [other for other in words[start:] + words[:start] if other != token][: max(count - 1, 0)]
+        own = log_probability(token)
+        return [(other, own - place) for place, other in enumerate([token, *others][:count])]
+
+
 class _Live:
     """A request in the engine: its answer, known from the start, and how much of it was made and sent."""
 
-    __slots__ = ("end", "made", "output", "reason", "sent", "stream")
+    __slots__ = ("end", "log_probabilities", "made", "output", "prompt", "reason", "sent", "stream")
 
-    def __init__(self, output: list[int], reason: str, stream: Stream) -> None:
+    def __init__(
+        self, prompt: npt.NDArray[np.uint32], output: list[int], reason: str, stream: Stream, logs: LogProbabilities
+    ) -> None:
+        self.prompt = prompt
         self.output = output
         self.reason = reason
         self.stream = stream
+        self.log_probabilities = logs if logs.are_wanted else None
         self.made = 0
         self.sent = 0
         self.end: dict[str, Any] | None = None
@@ -75,10 +120,15 @@ class _Live:
         if stream.is_blocked or stream.is_over:
             return
         tokens = self.output[self.sent : self.made]
+        logs, item = self.log_probabilities, {"token_ids": tokens}
+        if logs is not None and tokens:
+            item |= logs.of_output(tokens) | (logs.of_prompt(self.prompt.tolist()) if not self.sent else {})
         self.sent = self.made
         if self.end is not None:
-            stream.send({"token_ids": tokens} | self.end)
+            stream.send(item | self.end)
             stream.end()
+        elif logs is not None and tokens:
+            stream.send(item)
         elif tokens:
             stream.send(tokens)
 
@@ -122,7 +172,8 @@ class MockEngine:
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
         self._order += 1
-        live = _Live(output, reason, stream)
+        logs = LogProbabilities(self._vocabulary, request.sampling_options)
+        live = _Live(tokens, output, reason, stream, logs)
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),
@@ -185,7 +236,8 @@ class MockEngine:
             live = sequence.payload
             assert isinstance(live, _Live)
             made = live.made = live.made + 1
-            if live.end is None and live.sent == made - 1 and not live.stream.is_blocked:
+            is_plain = live.end is None and live.log_probabilities is None
+            if is_plain and live.sent == made - 1 and not live.stream.is_blocked:
                 live.stream.send(live.output[live.sent])
                 live.sent = made
             else:

@@ -63,10 +63,12 @@ class ChoiceFormat:
         """Return an event for each token's text, which is escaped for JSON."""
         return self._before + self._between.join(texts) + self._after
 
-    def token(self, text: bytes, logprobs: Any) -> bytes:
-        """Return the event of a token with log-probabilities."""
-        end = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null}]}\n\n'
-        return self._before + text + self._quote + end
+    def token(self, text: bytes, logprobs: Any, usage: dict[str, Any] | None = None) -> bytes:
+        """Return the event of a token with its log-probabilities, None if there are none, and the usage so far."""
+        end = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null}]'
+        if usage is not None:
+            end += b',"usage":' + _encode(usage)
+        return self._before + text + self._quote + end + b"}\n\n"
 
     def last(self, reason: str, nvext: dict[str, Any] | None) -> bytes:
         """Return the event with the finish reason."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 from serving.frontend.answer import DONE, AnswerFormat, ChoiceFormat, annotation
 from serving.frontend.generation import Generation
 from serving.frontend.metrics import ModelMetrics
-from serving.frontend.openai import ApiError, Request, usage
+from serving.frontend.openai import ApiError, usage
+from serving.frontend.preprocess import Prepared
 
 BEGUN = "dynabench.begun"
 """Set in a request's scope once part of its answer was sent."""
@@ -22,25 +24,32 @@ class Asked:
 
     def __init__(
         self,
-        request: Request,
+        prepared: Prepared,
         *,
         id: str,
-        is_chat: bool,
         generations: list[Generation],
-        echoes: list[str],
         annotations: dict[str, Any],
         metrics: ModelMetrics,
         started: float,
     ) -> None:
-        self.request = request
+        self.prepared = prepared
+        self.request = prepared.options
         self.id = id
-        self.is_chat = is_chat
+        self.is_chat = prepared.is_chat
         self.generations = generations
-        self.echoes = echoes
-        """Text that precedes each choice."""
         self.annotations = annotations
         self.metrics = metrics
         self.started = started
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether each event is to hold the usage so far."""
+        options = self.request.stream_options
+        return bool(options is not None and options.include_usage and options.continuous_usage_stats)
+
+    def echo(self, index: int) -> str:
+        """Return the text that precedes a choice."""
+        return self.prepared.echoes[index // (self.request.n or 1)]
 
     def usage(self) -> dict[str, Any]:
         """Return the usage: each prompt counts once, however many choices it has."""
@@ -88,9 +97,9 @@ class Answering(Response):
         self._asked = asked
         self._endpoint = "chat_completions" if asked.is_chat else "completions"
         self._format = AnswerFormat(asked.id, asked.request.model, is_chat=asked.is_chat)
-        self.is_writing_since = 0.0
-        """When a write began that the client has not taken yet, 0 if there is none."""
         self._task: asyncio.Task[Any] | None = None
+        self._failure: ApiError | None = None
+        self._status = "success"
         self._is_ending = False
         self._scope: Scope = {}
 
@@ -104,36 +113,47 @@ class Answering(Response):
         watching = asyncio.ensure_future(self._watch(receive))
         metrics.inflight += 1
         self._scope = scope
-        status = "success"
         try:
             await (self._stream(send) if asked.request.stream else self._whole(scope, receive, send))
         except asyncio.CancelledError:
-            status = "cancelled"
+            if self._failure is not None:
+                task.uncancel()
+                await self._fail(self._failure, send)
+                return
+            self._status = "cancelled"
             metrics.count("model_cancellation", self._endpoint, kind)
-            if not watching.done() and not self.is_writing_since:
+            if not watching.done():
                 raise  # it is we who are asked to end
             task.uncancel()
         except BaseException:
-            status = "error"
+            self._status = "error"
             raise
         finally:
             watching.cancel()
             self._answers.discard(self)
             for generation in asked.generations:
                 generation.close()
-            self._count(kind, status)
+            self._count(kind, self._status)
 
-    def hang_up(self) -> None:
-        """End it: its client does not read."""
+    def fail(self, error: ApiError) -> None:
+        """End it with an error, in the stream if it has begun."""
         if self._task is not None:
+            self._failure = error
             self._task.cancel()
+
+    async def _fail(self, error: ApiError, send: Send) -> None:
+        if BEGUN not in self._scope:
+            self._status = "error"
+            raise error
+        self._status = "error_in_stream"
+        await self._write(send, b"data: " + error.body() + b"\n\n", more=False)
 
     async def _watch(self, receive: Receive) -> None:
         """Cancel the task when the client is gone; the end of the answer looks the same and is not that."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        if not self._is_ending:
-            self.hang_up()
+        if not self._is_ending and self._task is not None:
+            self._task.cancel()
 
     def _count(self, kind: str, status: str) -> None:
         asked, metrics = self._asked, self._asked.metrics
@@ -160,7 +180,7 @@ class Answering(Response):
                 pieces += new
                 logprobs.add(new, generation)
             generation.close()
-            text = asked.echoes[index] + _unescape(b"".join(pieces))
+            text = asked.echo(index) + _unescape(b"".join(pieces))
             return format.choice(index, text, generation.finish_reason, logprobs.value())
 
         choices = await _together([collect(*entry) for entry in enumerate(asked.generations)])
@@ -186,8 +206,7 @@ class Answering(Response):
                 choices += [self._stream_choice(send, place, b"", None) for place in range(1, len(generations))]
                 await _together(choices)
         except ApiError as error:
-            await self._write(send, b"data: " + error.body() + b"\n\n", more=False)
-            self._asked.metrics.count("requests", self._endpoint, "stream", "error_in_stream")
+            await self._fail(error, send)
             return
         options = asked.request.stream_options
         end = self._format.usage(asked.usage()) if options is not None and options.include_usage else b""
@@ -199,11 +218,13 @@ class Answering(Response):
         meter = _Meter(asked)
         logprobs = _Logprobs(asked)
         body = start + format.first()
-        if asked.echoes[index]:
-            body += format.tokens([_escape(asked.echoes[index])])
+        echo = asked.echo(index)
         while True:
             if pieces is None:
                 pieces = await generation.pieces()
+            if echo:
+                body += format.token(_escape(echo), logprobs.of_prompt(generation))
+                echo = ""
             if pieces:
                 meter.count(len(pieces))
                 body += logprobs.events(format, pieces, generation)
@@ -219,9 +240,7 @@ class Answering(Response):
 
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
         self._is_ending = not more
-        self.is_writing_since = time.perf_counter()
         await send({"type": "http.response.body", "body": body, "more_body": more})
-        self.is_writing_since = 0.0
 
     def _facts(self) -> dict[str, str]:
         generation = self._asked.generations[0]
@@ -261,23 +280,35 @@ class _Logprobs:
     """Log-probabilities in OpenAI's two forms, where they were asked for and the engine gives them."""
 
     def __init__(self, asked: Asked) -> None:
-        self._is_wanted = asked.request.num_logprobs is not None
+        self._is_wanted = asked.prepared.num_logprobs is not None
+        self._counts_on = asked.counts_on
         self._is_chat = asked.is_chat
-        self._all: list[tuple[str, float, Any]] = []
+        self._all: list[tuple[str, float | None, Any]] = []
         self._offset = 0
 
     def events(self, format: ChoiceFormat, pieces: list[bytes], generation: Generation) -> bytes:
         """Return the events of some tokens."""
-        if not self._is_wanted or generation.logprobs is None:
+        if not (self._is_wanted or self._counts_on):
             return format.tokens(pieces)
-        return b"".join(
-            format.token(piece, self._one([entry]))
-            for piece, entry in zip(pieces, self._entries(pieces, generation), strict=False)
-        )
+        entries = self._entries(pieces, generation) if self._is_wanted else []
+        logprobs: list[dict[str, Any] | None] = [self._one([entry]) for entry in entries]
+        logprobs += [None] * (len(pieces) - len(entries))
+        before = generation.num_completion - len(pieces)
+        usages = [
+            usage(generation.num_prompt, before + count, generation.num_cached) if self._counts_on else None
+            for count in range(1, len(pieces) + 1)
+        ]
+        return b"".join(map(format.token, pieces, logprobs, usages))
+
+    def of_prompt(self, generation: Generation) -> dict[str, Any] | None:
+        """Return those of the prompt."""
+        return self._one(generation.prompt_logprobs) if generation.prompt_logprobs else None
 
     def add(self, pieces: list[bytes], generation: Generation) -> None:
         """Keep those of some tokens for the whole answer."""
-        if self._is_wanted and generation.logprobs is not None:
+        if not self._all and generation.prompt_logprobs:
+            self._all += generation.prompt_logprobs
+        if self._is_wanted:
             self._all += self._entries(pieces, generation)
 
     def value(self) -> dict[str, Any] | None:
@@ -285,10 +316,10 @@ class _Logprobs:
         return self._one(self._all) if self._all else None
 
     def _entries(self, pieces: list[bytes], generation: Generation) -> list[tuple[str, float, Any]]:
-        assert generation.logprobs is not None
-        return [(_unescape(piece), *pair) for piece, pair in zip(pieces, generation.logprobs, strict=False)]
+        pairs = generation.logprobs or ()
+        return [(_unescape(piece), *pair) for piece, pair in zip(pieces, pairs, strict=False)]
 
-    def _one(self, entries: list[tuple[str, float, Any]]) -> dict[str, Any]:
+    def _one(self, entries: Sequence[tuple[str, float | None, Any]]) -> dict[str, Any]:
         if self._is_chat:
             return {
                 "content": [

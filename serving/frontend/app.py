@@ -1,6 +1,5 @@
 """The routes of the frontend, and what stands before them all: keys, limits, draining."""
 
-import asyncio
 import hmac
 import logging
 import re
@@ -12,31 +11,28 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.frontend import openai
 from serving.frontend.answering import BEGUN, Answering
 from serving.frontend.config import FrontendConfig
+from serving.frontend.dispatch import dispatch
 from serving.frontend.document import openapi
+from serving.frontend.facts import Facts
+from serving.frontend.intake import Intake
 from serving.frontend.metrics import FrontendMetrics
 from serving.frontend.models import Models, ServedModel
-from serving.frontend.openai import ApiError, ChatRequest, CompletionRequest
+from serving.frontend.openai import ApiError
 from serving.frontend.passthrough import hand_through
-from serving.frontend.preprocess import prepare
-from serving.model_card import ModelType
+from serving.frontend.preparer import Kind
+from serving.frontend.preprocess import HandedThrough, Prepared
+from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError
 
 log = logging.getLogger(__name__)
 
-INLINE_BYTES = 64 * 1024
-"""Larger bodies are parsed off the event loop."""
-
-MAX_URI_BYTES = 8 * 1024
-MAX_HEADER_BYTES = 16 * 1024
-MAX_HEADERS = 100
-BODY_TIMEOUT_S = 60.0
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
 DEFECT = ApiError(500, "the frontend failed on this request; its log says why")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -50,19 +46,21 @@ class Frontend:
         self.is_draining = False
         self.metrics = FrontendMetrics()
         self._models = models
+        self.intake = Intake(models, config)
         self._config = config
         self._siblings = siblings
         self._answers: set[Answering] = set()
+        self._handed_through: set[ReplyStream] = set()
         self.num_open = 0
         """Requests in progress."""
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return await self._answer(request, CompletionRequest, ModelType.Completion)
+        return await self._answer(request, "completion")
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return await self._answer(request, ChatRequest, ModelType.Chat)
+        return await self._answer(request, "chat")
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -70,7 +68,7 @@ class Frontend:
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}."""
-        return _json(_describe(self._find(request.path_params["name"])))
+        return _json(_describe(self.intake.find(request.path_params["name"])))
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether requests can be served."""
@@ -98,72 +96,32 @@ class Frontend:
         body = self.metrics.exposition(others, self._models.worker_gauges())
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _answer(self, request: Request, kind: type[openai.Request], whole: ModelType) -> Response:
+    async def _answer(self, request: Request, kind: Kind) -> Response:
         started = time.perf_counter()
-        body = await self._body(request)
-        if len(body) <= INLINE_BYTES:
-            asked = openai.parse(body, kind)
-        else:
-            asked = await asyncio.to_thread(openai.parse, body, kind)
-        model = self._find(asked.model)
-        metrics = self.metrics.of(asked.model)
-        endpoint = "chat_completions" if kind is ChatRequest else "completions"
-        if model.card.model_type is whole:
-            return await hand_through(model, msgspec.json.decode(body), endpoint=endpoint, metrics=metrics)
-        if model.card.model_type is not ModelType.Backend:
-            raise ApiError(404, f"model {asked.model!r} does not offer {request.url.path}", code="model_not_found")
+        model, prepared = await self.intake.take(request, kind)
+        metrics = self.metrics.of(model.card.name)
+        endpoint = "chat_completions" if kind == "chat" else "completions"
+        if isinstance(prepared, HandedThrough):
+            return await hand_through(model, prepared, self._handed_through, endpoint=endpoint, metrics=metrics)
+        assert isinstance(prepared, Prepared)
         try:
-            prepared = await prepare(
-                asked, model, metrics=metrics, config=self._config, started=started, id=_request_id(request)
+            asked = dispatch(
+                prepared, model, metrics=metrics, config=self._config, started=started, id=_request_id(request)
             )
         except ApiError as error:
-            metrics.count("requests", endpoint, "stream" if asked.stream else "unary", "error")
+            metrics.count("requests", endpoint, "stream" if prepared.options.stream else "unary", "error")
             if error.status in (429, 503):
                 metrics.count("model_rejection", endpoint)
             raise
-        if isinstance(prepared, Response):
-            return prepared
-        return Answering(prepared, self._answers)
+        return asked if isinstance(asked, Response) else Answering(asked, self._answers)
 
-    def _find(self, name: str) -> ServedModel:
-        model = self._models.get(name)
-        if model is None:
-            served = ", ".join(repr(model.card.name) for model in self._models.all()) or "none"
-            shown = name if len(name) <= 128 else name[:128] + "..."
-            message = f"model {shown!r} is not served here; served: {served}"
-            raise ApiError(404, message, code="model_not_found", param="model")
-        return model
-
-    async def _body(self, request: Request) -> bytes:
-        kind = request.headers.get("content-type", "application/json").lower()
-        form, _, parameters = kind.partition(";")
-        charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
-        if form.strip() not in ("application/json", "application/octet-stream", "") or (
-            charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii")
-        ):
-            raise ApiError(415, f"the content type must be application/json in UTF-8, not {kind[:100]}")
-        limit = self._config.max_body_mb << 20
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > limit:
-                        raise ApiError(413, f"the body is larger than {self._config.max_body_mb} MiB")
-        except TimeoutError as error:
-            raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from error
-        return bytes(body)
-
-    async def sweep(self) -> None:
-        """For ever: hang up on clients that leave their answers unread."""
-        limit = self._config.write_timeout_s
-        while True:
-            await asyncio.sleep(min(limit / 4, 5))
-            now = time.perf_counter()
-            for answering in list(self._answers):
-                if answering.is_writing_since and now - answering.is_writing_since > limit:
-                    log.info("a client that left its answer unread for %g s is hung up on", limit)
-                    answering.hang_up()
+    def end_all(self) -> None:
+        """End all answers with an error: the process ends before they are done."""
+        message = "this server ends before the answer is complete"
+        for answering in list(self._answers):
+            answering.fail(ApiError(503, message))
+        for stream in list(self._handed_through):
+            stream.abort(message, "draining")
 
 
 class Guard:
@@ -220,13 +178,8 @@ class Guard:
         await _error_response(refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        headers = scope["headers"]
-        if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_URI_BYTES:
-            return ApiError(414, f"the address is longer than {MAX_URI_BYTES} bytes")
-        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-            return ApiError(431, f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
         if self._key:
-            given = next((value for name, value in headers if name == b"authorization"), b"")
+            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             if not hmac.compare_digest(given, b"Bearer " + self._key):
                 error = ApiError(401, "no valid API key was given", code="invalid_api_key")
                 error.headers["www-authenticate"] = "Bearer"
@@ -242,6 +195,7 @@ def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     """Build the application."""
     app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None)
     document = msgspec.json.encode(openapi())
+    facts = Facts(frontend.intake)
 
     async def describe(request: Request) -> Response:
         return Response(document, media_type="application/json")
@@ -270,6 +224,14 @@ def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
         ("/v1/chat/completions", frontend.chat, "POST"),
         ("/v1/models", frontend.models, "GET"),
         ("/v1/models/{name:path}", frontend.model, "GET"),
+        ("/version", facts.version, "GET"),
+        ("/tokenize", facts.tokenize, "POST"),
+        ("/v1/tokenize", facts.tokenize, "POST"),
+        ("/detokenize", facts.detokenize, "POST"),
+        ("/v1/detokenize", facts.detokenize, "POST"),
+        ("/tokenizer_info", facts.tokenizer_info, "GET"),
+        ("/model_info", facts.model_info, "GET"),
+        ("/get_model_info", facts.model_info, "GET"),
         ("/health", frontend.health, "GET"),
         ("/live", frontend.live, "GET"),
         ("/metrics", frontend.prometheus, "GET"),
@@ -282,7 +244,14 @@ def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     app.add_exception_handler(ClientDisconnect, on_gone)
     app.add_exception_handler(CallError, on_defect)
     app.add_exception_handler(Exception, on_defect)
-    return Guard(app, frontend, config)
+    guard = Guard(app, frontend, config)
+    if not config.cors_allow_origins:
+        return guard
+    origins = [origin.strip() for origin in config.cors_allow_origins.split(",")]
+    exposed = ["x-request-id", "x-worker-id", "x-worker-slot", "x-overlap-tokens", "retry-after"]
+    return CORSMiddleware(
+        guard, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+    )
 
 
 def _error_response(error: ApiError) -> Response:

@@ -31,11 +31,20 @@ class FrontendConfig:
     api_key: str = field(default="", repr=False)
     """Key that clients must send as a bearer token (none: anyone may ask). Environment: DYN_API_KEY."""
 
+    cors_allow_origins: str = ""
+    """Origins whose web pages may call, separated by commas, * for all (none: no page of another origin may)."""
+
     max_inflight_requests: int = 4096
     """Requests in progress in one frontend process beyond which it answers 429."""
 
     max_body_mb: int = 45
     """Largest request body (MiB)."""
+
+    max_buffered_mb: int = 256
+    """Memory for request bodies in one frontend process (MiB), beyond which it answers 503; the first 64 KiB of each are free."""
+
+    prepare_timeout_s: float = 10.0
+    """How long a model's chat template and tokenizer may take for one request (s)."""
 
     drain_s: float = 30.0
     """How long requests in progress may take to finish once the process was asked to end (s)."""
@@ -58,5 +67,9 @@ class FrontendConfig:
         ):
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be from {least} to {most}, not {getattr(self, name)}")
+        if not self.max_body_mb <= self.max_buffered_mb <= 1 << 20:
+            raise ValueError(
+                f"max_buffered_mb must be from max_body_mb ({self.max_body_mb}) to {1 << 20}, not {self.max_buffered_mb}"
+            )
         if self.migration_limit is not None and not 0 <= self.migration_limit <= 1023:
             raise ValueError(f"migration_limit must be from 0 to 1023, not {self.migration_limit}")

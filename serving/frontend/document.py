@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from serving.frontend.openai import ChatRequest, CompletionRequest
+from serving.frontend.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 REFERENCE = "#/components/schemas/{name}"
 ERROR = {
@@ -27,13 +27,19 @@ ERROR = {
 
 def openapi() -> dict[str, Any]:
     """Return the document."""
-    _, schemas = msgspec.json.schema_components((CompletionRequest, ChatRequest), ref_template=REFERENCE)
+    kinds = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     asks = {
+        "/tokenize": ("TokenizeRequest", "Return the tokens of a text or a conversation"),
+        "/detokenize": ("DetokenizeRequest", "Return the text of tokens"),
         "/v1/completions": ("CompletionRequest", "Complete a prompt"),
         "/v1/chat/completions": ("ChatRequest", "Answer a conversation"),
     }
     tells = {
         "/v1/models": "List the models",
+        "/version": "Return the version",
+        "/tokenizer_info": "Return a model's tokenizer settings",
+        "/model_info": "Return facts of a model",
         "/health": "Tell whether requests can be served",
         "/live": "Tell whether the process lives",
     }

@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 
 from serving.frontend.openai import ApiError
+from serving.frontend.preprocess import Prompt
 from serving.frontend.stops import StopMatcher
 from serving.protocol import PreprocessedRequest, StopConditions
-from serving.router.hashing import block_hashes, sequence_hashes
-from serving.router.router import AllBusyError, NoWorkersError
+from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing import Placement, Routing
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError, End, pack_u32, pack_u64
-from serving.tokenizer import Ids, Tokenizer
+from serving.tokenizer import Tokenizer
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 """Ends of calls that were never begun: they go elsewhere without counting as a migration."""
@@ -27,16 +27,17 @@ MAX_REFUSALS = 8
 PATIENCE_S = 5.0
 """How long a request that lost its instance waits for another to appear."""
 
-STATUS = {"invalid": 400, "overloaded": 429, "draining": 503, "unknown": 503, "lost": 502, "engine": 500}
+STATUS = {"invalid": 400, "overloaded": 429, "full": 429, "draining": 503, "unknown": 503, "lost": 502, "engine": 500}
 
 
-class Prompt:
-    """A prompt in token ids, hashed once."""
-
-    def __init__(self, tokens: Ids, block_size: int) -> None:
-        self.tokens = tokens
-        self.hashes = sequence_hashes(block_hashes(tokens, block_size))
-        self.block_size = block_size
+def refusal(error: Exception) -> ApiError:
+    """Return what a client gets when no worker takes its request."""
+    match error:
+        case AllFullError():
+            return ApiError(429, "all workers are full, please retry later")
+        case AllBusyError():
+            return ApiError(503, "all workers are busy, please retry later")
+    return ApiError(503, str(error))
 
 
 class Generation:
@@ -50,6 +51,7 @@ class Generation:
         *,
         sampling: dict[str, Any],
         eos_token_ids: list[int],
+        stop_token_ids: list[int],
         stops: list[str],
         tokenizer: Tokenizer,
         migration_limit: int,
@@ -57,8 +59,9 @@ class Generation:
         instance_id: int | None = None,
         rank: int | None = None,
         session: str | None = None,
+        is_refusable: bool = True,
     ) -> None:
-        """Route and send it.
+        """Route and send it; what was accepted once, or is not refusable, is not refused because workers are full.
 
         Raises:
             ApiError: there is nobody to send it to.
@@ -70,12 +73,14 @@ class Generation:
         self.num_migrations = 0
         self.finish_reason = ""
         self.logprobs: list[Any] | None = None
-        """Of the tokens of the last `pieces`, if the engine gives any."""
+        """Of the tokens of the last `pieces`, if they were asked for."""
+        self.prompt_logprobs: list[tuple[str, float | None, Any]] | None = None
+        """Text, log-probability and likeliest alternatives of each token of the prompt, if they were asked for."""
         self._routing = routing
         self._prompt = prompt
         self._conditions = conditions
         self._sampling = sampling
-        self._eos = frozenset() if conditions.ignore_eos else frozenset(eos_token_ids)
+        self._eos = frozenset(stop_token_ids + ([] if conditions.ignore_eos else eos_token_ids))
         self._eos_token_ids = eos_token_ids
         self._matcher = StopMatcher(stops) if stops else None
         self._tokenizer = tokenizer
@@ -84,6 +89,7 @@ class Generation:
         self._request_id = request_id
         self._pinned = (instance_id, rank)
         self._session = session
+        self._is_refusable = is_refusable
         self._output: list[int] = []
         self._said: list[str] = []  # text of the last items, from engines that give text with their tokens
         self._num_before = 0
@@ -95,6 +101,7 @@ class Generation:
         self._stream: ReplyStream | None = None
         self.placement: Placement
         self._start()
+        self._is_refusable = False
 
     async def pieces(self) -> list[bytes]:
         """Wait for news and return the text of each token that came, escaped for JSON.
@@ -167,6 +174,8 @@ class Generation:
                     tokens += item
                 else:
                     self._take_dict(item, tokens)
+            if tokens and not self._has_logprobs():
+                raise ApiError(400, "the engine of this model gives no such log-probabilities", param="logprobs")
             if self._migration_limit:
                 self._output += tokens
             if tokens or self._said or self.finish_reason:
@@ -175,6 +184,13 @@ class Generation:
                 await self._go_on(stream.end)
                 if self.finish_reason:
                     return tokens
+
+    def _has_logprobs(self) -> bool:
+        """Tell whether the log-probabilities that were asked for have come with the tokens."""
+        wanted = self._sampling
+        if wanted.get("prompt_logprobs") is not None and self.prompt_logprobs is None:
+            return False
+        return wanted.get("logprobs") is None or bool(self.logprobs)
 
     def _take_dict(self, item: Any, tokens: list[int]) -> None:
         if not isinstance(item, dict) or not isinstance(found := item.get("token_ids", []), list):
@@ -188,6 +204,10 @@ class Generation:
             self._said.append(str(item["text"]))
         if "completion_tokens" in item:
             self._num_counted = self._num_before + int(item["completion_tokens"])
+        if item.get("prompt_log_probs") is not None and self.prompt_logprobs is None:
+            texts = map(self._tokenizer.text_of, self._prompt.tokens.tolist())
+            likeliest = map(self._top, item["prompt_top_logprobs"])
+            self.prompt_logprobs = list(zip(texts, item["prompt_log_probs"], likeliest, strict=False))
         if item.get("log_probs") is not None:
             tops = item.get("top_logprobs") or [None] * len(found)
             self.logprobs = (self.logprobs or []) + [
@@ -253,12 +273,15 @@ class Generation:
             )
         try:
             placement = self._routing.pick(
-                len(prompt.tokens), prompt.hashes, *self._pinned, avoid=self._failed_at, session=self._session
+                len(prompt.tokens),
+                prompt.hashes,
+                *self._pinned,
+                avoid=self._failed_at,
+                session=self._session,
+                is_refusable=self._is_refusable,
             )
-        except NoWorkersError as error:
-            raise ApiError(503, str(error)) from error
-        except AllBusyError as error:
-            raise ApiError(503, "all workers are busy, please retry later") from error
+        except (NoWorkersError, AllBusyError, AllFullError) as error:
+            raise refusal(error) from error
         self.placement = placement
         self._is_booked = self._is_fresh = True
         request = PreprocessedRequest(
@@ -270,6 +293,7 @@ class Generation:
             num_generated=done,
             dp_rank=placement.worker.rank,
             request_id=self._request_id,
+            is_refusable=self._is_refusable,
         )
         try:
             self._stream = self._routing.send(placement, request)

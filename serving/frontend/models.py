@@ -8,38 +8,31 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serving.frontend.config import FrontendConfig
-from serving.frontend.template import ChatTemplate
+from serving.frontend.preparer import Preparer
+from serving.frontend.preprocess import TextModel
 from serving.model_card import CARDS, ModelCard, ModelError, ModelFiles
 from serving.router import RouterConfig
 from serving.routing import Routing, WorkerTraits
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
-from serving.tokenizer import Tokenizer, load
 from serving.worker import files_address
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 FETCH_TIMEOUT_S = 30.0
+MAX_SEEN = 1000
+"""Names of models that are remembered after their last instance has gone."""
 
 
 class ServedModel:
     """A model that can be asked."""
 
-    def __init__(
-        self,
-        card: ModelCard,
-        routing: Routing,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        vocab_size: int | None = None,
-    ) -> None:
-        self.card = card
-        self.vocab_size = vocab_size
-        """How many tokens the model has, if its files tell: engines may die of others."""
+    def __init__(self, text: TextModel, routing: Routing, preparer: Preparer) -> None:
+        self.card = text.card
+        self.text = text
         self.routing = routing
-        self.tokenizer = tokenizer
-        self.template = template
+        self.preparer = preparer
 
 
 class _Group:
@@ -49,6 +42,7 @@ class _Group:
         self.cards: dict[str, ModelCard] = {}
         self.routing: Routing | None = None
         self.model: ServedModel | None = None
+        self.preparer: Preparer | None = None
         self.opening: asyncio.Task[None] | None = None
 
 
@@ -66,6 +60,7 @@ class Models:
         self._router = router
         self._groups: dict[tuple[str, str], _Group] = {}  # by model name and card checksum
         self._files: dict[str, bytes] = {}  # by SHA-256
+        self._seen: dict[str, None] = {}  # names of models that were known once, the oldest first
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -73,12 +68,23 @@ class Models:
         namespace = self._config.namespace
         await self._runtime.discovery.watch(f"{CARDS}{namespace}/" if namespace else CARDS, self._on_card)
 
+    async def close(self) -> None:
+        """End what was started for the models."""
+        for group in self._groups.values():
+            if group.opening is not None:
+                group.opening.cancel()
+        await asyncio.gather(*(group.preparer.close() for group in self._groups.values() if group.preparer))
+
     def get(self, name: str) -> ServedModel | None:
         """Return a model by its name; of several groups of instances under one name, the first."""
         for (known, _), group in self._groups.items():
             if known == name and group.model is not None:
                 return group.model
         return None
+
+    def is_expected(self, name: str) -> bool:
+        """Tell whether a model that is not served now may be soon: it was known before, or nothing has been yet."""
+        return name in self._seen or not self._seen
 
     def all(self) -> list[ServedModel]:
         """Return every model."""
@@ -119,6 +125,10 @@ class Models:
         except msgspec.MsgspecError as error:
             log.warning("%s in discovery is no model card and is ignored: %s", key, error)
             return
+        self._seen.pop(card.name, None)
+        self._seen[card.name] = None
+        if len(self._seen) > MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
         others = [checksum for name, checksum in self._groups if name == card.name]
         if others and card.checksum not in others:
             log.warning(
@@ -137,6 +147,8 @@ class Models:
             if group.opening is not None:
                 group.opening.cancel()
                 await asyncio.gather(group.opening, return_exceptions=True)
+            if group.preparer is not None:
+                await group.preparer.close()
             if group.routing is not None:
                 await group.routing.close()
 
@@ -167,8 +179,11 @@ class Models:
             try:
                 await routing.wait_for_workers()
                 files = await self._fetch(card, routing)
-                tokenizer = await asyncio.to_thread(load, files)
-                group.model = ServedModel(card, routing, tokenizer, ChatTemplate(files), files.vocab_size)
+                preparer = group.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
+                loading = asyncio.create_task(asyncio.to_thread(TextModel, card, files))
+                if files.contents:  # else no template is the model's own, and hardly a request needs a preparer
+                    await preparer.start()
+                group.model = ServedModel(await loading, routing, preparer)
             except (ModelError, CallError, TimeoutError) as error:
                 log.warning("model %s cannot be served yet: %s", card.name, error)
                 await asyncio.sleep(RETRY_S)

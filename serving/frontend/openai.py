@@ -14,13 +14,19 @@ TokenPrompt = list[TokenId]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Annotation = Annotated[str, Meta(max_length=256)]
+Label = Annotated[str, Meta(max_length=1024)]
+COMPLETION_TOKENS = 16
+"""What a completion without max_tokens may generate, as at OpenAI. A chat may fill the model's context."""
+
+DIGITS = re.compile(r"[0-9]{1,10}")
+DP_RANK = "dp_rank:"
 
 
 class StreamOptions(msgspec.Struct):
     """Options of a streamed answer."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class NvExt(msgspec.Struct, kw_only=True):
@@ -30,7 +36,7 @@ class NvExt(msgspec.Struct, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=1 << 20)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     greed_sampling: bool | None = None
-    use_raw_prompt: bool = False
+    use_raw_prompt: bool | None = None
     """Take the messages' text as the prompt, without the chat template."""
     annotations: Annotated[list[Annotation], Meta(max_length=32)] = []
     """`formatted_prompt`, `token_ids`, `llm_metrics`, `request_id`, `query_instance_id`, `dp_rank:N`."""
@@ -42,22 +48,16 @@ class NvExt(msgspec.Struct, kw_only=True):
     """Conversation the request belongs to; the `session` router mode keeps it on one worker."""
 
 
-class ResponseFormat(msgspec.Struct):
-    """What an answer should look like; text is what engines here can do."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-
-
 class Request(msgspec.Struct, kw_only=True):
-    """What both kinds of completion share."""
+    """What both kinds of completion share; null is the same as absent."""
 
     model: Annotated[str, Meta(min_length=1, max_length=10_000)]
     max_tokens: Tokens | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 20)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
     seed: Int64 | None = None
@@ -65,20 +65,33 @@ class Request(msgspec.Struct, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    user: Annotated[str, Meta(max_length=1024)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    session_id: Annotated[str, Meta(max_length=256)] | None = None
+    """See `NvExt.session_id`."""
     nvext: NvExt | None = None
 
-    @property
-    def limit(self) -> int | None:
-        """Tokens to generate at most, None if not said."""
-        return self.max_tokens
+    # What says nothing about the answer's text.
+    user: Label | None = None
+    request_id: Label | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    prediction: dict[str, Any] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
         """Alternatives wanted for each token, None if no log-probabilities are."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
         return None
 
     @property
@@ -92,15 +105,19 @@ class CompletionRequest(Request, kw_only=True):
 
     prompt: str | list[str | TokenId | TokenPrompt]
     """A text, token ids, or a list of either."""
-    echo: bool = False
+    echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
-    suffix: str | None = None
 
     @property
     def num_logprobs(self) -> int | None:
         """See `Request`."""
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """See `Request`."""
+        return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
         """Return each prompt."""
@@ -121,10 +138,17 @@ class Message(msgspec.Struct, omit_defaults=True):
     """A chat message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | UnsetType | None = UNSET
+    content: str | Annotated[list[TextPart], Meta(min_length=1)] | UnsetType | None = UNSET
     name: str | UnsetType = UNSET
     tool_calls: list[dict[str, Any]] | UnsetType = UNSET
     tool_call_id: str | UnsetType = UNSET
+
+    @property
+    def size(self) -> int:
+        """Characters of its content."""
+        if isinstance(self.content, list):
+            return sum(len(part.text) for part in self.content)
+        return len(self.content or "")
 
     def for_template(self) -> dict[str, Any]:
         """Return it as templates expect it, with the content as one text."""
@@ -145,23 +169,35 @@ class ChatRequest(Request, kw_only=True):
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @property
-    def limit(self) -> int | None:
-        """See `Request`."""
-        return self.max_completion_tokens or self.max_tokens
+    parallel_tool_calls: bool | None = None
 
     @property
     def num_logprobs(self) -> int | None:
         """See `Request`."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize, as vLLM has it: a text or a conversation."""
+
+    model: str | None = None
+    """May be left out where there is one model."""
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
+    add_special_tokens: bool | None = None
+    """Default: true for a text, false for a conversation, whose template has them."""
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
 
 
 class ApiError(Exception):
@@ -213,23 +249,121 @@ def parse(body: bytes, kind: Any) -> Any:
         raise ApiError(400, f"the request is not valid: {text}", param=found[1] if found else None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error or 'nested too deeply'}") from error
-    _check(asked)
+    if isinstance(asked, Request):
+        _check(asked)
+    elif isinstance(asked, TokenizeRequest) and (asked.prompt is None) == (asked.messages is None):
+        raise ApiError(400, "either prompt or messages was expected", param="prompt")
     return asked
+
+
+def check_fields(body: bytes, asked: Request) -> None:
+    """Refuse what an engine of token ids would have to ignore: fields that nobody knows, or that none here can do.
+
+    Raises:
+        ApiError: there is such a field, or one is there twice.
+    """
+    seen: set[str] = set()
+    known = FIELDS[type(asked)]
+    for key, value in _decode_fields(body).items():
+        name = key.name
+        if name in seen:
+            raise ApiError(400, f"the request has {name[:100]!r} twice", param=name[:100])
+        seen.add(name)
+        if name not in known and bytes(value) != b"null":
+            if name not in NEUTRAL:
+                raise ApiError(400, f"unknown parameter: {name[:100]!r}", code="unknown_parameter", param=name[:100])
+            if msgspec.json.decode(value) not in NEUTRAL[name]:
+                raise ApiError(400, f"{name} is not supported", code="unsupported_parameter", param=name)
+    if isinstance(asked, ChatRequest) and (asked.tool_choice == "required" or isinstance(asked.tool_choice, dict)):
+        raise ApiError(400, "a required tool call is not supported", param="tool_choice")
+
+
+class _Key:
+    """A key of an object; two of one name are two keys."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+_decode_fields = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=lambda _, name: _Key(name)).decode
+FIELDS: dict[type[Request], frozenset[str]] = {
+    kind: frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+    for kind in (CompletionRequest, ChatRequest)
+}
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            *(
+                "allowed_token_ids",
+                "audio",
+                "cache_salt",
+                "chat_template",
+                "chat_template_kwargs",
+                "custom_logit_processor",
+            ),
+            *(
+                "custom_params",
+                "documents",
+                "ebnf",
+                "function_call",
+                "functions",
+                "guided_choice",
+                "guided_decoding_backend",
+            ),
+            *("guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern", "input_ids", "json_schema"),
+            *("kv_transfer_params", "logits_processors", "lora_path", "mm_processor_kwargs", "moderation"),
+            *("prompt_embeds", "prompt_logprobs", "reasoning", "reasoning_effort", "regex", "repetition_detection"),
+            *("session_params", "stop_regex", "structured_outputs", "thinking", "thinking_token_budget"),
+            *("truncate_prompt_tokens", "truncation_side", "verbosity", "vllm_xargs", "web_search_options"),
+        ),
+        (),
+    ),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "bad_words": ([],),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "modalities": (["text"],),
+    "no_stop_trim": (False,),
+    "priority": (0,),
+    "response_format": ({"type": "text"},),
+    "return_hidden_states": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True, False),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True, False),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+}
+"""Fields of OpenAI, vLLM and SGLang that no engine here can do, with the values that ask for nothing."""
 
 
 def _check(asked: Request) -> None:
     """Refuse what does not fit together, or what no engine here can do."""
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-    limit = asked.limit
-    if limit is not None and asked.min_tokens > limit:
-        raise ApiError(400, f"min_tokens ({asked.min_tokens}) is larger than max_tokens ({limit})", param="min_tokens")
-    if asked.logit_bias and not all(token.isdigit() for token in asked.logit_bias):
-        raise ApiError(400, "logit_bias maps token ids to numbers", param="logit_bias")
     if isinstance(asked, CompletionRequest):
         _check_completion(asked)
+        asked.max_tokens = COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
     elif isinstance(asked, ChatRequest):
         _check_chat(asked)
+        asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
+    limit = asked.max_tokens
+    if limit is not None and (asked.min_tokens or 0) > limit:
+        raise ApiError(400, f"min_tokens ({asked.min_tokens}) is larger than max_tokens ({limit})", param="min_tokens")
+    if asked.logit_bias and not all(map(DIGITS.fullmatch, asked.logit_bias)):
+        raise ApiError(400, "logit_bias maps token ids to numbers", param="logit_bias")
+    if asked.nvext is not None:
+        for note in asked.nvext.annotations:
+            if note.startswith(DP_RANK) and not DIGITS.fullmatch(note, len(DP_RANK)):
+                raise ApiError(400, f"{DP_RANK}N takes the number of a data-parallel rank, not {note!r}", param="nvext")
 
 
 def _check_completion(asked: CompletionRequest) -> None:
@@ -241,8 +375,6 @@ def _check_completion(asked: CompletionRequest) -> None:
     choices = len(prompts) * (asked.n or 1)
     if choices > MAX_CHOICES:
         raise ApiError(400, f"{len(prompts)} prompts times n are {choices} answers; at most {MAX_CHOICES}", param="n")
-    if asked.suffix:
-        raise ApiError(400, "suffix is not supported", param="suffix")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise ApiError(400, "best_of other than n is not supported", param="best_of")
 
@@ -253,13 +385,6 @@ def _check_chat(asked: ChatRequest) -> None:
             raise ApiError(400, f"a {message.role} message needs content", param="messages")
     if asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    for name in ("functions", "function_call", "chat_template", "chat_template_kwargs"):
-        if getattr(asked, name) is not None:
-            raise ApiError(400, f"{name} is not supported", param=name)
-    if asked.tool_choice == "required" or isinstance(asked.tool_choice, dict):
-        raise ApiError(400, "a required tool call is not supported", param="tool_choice")
-    if asked.response_format is not None and asked.response_format.type != "text":
-        raise ApiError(400, "response_format other than text is not supported", param="response_format")
 
 
 def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:

@@ -7,19 +7,20 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from serving.frontend.answer import DONE, event
-from serving.frontend.generation import STATUS
+from serving.frontend.generation import STATUS, refusal
 from serving.frontend.metrics import ModelMetrics
 from serving.frontend.models import ServedModel
 from serving.frontend.openai import ApiError
-from serving.router.router import AllBusyError, NoWorkersError
+from serving.frontend.preprocess import HandedThrough
+from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError
 
 
 async def hand_through(
-    model: ServedModel, request: dict[str, Any], *, endpoint: str, metrics: ModelMetrics
+    model: ServedModel, request: HandedThrough, streams: set[ReplyStream], *, endpoint: str, metrics: ModelMetrics
 ) -> Response:
-    """Answer a request by what the engine says, chunk by chunk or folded into one.
+    """Answer a request by what the engine says, chunk by chunk or folded into one; `streams` holds its stream meanwhile.
 
     Raises:
         ApiError: there is nobody to ask, or the engine failed before its first chunk.
@@ -27,21 +28,29 @@ async def hand_through(
     routing, started = model.routing, time.perf_counter()
     try:
         placement = routing.pick(1, [])
-    except (NoWorkersError, AllBusyError) as error:
-        raise ApiError(503, str(error)) from error
+    except (NoWorkersError, AllBusyError, AllFullError) as error:
+        metrics.count("requests", endpoint, "stream" if request.stream else "unary", "error")
+        metrics.count("model_rejection", endpoint)
+        raise refusal(error) from error
     metrics.inflight += 1
 
+    stream: ReplyStream | None = None
+
     def release(status: str) -> None:
+        if stream is not None:
+            stream.cancel()
+            streams.discard(stream)
         routing.on_finish(placement)
         metrics.inflight -= 1
-        metrics.count("requests", endpoint, "stream" if request.get("stream") else "unary", status)
+        metrics.count("requests", endpoint, "stream" if request.stream else "unary", status)
         metrics.observe("request_duration_seconds", time.perf_counter() - started)
 
     try:
-        stream = routing.send(placement, request)
+        stream = routing.send(placement, request.request)
+        streams.add(stream)
         first = await stream.take()
         _check(stream, first)
-        if request.get("stream"):
+        if request.stream:
             return StreamingResponse(_events(stream, first, release), media_type="text/event-stream")
         chunks = list(first)
         while stream.end is None or stream.items:
@@ -72,7 +81,6 @@ async def _events(stream: ReplyStream, items: list[Any], release: Any) -> Any:
             status = "success"
             yield DONE
     finally:
-        stream.cancel()
         release(status)
 
 

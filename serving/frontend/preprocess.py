@@ -1,211 +1,303 @@
-"""From an OpenAI request to prompts in token ids, hashed and sent; templates and tokenizers run off the event loop."""
+"""From an OpenAI request to prompts in token ids, checked and hashed. Pure: it runs here or in the model's preparer."""
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
-from starlette.responses import Response
 
-from serving.frontend.answer import DONE, annotation
-from serving.frontend.answering import Asked
-from serving.frontend.config import FrontendConfig
-from serving.frontend.generation import Generation, Prompt
-from serving.frontend.metrics import ModelMetrics
-from serving.frontend.models import ServedModel
-from serving.frontend.openai import ApiError, ChatRequest, CompletionRequest, NvExt, Request
-from serving.frontend.template import TemplateError
-from serving.protocol import StopConditions
-from serving.tokenizer import Ids
+from serving.frontend.openai import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    NvExt,
+    Request,
+    TokenizeRequest,
+    check_fields,
+)
+from serving.frontend.template import PLAIN, ChatTemplate, TemplateError, source
+from serving.model_card import ModelCard, ModelFiles, ModelType
+from serving.router.hashing import block_hashes, sequence_hashes
+from serving.tokenizer import Ids, load
 
 MAX_WORK = 1 << 20
 """Tokens one request may ask for in all its choices together."""
 
-INLINE_TOKENS = 16_384
-"""Longer prompts are hashed off the event loop."""
+MAX_DEPTH = 64
+"""Levels of lists and objects in a request that is handed through."""
 
-DP_RANK = "dp_rank:"
+QUICK_TOKENS = 16_384
+"""Token ids that are checked and hashed in about half a millisecond."""
 
 
-async def prepare(
-    asked: Request, model: ServedModel, *, metrics: ModelMetrics, config: FrontendConfig, started: float, id: str
-) -> Asked | Response:
-    """Return an accepted request, on its way to its engines; or at once the answer to a question about routing.
+class TextModel:
+    """What turns requests of a model into token ids."""
+
+    def __init__(self, card: ModelCard, files: ModelFiles, *, is_preparer: bool = False) -> None:
+        """Load the tokenizer and the template.
+
+        Args:
+            card: what the model's workers registered.
+            files: the model's files.
+            is_preparer: whether a template of the model's own may run in this process.
+
+        Raises:
+            ModelError: one of them cannot be used.
+        """
+        self.card = card
+        self.files = files
+        self.tokenizer = load(files, encodes=True)
+        self.template = ChatTemplate(files) if is_preparer or source(files) == PLAIN else None
+        self.vocab_size = files.vocab_size
+        """How many tokens the model has, if its files tell: engines may die of others."""
+
+
+class Prompt:
+    """A prompt in token ids, hashed once."""
+
+    def __init__(self, tokens: Ids, block_size: int, hashes: list[int] | None = None) -> None:
+        self.tokens = tokens
+        self.block_size = block_size
+        self.hashes = sequence_hashes(block_hashes(tokens, block_size)) if hashes is None else hashes
+        """Sequence hashes of its full blocks."""
+
+
+class Prepared(msgspec.Struct, kw_only=True, tag=True):
+    """A request in token ids, and what else its answer needs of it."""
+
+    options: Request
+    is_chat: bool
+    prompts: list[Prompt]
+    limits: list[int]
+    """Tokens that each prompt's answer may have."""
+    has_own_limit: bool
+    """Whether the request named a limit."""
+    echoes: list[str]
+    """The text that comes before each prompt's answer."""
+    num_logprobs: int | None
+    """Alternatives wanted for each token, None if no log-probabilities are."""
+    num_prompt_logprobs: int | None
+    """The same for the prompt's tokens."""
+    formatted: str
+    """The first prompt as text, where it is one and was asked for."""
+
+    @property
+    def extension(self) -> NvExt:
+        """NVIDIA's extensions."""
+        return self.options.nvext or NvExt()
+
+
+class HandedThrough(msgspec.Struct, kw_only=True, tag=True):
+    """A request that the engine takes as it is."""
+
+    model: str
+    stream: bool
+    request: msgspec.Raw
+    """In msgpack."""
+
+
+class Tokenized(msgspec.Struct, kw_only=True, tag=True):
+    """The answer to a request for tokens."""
+
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct, tag=True):
+    """The answer to a request for a text."""
+
+    text: str
+
+
+Asked = Request | TokenizeRequest | DetokenizeRequest
+Taken = Prepared | HandedThrough | Tokenized | Detokenized
+
+
+def is_quick(asked: Asked, model: TextModel) -> bool:
+    """Tell whether a request can be prepared while an event loop waits: no code of the model's, and little to encode."""
+    if isinstance(asked, DetokenizeRequest):
+        return len(asked.tokens) <= QUICK_TOKENS
+    if model.card.model_type is not ModelType.Backend and isinstance(asked, Request):
+        return True
+    if isinstance(asked, ChatRequest) or (isinstance(asked, TokenizeRequest) and asked.messages is not None):
+        raw = isinstance(asked, ChatRequest) and asked.nvext is not None and asked.nvext.use_raw_prompt
+        if model.template is None and not raw:
+            return False
+        return sum(message.size for message in asked.messages or ()) <= model.tokenizer.num_quick
+    if isinstance(asked, TokenizeRequest):
+        return len(asked.prompt or "") <= model.tokenizer.num_quick
+    assert isinstance(asked, CompletionRequest)
+    prompts = asked.prompts()
+    num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    num_tokens = sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
+    return num_characters <= model.tokenizer.num_quick and num_tokens <= QUICK_TOKENS
+
+
+def take(asked: Asked, body: bytes, model: TextModel) -> Taken:
+    """Turn a request into what its model's engines are sent, or into tokens or text.
 
     Raises:
         ApiError: it cannot be served.
     """
-    extension = asked.nvext or NvExt()
+    if isinstance(asked, TokenizeRequest):
+        return tokenize(asked, model)
+    if isinstance(asked, DetokenizeRequest):
+        _check_tokens(asked.tokens, model, "tokens")
+        return Detokenized(model.tokenizer.decode(asked.tokens))
+    whole, name = (
+        (ModelType.Chat, "chat completions")
+        if isinstance(asked, ChatRequest)
+        else (ModelType.Completion, "completions")
+    )
+    if model.card.model_type is whole:
+        return hand_through(body)
+    if model.card.model_type is not ModelType.Backend:
+        raise ApiError(404, f"model {asked.model!r} does not offer {name}", code="model_not_found", param="model")
+    check_fields(body, asked)
+    return prepare(asked, model)
+
+
+def prepare(asked: Request, model: TextModel) -> Prepared:
+    """Turn a request into token ids.
+
+    Raises:
+        ApiError: it cannot be served.
+    """
     _check_tokens(map(int, asked.logit_bias or ()), model, "logit_bias")
+    echoes: list[str]
     if isinstance(asked, ChatRequest):
-        text = await asyncio.to_thread(_render, asked, model, extension)
-        texts: list[str] = [text]
-        prompts = [await asyncio.to_thread(model.tokenizer.encode, text, special=extension.use_raw_prompt)]
+        raw = bool(asked.nvext is not None and asked.nvext.use_raw_prompt)
+        tools = asked.tools if asked.tool_choice != "none" else None
+        texts = [_joined(asked.messages) if raw else _render(asked.messages, tools, model)]
+        prompts = [_encode(texts[0], model, "messages", special=raw)]
+        echoes = [""]
     else:
         assert isinstance(asked, CompletionRequest)
-        texts, prompts = await _tokenize(asked, model)
-    for tokens in prompts:
-        if not len(tokens):
-            raise ApiError(400, "the prompt has no tokens", param="messages" if texts else "prompt")
-    hashed = [await _hashed(tokens, model.card.kv_cache_block_size) for tokens in prompts]
-    limits = [_limit(asked, len(tokens), model) for tokens in prompts]
-    n = asked.n or 1
-    if asked.limit is not None and sum(limits) * n > MAX_WORK:
+        texts, prompts = _tokenize(asked, model)
+        echoes = texts if asked.echo else [""] * len(prompts)
+    param = "messages" if isinstance(asked, ChatRequest) else "prompt"
+    if not all(map(len, prompts)):
+        raise ApiError(400, "the prompt has no tokens", param=param)
+    limits = [_limit(asked, len(tokens), model, param) for tokens in prompts]
+    if asked.max_tokens is not None and sum(limits) * (asked.n or 1) > MAX_WORK:
         raise ApiError(400, f"all choices together may have at most {MAX_WORK} tokens", param="n")
-    metrics.count("input_tokens", by=sum(map(len, prompts)))
-    for tokens in prompts:
-        metrics.observe("input_sequence_tokens", len(tokens))
-    if "query_instance_id" in extension.annotations:
-        return _where(model, hashed[0], id)
-    generations: list[Generation] = []
-    try:
-        for prompt, limit in zip(hashed, limits, strict=True):
-            for choice in range(n):
-                generation = _generate(asked, extension, model, prompt, limit, choice, config, id)
-                generations.append(generation)
-                overlap = generation.placement.overlap_blocks * prompt.block_size / generation.num_prompt
-                metrics.observe("router_overlap_share", overlap)
-                metrics.count("router_decisions", f"{generation.placement.worker.instance_id:x}")
-    except BaseException:
-        for generation in generations:
-            generation.close()
-        raise
-    echoes = [text for text in texts for _ in range(n)] if getattr(asked, "echo", False) else [""] * len(generations)
-    annotations = _annotations(extension, texts, prompts, id)
-    return Asked(
-        asked,
-        id=id,
+    return Prepared(
+        options=asked,
         is_chat=isinstance(asked, ChatRequest),
-        generations=generations,
+        prompts=[Prompt(tokens, model.card.kv_cache_block_size) for tokens in prompts],
+        limits=limits,
+        has_own_limit=asked.max_tokens is not None,
         echoes=echoes,
-        annotations=annotations,
-        metrics=metrics,
-        started=started,
+        num_logprobs=asked.num_logprobs,
+        num_prompt_logprobs=asked.num_prompt_logprobs,
+        formatted=texts[0] if asked.nvext is not None and "formatted_prompt" in asked.nvext.annotations else "",
     )
 
 
-def _render(asked: ChatRequest, model: ServedModel, extension: NvExt) -> str:
-    messages = [message.for_template() for message in asked.messages]
-    if extension.use_raw_prompt:
-        return "".join(message["content"] for message in messages)
+def tokenize(asked: TokenizeRequest, model: TextModel) -> Tokenized:
+    """Return the tokens of a text or a conversation.
+
+    Raises:
+        ApiError: the template refuses the conversation, or the text is longer than the context by far.
+    """
+    is_chat = asked.messages is not None
+    special = not is_chat if asked.add_special_tokens is None else asked.add_special_tokens
+    text = asked.prompt or ""
+    if asked.messages is not None:
+        text = _render(asked.messages, asked.tools, model, add_generation_prompt=asked.add_generation_prompt)
+    tokens = _encode(text, model, "messages" if is_chat else "prompt", special=special).tolist()
+    return Tokenized(
+        tokens=tokens, token_strs=list(map(model.tokenizer.text_of, tokens)) if asked.return_token_strs else None
+    )
+
+
+def hand_through(body: bytes) -> HandedThrough:
+    """Turn a request's body into what an engine that takes whole requests is sent.
+
+    Raises:
+        ApiError: it cannot travel.
+    """
+    request: dict[str, Any] = msgspec.json.decode(body)
+    _check_plain(request)
+    encoded = msgspec.Raw(msgspec.msgpack.encode(request))
+    return HandedThrough(model=request["model"], stream=bool(request.get("stream")), request=encoded)
+
+
+def _joined(messages: list[Message]) -> str:
+    return "".join(message.for_template()["content"] for message in messages)
+
+
+def _render(
+    messages: list[Message], tools: list[dict[str, Any]] | None, model: TextModel, *, add_generation_prompt: bool = True
+) -> str:
+    assert model.template is not None
+    seen = [message.for_template() for message in messages]
     try:
-        return model.template.render(messages, asked.tools if asked.tool_choice != "none" else None)
+        return model.template.render(seen, tools, add_generation_prompt=add_generation_prompt)
     except TemplateError as error:
         raise ApiError(400, str(error), param="messages") from error
 
 
-async def _tokenize(asked: CompletionRequest, model: ServedModel) -> tuple[list[str], list[Ids]]:
+def _tokenize(asked: CompletionRequest, model: TextModel) -> tuple[list[str], list[Ids]]:
     """Return the prompts' texts (of token prompts only if they are to be echoed) and token ids."""
     texts: list[str] = []
     prompts: list[Ids] = []
     for prompt in asked.prompts():
         if isinstance(prompt, str):
             texts.append(prompt)
-            prompts.append(await asyncio.to_thread(model.tokenizer.encode, prompt, special=True))
+            prompts.append(_encode(prompt, model, "prompt", special=True))
         else:
             _check_tokens(prompt, model, "prompt")
             prompts.append(np.array(prompt, np.uint32))
-            texts.append("".join(model.tokenizer.detokenizer().texts(prompt)) if asked.echo else "")
+            texts.append(model.tokenizer.decode(prompt) if asked.echo else "")
     return texts, prompts
 
 
-def _check_tokens(tokens: Iterable[int], model: ServedModel, param: str) -> None:
+def _encode(text: str, model: TextModel, param: str, *, special: bool) -> Ids:
+    """Return a text's tokens, unless it cannot fit: a text of megabytes need not be encoded to know that."""
+    longest, context = model.tokenizer.longest_token, model.card.context_length
+    if longest is not None and len(text) > longest * context:
+        raise ApiError(
+            400,
+            f"this model's context holds {context} tokens of at most {longest} characters; the prompt has {len(text)}",
+            code="context_length_exceeded",
+            param=param,
+        )
+    return model.tokenizer.encode(text, special=special)
+
+
+def _check_tokens(tokens: Iterable[int], model: TextModel, param: str) -> None:
     """Refuse tokens that the model does not have: an engine may fail on them for everyone."""
     size = model.vocab_size
     if size is not None and (largest := max(tokens, default=0)) >= size:
         raise ApiError(400, f"there is no token {largest}; the model has {size}", param=param)
 
 
-async def _hashed(tokens: Ids, block_size: int) -> Prompt:
-    if len(tokens) <= INLINE_TOKENS:
-        return Prompt(tokens, block_size)
-    return await asyncio.to_thread(Prompt, tokens, block_size)
-
-
-def _limit(asked: Request, num_prompt: int, model: ServedModel) -> int:
+def _limit(asked: Request, num_prompt: int, model: TextModel, param: str) -> int:
     """Return the tokens that may be generated."""
-    context, limit = model.card.context_length, asked.limit
+    context, limit = model.card.context_length, asked.max_tokens
     if num_prompt + (limit or 1) > context:
         wanted = f"{num_prompt} prompt tokens" + (f" and max_tokens of {limit}" if limit else "")
         message = f"this model's context holds {context} tokens; the request has {wanted}"
-        raise ApiError(
-            400,
-            message,
-            code="context_length_exceeded",
-            param="messages" if isinstance(asked, ChatRequest) else "prompt",
-        )
+        raise ApiError(400, message, code="context_length_exceeded", param=param)
     return limit or context - num_prompt
 
 
-def _generate(
-    asked: Request,
-    extension: NvExt,
-    model: ServedModel,
-    prompt: Prompt,
-    limit: int,
-    choice: int,
-    config: FrontendConfig,
-    id: str,
-) -> Generation:
-    card = model.card
-    ignore_eos = extension.ignore_eos if extension.ignore_eos is not None else bool(asked.ignore_eos)
-    migrations = card.migration_limit if config.migration_limit is None else config.migration_limit
-    return Generation(
-        model.routing,
-        prompt,
-        StopConditions(
-            max_tokens=limit,
-            is_default_limit=asked.limit is None,
-            min_tokens=asked.min_tokens,
-            stop=asked.stops or None,
-            ignore_eos=ignore_eos,
-        ),
-        sampling=_sampling(asked, extension, choice),
-        eos_token_ids=card.eos_token_ids,
-        stops=asked.stops,
-        tokenizer=model.tokenizer,
-        migration_limit=migrations,
-        request_id=id,
-        instance_id=extension.backend_instance_id,
-        rank=_rank(extension),
-        session=extension.session_id,
-    )
-
-
-def _sampling(asked: Request, extension: NvExt, choice: int) -> dict[str, Any]:
-    """Return what the engine needs to sample; each choice has a seed of its own."""
-    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
-    options = {name: value for name in names if (value := getattr(asked, name)) is not None}
-    for name in ("top_k", "repetition_penalty"):
-        value = getattr(extension, name) if getattr(extension, name) is not None else getattr(asked, name)
-        if value is not None:
-            options[name] = value
-    if extension.greed_sampling:
-        options["temperature"] = 0.0
-    if asked.seed is not None or choice:
-        options["seed"] = (asked.seed or 0) + choice
-    if asked.num_logprobs is not None:
-        options["logprobs"] = asked.num_logprobs
-    return options
-
-
-def _rank(extension: NvExt) -> int | None:
-    for note in extension.annotations:
-        if note.startswith(DP_RANK) and note[len(DP_RANK) :].isdigit():
-            return int(note[len(DP_RANK) :])
-    return None
-
-
-def _annotations(extension: NvExt, texts: list[str], prompts: list[Ids], id: str) -> dict[str, Any]:
-    values = {"formatted_prompt": texts[0] if texts else "", "token_ids": prompts[0].tolist(), "request_id": id}
-    return {name: values[name] for name in extension.annotations if name in values}
-
-
-def _where(model: ServedModel, prompt: Prompt, id: str) -> Response:
-    """Answer `query_instance_id`: where the request would go. Nothing is generated."""
-    routing = model.routing
-    placement = routing.pick(len(prompt.tokens), prompt.hashes)
-    routing.on_finish(placement)
-    body = annotation("worker_instance_id", str(placement.worker.instance_id))
-    body += annotation("token_ids", prompt.tokens.tolist()) + DONE
-    return Response(body, media_type="text/event-stream", headers={"x-request-id": id})
+def _check_plain(value: Any) -> None:
+    """Refuse what does not travel: nesting that would exhaust a stack, integers beyond 64 bits."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                below += entry.values()
+            elif isinstance(entry, list):
+                below += entry
+            elif isinstance(entry, int) and not -(1 << 63) <= entry < 1 << 64:
+                raise ApiError(400, f"an integer of {entry.bit_length()} bits; at most 64 are supported")
+        if not below:
+            return
+        level = below
+    raise ApiError(400, f"the request is nested more than {MAX_DEPTH} levels deep")

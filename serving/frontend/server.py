@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import uvicorn
 
 from serving.frontend.app import Frontend, make_app
 from serving.frontend.config import FrontendConfig
+from serving.frontend.connection import Connection, Limits, sweep
 from serving.frontend.models import Models
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
@@ -85,19 +87,20 @@ async def serve_frontend(
 
         await runtime.serve(_metrics_address(runtime_group), GeneratorService(count))
     await models.start()
+    limits = Limits(unread_timeout_s=config.write_timeout_s)
     uvicorn_config = uvicorn.Config(
         make_app(frontend, config),
         log_level="warning",
         access_log=False,
-        http="httptools",
+        http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # uvicorn calls it, and no more
+        ws="none",
         lifespan="off",
         timeout_graceful_shutdown=1,
-        timeout_keep_alive=75,
         backlog=2048,
     )
     server = _Server(uvicorn_config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    sweeping = asyncio.create_task(frontend.sweep())
+    sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
     stopping = asyncio.create_task(runtime.stopping.wait())
     if listener.family != socket.AF_UNIX:
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
@@ -107,6 +110,8 @@ async def serve_frontend(
         deadline = asyncio.get_running_loop().time() + config.drain_s
         while frontend.num_open and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
+        frontend.end_all()
+        await models.close()
     finally:
         server.should_exit = True
         stopping.cancel()

@@ -1,6 +1,7 @@
 """Chat templates: from the model's files only, rendered in a sandbox."""
 
 import datetime
+import re
 from typing import Any
 
 import jinja2
@@ -21,6 +22,16 @@ class TemplateError(ValueError):
     """Messages that the model's template refuses."""
 
 
+def source(files: ModelFiles) -> str:
+    """Return a model's chat template, `PLAIN` if it has none."""
+    found: Any = files.contents.get("chat_template.jinja", b"").decode(errors="replace")
+    found = found or files.json("chat_template.json").get("chat_template")
+    found = found or files.json("tokenizer_config.json").get("chat_template") or PLAIN
+    if isinstance(found, list):  # several, by name
+        found = {entry["name"]: entry["template"] for entry in found}.get("default", PLAIN)
+    return str(found)
+
+
 class ChatTemplate:
     """A model's chat template."""
 
@@ -31,10 +42,6 @@ class ChatTemplate:
             ModelError: it is no template.
         """
         config = files.json("tokenizer_config.json")
-        source: Any = files.contents.get("chat_template.jinja", b"").decode(errors="replace")
-        source = source or files.json("chat_template.json").get("chat_template") or config.get("chat_template") or PLAIN
-        if isinstance(source, list):  # several, by name
-            source = {entry["name"]: entry["template"] for entry in source}.get("default", PLAIN)
         tokens = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         self._tokens = {
             name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items() if token
@@ -45,12 +52,14 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(source(files))
         except jinja2.TemplateError as error:
             raise ModelError(f"the model's chat template is not valid: {error}") from error
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        """Return the prompt of a conversation.
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool = True
+    ) -> str:
+        """Return the prompt of a conversation, with what precedes the answer if wanted.
 
         Raises:
             TemplateError: the template refuses it, or fails on it.
@@ -58,14 +67,18 @@ class ChatTemplate:
         pieces, size = [], 0
         try:
             for piece in self._template.generate(
-                messages=messages, tools=tools, add_generation_prompt=True, **self._tokens
+                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._tokens
             ):
                 size += len(piece)
                 if size > MAX_PROMPT_CHARACTERS:
                     raise TemplateError(f"the prompt is longer than {MAX_PROMPT_CHARACTERS} characters")
                 pieces.append(piece)
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+        except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
+        except Exception as error:  # a template is a program of somebody else's: it may raise anything
+            raise TemplateError(
+                f"the model's chat template fails on these messages: {type(error).__name__}: {_shown(error)}"
+            ) from error
         return "".join(pieces)
 
 
@@ -73,6 +86,11 @@ def _tojson(value: Any, indent: int | None = None) -> str:
     import json
 
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _shown(error: Exception) -> str:
+    """Return an error's message without addresses of memory, and not at any length."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(error))[:300]
 
 
 def _refuse(message: str) -> None:

@@ -37,6 +37,9 @@ class RouterConfig:
     busy_threshold: float | None = None
     """Live: share of a worker's KV blocks in use beyond which it gets no new requests (none: no limit)."""
 
+    max_queue_depth: float | None = 1.0
+    """Live: requests that may wait at a worker for each one it runs at once; one that finds more everywhere gets 429 (none: no limit)."""
+
     kv_event_delay_s: float = 0.0
     """Virtual time: delay until a KV event reaches the router (s)."""
 
@@ -82,6 +85,7 @@ class RouterConfig:
             "kv_overlap_score_weight",
             "router_temperature",
             "router_ttl_s",
+            "max_queue_depth",
             "kv_event_delay_s",
             "prefill_load_scale",
             "overlap_score_credit",

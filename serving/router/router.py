@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from serving.router.books import WorkerBooks
 from serving.router.candidates import NO_STATE, Candidates, Prompt, WorkerState
+from serving.router.capacity import Capacity
 from serving.router.config import RouterConfig
 from serving.router.index import Index, PredictedIndex, PrefixIndex
 from serving.router.modes import Mode
@@ -37,6 +38,10 @@ class AllBusyError(Exception):
     """Every worker reports more KV blocks in use than `busy_threshold` allows."""
 
 
+class AllFullError(Exception):
+    """Every worker has as many requests waiting as `max_queue_depth` allows."""
+
+
 class Router:
     """Picks workers; `pick` books a request at once, `on_first_token` and `on_finish` release it."""
 
@@ -63,6 +68,8 @@ class Router:
         self._silent: set[int] = set()
         self._busy_threshold = config.busy_threshold
         self._busy: set[int] = set()
+        self._max_queue_depth = config.max_queue_depth
+        self._capacities: dict[int, Capacity] = {}  # of workers that report what they run, if there is a limit
         self._ttl_s = config.router_ttl_s
         self._temperature = config.router_temperature if parsed.temp is None else parsed.temp
         self._tolerance = parsed.eps / 100
@@ -91,6 +98,7 @@ class Router:
         self._workers = sorted(self._books)
         self._booked = {id: booking for id, booking in self._booked.items() if booking[0] != worker}
         self._busy.discard(worker)
+        self._capacities.pop(worker, None)
         if worker in self._silent and self._predicted is not None:
             self._silent.discard(worker)
             self._predicted.drop(worker)
@@ -101,13 +109,25 @@ class Router:
         self._polled.pop(worker, None)
         self._states.pop(worker, None)
 
-    def on_load(self, worker: int, kv_usage: float, num_waiting: int = 0) -> None:
-        """Take note of a worker's share of KV blocks in use and its queue."""
+    def on_load(
+        self,
+        worker: int,
+        kv_usage: float,
+        num_waiting: int = 0,
+        *,
+        num_running: int = 0,
+        max_num_seqs: int = 0,
+        now: float = 0.0,
+    ) -> None:
+        """Take note of a worker's share of KV blocks in use, its queue and its batch (`max_num_seqs` 0: unknown)."""
         self._states[worker] = WorkerState(kv_usage, num_waiting)
         if self._busy_threshold is not None and kv_usage > self._busy_threshold:
             self._busy.add(worker)
         else:
             self._busy.discard(worker)
+        if max_num_seqs and self._max_queue_depth is not None:
+            capacity = self._capacities.setdefault(worker, Capacity())
+            capacity.on_report(num_running, num_waiting, max_num_seqs, kv_usage=kv_usage, now=now)
 
     def pick(
         self,
@@ -116,14 +136,17 @@ class Router:
         now: float,
         only: int | None = None,
         avoid: frozenset[int] = frozenset(),
+        is_refusable: bool = True,
     ) -> Decision:
         """Choose a worker for a request, or take the one it must go to (`only`), and book it there.
 
-        Workers to `avoid`, which have failed this request before, are chosen only if there is no other.
+        Workers to `avoid`, which have failed this request before, are chosen only if there is no other. A request that
+        was accepted before is not refusable: it goes to a full worker if there is no other.
 
         Raises:
             NoWorkersError: there is none.
             AllBusyError: all are busy.
+            AllFullError: all are full, and the request is refusable.
         """
         workers = self._workers if only is None else [worker for worker in self._workers if worker == only]
         if not workers:
@@ -134,7 +157,16 @@ class Router:
                 raise AllBusyError("all workers are busy")
         if avoid:
             workers = [worker for worker in workers if worker not in avoid] or workers
+        if self._capacities:
+            roomy = [worker for worker in workers if not self._is_full(worker)]
+            if not roomy and is_refusable:
+                raise AllFullError("all workers are full")
+            workers = roomy or workers
         return self._decide(request_id, self._candidates(workers, prompt, now), now)
+
+    def _is_full(self, worker: int) -> bool:
+        capacity, depth = self._capacities.get(worker), self._max_queue_depth
+        return capacity is not None and depth is not None and capacity.is_full(self._books[worker].num_requests, depth)
 
     def place(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
         """Choose a worker as `pick` does; with the addition late(H), None if the request waits at the router for now.
@@ -246,11 +278,14 @@ class Router:
 
     def on_finish(self, request_id: Hashable) -> None:
         """Release a booking, on whichever way the request ended; unknown requests change nothing."""
-        self.on_first_token(request_id)
-        booking = self._booked.pop(request_id, None)
+        booking = self._booked.get(request_id)
         if booking is None:
             return
-        worker, (num_tokens, ids, num_blocks, blocks_per_id, _), _ = booking
+        worker, (num_tokens, ids, num_blocks, blocks_per_id, _), prefill_tokens = booking
+        if prefill_tokens < 0 and (capacity := self._capacities.get(worker)) is not None:
+            capacity.on_end()
+        self.on_first_token(request_id)
+        del self._booked[request_id]
         if self.policy.needs_load:
             has_tail = num_tokens > num_blocks * self._block_size
             books = self._books[worker]

@@ -69,6 +69,13 @@ class ReplyStream:
         """Tell the process that nobody waits any more; does nothing after the end."""
         self._connection.forget(self.id, cancel=self.end is None)
 
+    def abort(self, error: str, kind: str) -> None:
+        """Cancel it, and have its reader see this end."""
+        self.cancel()
+        if self.end is None:
+            self.end = End(self.id, error, kind)
+            self.wake()
+
     def wake(self) -> None:
         """Let the reader go on."""
         if self._waiter is not None and not self._waiter.done():

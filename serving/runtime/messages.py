@@ -88,7 +88,8 @@ class CallError(Exception):
     """A call that failed.
 
     Kinds: `lost` (the process is gone), `draining` (it takes no more work), `unknown` (it does not serve this endpoint),
-    `invalid` (the request can never be served), `overloaded` (not now), `engine` (the handler failed).
+    `invalid` (the request can never be served), `overloaded` (not now, perhaps elsewhere), `full` (not now, nor elsewhere),
+    `engine` (the handler failed).
     """
 
     def __init__(self, message: str, kind: str) -> None:
@@ -124,7 +125,7 @@ class Frames:
                 break
             try:
                 frames.append(self._decoder.decode(bytes(buffer[at + 4 : at + 4 + length])))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise FrameError(f"not a frame: {error}") from error
             at += 4 + length
         if at:

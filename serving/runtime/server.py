@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 FRAME_GAP_S = 0.001
 """A frame costs about the same whatever it holds. One is sent at once if the last was so long ago; else it waits so long."""
 
+UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""What encoding raises for types and integers that msgpack does not have, odd texts, and deep nesting."""
+
 MAX_CALLS = 65_536
 """Calls one process may have open for one client."""
 
@@ -135,9 +138,28 @@ class Session:
         self._will_flush = False
         self._flushed = monotonic()
         if self._ids or self._ends:
-            ids, items, ends = self._ids, self._items, self._ends
+            turn = Frame(self._ids, self._items, self._ends)
             self._ids, self._items, self._ends = [], [], []
-            self._channel.write(frame(Frame(ids, items, ends)))
+            try:
+                data = frame(turn)
+            except UNENCODABLE:
+                data = frame(self._without_unencodable(turn))
+            self._channel.write(data)
+
+    def _without_unencodable(self, turn: Frame) -> Frame:
+        """End the streams whose engines gave what cannot travel, so that the others of the turn do not suffer for it."""
+        errors: dict[int, End] = {}
+        for id, item in zip(turn.ids, turn.items, strict=True):
+            try:
+                msgspec.msgpack.encode(item)
+            except UNENCODABLE as error:
+                errors.setdefault(id, End(id, f"the engine gave an item that cannot be sent: {error}", "engine"))
+        for id in errors:
+            if (stream := self._streams.pop(id, None)) is not None:
+                stream.cancel()
+        kept = [(id, item) for id, item in zip(turn.ids, turn.items, strict=True) if id not in errors]
+        ends = [end for end in turn.ends if end.id not in errors]
+        return Frame([id for id, _ in kept], [item for _, item in kept], [*ends, *errors.values()])
 
     def _flush_soon(self) -> None:
         self._will_flush = True
@@ -199,7 +221,7 @@ class Session:
         else:
             try:
                 service(call.request, stream)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 stream.end(f"not a request of {call.target}: {error}", "invalid")
 
 

@@ -238,7 +238,7 @@ def test_ctrl_c_in_a_parallel_simulation_leaves_no_process(tmp_path):
         "--vary",
         "rate_scale=1,2,3,4,5,6,7,8",
         "--repeats",
-        "6",
+        "100",  # far more than is done before the signal, however slow this machine is
         "--jobs",
         "2",
         "--out",

@@ -20,17 +20,33 @@ async def tell(request, context):
         yield {"token_ids": [72]}
         raise RuntimeError("in the middle")
     for place in range(request["stop_conditions"]["max_tokens"]):
+        if kind == 70:
+            yield {"token_ids": [72 + place]}
+            continue
         top = [{"token": "H", "logprob": -0.5}, {"token": "I", "logprob": -1.5}]
         yield {"token_ids": [72 + place], "log_probs": [-0.5 - place], "top_logprobs": [top]}
     if kind != 69:
         yield {"token_ids": [], "finish_reason": "stop"}  # else it ends without saying why
 
 
+def nested(depth):
+    """Return lists in lists."""
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 async def complete(request):
     """Take whole OpenAI requests."""
     if request["prompt"] == "fail":
         raise RuntimeError("no")
-    for piece in ("what ", "you ", "asked"):
+    odd = {"odd object": object(), "odd large": 1 << 70, "odd deep": nested(5000)}.get(request["prompt"])
+    if odd is not None:
+        yield {"id": "x", "choices": [{"index": 0, "text": "x"}], "odd": odd}
+    pieces = ["slow"] * 20 if request["prompt"] == "slow" else ["what ", "you ", "asked"]
+    for piece in pieces:
+        await asyncio.sleep(0.02 if piece == "slow" else 0)
         yield {
             "id": "x",
             "object": "text_completion",

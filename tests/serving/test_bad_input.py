@@ -71,6 +71,14 @@ def test_what_is_no_json_object_is_400(stack, body):
         (COMPLETIONS, {"logprobs": 6}, "logprobs"),
         (COMPLETIONS, {"logit_bias": {"5": 101}}, "logit_bias"),
         (COMPLETIONS, {"logit_bias": {"five": 1}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"²": 1}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"٣": 1}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"-5": 1}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"": 1}}, "logit_bias"),
+        (COMPLETIONS, {"nvext": {"annotations": ["dp_rank:²"]}}, "nvext"),
+        (COMPLETIONS, {"nvext": {"annotations": ["dp_rank:" + "9" * 240]}}, "nvext"),
+        (COMPLETIONS, {"nvext": {"annotations": ["dp_rank:"]}}, "nvext"),
         (COMPLETIONS, {"seed": 1.5}, "seed"),
         (COMPLETIONS, {"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         (COMPLETIONS, {"stop": ""}, "stop"),
@@ -84,6 +92,9 @@ def test_what_is_no_json_object_is_400(stack, body):
         (CHATS, {"messages": None}, "messages"),
         (CHATS, {"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
         (CHATS, {"messages": [{"role": "user", "content": None}]}, "messages"),
+        (CHATS, {"messages": [{"role": "user", "content": []}]}, "messages"),
+        (CHATS, {"service_tier": 7}, "service_tier"),
+        (CHATS, {"parallel_tool_calls": "x"}, "parallel_tool_calls"),
         (CHATS, {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages"),
         (
             CHATS,
@@ -111,6 +122,60 @@ def test_fields_out_of_their_range_are_400_and_named(stack, path, change, param)
 def test_missing_fields_are_named(stack, missing):
     body = {name: value for name, value in GOOD.items() if name != missing}
     check(httpx.post(stack.url + COMPLETIONS, json=body), 400, missing)
+
+
+UNSUPPORTED = [
+    {"prompt_logprobs": 1}, {"guided_json": {"type": "object"}}, {"guided_regex": "(a+)+$"}, {"guided_choice": ["a"]},
+    {"structured_outputs": {"json": {}}}, {"return_token_ids": True}, {"prompt_embeds": "AAAA"}, {"cache_salt": "x"},
+    {"use_beam_search": True}, {"skip_special_tokens": False}, {"response_format": {"type": "json_object"}},
+    {"include_stop_str_in_output": True}, {"length_penalty": 2}, {"allowed_token_ids": [1]}, {"regex": "a"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_what_no_engine_here_can_do_is_refused_not_ignored(stack, field):
+    (name,) = field
+    for path, body in ((COMPLETIONS, GOOD), (CHATS, CHAT)):
+        check(httpx.post(stack.url + path, json=body | field), 400, name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"modalities": ["text", "audio"]}, {"functions": [{}]}, {"reasoning_effort": "low"}, {"web_search_options": {}},
+     {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"verbosity": "low"}, {"echo": True},
+     {"continue_final_message": True}],
+)  # fmt: skip
+def test_the_same_for_what_only_chats_have(stack, field):
+    (name,) = field
+    check(httpx.post(stack.url + CHATS, json=CHAT | field), 400, name, "unsupported_parameter")
+
+
+def test_a_field_that_nobody_knows_is_refused_by_its_name(stack):
+    answer = httpx.post(stack.url + COMPLETIONS, json=GOOD | {"temprature": 0.5})
+    check(answer, 400, "temprature", "unknown_parameter")
+    check(httpx.post(stack.url + CHATS, json=CHAT | {"x" * 5000: [[]]}), 400, code="unknown_parameter")
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+def test_a_field_that_is_there_twice_is_refused(stack, path):
+    whole = json.dumps(GOOD if path == COMPLETIONS else CHAT)
+    for name in ("model", "max_tokens", "store"):
+        body = whole[:-1] + f', "{name}": 1, "{name}": 1' + "}"
+        answer = httpx.post(stack.url + path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+    body = whole[:-1] + ', "store": true, "store": true}'
+    check(httpx.post(stack.url + path, content=body, headers={"content-type": "application/json"}), 400, "store")
+
+
+def test_null_is_the_same_as_absent_and_what_asks_for_nothing_is_taken(stack):
+    neutral = {
+        "logprobs": None, "seed": None, "stop": None, "suffix": None, "prompt_logprobs": None, "nobody_knows": None,
+        "repetition_penalty": 1.0, "use_beam_search": False, "skip_special_tokens": True, "priority": 0,
+        "response_format": {"type": "text"}, "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+        "stream_options": None, "min_tokens": None, "nvext": None, "n": None, "return_token_ids": False, "bad_words": [],
+    }  # fmt: skip
+    for path, body in ((COMPLETIONS, GOOD), (CHATS, CHAT)):
+        assert httpx.post(stack.url + path, json=body | neutral).status_code == 200
 
 
 @pytest.mark.parametrize("model", ["nobody", "../../etc/passwd", "a\0b", "x" * 9_000])

@@ -1,9 +1,11 @@
 """Workers and frontends that die, drain or hang up in the middle of things: every request has one end, and it is told."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
+import threading
 import time
 
 import httpx
@@ -157,6 +159,30 @@ def test_a_frontend_asked_to_end_refuses_new_requests_and_finishes_the_others():
         assert stack.group._processes["frontend"].returncode == 0
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_drain_that_takes_too_long_ends_answers_with_the_promised_error(stream):
+    with running(1, engine=STEADY, frontend={"drain_s": 0.5}) as stack:
+        ends = []
+
+        def one():
+            body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": stream}
+            answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+            ends.append((answer.status_code, answer.text))
+
+        asking = [threading.Thread(target=one) for _ in range(3)]
+        for thread in asking:
+            thread.start()
+        until(lambda: busy(stack.url) == 3)
+        os.kill(stack.group.processes["frontend"], signal.SIGTERM)
+        for thread in asking:
+            thread.join()
+        error = {"message": "this server ends before the answer is complete", "type": "service_unavailable_error"}
+        for status, text in ends:
+            assert status == (200 if stream else 503)
+            last = json.loads(text.strip().rpartition("\n")[2].removeprefix("data: "))
+            assert last == {"error": error | {"param": None, "code": None}}
+
+
 def test_a_client_that_hangs_up_frees_its_place_in_the_engine():
     with running(1, engine=STEADY | {"max_num_seqs": 2}) as stack:
         with httpx.Client() as client:
@@ -205,8 +231,9 @@ def test_a_model_goes_with_its_last_instance_and_comes_back_with_the_next():
         os.kill(stack.group.processes["worker-0"], signal.SIGKILL)
         until(lambda: httpx.get(f"{stack.url}/v1/models").json()["data"] == [])
         answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "mock", "prompt": "x"})
-        assert answer.status_code == 404
-        assert answer.json()["error"]["code"] == "model_not_found"
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")  # clients try again
+        never = httpx.post(f"{stack.url}/v1/completions", json={"model": "never known", "prompt": "x"})
+        assert (never.status_code, never.json()["error"]["code"]) == (404, "model_not_found")
         until(lambda: len(httpx.get(f"{stack.url}/v1/models").json()["data"]) == 1)
         assert len(whole(stack.url, "again", 5)) == 5
 

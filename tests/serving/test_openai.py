@@ -7,6 +7,8 @@ import httpx
 import openai
 import pytest
 
+from tests.serving.stacks import running
+
 HELLO = [{"role": "user", "content": "what is the capital of south africa"}]
 
 
@@ -29,6 +31,20 @@ def test_a_streamed_completion_is_the_whole_one_token_by_token(client):
     assert events[-1].usage.completion_tokens == whole.usage.completion_tokens == 20
     assert events[-1].usage.prompt_tokens == 16
     assert whole.choices[0].finish_reason == "length"
+
+
+def test_the_usage_so_far_comes_with_each_token_if_it_is_asked_for(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"model": "mock", "prompt": "once", "max_tokens": 5, "stream": True, "stream_options": options}
+    events = list(client.completions.create(**asked))
+    assert [event.usage.completion_tokens for event in events if event.choices and event.choices[0].text] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+    assert {event.usage.prompt_tokens for event in events if event.usage} == {4}
 
 
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(client):
@@ -109,6 +125,100 @@ def test_text_held_back_for_a_stop_string_that_does_not_come_is_given_at_the_end
     whole = client.completions.create(model="mock", prompt="hold", max_tokens=10).choices[0].text
     answer = client.completions.create(model="mock", prompt="hold", max_tokens=10, stop=whole[-2:] + "never")
     assert answer.choices[0].text == whole
+
+
+def test_a_completion_without_a_limit_has_16_tokens_as_at_openai(client):
+    assert client.completions.create(model="mock", prompt="hello").usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("prompt", ["hello", [104, 101, 108, 108, 111]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_comes_with_the_log_probabilities_of_the_prompt(client, prompt, stream):
+    asked = {"model": "mock", "prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 2}
+    answer = client.completions.create(**asked, stream=stream)
+    choices = [event.choices[0] for event in answer if event.choices[0].logprobs] if stream else answer.choices
+    parts = [choice.logprobs for choice in choices]
+    tokens = [token for part in parts for token in part.tokens]
+    values = [value for part in parts for value in part.token_logprobs]
+    tops = [top for part in parts for top in part.top_logprobs]
+    assert tokens[:5] == ["h", "e", "l", "l", "o"]
+    assert len(tokens) == len(values) == len(tops) == 7
+    assert values[0] is tops[0] is None  # nothing comes before it
+    assert values[2] == values[3]  # a function of the token
+    assert all(
+        value == max(top.values()) == top[token]
+        for token, value, top in zip(tokens[1:], values[1:], tops[1:], strict=True)
+    )
+    assert all(len(top) == 2 for top in tops[1:])
+    assert [offset for part in parts for offset in part.text_offset] == list(range(7))
+    assert "".join(choice.text for choice in choices) == "".join(tokens)
+
+
+def test_log_probabilities_of_a_chat(client):
+    asked = {"model": "mock", "messages": HELLO, "max_tokens": 3, "logprobs": True}
+    for count in (0, 3):
+        content = client.chat.completions.create(**asked, top_logprobs=count).choices[0].logprobs.content
+        assert [len(entry.top_logprobs) for entry in content] == [count] * 3
+        assert all(-5 < entry.logprob < 0 for entry in content)
+
+
+def test_stop_token_ids_end_an_answer(client):
+    whole = client.completions.create(model="mock", prompt="hello", max_tokens=30).choices[0].text
+    answer = client.completions.create(
+        model="mock", prompt="hello", max_tokens=30, extra_body={"stop_token_ids": [ord(whole[7])], "ignore_eos": True}
+    )
+    assert answer.choices[0].text == whole[: whole.index(whole[7])]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_tokens_of_texts_and_conversations_as_vllm_and_sglang_tell_them(tiny, stack):
+    def ask(path, **body):
+        return httpx.post(tiny.url + path, json=body).json()
+
+    text = "once upon a time"
+    found = ask("/tokenize", model="tiny", prompt=text, return_token_strs=True)
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert "".join(found["token_strs"]) == text
+    assert found["max_model_len"] == 4096
+    assert ask("/tokenize", prompt=text)["tokens"] == found["tokens"]  # there is one model
+    assert ask("/detokenize", tokens=found["tokens"]) == {"prompt": text, "text": text}
+    with_prompt = ask("/tokenize", model="tiny", messages=HELLO)
+    without = ask("/tokenize", model="tiny", messages=HELLO, add_generation_prompt=False)
+    assert with_prompt["count"] > without["count"] > ask("/tokenize", prompt=HELLO[0]["content"])["count"]
+    assert with_prompt["tokens"][: without["count"]] == without["tokens"]
+    for path, body in (
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "x", "messages": HELLO}),
+        ("/detokenize", {"tokens": [-1]}),
+    ):
+        assert httpx.post(tiny.url + path, json=body).status_code == 400
+    assert httpx.post(f"{tiny.url}/tokenize", json={"model": "nobody", "prompt": "x"}).status_code == 404
+    assert httpx.post(f"{stack.url}/tokenize", json={"prompt": "hé"}).json()["tokens"] == [104, 195, 169]
+
+
+def test_facts_of_the_server_and_its_model(tiny):
+    assert httpx.get(f"{tiny.url}/version").json()["version"]
+    for path in ("/get_model_info", "/model_info"):
+        facts = httpx.get(tiny.url + path).json()
+        assert facts["served_model_name"] == "tiny"
+        assert facts["is_generation"]
+    assert httpx.get(f"{tiny.url}/tokenizer_info").json()["eos_token"] == "<|im_end|>"
+
+
+def test_web_pages_of_named_origins_may_call():
+    def ask(stack, origin):
+        asking = {"origin": origin, "access-control-request-method": "POST"}
+        preflight = httpx.options(f"{stack.url}/v1/completions", headers=asking)
+        body = {"model": "mock", "prompt": "x", "max_tokens": 1}
+        answer = httpx.post(f"{stack.url}/v1/completions", headers={"origin": origin}, json=body)
+        assert answer.status_code == 200
+        return [each.headers.get("access-control-allow-origin") for each in (preflight, answer)]
+
+    with running(1, frontend={"cors_allow_origins": "https://a.example, https://b.example"}) as stack:
+        assert ask(stack, "https://b.example") == ["https://b.example"] * 2
+        assert ask(stack, "https://c.example") == [None] * 2
+    with running(1) as stack:
+        assert ask(stack, "https://b.example") == [None] * 2
 
 
 def test_a_real_tokenizer_and_template_are_fetched_from_the_worker(tiny_client):

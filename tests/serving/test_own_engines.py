@@ -29,6 +29,8 @@ def url(tmp_path_factory):
             try:
                 if len(httpx.get(f"{url}/v1/models").json()["data"]) == 2:
                     break
+                early = httpx.post(f"{url}/v1/completions", json={"model": "tokens", "prompt": "A", "max_tokens": 1})
+                assert early.status_code in (200, 503)  # clients try again after 503, not after 404
             except httpx.HTTPError:
                 assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -110,3 +112,33 @@ def test_an_engine_that_takes_whole_requests(client, stream):
         list(client.completions.create(model="whole", prompt="fail", stream=stream))
     with pytest.raises(openai.NotFoundError, match="does not offer"):
         client.chat.completions.create(model="whole", messages=[{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"[" * 65 + b"1" + b"]" * 65, b'{"a":' * 900 + b"1" + b"}" * 900, b"1" + b"0" * 400, b"-9223372036854775809", b"18446744073709551616"],
+)  # fmt: skip
+def test_what_cannot_travel_to_an_engine_is_400_and_harms_no_neighbour(url, client, odd):
+    with client.completions.create(model="whole", prompt="slow", stream=True) as neighbour:
+        first = next(iter(neighbour))
+        body = b'{"model":"whole","prompt":"hello","metadata":{"x":' + odd + b"}}"
+        answer = httpx.post(f"{url}/v1/completions", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        assert set(answer.json()) == {"error"}
+        assert [first.choices[0].text, *(event.choices[0].text for event in neighbour)] == ["slow"] * 20 + [""]
+
+
+def test_what_an_engine_gives_and_cannot_travel_ends_that_answer_alone(client):
+    with client.completions.create(model="whole", prompt="slow", stream=True) as neighbour:
+        next(iter(neighbour))
+        for kind in ("object", "large", "deep"):
+            with pytest.raises(openai.InternalServerError, match="cannot be sent"):
+                client.completions.create(model="whole", prompt=f"odd {kind}")
+        assert sum(event.choices[0].text == "slow" for event in neighbour) == 19
+
+
+def test_log_probabilities_that_an_engine_does_not_give_are_400(client):
+    for asked in ({"logprobs": 1}, {"logprobs": 1, "stream": True}, {"logprobs": 1, "echo": True}):
+        with pytest.raises(openai.BadRequestError, match="log-probabilities") as refused:
+            client.completions.create(model="tokens", prompt="F" if "echo" not in asked else "A", max_tokens=2, **asked)
+        assert refused.value.param == "logprobs"

@@ -1,0 +1,121 @@
+"""A request's body: read within its own limits, and within what the process may hold of all bodies together."""
+
+import asyncio
+import re
+from types import TracebackType
+
+from starlette.requests import Request
+
+from serving.frontend.openai import ApiError
+
+FREE_BYTES = 64 * 1024
+"""The start of each body, which the budget does not count: small requests pass while large ones are refused."""
+
+BODY_TIMEOUT_S = 60.0
+
+
+class BodyBudget:
+    """Bytes of bodies that a process may hold at once."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self.num_held = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Count some bytes.
+
+        Raises:
+            ApiError: there is no room for them.
+        """
+        self.check(num_bytes)
+        self.num_held += num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        """Stop counting some bytes."""
+        self.num_held -= num_bytes
+
+    def check(self, num_bytes: int) -> None:
+        """Refuse what there is no room for.
+
+        Raises:
+            ApiError: there is no room.
+        """
+        if self.num_held + num_bytes > self._limit:
+            message = f"the bodies of other requests fill {self._limit >> 20} MiB; retry later (--max-buffered-mb)"
+            raise ApiError(503, message, headers={"connection": "close"})  # the rest of the body is not read
+
+    def share(self) -> "Share":
+        """Return a share for one body, to be used as a context."""
+        return Share(self)
+
+
+class Share:
+    """What one body takes of the budget; given back at the end of the context, however it ends."""
+
+    __slots__ = ("_budget", "_num_bytes")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def __enter__(self) -> "Share":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._budget.release(self._num_bytes)
+
+    def expect(self, size: int) -> None:
+        """Refuse a body that there is no room for, before any of it is read.
+
+        Raises:
+            ApiError: there is no room.
+        """
+        if size > FREE_BYTES:
+            self._budget.check(size - FREE_BYTES)
+
+    def grow(self, size: int) -> None:
+        """Take as much as a body of this size needs.
+
+        Raises:
+            ApiError: there is no room.
+        """
+        more = size - FREE_BYTES - self._num_bytes
+        if more > 0:
+            self._budget.reserve(more)
+            self._num_bytes += more
+
+
+async def read(request: Request, share: Share, max_bytes: int) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        ApiError: it is not JSON, too large, too slow, or there is no room for it.
+    """
+    _check_kind(request.headers.get("content-type", "application/json").lower())
+    too_large = ApiError(413, f"the body is larger than {max_bytes >> 20} MiB")
+    length = int(request.headers.get("content-length", 0))  # digits: the parser has seen to it
+    if length > max_bytes:
+        raise too_large
+    share.expect(length)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > max_bytes:
+                    raise too_large
+                share.grow(len(body) + len(chunk))
+                body += chunk
+    except TimeoutError as error:
+        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from error
+    return bytes(body)
+
+
+def _check_kind(kind: str) -> None:
+    form, _, parameters = kind.partition(";")
+    charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
+    if form.strip() not in ("application/json", "application/octet-stream", "") or (
+        charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii")
+    ):
+        raise ApiError(415, f"the content type must be application/json in UTF-8, not {kind[:100]}")

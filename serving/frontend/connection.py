@@ -1,0 +1,411 @@
+"""One client's connection: every part of what it sends is bounded, in bytes and in seconds.
+
+    idle ---first byte---> head ---blank line---> body ---its end---> idle
+     |                      |                      |
+     closed after 75 s      408 after 10 s         read by the handler within its own limits; what it leaves is
+     (10 s if new)          414, 431 above         thrown away for 5 s and 64 MiB, then the connection is closed
+                            their limits           400 above the limit for what is not body
+
+    The parser cannot be stopped midway, so it is fed small pieces. Between two of them we stop for as long as the
+    queue of pipelined requests is full. What is refused is answered in its turn, then the rest of the input is thrown
+    away for a moment: closing at once would reset the connection, and the client might lose the answer.
+
+uvicorn does the HTTP; docs/decisions/0013-bounded-connections.md says which of its internals this file relies on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+import httptools
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from serving.frontend.openai import ApiError
+from serving.frontend.wire import Flow, Wire
+
+log = logging.getLogger(__name__)
+
+MAX_URI_BYTES = 8 * 1024
+MAX_HEADER_BYTES = 16 * 1024
+MAX_HEADERS = 100
+MAX_HEAD_BYTES = MAX_URI_BYTES + MAX_HEADER_BYTES + 4 * MAX_HEADERS + 64
+"""A request's line and headers as sent: with `: ` and the end of line of each header, the method and the version."""
+
+OVERHEAD_BYTES = 64 * 1024
+OVERHEAD_RATIO = 2
+"""Chunk sizes, chunk extensions and trailers may be 64 KiB and twice the body; a chunk of 3 bytes has 5 beside them."""
+
+PIECE_BYTES = 2048
+"""What the parser is fed at once, unless it is known to be body: at most 113 of the shortest requests."""
+
+PIECES_A_TURN = 16
+"""After as many pieces, other connections have a turn: a piece of one-byte chunks takes 0.3 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one connection may take."""
+
+    head_timeout_s: float = 10.0
+    """From the first byte of a request to the end of its headers, and from connecting to the first byte."""
+
+    idle_timeout_s: float = 75.0
+    """From an answer to the next request."""
+
+    unread_timeout_s: float = 60.0
+    """How long an answer may wait for its client to read."""
+
+    linger_s: float = 5.0
+    linger_bytes: int = 64 << 20
+    """What is still read, and thrown away, of a request that was answered before its end."""
+
+    max_pipelined: int = 16
+    """Requests that may wait for their turn before we stop parsing."""
+
+
+class Phase(Enum):
+    """What the next byte is part of."""
+
+    IDLE = 0
+    HEAD = 1
+    BODY = 2
+
+
+IDLE, HEAD, BODY = Phase  # a class's own attributes take Python 3.11 longer
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection within limits."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: Limits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._phase = IDLE
+        self._since = 0.0
+        """When it began to wait: for a request's head, for its end, or for the next one."""
+        self._num_fed = 0
+        self._num_body = 0
+        """Bytes of the head, or after it, that the parser was fed; and how many of them were body."""
+        self._num_expected = 0
+        """Bytes of the body to come, 0 if it does not say."""
+        self._num_thrown = 0
+        self._unparsed: memoryview | None = None
+        """Bytes that wait for a turn or for room in the queue."""
+        self._is_scheduled = False
+        self._is_deaf = False
+        """Whatever comes is thrown away."""
+        self._refusal: ApiError | None = None
+        """The last answer, once those before it are given."""
+        self._answering: RequestResponseCycle | None = None
+        """The request whose turn it is; `cycle` is the last one parsed."""
+        self._is_lingering = False
+        self._unread_since = 0.0
+        self._closed_since = 0.0
+        self._wire: asyncio.Transport
+        self.flow: Flow
+        self.url = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._wire = transport
+        self._since = self.loop.time()
+        self.flow = Flow(transport)
+        self.transport = cast(asyncio.Transport, Wire(transport, close=self.hang_up, is_closing=self.is_hung_up))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`; uvicorn would not disconnect a request that has others queued behind it."""
+        self._phase = IDLE
+        self._is_deaf, self._unparsed = True, None
+        self.pipeline.clear()
+        if (current := self._answering) is not None and not current.response_complete:
+            current.disconnected = True
+            current.message_event.set()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._unread_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._unread_since = 0.0
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._is_deaf:
+            self._throw_away(len(data))
+        elif self._unparsed is not None:  # read before the pause took effect
+            self._unparsed = memoryview(b"".join((self._unparsed, data)))
+        elif not self.pipeline and len(data) <= max(PIECE_BYTES, self._num_expected):
+            self._feed(data)
+        else:
+            self._unparsed = memoryview(data)
+            self._go_on()
+
+    def on_message_begin(self) -> None:
+        """See `httptools`."""
+        super().on_message_begin()
+        self._phase = HEAD
+        self._since = self.loop.time()
+
+    def on_headers_complete(self) -> None:
+        """See `httptools`; what is raised here stops the parser, and `_feed` answers it."""
+        self._num_expected = self._check_head()
+        super().on_headers_complete()
+        self._phase = BODY
+        self._num_fed = self._num_body = self._num_thrown = 0
+        self.headers = []  # trailers come here, not into the request's headers
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # what follows may be another protocol, which nobody here speaks
+
+    def on_body(self, body: bytes) -> None:
+        """See `httptools`."""
+        self._num_body += len(body)
+        self._num_expected -= len(body)
+        if self.cycle.response_complete:
+            self._throw_away(len(body))
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See `httptools`."""
+        super().on_message_complete()
+        self._phase = IDLE
+        self._num_fed = self._num_body = self._num_thrown = self._num_expected = 0
+        if not self.cycle.keep_alive:
+            self._be_deaf()
+        elif self.cycle.response_complete:
+            self._since = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        """Begin the next request, or wait for one. uvicorn's own arms a timer for each request; see `sweep`."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._since = self.loop.time()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._refusal is not None:
+            self._answer_refusal(self._refusal)
+            return
+        elif self._phase is BODY and self.expect_100_continue:
+            self._linger()  # the body was never asked for: what comes next may be another request
+            return
+        self.flow.resume_reading()
+        if self._unparsed is not None:
+            self._schedule()
+
+    def check_time(self, now: float) -> None:
+        """Close it, or answer 408, if its client has taken too long."""
+        limits, waited = self._limits, now - self._since
+        if self._wire.is_closing():
+            self._closed_since = self._closed_since or now
+            if now - self._closed_since > limits.unread_timeout_s:
+                self._wire.abort()
+        elif self._unread_since and now - self._unread_since > limits.unread_timeout_s:
+            log.info("a client that left its answer unread for %g s is hung up on", limits.unread_timeout_s)
+            self._wire.abort()
+        elif self._is_lingering:
+            if waited > limits.linger_s:
+                self._wire.close()
+        elif self._is_answering():
+            return
+        elif self._phase is HEAD:
+            if waited > limits.head_timeout_s:
+                self._refuse(ApiError(408, f"the headers did not come within {limits.head_timeout_s:g} s"))
+        elif waited > self._patience_s():
+            self._wire.close()
+
+    def hang_up(self) -> None:
+        """Close it once what was written is sent; uvicorn calls this as its transport's `close`."""
+        if self._phase is BODY and not self._is_lingering:
+            self._linger()
+        else:
+            self._wire.close()
+
+    def is_hung_up(self) -> bool:
+        """Return whether nothing more can be sent."""
+        return self._is_lingering or self._wire.is_closing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _is_answering(self) -> bool:
+        current = self._answering
+        return current is not None and not (current.response_complete or current.disconnected)
+
+    def _patience_s(self) -> float:
+        if self._phase is BODY:
+            return self._limits.linger_s
+        return self._limits.head_timeout_s if self.cycle is None else self._limits.idle_timeout_s
+
+    def _go_on(self) -> None:
+        """Parse what has come, until the queue is full or it is the turn of others."""
+        self._is_scheduled = False
+        if self._wire.is_closing():
+            return
+        for _ in range(PIECES_A_TURN):
+            if self._unparsed is None:
+                break
+            if len(self.pipeline) >= self._limits.max_pipelined:
+                self.flow.hold()  # `on_response_complete` goes on
+                return
+            size = max(PIECE_BYTES, self._num_expected)
+            piece, self._unparsed = self._unparsed[:size], self._unparsed[size:] or None
+            self._feed(piece)
+        if self._unparsed is not None:
+            self.flow.hold()
+            self._schedule()
+        elif not self._is_deaf:
+            self.flow.release()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self.loop.call_soon(self._go_on)
+
+    def _feed(self, piece: bytes | memoryview) -> None:
+        self._num_fed += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._be_deaf()
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, f"this is not HTTP/1.1: {error}"))
+        else:
+            if self._num_fed > MAX_HEAD_BYTES and (excess := self._excess()) is not None:
+                self._refuse(excess)
+
+    def _check_head(self) -> int:
+        """Return the body's length, 0 if it is not given.
+
+        Raises:
+            ApiError: the head is over a limit, or asks for what is not HTTP/1.1.
+        """
+        if self._is_deaf:
+            raise ApiError(400, "a request after the last one")
+        if len(self.url) > MAX_URI_BYTES:
+            raise _too_long_uri()
+        num_bytes = length = 0
+        for name, value in self.headers:
+            num_bytes += len(name) + len(value)
+            if name == b"content-length":
+                length = int(value)
+        if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+            raise _too_many_headers()
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise ApiError(400, f"HTTP/{version} is not spoken here, only HTTP/1.1")
+        if self.parser.should_upgrade() and self.parser.get_method() == b"CONNECT":
+            raise ApiError(405, "this server is not a proxy", headers={"allow": "GET, POST"})
+        return length
+
+    def _excess(self) -> ApiError | None:
+        """Return what to answer if bytes that are not body are too many."""
+        if self._phase is not BODY:
+            return _too_long_uri() if len(self.url) > MAX_URI_BYTES else _too_many_headers()
+        if self._num_fed - self._num_body <= OVERHEAD_BYTES + OVERHEAD_RATIO * self._num_body:
+            return None
+        return ApiError(400, f"chunk sizes, chunk extensions and trailers are more than {OVERHEAD_BYTES} bytes")
+
+    def _refuse(self, error: ApiError) -> None:
+        """Read no more; answer with an error once the requests before it are answered."""
+        if self._is_deaf:
+            return
+        log.debug("refused: %s", error)
+        self._be_deaf()
+        if self._phase is BODY and not self._withdraw():
+            return
+        self._refusal = error
+        if self._is_answering():
+            self.flow.hold()
+        else:
+            self._answer_refusal(error)
+
+    def _withdraw(self) -> bool:
+        """Take back the request whose body is at fault; return whether it is still to be answered."""
+        culprit = self.cycle
+        if culprit is not self._answering:
+            self.pipeline.popleft()  # the last one parsed
+            return True
+        if culprit.response_complete:
+            self._linger()
+            return False
+        if culprit.response_started:
+            self._wire.close()  # an answer cannot be written into another
+            return False
+        culprit.disconnected = True
+        culprit.message_event.set()
+        return True
+
+    def _answer_refusal(self, error: ApiError) -> None:
+        body = error.body()
+        given = error.headers | {"content-type": "application/json", "connection": "close"}
+        headers = [(name.encode(), value.encode()) for name, value in given.items()]
+        headers += [*self.server_state.default_headers, (b"content-length", b"%d" % len(body))]
+        self._wire.write(STATUS_LINE[error.status] + _lines(headers) + b"\r\n" + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that we are done, and throw away what still comes until the client hangs up; not for long."""
+        if self.is_hung_up():
+            return
+        self._is_lingering = True
+        self._since = self.loop.time()
+        self._be_deaf()
+        self.flow.resume_reading()
+        self._wire.write_eof()
+
+    def _be_deaf(self) -> None:
+        self._is_deaf = True
+        self._unparsed = None
+        self.flow.release()
+
+    def _throw_away(self, num_bytes: int) -> None:
+        self._num_thrown += num_bytes
+        if self._num_thrown > self._limits.linger_bytes:
+            self._wire.abort()
+
+
+async def sweep(connections: Iterable[Any], limits: Limits) -> None:
+    """Forever: close the connections whose clients take too long.
+
+    One look at all of them every second costs less than a timer for each, armed and cancelled with every request.
+    """
+    shortest = min(limits.head_timeout_s, limits.idle_timeout_s, limits.linger_s, limits.unread_timeout_s)
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(min(shortest / 4, 1))
+        now = loop.time()
+        for connection in list(connections):
+            connection.check_time(now)
+
+
+def _too_long_uri() -> ApiError:
+    return ApiError(414, f"the address is longer than {MAX_URI_BYTES} bytes")
+
+
+def _too_many_headers() -> ApiError:
+    return ApiError(431, f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
+
+
+def _lines(headers: list[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % pair for pair in headers)

@@ -1,0 +1,84 @@
+"""What clients of vLLM and SGLang ask beside answers: versions, tokens of a text, facts of the model."""
+
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.frontend.intake import Intake
+from serving.frontend.models import ServedModel
+from serving.frontend.preprocess import Detokenized, Tokenized
+from serving.frontend.template import PLAIN, source
+from serving.model_card import ModelType
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Facts:
+    """The handlers."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    async def version(self, request: Request) -> Response:
+        """GET /version, as vLLM has it."""
+        return _json({"version": version("dynabench")})
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize, as vLLM and SGLang have it."""
+        model, found = await self._intake.take(request, "tokenize")
+        assert isinstance(found, Tokenized)
+        return _json(
+            {
+                "count": len(found.tokens),
+                "max_model_len": model.card.context_length,
+                "tokens": found.tokens,
+                "token_strs": found.token_strs,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize; the text has vLLM's name and SGLang's."""
+        _, found = await self._intake.take(request, "detokenize")
+        assert isinstance(found, Detokenized)
+        return _json({"prompt": found.text, "text": found.text})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """GET /tokenizer_info, as vLLM has it: what lm-eval needs of a tokenizer that it does not have itself."""
+        model = self._model(request)
+        config = model.text.files.json("tokenizer_config.json")
+        tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
+        if not model.text.files.contents:
+            tokens = dict.fromkeys(SPECIAL_TOKENS, "")
+        return _json(config | tokens | {"chat_template": source(model.text.files)})
+
+    async def model_info(self, request: Request) -> Response:
+        """GET /model_info, and /get_model_info as it was called: SGLang's."""
+        model = self._model(request)
+        config = model.text.files.json("config.json")
+        return _json(
+            {
+                "model_path": model.card.model_path or model.card.name,
+                "served_model_name": model.card.name,
+                "tokenizer_path": model.card.model_path or model.card.name,
+                "is_generation": True,
+                "max_model_len": model.card.context_length,
+                "model_type": config.get("model_type"),
+                "architectures": config.get("architectures"),
+                "has_chat_template": source(model.text.files) != PLAIN,
+                "takes_tokens": model.card.model_type is ModelType.Backend,
+            }
+        )
+
+    def _model(self, request: Request) -> ServedModel:
+        return self._intake.find(request.query_params.get("model"))
+
+
+def _text(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,316 @@
+"""A process that prepares requests which may take long: long texts and bodies, and chats, whose template is a model's code.
+
+    frontend                                 preparer
+    prepare ------- Job(id, kind, body) ---> parse, render, encode, hash; a few jobs at a time, in threads
+            <------ Answer(id, outcome) ----
+
+A job without an answer in time gets its client an error and the process its end. Jobs beside it are sent to the next one.
+There is one preparer for each model, so a template that never ends keeps nobody else waiting.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import re
+import struct
+import sys
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from serving.frontend import openai
+from serving.frontend.openai import ApiError
+from serving.frontend.preprocess import Asked, Prompt, Taken
+from serving.model_card import ModelCard, ModelError, ModelFiles
+
+log = logging.getLogger(__name__)
+
+NUM_JOBS = 4
+"""Jobs that one process does at once."""
+
+ATTEMPTS = 3
+"""A job whose process ended, perhaps because of a job beside it, is sent so often."""
+
+LOAD_S = 60.0
+"""How long loading the model may take."""
+
+Kind = Literal["chat", "completion", "tokenize", "detokenize"]
+KINDS: dict[Kind, type[Asked]] = {
+    "chat": openai.ChatRequest,
+    "completion": openai.CompletionRequest,
+    "tokenize": openai.TokenizeRequest,
+    "detokenize": openai.DetokenizeRequest,
+}
+
+
+class Model(msgspec.Struct, array_like=True):
+    """The first message: whose requests these are."""
+
+    card: ModelCard
+    files: dict[str, bytes]
+
+
+class Job(msgspec.Struct, array_like=True):
+    """A request's body."""
+
+    id: int
+    kind: Kind
+    body: bytes
+
+
+class Ready(msgspec.Struct, array_like=True):
+    """The answer to the first message: whether there can be jobs."""
+
+    error: str = ""
+
+
+class Refusal(msgspec.Struct, tag=True):
+    """An `ApiError`."""
+
+    status: int
+    message: str
+    code: str | None
+    param: str | None
+
+
+class Elsewhere(msgspec.Struct, tag=True):
+    """The request is for another model."""
+
+    model: str
+
+
+Outcome = Taken | Elsewhere | Refusal
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """What became of a job."""
+
+    id: int
+    outcome: Outcome
+
+
+class _EndedError(Exception):
+    """The process has ended."""
+
+
+class Preparer:
+    """One model's preparer, started when it is first needed."""
+
+    def __init__(self, card: ModelCard, files: ModelFiles, *, timeout_s: float) -> None:
+        self._model = Model(card, files.contents)
+        self._timeout_s = timeout_s
+        self._places = asyncio.Semaphore(NUM_JOBS)
+        self._starting = asyncio.Lock()
+        self._process: _Process | None = None
+        self._is_closed = False
+        self._jobs: set[asyncio.Task[Outcome]] = set()
+
+    async def start(self) -> None:
+        """Start the process, so that the first request does not wait for it.
+
+        Raises:
+            ModelError: the model's tokenizer or template cannot be used.
+        """
+        await self._running()
+
+    async def prepare(self, kind: Kind, body: bytes) -> Taken | Elsewhere:
+        """Prepare a request.
+
+        Raises:
+            ApiError: it cannot be served, or not be prepared in time.
+        """
+        # A job keeps its deadline when its client leaves: nobody else would notice that it never ends.
+        job = asyncio.create_task(self._run(kind, body))
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        outcome = await asyncio.shield(job)
+        if isinstance(outcome, Refusal):
+            raise ApiError(outcome.status, outcome.message, code=outcome.code, param=outcome.param)
+        return outcome
+
+    async def close(self) -> None:
+        """End the process; jobs end with an error."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()  # also while it loads, for which others may wait
+        async with self._starting:
+            if self._process is not None:
+                await self._process.close()
+        await asyncio.gather(*self._jobs)
+
+    async def _run(self, kind: Kind, body: bytes) -> Outcome:
+        async with self._places:
+            for _ in range(ATTEMPTS):
+                if self._is_closed:
+                    return Refusal(503, "this server ends before the answer is complete", None, None)
+                try:
+                    process = await self._running()
+                    async with asyncio.timeout(self._timeout_s):
+                        return await process.do(kind, body)
+                except TimeoutError:
+                    log.warning("%s: a request was not prepared in time; its preparer is ended", self._model.card.name)
+                    process.kill()
+                    return Refusal(
+                        400,
+                        f"the chat template and the tokenizer took longer than {self._timeout_s:g} s for this request",
+                        "preparation_timeout",
+                        None,
+                    )
+                except _EndedError:
+                    continue
+                except (ModelError, OSError) as error:  # it was loaded before: memory, processes or files are short
+                    log.error("%s: no preparer can be started: %s", self._model.card.name, error)
+                    return Refusal(503, "the tokenizer of this model cannot be started at the moment", None, None)
+        log.warning("%s: a request ended its preparer %d times", self._model.card.name, ATTEMPTS)
+        return Refusal(400, "the chat template or the tokenizer fails on this request", None, None)
+
+    async def _running(self) -> "_Process":
+        async with self._starting:
+            if self._process is None or self._process.has_ended:
+                if self._process is not None:
+                    await self._process.close()
+                self._process = await _Process.launch(self._model)
+                if self._is_closed:
+                    self._process.kill()
+                await self._process.load(LOAD_S)
+            return self._process
+
+
+class _Process:
+    """A running preparer."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.has_ended = False
+        self._process = process
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def launch(cls, model: Model) -> "_Process":
+        """Start one, which begins to load the model."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "serving.frontend.preparer_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            preexec_fn=os.setpgrp,  # Ctrl-C reaches us alone
+        )
+        made = cls(process)
+        made._write(model)
+        return made
+
+    async def load(self, timeout_s: float) -> None:
+        """Wait until it has loaded the model; whatever else comes, it is ended.
+
+        Raises:
+            ModelError: it cannot load it.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                ready = await self._ready
+        except TimeoutError:
+            ready = Ready(f"its tokenizer and chat template were not loaded within {timeout_s:g} s")
+        except BaseException:
+            self.kill()
+            raise
+        if ready.error:
+            await self.close()
+            raise ModelError(ready.error)
+
+    async def do(self, kind: Kind, body: bytes) -> Outcome:
+        """Do a job.
+
+        Raises:
+            _EndedError: the process ended before.
+        """
+        if self.has_ended:
+            raise _EndedError
+        id = next(self._ids)
+        self._waiting[id] = asyncio.get_running_loop().create_future()
+        try:
+            self._write(Job(id, kind, body))
+            return await self._waiting[id]
+        finally:
+            del self._waiting[id]
+
+    def kill(self) -> None:
+        """End it, whatever it is doing."""
+        self.has_ended = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End it and wait until it is gone."""
+        self.kill()
+        await self._process.wait()
+        await self._reading
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def _write(self, message: msgspec.Struct) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(framed(message))
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        stdout = self._process.stdout
+
+        async def message() -> bytes:
+            (length,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
+            return await stdout.readexactly(length)
+
+        try:
+            self._ready.set_result(msgspec.msgpack.decode(await message(), type=Ready))
+            while True:
+                answer = _decode_answer(await message())
+                future = self._waiting.get(answer.id)
+                if future is not None and not future.done():
+                    future.set_result(answer.outcome)
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            self.has_ended = True
+            if not self._ready.done():
+                self._ready.set_result(Ready("what loads its tokenizer and chat template ended before it was done"))
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(_EndedError())
+
+
+LENGTH = struct.Struct("<I")
+"""What stands before each message: its bytes."""
+
+_MODEL_NAME = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
+GUESS_BYTES = 4096
+
+
+def guess_model(body: bytes) -> str:
+    """Return the model that a body seems to ask for, by a look at its beginning and end; only parsing it can tell."""
+    found = _MODEL_NAME.search(body, 0, GUESS_BYTES) or _MODEL_NAME.search(body, max(len(body) - GUESS_BYTES, 0))
+    return found[1].decode(errors="replace") if found else ""
+
+
+def _pack(value: Any) -> Any:
+    assert isinstance(value, Prompt)
+    return [value.tokens.astype("<u4").tobytes(), value.block_size, np.array(value.hashes, "<u8").tobytes()]
+
+
+def _unpack(kind: type, value: Any) -> Any:
+    assert kind is Prompt
+    tokens, block_size, hashes = value
+    return Prompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist())
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+_decode_answer = msgspec.msgpack.Decoder(Answer, dec_hook=_unpack).decode
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """Return a message as it travels."""
+    data = _encode(message)
+    return LENGTH.pack(len(data)) + data

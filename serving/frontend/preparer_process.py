@@ -1,0 +1,118 @@
+"""What a preparer runs: `python -m serving.frontend.preparer_process`, started by `Preparer`."""
+
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from serving.frontend import openai
+from serving.frontend.openai import ApiError
+from serving.frontend.preparer import (
+    KINDS,
+    LENGTH,
+    NUM_JOBS,
+    Answer,
+    Elsewhere,
+    Job,
+    Model,
+    Outcome,
+    Ready,
+    Refusal,
+    framed,
+)
+from serving.frontend.preprocess import Prepared, TextModel, take
+from serving.model_card import ModelError, ModelFiles
+
+log = logging.getLogger(__name__)
+
+MEMORY_BYTES = 3 << 30
+"""What the model and the jobs may take."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Prepare what comes on standard input until it ends."""
+    _end_with_parent()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not get between the answers
+    messages = _messages(sys.stdin.buffer)
+    lock = threading.Lock()
+
+    def say(message: msgspec.Struct) -> None:
+        data = framed(message)
+        with lock:
+            answers.write(data)
+            answers.flush()
+
+    first = msgspec.msgpack.decode(next(messages), type=Model)
+    _limit_memory()
+    try:
+        model = TextModel(first.card, ModelFiles(first.files), is_preparer=True)
+    except ModelError as error:
+        say(Ready(str(error)))
+        return
+    say(Ready())
+
+    def work(job: Job) -> None:
+        say(Answer(job.id, _outcome(job, model)))
+
+    decode = msgspec.msgpack.Decoder(Job).decode
+    with ThreadPoolExecutor(NUM_JOBS) as threads:
+        for message in messages:
+            threads.submit(work, decode(message))
+        os._exit(0)  # a job may never end
+
+
+def _messages(source: IO[bytes]) -> Iterator[bytes]:
+    while len(head := source.read(LENGTH.size)) == LENGTH.size:
+        (length,) = LENGTH.unpack(head)
+        yield source.read(length)
+
+
+def _outcome(job: Job, model: TextModel) -> Outcome:
+    try:
+        asked = openai.parse(job.body, KINDS[job.kind])
+        if asked.model is not None and asked.model != model.card.name:
+            return Elsewhere(asked.model)
+        outcome = take(asked, job.body, model)
+    except ApiError as error:
+        return Refusal(error.status, error.message, error.code, error.param)
+    except MemoryError:
+        return Refusal(413, "the request is too large to be prepared", None, None)
+    except Exception:
+        log.exception("a request could not be prepared")
+        return Refusal(500, "the frontend failed on this request; its log says why", None, None)
+    if isinstance(outcome, Prepared):  # without the prompts and tools: they have become tokens
+        outcome.options = msgspec.convert(outcome.options, openai.Request, from_attributes=True)
+    return outcome
+
+
+def _end_with_parent() -> None:
+    """Have Linux end us with the frontend: a template that keeps the interpreter busy would not notice by itself."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _limit_memory() -> None:
+    """Take no more than so much more address space than we have now."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main()

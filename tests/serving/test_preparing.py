@@ -1,0 +1,293 @@
+"""Requests become tokens without holding others up: what is quick at once, what may take long in a process of its own."""
+
+import json
+import threading
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from serving.frontend.openai import ApiError, ChatRequest, CompletionRequest, parse
+from serving.frontend.preparer import GUESS_BYTES, Elsewhere, Preparer, guess_model
+from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_quick, prepare
+from serving.model_card import ModelCard, ModelFiles, ModelType
+from serving.tokenizer import HuggingFaceTokenizer
+from tests.serving.stacks import CORPUS, TEMPLATE, running, write_model
+
+GPT_2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_2 = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def byte_level(pattern=None, normalizer=None, ignore_merges=False):
+    """Train a small tokenizer of the kind that a family of models uses."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    split = pattern and pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, plain]) if pattern else GPT_2
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<|endoftext|>", "<|im_start|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return HuggingFaceTokenizer(tokenizer.to_str().encode(), encodes=True)
+
+
+FAMILIES = {
+    "GPT-2": byte_level(),
+    "Llama 3": byte_level(LLAMA_3, ignore_merges=True),
+    "Qwen 2": byte_level(QWEN_2, normalizers.NFC()),
+}
+
+
+def slow_model(folder):
+    """Write a model whose texts fastokens does not encode as they should be: it has no such model type."""
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation()])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 1 << 20, "vocab_size": 3}))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+def text_model(folder=None, is_preparer=False, **card):
+    files = ModelFiles.read(str(folder)) if folder else ModelFiles({})
+    values = {"name": "m", "model_type": ModelType.Backend, "namespace": "n", "component": "c", "endpoint": "e"}
+    card = ModelCard(**(values | {"instance_id": 1, "context_length": 100} | card))
+    return TextModel(card, files, is_preparer=is_preparer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_usual_families_are_encoded_fast(family):
+    assert FAMILIES[family].is_fast
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(text=st.text(max_size=200) | st.text(st.sampled_from("aé e\u0301 'll12 \n\t<|im_start|>日🙂"), max_size=200))
+def test_fast_tokens_are_the_real_ones(family, text):
+    tokenizer = FAMILIES[family]
+    for special in (True, False):
+        real = tokenizer._tokenizer.encode(text, add_special_tokens=special).ids
+        assert tokenizer.encode(text, special=special).tolist() == real
+
+
+def test_a_tokenizer_that_fastokens_encodes_otherwise_is_left_to_tokenizers(monkeypatch):
+    import fastokens
+
+    class Wrong:
+        @staticmethod
+        def from_json_str(text):
+            return Wrong()
+
+        def encode_batch_flat(self, texts, add_special_tokens):
+            return np.array([3], "<u4").tobytes(), b""
+
+    monkeypatch.setattr(fastokens, "Tokenizer", Wrong)
+    tokenizer = byte_level()
+    assert not tokenizer.is_fast
+    assert tokenizer.encode("once", special=False).tolist() == tokenizer._tokenizer.encode("once").ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(text=st.text(min_size=1, max_size=60))
+def test_no_text_has_fewer_tokens_than_its_length_says(family, text):
+    tokenizer = FAMILIES[family]
+    assert len(text) <= tokenizer.longest_token * len(tokenizer.encode(text, special=False))
+
+
+def test_what_cannot_fit_is_refused_before_it_is_encoded(monkeypatch):
+    model = text_model()
+    monkeypatch.setattr(model.tokenizer, "encode", None)
+    for asked in (
+        CompletionRequest(model="m", prompt="x" * 101, max_tokens=1),
+        parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 101}]}).encode(), ChatRequest),
+    ):
+        with pytest.raises(ApiError) as refused:
+            prepare(asked, model)
+        assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+
+
+def test_only_what_is_quick_and_no_code_of_the_models_runs_at_once(model_path):
+    ours, theirs = text_model(), text_model(model_path)
+
+    def quick(model, **asked):
+        kind = ChatRequest if "messages" in asked else CompletionRequest
+        return is_quick(parse(json.dumps({"model": "m"} | asked).encode(), kind), model)
+
+    message = [{"role": "user", "content": "hello"}]
+    assert quick(ours, prompt="hello")
+    assert quick(ours, messages=message)
+    assert quick(theirs, prompt="hello")
+    assert not quick(theirs, messages=message)
+    assert quick(theirs, messages=message, nvext={"use_raw_prompt": True})
+    assert not quick(theirs, prompt="hello" * 30_000)
+    assert not quick(ours, prompt=[1] * 20_000)
+
+
+def test_a_bodys_model_is_guessed_from_its_ends():
+    far = b'"x":"' + b"y" * GUESS_BYTES + b'",'
+    assert guess_model(b'{"model": "a/b", ' + far + b'"prompt": "x"}') == "a/b"
+    assert guess_model(b'{"prompt": "x", ' + far + b'"model" : "b"}') == "b"
+    assert guess_model(b'{"prompt": "x", ' + far + b'"model": "c", ' + far + b'"n": 1}') == ""
+
+
+# The process
+
+
+@pytest.fixture
+def preparing():
+    """Return what prepares bodies for a model in a process of its own."""
+    import asyncio
+
+    async def run(model, jobs, timeout_s):
+        preparer = Preparer(model.card, model.files, timeout_s=timeout_s)
+        try:
+            return await asyncio.gather(*(preparer.prepare(*job) for job in jobs), return_exceptions=True)
+        finally:
+            await preparer.close()
+
+    return lambda model, *jobs, timeout_s=60.0: asyncio.run(run(model, jobs, timeout_s))
+
+
+def chat(text, model="m"):
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 3, "logprobs": True}
+    return ("chat", json.dumps(body).encode())
+
+
+def test_a_preparer_gives_what_would_be_made_here(preparing, model_path):
+    model = text_model(model_path)
+    (there,) = preparing(model, chat("once upon a time"))
+    here = prepare(parse(chat("once upon a time")[1], ChatRequest), text_model(model_path, is_preparer=True))
+    assert isinstance(there, Prepared)
+    assert there.prompts[0].tokens.tolist() == here.prompts[0].tokens.tolist()
+    assert there.prompts[0].hashes == here.prompts[0].hashes
+    assert (there.options.max_tokens, there.num_logprobs, there.limits) == (3, 0, here.limits)
+    assert there.formatted == here.formatted
+
+
+def test_a_preparer_refuses_and_passes_on(preparing):
+    refused, elsewhere = preparing(text_model(), chat("x" * 101), chat("x", model="other"))
+    assert isinstance(refused, ApiError)
+    assert refused.code == "context_length_exceeded"
+    assert elsewhere == Elsewhere("other")
+    (through,) = preparing(text_model(model_type=ModelType.Chat), chat("x"))
+    assert isinstance(through, HandedThrough)
+
+
+def template_model(folder, template):
+    write_model(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+SOMETIMES = "{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}" + TEMPLATE
+
+
+def test_a_template_without_end_costs_only_the_request_that_asked_for_it(preparing, tmp_path):
+    model = text_model(template_model(tmp_path / "m", SOMETIMES))
+    outcomes = preparing(model, chat("loop"), chat("one"), chat("two"), chat("loop"), chat("three"), timeout_s=4.0)
+    assert [type(outcome) for outcome in outcomes] == [ApiError, Prepared, Prepared, ApiError, Prepared]
+    assert {outcomes[0].code, outcomes[3].code} == {"preparation_timeout"}
+    assert outcomes[0].status == 400
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 'a' * 8000000000 }}", "{{ '%099999999999d' % 5 }}", "{{ 1 // 0 }}", "{{ 'abc'.index('z') }}", "{{ [].pop() }}",
+     "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "{{ 'a'.encode('nope') }}", "{{ messages[5].content.x }}"],
+)  # fmt: skip
+def test_templates_that_fail_or_take_all_memory_are_400(preparing, tmp_path, template):
+    (outcome,) = preparing(text_model(template_model(tmp_path / "m", template)), chat("x"))
+    assert isinstance(outcome, ApiError)
+    assert (outcome.status, outcome.param) == (400, "messages")
+    assert " at 0x" not in outcome.message
+
+
+def test_requests_of_a_preparer_that_is_killed_are_prepared_by_the_next(tmp_path):
+    import asyncio
+
+    model = text_model(template_model(tmp_path / "m", SOMETIMES))
+
+    async def run():
+        preparer = Preparer(model.card, model.files, timeout_s=60.0)
+        try:
+            await preparer.start()
+            first = preparer._process
+            asking = asyncio.create_task(preparer.prepare(*chat("once")))
+            await asyncio.sleep(0)
+            first.kill()
+            outcome = await asking
+            assert preparer._process is not first
+            return outcome
+        finally:
+            await preparer.close()
+
+    assert isinstance(asyncio.run(run()), Prepared)
+
+
+# The whole stack
+
+
+def children():
+    """Return the preparers that run on this host."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"serving.frontend.preparer" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_while_a_long_text_is_encoded_others_are_answered(tmp_path):
+    folder = slow_model(tmp_path / "slow")
+    settings = {"worker": {"model_path": str(folder), "model_name": "slow"}, "engine": {"num_gpu_blocks": 50_000}}
+    with running(1, frontend={"prepare_timeout_s": 60}, **settings) as stack:
+        answer = []
+
+        def ask():
+            body = {"model": "slow", "prompt": "a b, " * 200_000, "max_tokens": 1}
+            answer.append(httpx.post(f"{stack.url}/v1/completions", json=body, timeout=120))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        answered = 0
+        with httpx.Client() as other:
+            while asking.is_alive():
+                other.get(f"{stack.url}/live")
+                answered += 1
+        assert answer[0].status_code == 200
+        assert answer[0].json()["usage"]["prompt_tokens"] == 600_000
+        assert answered > 20
+
+
+def test_a_template_without_end_holds_up_neither_other_models_nor_the_end(tmp_path):
+    before = set(children())
+    folder = template_model(tmp_path / "m", SOMETIMES)
+    with running(
+        1, worker={"model_path": str(folder), "model_name": "m"}, frontend={"prepare_timeout_s": 120}
+    ) as stack:
+        with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0) as client:
+            for _ in range(3):
+                with pytest.raises(openai.APITimeoutError):
+                    client.chat.completions.create(
+                        model="m", messages=[{"role": "user", "content": "loop"}], timeout=0.2
+                    )
+            fine = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], max_tokens=2)
+            assert fine.usage.completion_tokens == 2
+        assert set(children()) - before
+    assert not set(children()) - before
