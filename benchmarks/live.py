@@ -23,6 +23,7 @@ from dynabench.settings import ExperimentRouterConfig
 from mocker import EngineConfig
 from serving.engine import EngineChoice
 from serving.engine_config import ModelRunConfig, WorkerConfig
+from serving.engines.processes import descendants
 from serving.frontend.config import FrontendConfig
 from serving.runtime.config import RuntimeConfig
 from workloads.tokens import tokens_of
@@ -77,8 +78,8 @@ async def client(
     return received
 
 
-async def measure(url: str, model: str, clients: int, tokens: int, seconds: float, prompt: Prompts) -> None:
-    """Run one number of clients and print a line."""
+async def measure(url: str, model: str, clients: int, tokens: int, seconds: float, prompt: Prompts) -> int:
+    """Run one number of clients and print a line; return the number of requests."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=HEADERS) as session:
         ttfts: list[float] = []
         await client(session, url, model, 10**6, tokens, time.perf_counter() + 0.5, [], prompt)
@@ -94,14 +95,17 @@ async def measure(url: str, model: str, clients: int, tokens: int, seconds: floa
         f"TTFT p50 {p50:.1f} ms  p99 {p99:.1f} ms",
         flush=True,
     )
+    return len(ttfts)
 
 
 def cpu_s(stack: LocalStack) -> dict[str, float]:
-    """Return the CPU seconds that each process of a stack has used, and we."""
+    """Return the CPU seconds that each process of a stack has used, with those it started, and we."""
     used = {"client": time.process_time()}
     for name, pid in stack.group.processes.items():
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        used[name] = 0.0
+        for each in (pid, *descendants(pid)):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            used[name] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return used
 
 
@@ -129,13 +133,13 @@ async def run(options: argparse.Namespace) -> None:
         )
         async with stack:
             before = cpu_s(stack)
-            await measure(stack.url, stack.model, clients, options.tokens, options.seconds, prompt)
+            count = await measure(stack.url, stack.model, clients, options.tokens, options.seconds, prompt)
             spent = {name: used - before[name] for name, used in cpu_s(stack).items()}
             total = sum(spent.values())
+            shares = "  ".join(f"{name} {used / total:.0%}" for name, used in spent.items())
             print(
-                "              "
-                + "  ".join(f"{name} {used / total:.0%}" for name, used in spent.items())
-                + " of the CPU time"
+                f"              CPU a request: {total / count * 1e6:,.0f} us, of it {shares}; "
+                f"frontend {spent['frontend'] / count * 1e6:,.0f} us"
             )
 
 

@@ -69,10 +69,10 @@ class LogProbabilities:
         self.num_output: int | None = sampling.get("logprobs")
         self.num_prompt: int | None = sampling.get("prompt_logprobs")
 
-    @property
-    def are_wanted(self) -> bool:
-        """Whether the request asks for any."""
-        return self.num_output is not None or self.num_prompt is not None
+    @classmethod
+    def wanted(cls, vocabulary: npt.NDArray[np.uint32], sampling: dict[str, Any]) -> "LogProbabilities | None":
+        """Return those that a request asks for, None if it asks for none."""
+        return cls(vocabulary, sampling) if "logprobs" in sampling or "prompt_logprobs" in sampling else None
 
     def of_output(self, tokens: list[int]) -> dict[str, Any]:
         """Return those of generated tokens."""
@@ -103,13 +103,18 @@ class _Live:
     __slots__ = ("end", "log_probabilities", "made", "output", "prompt", "reason", "sent", "stream")
 
     def __init__(
-        self, prompt: npt.NDArray[np.uint32], output: list[int], reason: str, stream: Stream, logs: LogProbabilities
+        self,
+        prompt: npt.NDArray[np.uint32],
+        output: list[int],
+        reason: str,
+        stream: Stream,
+        log_probabilities: LogProbabilities | None,
     ) -> None:
         self.prompt = prompt
         self.output = output
         self.reason = reason
         self.stream = stream
-        self.log_probabilities = logs if logs.are_wanted else None
+        self.log_probabilities = log_probabilities
         self.made = 0
         self.sent = 0
         self.end: dict[str, Any] | None = None
@@ -172,8 +177,8 @@ class MockEngine:
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
         self._order += 1
-        logs = LogProbabilities(self._vocabulary, request.sampling_options)
-        live = _Live(tokens, output, reason, stream, logs)
+        log_probabilities = LogProbabilities.wanted(self._vocabulary, request.sampling_options)
+        live = _Live(tokens, output, reason, stream, log_probabilities)
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),

@@ -3,8 +3,8 @@
 import hmac
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -275,4 +275,4 @@ def _describe(model: ServedModel) -> dict[str, Any]:
 
 def _request_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
-    return given if REQUEST_ID.match(given) else uuid.uuid4().hex
+    return given if REQUEST_ID.match(given) else secrets.token_hex(16)
