@@ -102,7 +102,7 @@ class Frontend:
         metrics = self.metrics.of(model.card.name)
         endpoint = "chat_completions" if kind == "chat" else "completions"
         if isinstance(prepared, HandedThrough):
-            return await hand_through(model, prepared, self._handed_through, endpoint=endpoint, metrics=metrics)
+            return hand_through(model, prepared, self._handed_through, endpoint=endpoint, metrics=metrics)
         assert isinstance(prepared, Prepared)
         try:
             asked = dispatch(

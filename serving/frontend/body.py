@@ -87,7 +87,7 @@ class Share:
             self._num_bytes += more
 
 
-async def read(request: Request, share: Share, max_bytes: int) -> bytes:
+async def read(request: Request, share: Share, max_bytes: int) -> bytearray:
     """Return a request's body.
 
     Raises:
@@ -109,7 +109,7 @@ async def read(request: Request, share: Share, max_bytes: int) -> bytes:
                 body += chunk
     except TimeoutError as error:
         raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from error
-    return bytes(body)
+    return body
 
 
 def _check_kind(kind: str) -> None:

@@ -7,7 +7,7 @@ from serving.frontend.body import BodyBudget, read
 from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models, ServedModel
 from serving.frontend.openai import ApiError
-from serving.frontend.preparer import KINDS, Elsewhere, Kind, guess_model
+from serving.frontend.preparer import KINDS, Body, Elsewhere, Kind, guess_model
 from serving.frontend.preprocess import Taken, is_quick, take
 
 INLINE_BYTES = 128 * 1024
@@ -52,7 +52,7 @@ class Intake:
         message = f"model {shown!r} is not served here; served: {self._served()}"
         raise ApiError(404, message, code="model_not_found", param="model")
 
-    async def _prepare(self, kind: Kind, body: bytes) -> tuple[ServedModel, Taken]:
+    async def _prepare(self, kind: Kind, body: Body) -> tuple[ServedModel, Taken]:
         """Prepare a request at once if that is quick, else in its model's preparer."""
         if len(body) <= INLINE_BYTES:
             asked = openai.parse(body, KINDS[kind])

@@ -234,7 +234,7 @@ class ApiError(Exception):
 KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
-def parse(body: bytes, kind: Any) -> Any:
+def parse(body: bytes | bytearray, kind: Any) -> Any:
     """Read a request.
 
     Raises:
@@ -257,7 +257,7 @@ def parse(body: bytes, kind: Any) -> Any:
     return asked
 
 
-def check_fields(body: bytes, asked: Request) -> None:
+def check_fields(body: bytes | bytearray, asked: Request) -> None:
     """Refuse what an engine of token ids would have to ignore: fields that nobody knows, or that none here can do.
 
     Raises:
@@ -276,7 +276,7 @@ def check_fields(body: bytes, asked: Request) -> None:
         raise ApiError(400, "a required tool call is not supported", param="tool_choice")
 
 
-def _check_once(body: bytes, names: Iterable[str]) -> None:
+def _check_once(body: bytes | bytearray, names: Iterable[str]) -> None:
     """Refuse a body with a name twice. Telling for sure takes longer than all other checks, so it is for bodies that may."""
     if b"\\u" not in body and all(body.count(b'"%b"' % name.encode()) == 1 for name in names):
         return

@@ -1,12 +1,16 @@
 """Models whose engines take whole OpenAI requests (`ModelType.Chat`, `ModelType.Completion`): they are handed through."""
 
+import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from serving.frontend.answer import DONE, event
+from serving.frontend.answering import BEGUN
 from serving.frontend.generation import STATUS, refusal
 from serving.frontend.metrics import ModelMetrics
 from serving.frontend.models import ServedModel
@@ -14,16 +18,19 @@ from serving.frontend.openai import ApiError
 from serving.frontend.preprocess import HandedThrough
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.runtime.client import ReplyStream
-from serving.runtime.messages import CallError
+from serving.runtime.messages import CallError, End
+
+GONE = "gone"
+"""The end of a call whose client hung up."""
 
 
-async def hand_through(
+def hand_through(
     model: ServedModel, request: HandedThrough, streams: set[ReplyStream], *, endpoint: str, metrics: ModelMetrics
 ) -> Response:
     """Answer a request by what the engine says, chunk by chunk or folded into one; `streams` holds its stream meanwhile.
 
     Raises:
-        ApiError: there is nobody to ask, or the engine failed before its first chunk.
+        ApiError: there is nobody to ask.
     """
     routing, started = model.routing, time.perf_counter()
     try:
@@ -32,61 +39,91 @@ async def hand_through(
         metrics.count("requests", endpoint, "stream" if request.stream else "unary", "error")
         metrics.count("model_rejection", endpoint)
         raise refusal(error) from error
+    try:
+        stream = routing.send(placement, request.request)
+    except CallError as error:
+        routing.on_finish(placement)
+        raise ApiError(STATUS.get(error.kind, 500), str(error)) from error
     metrics.inflight += 1
-
-    stream: ReplyStream | None = None
+    streams.add(stream)
 
     def release(status: str) -> None:
-        if stream is not None:
-            stream.cancel()
-            streams.discard(stream)
+        stream.cancel()
+        streams.discard(stream)
         routing.on_finish(placement)
         metrics.inflight -= 1
         metrics.count("requests", endpoint, "stream" if request.stream else "unary", status)
         metrics.observe("request_duration_seconds", time.perf_counter() - started)
 
-    try:
-        stream = routing.send(placement, request.request)
-        streams.add(stream)
-        first = await stream.take()
-        _check(stream, first)
-        if request.stream:
-            return StreamingResponse(_events(stream, first, release), media_type="text/event-stream")
-        chunks = list(first)
-        while stream.end is None or stream.items:
-            chunks += await stream.take()
-        _check(stream, [])
-    except BaseException as error:
-        release("error")
-        if isinstance(error, CallError):
+    return _Passing(stream, release, is_streamed=request.stream)
+
+
+class _Passing(Response):
+    """Passes on what an engine says; its work ends when the client hangs up."""
+
+    def __init__(self, stream: ReplyStream, release: Callable[[str], None], *, is_streamed: bool) -> None:
+        super().__init__()
+        self._stream = stream
+        self._release = release
+        self._is_streamed = is_streamed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer.
+
+        Raises:
+            ApiError: the engine failed before its first chunk, or before the end of a whole answer.
+        """
+        watching = asyncio.ensure_future(self._watch(receive))
+        status = "error"
+        try:
+            first = await self._stream.take()
+            if self._stream.end is not None and not first:
+                _check(self._stream.end)
+            status = await (self._pass_on(first, scope, send) if self._is_streamed else self._fold(first, send))
+        except CallError as error:
+            if error.kind == GONE:
+                status = "cancelled"
+                return
             raise ApiError(STATUS.get(error.kind, 500), str(error)) from error
-        raise
-    release("success")
-    return Response(msgspec.json.encode(fold(chunks)), media_type="application/json")
+        finally:
+            watching.cancel()
+            self._release(status)
 
+    async def _fold(self, items: list[Any], send: Send) -> str:
+        chunks = list(items)
+        async for item in self._stream:
+            chunks.append(item)  # noqa: PERF401 (what has come is lost if the call fails)
+        answer = Response(msgspec.json.encode(fold(chunks)), media_type="application/json")
+        await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
+        await send({"type": "http.response.body", "body": answer.body})
+        return "success"
 
-async def _events(stream: ReplyStream, items: list[Any], release: Any) -> Any:
-    status = "cancelled"
-    try:
+    async def _pass_on(self, items: list[Any], scope: Scope, send: Send) -> str:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        scope[BEGUN] = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         while True:
-            if items:
-                yield b"".join(event(item) for item in items)
-            if stream.end is not None and not stream.items:
+            body = b"".join(map(event, items))
+            if self._stream.end is not None and not self._stream.items:
                 break
-            items = await stream.take()
-        if stream.end.kind:
-            status = "error"
-            yield b"data: " + ApiError(STATUS.get(stream.end.kind, 500), stream.end.error).body() + b"\n\n"
-        else:
-            status = "success"
-            yield DONE
-    finally:
-        release(status)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            items = await self._stream.take()
+        end = self._stream.end
+        if end.kind == GONE:
+            return "cancelled"
+        last = b"data: " + ApiError(STATUS.get(end.kind, 500), end.error).body() + b"\n\n" if end.kind else DONE
+        await send({"type": "http.response.body", "body": body + last})
+        return "error_in_stream" if end.kind else "success"
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._stream.abort("the client hung up", GONE)
 
 
-def _check(stream: ReplyStream, items: list[Any]) -> None:
-    if stream.end is not None and stream.end.kind and not items:
-        raise CallError(stream.end.error, stream.end.kind)
+def _check(end: End) -> None:
+    if end.kind:
+        raise CallError(end.error, end.kind)
 
 
 def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:

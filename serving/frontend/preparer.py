@@ -37,6 +37,9 @@ ATTEMPTS = 3
 LOAD_S = 60.0
 """How long loading the model may take."""
 
+PIECE_BYTES = 256 * 1024
+Body = bytes | bytearray
+
 Kind = Literal["chat", "completion", "tokenize", "detokenize"]
 KINDS: dict[Kind, type[Asked]] = {
     "chat": openai.ChatRequest,
@@ -54,11 +57,11 @@ class Model(msgspec.Struct, array_like=True):
 
 
 class Job(msgspec.Struct, array_like=True):
-    """A request's body."""
+    """A request; its body follows the message."""
 
     id: int
     kind: Kind
-    body: bytes
+    num_bytes: int
 
 
 class Ready(msgspec.Struct, array_like=True):
@@ -116,7 +119,7 @@ class Preparer:
         """
         await self._running()
 
-    async def prepare(self, kind: Kind, body: bytes) -> Taken | Elsewhere:
+    async def prepare(self, kind: Kind, body: Body) -> Taken | Elsewhere:
         """Prepare a request.
 
         Raises:
@@ -139,9 +142,9 @@ class Preparer:
         async with self._starting:
             if self._process is not None:
                 await self._process.close()
-        await asyncio.gather(*self._jobs)
+        await asyncio.gather(*self._jobs, return_exceptions=True)
 
-    async def _run(self, kind: Kind, body: bytes) -> Outcome:
+    async def _run(self, kind: Kind, body: Body) -> Outcome:
         async with self._places:
             for _ in range(ATTEMPTS):
                 if self._is_closed:
@@ -172,10 +175,10 @@ class Preparer:
             if self._process is None or self._process.has_ended:
                 if self._process is not None:
                     await self._process.close()
-                self._process = await _Process.launch(self._model)
+                self._process = await _Process.launch()
                 if self._is_closed:
                     self._process.kill()
-                await self._process.load(LOAD_S)
+                await self._process.load(self._model, LOAD_S)
             return self._process
 
 
@@ -187,12 +190,13 @@ class _Process:
         self._process = process
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._writing = asyncio.Lock()
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def launch(cls, model: Model) -> "_Process":
-        """Start one, which begins to load the model."""
+    async def launch(cls) -> "_Process":
+        """Start one, which waits for its model."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "serving.frontend.preparer_process"),
@@ -200,19 +204,20 @@ class _Process:
             stdout=asyncio.subprocess.PIPE,
             preexec_fn=os.setpgrp,  # Ctrl-C reaches us alone
         )
-        made = cls(process)
-        made._write(model)
-        return made
+        return cls(process)
 
-    async def load(self, timeout_s: float) -> None:
-        """Wait until it has loaded the model; whatever else comes, it is ended.
+    async def load(self, model: Model, timeout_s: float) -> None:
+        """Have it load the model; whatever else comes, it is ended.
 
         Raises:
             ModelError: it cannot load it.
         """
         try:
             async with asyncio.timeout(timeout_s):
+                await self._write(model)
                 ready = await self._ready
+        except _EndedError:
+            ready = await self._ready
         except TimeoutError:
             ready = Ready(f"its tokenizer and chat template were not loaded within {timeout_s:g} s")
         except BaseException:
@@ -222,7 +227,7 @@ class _Process:
             await self.close()
             raise ModelError(ready.error)
 
-    async def do(self, kind: Kind, body: bytes) -> Outcome:
+    async def do(self, kind: Kind, body: Body) -> Outcome:
         """Do a job.
 
         Raises:
@@ -233,7 +238,7 @@ class _Process:
         id = next(self._ids)
         self._waiting[id] = asyncio.get_running_loop().create_future()
         try:
-            self._write(Job(id, kind, body))
+            await self._write(Job(id, kind, len(body)), body)
             return await self._waiting[id]
         finally:
             del self._waiting[id]
@@ -252,9 +257,23 @@ class _Process:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def _write(self, message: msgspec.Struct) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(framed(message))
+    async def _write(self, message: msgspec.Struct, body: Body = b"") -> None:
+        """Send a message and what follows it, in pieces: a large body is not copied at once.
+
+        Raises:
+            _EndedError: the process ended before.
+        """
+        stdin, rest = self._process.stdin, memoryview(body)
+        assert stdin is not None
+        try:
+            async with self._writing:
+                stdin.write(framed(message))
+                for start in range(0, len(rest), PIECE_BYTES):
+                    await stdin.drain()
+                    stdin.write(rest[start : start + PIECE_BYTES])
+                await stdin.drain()
+        except ConnectionError as error:
+            raise _EndedError from error
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
@@ -289,7 +308,7 @@ _MODEL_NAME = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
 GUESS_BYTES = 4096
 
 
-def guess_model(body: bytes) -> str:
+def guess_model(body: Body) -> str:
     """Return the model that a body seems to ask for, by a look at its beginning and end; only parsing it can tell."""
     found = _MODEL_NAME.search(body, 0, GUESS_BYTES) or _MODEL_NAME.search(body, max(len(body) - GUESS_BYTES, 0))
     return found[1].decode(errors="replace") if found else ""

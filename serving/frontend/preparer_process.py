@@ -63,13 +63,14 @@ def main() -> None:
         return
     say(Ready())
 
-    def work(job: Job) -> None:
-        say(Answer(job.id, _outcome(job, model)))
+    def work(job: Job, body: bytes) -> None:
+        say(Answer(job.id, _outcome(job, body, model)))
 
     decode = msgspec.msgpack.Decoder(Job).decode
     with ThreadPoolExecutor(NUM_JOBS) as threads:
         for message in messages:
-            threads.submit(work, decode(message))
+            job = decode(message)
+            threads.submit(work, job, sys.stdin.buffer.read(job.num_bytes))
         os._exit(0)  # a job may never end
 
 
@@ -79,12 +80,12 @@ def _messages(source: IO[bytes]) -> Iterator[bytes]:
         yield source.read(length)
 
 
-def _outcome(job: Job, model: TextModel) -> Outcome:
+def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
     try:
-        asked = openai.parse(job.body, KINDS[job.kind])
+        asked = openai.parse(body, KINDS[job.kind])
         if asked.model is not None and asked.model != model.card.name:
             return Elsewhere(asked.model)
-        outcome = take(asked, job.body, model)
+        outcome = take(asked, body, model)
     except ApiError as error:
         return Refusal(error.status, error.message, error.code, error.param)
     except MemoryError:
@@ -111,7 +112,9 @@ def _limit_memory() -> None:
     statm = Path("/proc/self/statm")
     if statm.exists():
         used = int(statm.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        limit = used + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 if __name__ == "__main__":

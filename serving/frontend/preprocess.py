@@ -136,7 +136,7 @@ def is_quick(asked: Asked, model: TextModel) -> bool:
     return num_characters <= model.tokenizer.num_quick and num_tokens <= QUICK_TOKENS
 
 
-def take(asked: Asked, body: bytes, model: TextModel) -> Taken:
+def take(asked: Asked, body: bytes | bytearray, model: TextModel) -> Taken:
     """Turn a request into what its model's engines are sent, or into tokens or text.
 
     Raises:
@@ -214,7 +214,7 @@ def tokenize(asked: TokenizeRequest, model: TextModel) -> Tokenized:
     )
 
 
-def hand_through(body: bytes) -> HandedThrough:
+def hand_through(body: bytes | bytearray) -> HandedThrough:
     """Turn a request's body into what an engine that takes whole requests is sent.
 
     Raises:

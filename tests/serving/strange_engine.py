@@ -44,6 +44,8 @@ async def complete(request):
     odd = {"odd object": object(), "odd large": 1 << 70, "odd deep": nested(5000)}.get(request["prompt"])
     if odd is not None:
         yield {"id": "x", "choices": [{"index": 0, "text": "x"}], "odd": odd}
+    if request["prompt"] == "forever":
+        await asyncio.sleep(3600)
     pieces = ["slow"] * 20 if request["prompt"] == "slow" else ["what ", "you ", "asked"]
     for piece in pieces:
         await asyncio.sleep(0.02 if piece == "slow" else 0)

@@ -137,6 +137,21 @@ def test_what_an_engine_gives_and_cannot_travel_ends_that_answer_alone(client):
         assert sum(event.choices[0].text == "slow" for event in neighbour) == 19
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_ends_the_work_of_an_engine_that_takes_whole_requests(url, client, stream):
+    def inflight():
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        return [line for line in lines if line.startswith('dynamo_frontend_inflight_requests{model="whole"}')]
+
+    with pytest.raises(openai.APITimeoutError):
+        for _ in client.completions.create(model="whole", prompt="forever", stream=stream, timeout=0.5):
+            pass
+    deadline = time.monotonic() + 20
+    while inflight() != ['dynamo_frontend_inflight_requests{model="whole"} 0.0']:
+        assert time.monotonic() < deadline, inflight()
+        time.sleep(0.05)
+
+
 def test_log_probabilities_that_an_engine_does_not_give_are_400(client):
     for asked in ({"logprobs": 1}, {"logprobs": 1, "stream": True}, {"logprobs": 1, "echo": True}):
         with pytest.raises(openai.BadRequestError, match="log-probabilities") as refused:

@@ -1,6 +1,8 @@
 """Requests become tokens without holding others up: what is quick at once, what may take long in a process of its own."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -214,6 +216,12 @@ def test_templates_that_fail_or_take_all_memory_are_400(preparing, tmp_path, tem
     assert isinstance(outcome, ApiError)
     assert (outcome.status, outcome.param) == (400, "messages")
     assert " at 0x" not in outcome.message
+
+
+def test_a_preparer_runs_below_a_limit_of_memory_that_was_there_before():
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
+    code = limited + "from serving.frontend import preparer_process as p; p._limit_memory(); p._limit_memory()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_requests_of_a_preparer_that_is_killed_are_prepared_by_the_next(tmp_path):
