@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from serving.engines.processes import descendants
 from serving.frontend.openai import ApiError, ChatRequest, CompletionRequest, parse
 from serving.frontend.preparer import GUESS_BYTES, Elsewhere, Preparer, guess_model
 from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_quick, prepare
@@ -249,18 +250,6 @@ def test_requests_of_a_preparer_that_is_killed_are_prepared_by_the_next(tmp_path
 # The whole stack
 
 
-def children():
-    """Return the preparers that run on this host."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"serving.frontend.preparer" in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 def test_while_a_long_text_is_encoded_others_are_answered(tmp_path):
     folder = slow_model(tmp_path / "slow")
     settings = {"worker": {"model_path": str(folder), "model_name": "slow"}, "engine": {"num_gpu_blocks": 50_000}}
@@ -284,7 +273,6 @@ def test_while_a_long_text_is_encoded_others_are_answered(tmp_path):
 
 
 def test_a_template_without_end_holds_up_neither_other_models_nor_the_end(tmp_path):
-    before = set(children())
     folder = template_model(tmp_path / "m", SOMETIMES)
     with running(
         1, worker={"model_path": str(folder), "model_name": "m"}, frontend={"prepare_timeout_s": 120}
@@ -297,5 +285,6 @@ def test_a_template_without_end_holds_up_neither_other_models_nor_the_end(tmp_pa
                     )
             fine = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], max_tokens=2)
             assert fine.usage.completion_tokens == 2
-        assert set(children()) - before
-    assert not set(children()) - before
+        preparers = descendants(stack.group.processes["frontend"])
+        assert preparers
+    assert not any(Path(f"/proc/{pid}").exists() for pid in preparers)
