@@ -2,7 +2,8 @@
 
 The answer is a stream of items: a token id, a list of them, or a dict with `token_ids` and perhaps `finish_reason`
 ("stop", "length", ...), `cached_tokens`, `log_probs` (one for each token) and `top_logprobs` (for each token a list of
-(id, log-probability)). An engine that gives text sends `text` beside tokens that say the same, one piece to an item, and in
+(id, log-probability)); with the first of them, if the request wants them, `prompt_log_probs` and `prompt_top_logprobs`, whose
+first entry is None. An engine that gives text sends `text` beside tokens that say the same, one piece to an item, and in
 the end `completion_tokens`.
 """
 

@@ -119,6 +119,9 @@ class Vllm:
                 item: dict[str, Any] = {}
                 if is_first:
                     item["cached_tokens"] = output.num_cached_tokens or 0
+                    if output.prompt_logprobs:
+                        found = _logprobs(request["token_ids"][1:], output.prompt_logprobs[1:])
+                        item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
                     is_first = False
                 if one.logprobs is not None:
                     item |= _logprobs(tokens, one.logprobs)
@@ -196,7 +199,7 @@ class Vllm:
 
     def _parameters(self, request: dict[str, Any]) -> Any:
         conditions, options = request["stop_conditions"], request["sampling_options"]
-        given = self._defaults | sampling(options, "seed", "logprobs")
+        given = self._defaults | sampling(options, "seed", "logprobs", "prompt_logprobs")
         if bias := options.get("logit_bias"):
             given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
         given["max_tokens"] = conditions["max_tokens"]

@@ -4,6 +4,7 @@ import concurrent.futures
 import time
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
@@ -87,6 +88,24 @@ def test_log_probabilities_are_those_of_the_weights(client, reference, tokenizer
     assert found.token_logprobs == pytest.approx(values, abs=0.02)
     for value, top in zip(found.token_logprobs, found.top_logprobs, strict=True):
         assert max(top.values()) == pytest.approx(value)
+
+
+def test_log_probabilities_of_the_prompt_are_those_of_the_weights_or_refused(client, engine, reference, tokenizer):
+    if engine.name != "vllm":
+        with pytest.raises(openai.BadRequestError, match="log-probabilities"):
+            ask(client, max_tokens=1, logprobs=1, echo=True)
+        return
+    ids = tokenizer.encode(PROMPT).ids
+    logits = reference.logits(ids)
+    logits -= logits.max(-1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    found = ask(client, max_tokens=1, logprobs=1, echo=True).choices[0].logprobs
+    assert found.token_logprobs[0] is None
+    assert found.token_logprobs[1 : len(ids)] == pytest.approx(
+        [logits[n, ids[n + 1]] for n in range(len(ids) - 1)], abs=0.02
+    )
+    best = [max(top.values()) for top in found.top_logprobs[1 : len(ids)]]
+    assert best == pytest.approx(logits.max(-1)[:-1].tolist(), abs=0.02)
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_in_it(client):
