@@ -1,6 +1,10 @@
 """From an HTTP request to what its model's engines are sent: its body read, its model found, its text turned into tokens."""
 
-from starlette.requests import Request
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
 
 from serving.frontend import openai
 from serving.frontend.body import BodyBudget, read
@@ -9,6 +13,8 @@ from serving.frontend.models import Models, ServedModel
 from serving.frontend.openai import ApiError
 from serving.frontend.preparer import KINDS, Body, Elsewhere, Kind, guess_model
 from serving.frontend.preprocess import Taken, is_quick, take
+
+Result = TypeVar("Result")
 
 INLINE_BYTES = 128 * 1024
 """Larger bodies are parsed by a preparer; this much takes a millisecond."""
@@ -30,10 +36,11 @@ class Intake:
 
         Raises:
             ApiError: it cannot be served.
+            ClientDisconnect: its client has hung up.
         """
         with self._bodies.share() as share:
             body = await read(request, share, self._max_bytes)
-            return await self._prepare(kind, body)
+            return await self._prepare(kind, body, request)
 
     def find(self, name: str | None) -> ServedModel:
         """Return a model by its name; without one, the only one.
@@ -52,7 +59,7 @@ class Intake:
         message = f"model {shown!r} is not served here; served: {self._served()}"
         raise ApiError(404, message, code="model_not_found", param="model")
 
-    async def _prepare(self, kind: Kind, body: Body) -> tuple[ServedModel, Taken]:
+    async def _prepare(self, kind: Kind, body: Body, request: Request) -> tuple[ServedModel, Taken]:
         """Prepare a request at once if that is quick, else in its model's preparer."""
         if len(body) <= INLINE_BYTES:
             asked = openai.parse(body, KINDS[kind])
@@ -61,7 +68,7 @@ class Intake:
                 return model, take(asked, body, model.text)
         else:
             model = self._models.get(guess_model(body)) or self._any()
-        while isinstance(taken := await model.preparer.prepare(kind, body), Elsewhere):
+        while isinstance(taken := await _unless_gone(request, model.preparer.prepare(kind, body)), Elsewhere):
             model = self.find(taken.model)
         return model, taken
 
@@ -78,3 +85,16 @@ class Intake:
 
     def _served(self) -> str:
         return ", ".join(repr(model.card.name) for model in self._models.all()) or "none"
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for work, unless the client hangs up before it is done; its body has been read."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()

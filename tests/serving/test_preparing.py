@@ -1,6 +1,7 @@
 """Requests become tokens without holding others up: what is quick at once, what may take long in a process of its own."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_q
 from serving.model_card import ModelCard, ModelFiles, ModelType
 from serving.tokenizer import HuggingFaceTokenizer
 from tests.serving.stacks import CORPUS, TEMPLATE, running, write_model
+from tests.serving.test_faults import until
 
 GPT_2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -275,7 +277,7 @@ def test_while_a_long_text_is_encoded_others_are_answered(tmp_path):
 def test_a_template_without_end_holds_up_neither_other_models_nor_the_end(tmp_path):
     folder = template_model(tmp_path / "m", SOMETIMES)
     with running(
-        1, worker={"model_path": str(folder), "model_name": "m"}, frontend={"prepare_timeout_s": 120}
+        1, worker={"model_path": str(folder), "model_name": "m"}, frontend={"prepare_timeout_s": 120, "drain_s": 120.0}
     ) as stack:
         with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0) as client:
             for _ in range(3):
@@ -285,6 +287,9 @@ def test_a_template_without_end_holds_up_neither_other_models_nor_the_end(tmp_pa
                     )
             fine = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], max_tokens=2)
             assert fine.usage.completion_tokens == 2
-        preparers = descendants(stack.group.processes["frontend"])
+        process = stack.group._processes["frontend"]
+        preparers = descendants(process.pid)
         assert preparers
+        process.send_signal(signal.SIGTERM)  # nobody waits for the three: there is nothing to finish
+        until(lambda: process.returncode == 0)
     assert not any(Path(f"/proc/{pid}").exists() for pid in preparers)
