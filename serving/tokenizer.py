@@ -196,6 +196,8 @@ class HuggingFaceTokenizer:
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"tokenizer.json cannot be used: {error}") from error
         self._table = _ByteLevelTable(self._tokenizer) if _is_byte_level(facts.get("decoder")) else None
+        self._texts: dict[int, str] = {}
+        self._special = frozenset(self._tokenizer.get_added_tokens_decoder())
         self._fast = _fast(content, self._tokenizer, facts) if encodes else None
         self.num_quick = QUICK_SLOW if self._fast is None else QUICK_FAST
         self.longest_token = _longest_token(self._tokenizer, facts) if self._table is not None else None
@@ -222,10 +224,14 @@ class HuggingFaceTokenizer:
 
     def text_of(self, token: int) -> str:
         """See `Tokenizer`."""
-        if self._table is not None:
-            return self._table.content(token).decode(errors="replace")
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
-        return text
+        found = self._texts.get(token)
+        if found is None:
+            if self._table is not None and token not in self._special:
+                found = self._table.content(token).decode(errors="replace")
+            else:
+                found = str(self._tokenizer.decode([token], skip_special_tokens=False))
+            self._texts[token] = found  # at most one for each token of the vocabulary
+        return found
 
     def speakable(self) -> Ids:
         """See `Tokenizer`."""
@@ -314,7 +320,8 @@ def _fast(content: bytes, tokenizer: tokenizers.Tokenizer, facts: dict[str, Any]
 def _longest_token(tokenizer: tokenizers.Tokenizer, facts: dict[str, Any]) -> int | None:
     """Return the most characters that a token of a byte-level tokenizer stands for, None if it may drop some."""
     normalizer = (facts.get("normalizer") or {}).get("type")
-    if normalizer not in (None, "NFC"):
+    strips = any(token.get("lstrip") or token.get("rstrip") for token in facts.get("added_tokens") or ())
+    if normalizer not in (None, "NFC") or strips:
         return None
     longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
     return longest * (COMPOSED if normalizer else 1)

@@ -64,15 +64,15 @@ def log_probability(token: int) -> float:
 class LogProbabilities:
     """Made-up log-probabilities, in the form in which engines give real ones."""
 
-    def __init__(self, vocabulary: npt.NDArray[np.uint32], sampling: dict[str, Any]) -> None:
-        self._words: list[int] = np.unique(vocabulary).tolist()
+    def __init__(self, words: list[int], sampling: dict[str, Any]) -> None:
+        self._words = words
         self.num_output: int | None = sampling.get("logprobs")
         self.num_prompt: int | None = sampling.get("prompt_logprobs")
 
     @classmethod
-    def wanted(cls, vocabulary: npt.NDArray[np.uint32], sampling: dict[str, Any]) -> "LogProbabilities | None":
+    def wanted(cls, words: list[int], sampling: dict[str, Any]) -> "LogProbabilities | None":
         """Return those that a request asks for, None if it asks for none."""
-        return cls(vocabulary, sampling) if "logprobs" in sampling or "prompt_logprobs" in sampling else None
+        return cls(words, sampling) if "logprobs" in sampling or "prompt_logprobs" in sampling else None
 
     def of_output(self, tokens: list[int]) -> dict[str, Any]:
         """Return those of generated tokens."""
@@ -91,8 +91,9 @@ class LogProbabilities:
 
     def _top(self, token: int, count: int) -> list[tuple[int, float]]:
         """Return a token and others, each less likely than the one before."""
-        words, start = self._words, token % len(self._words)
-        others = [other for other in words[start:] + words[:start] if other != token][: max(count - 1, 0)]
+        words = self._words
+        near = [words[(token + place) % len(words)] for place in range(min(count, len(words)))]
+        others = [other for other in near if other != token]
         own = log_probability(token)
         return [(other, own - place) for place, other in enumerate([token, *others][:count])]
 
@@ -153,6 +154,7 @@ class MockEngine:
         self.engine = Engine(config, kv_events=publisher is not None)
         self._publisher = publisher
         self._vocabulary = vocabulary
+        self._words: list[int] = np.unique(vocabulary).tolist()
         self._max_waiting = max_waiting
         self._bell = asyncio.Event()
         self._order = 0
@@ -177,7 +179,7 @@ class MockEngine:
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
         self._order += 1
-        log_probabilities = LogProbabilities.wanted(self._vocabulary, request.sampling_options)
+        log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
         live = _Live(tokens, output, reason, stream, log_probabilities)
         sequence = Sequence(
             self._order,
@@ -209,7 +211,7 @@ class MockEngine:
         )
 
     async def run(self) -> None:
-        """Step for ever."""
+        """Step forever."""
         engine, timer = self.engine, StepTimer()
         try:
             await self._step(engine, timer)

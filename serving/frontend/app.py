@@ -1,5 +1,6 @@
 """The routes of the frontend, and what stands before them all: keys, limits, draining."""
 
+import asyncio
 import hmac
 import logging
 import re
@@ -168,9 +169,15 @@ class Guard:
             return  # nobody is left to answer
         except ApiError as error:  # raised before anything was sent: see `Answering`
             refusal = error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if BEGUN in scope or not self._frontend.is_draining or task is None:
+                raise
+            task.uncancel()
+            refusal = ApiError(503, "this server ends before the request is complete", headers={"connection": "close"})
         except Exception:
             log.exception("a request failed")
-            if isinstance(scope.get(BEGUN), bool):
+            if BEGUN in scope:
                 raise  # the connection breaks off: better than an answer that looks whole
             refusal = DEFECT
         else:
@@ -180,7 +187,8 @@ class Guard:
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._key:
             given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not hmac.compare_digest(given, b"Bearer " + self._key):
+            scheme, _, token = given.partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self._key):
                 error = ApiError(401, "no valid API key was given", code="invalid_api_key")
                 error.headers["www-authenticate"] = "Bearer"
                 return error
@@ -193,7 +201,7 @@ class Guard:
 
 def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     """Build the application."""
-    app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     document = msgspec.json.encode(openapi())
     facts = Facts(frontend.intake)
 

@@ -71,5 +71,8 @@ class FrontendConfig:
             raise ValueError(
                 f"max_buffered_mb must be from max_body_mb ({self.max_body_mb}) to {1 << 20}, not {self.max_buffered_mb}"
             )
+        for name in ("prepare_timeout_s", "write_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0, not {getattr(self, name)}")
         if self.migration_limit is not None and not 0 <= self.migration_limit <= 1023:
             raise ValueError(f"migration_limit must be from 0 to 1023, not {self.migration_limit}")

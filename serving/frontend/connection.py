@@ -396,7 +396,10 @@ async def sweep(connections: Iterable[Any], limits: Limits) -> None:
         await asyncio.sleep(min(shortest / 4, 1))
         now = loop.time()
         for connection in list(connections):
-            connection.check_time(now)
+            try:
+                connection.check_time(now)
+            except Exception:  # of one connection: the others keep their deadlines
+                log.exception("a connection could not be checked")
 
 
 def _too_long_uri() -> ApiError:

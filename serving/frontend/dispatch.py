@@ -7,12 +7,13 @@ from starlette.responses import Response
 from serving.frontend.answer import DONE, annotation
 from serving.frontend.answering import Asked
 from serving.frontend.config import FrontendConfig
-from serving.frontend.generation import Generation
+from serving.frontend.generation import Generation, refusal
 from serving.frontend.metrics import ModelMetrics
 from serving.frontend.models import ServedModel
 from serving.frontend.openai import DP_RANK, NvExt, Request
 from serving.frontend.preprocess import Prepared, Prompt
 from serving.protocol import StopConditions
+from serving.router.router import AllBusyError, NoWorkersError
 
 
 def dispatch(
@@ -134,7 +135,10 @@ def _annotations(prepared: Prepared, id: str) -> dict[str, Any]:
 def _where(model: ServedModel, prompt: Prompt, id: str) -> Response:
     """Answer `query_instance_id`: where the request would go. Nothing is generated."""
     routing = model.routing
-    placement = routing.pick(len(prompt.tokens), prompt.hashes, is_refusable=False)
+    try:
+        placement = routing.pick(len(prompt.tokens), prompt.hashes, is_refusable=False)
+    except (NoWorkersError, AllBusyError) as error:
+        raise refusal(error) from error
     routing.on_finish(placement)
     body = annotation("worker_instance_id", str(placement.worker.instance_id))
     body += annotation("token_ids", prompt.tokens.tolist()) + DONE

@@ -20,7 +20,7 @@ INLINE_BYTES = 128 * 1024
 """Larger bodies are parsed by a preparer; this much takes a millisecond."""
 
 SHOWN_CHARACTERS = 128
-"""Of a name that was asked for, in errors."""
+"""Characters of a requested name that errors show."""
 
 
 class Intake:
@@ -68,9 +68,12 @@ class Intake:
                 return model, take(asked, body, model.text)
         else:
             model = self._models.get(guess_model(body)) or self._any()
-        while isinstance(taken := await _unless_gone(request, model.preparer.prepare(kind, body)), Elsewhere):
+        while True:
+            is_only = len(self._models.all()) == 1
+            taken = await _unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+            if not isinstance(taken, Elsewhere):
+                return model, taken
             model = self.find(taken.model)
-        return model, taken
 
     def _any(self) -> ServedModel:
         for model in self._models.all():

@@ -132,7 +132,9 @@ class Models:
         others = [checksum for name, checksum in self._groups if name == card.name]
         if others and card.checksum not in others:
             log.warning(
-                "%s serves %s otherwise than the instances known before: it is a group of its own", key, card.name
+                "%s serves %s with other settings than the instances known before: it is a group of its own",
+                key,
+                card.name,
             )
         group = self._groups.setdefault((card.name, card.checksum), _Group())
         group.cards[key] = card
@@ -179,12 +181,19 @@ class Models:
             try:
                 await routing.wait_for_workers()
                 files = await self._fetch(card, routing)
-                preparer = group.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
-                loading = asyncio.create_task(asyncio.to_thread(TextModel, card, files))
-                if files.contents:  # else no template is the model's own, and hardly a request needs a preparer
-                    await preparer.start()
-                group.model = ServedModel(await loading, routing, preparer)
-            except (ModelError, CallError, TimeoutError) as error:
+                if group.preparer is None:
+                    group.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
+                # Without files no template is the model's own, and hardly a request needs a preparer.
+                starting = group.preparer.start() if files.contents else asyncio.sleep(0)
+                text, started = await asyncio.gather(
+                    asyncio.to_thread(TextModel, card, files), starting, return_exceptions=True
+                )
+                for failure in (text, started):
+                    if isinstance(failure, BaseException):
+                        raise failure
+                assert isinstance(text, TextModel)
+                group.model = ServedModel(text, routing, group.preparer)
+            except (ModelError, CallError, TimeoutError, OSError) as error:
                 log.warning("model %s cannot be served yet: %s", card.name, error)
                 await asyncio.sleep(RETRY_S)
             else:

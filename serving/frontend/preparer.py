@@ -4,8 +4,8 @@
     prepare ------- Job(id, kind, body) ---> parse, render, encode, hash; a few jobs at a time, in threads
             <------ Answer(id, outcome) ----
 
-A job without an answer in time gets its client an error and the process its end. Jobs beside it are sent to the next one.
-There is one preparer for each model, so a template that never ends keeps nobody else waiting.
+If a job has no answer in time, its client gets an error and the process is killed. Jobs beside it are sent to the next
+one. There is one preparer for each model, so a template that never ends keeps only requests to its own model waiting.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ NUM_JOBS = 4
 """Jobs that one process does at once."""
 
 ATTEMPTS = 3
-"""A job whose process ended, perhaps because of a job beside it, is sent so often."""
+"""How often a job is sent whose process ended, perhaps because of another job."""
 
 LOAD_S = 60.0
 """How long loading the model may take."""
@@ -62,6 +62,8 @@ class Job(msgspec.Struct, array_like=True):
     id: int
     kind: Kind
     num_bytes: int
+    is_only: bool
+    """Whether there is no other model."""
 
 
 class Ready(msgspec.Struct, array_like=True):
@@ -80,9 +82,9 @@ class Refusal(msgspec.Struct, tag=True):
 
 
 class Elsewhere(msgspec.Struct, tag=True):
-    """The request is for another model."""
+    """The request is for another model, or names none where there are several."""
 
-    model: str
+    model: str | None
 
 
 Outcome = Taken | Elsewhere | Refusal
@@ -117,18 +119,22 @@ class Preparer:
         Raises:
             ModelError: the model's tokenizer or template cannot be used.
         """
-        await self._running()
+        try:
+            await self._running()
+        except _EndedError as error:
+            raise ModelError("what loads its tokenizer and chat template ended before it was done") from error
 
-    async def prepare(self, kind: Kind, body: Body) -> Taken | Elsewhere:
-        """Prepare a request.
+    async def prepare(self, kind: Kind, body: Body, *, is_only: bool = True) -> Taken | Elsewhere:
+        """Prepare a request; one that names no model is for this one only if it is the only one.
 
         Raises:
             ApiError: it cannot be served, or not be prepared in time.
         """
-        # A job keeps its deadline when its client leaves: nobody else would notice that it never ends.
-        job = asyncio.create_task(self._run(kind, body))
+        await self._places.acquire()  # a client that leaves while it waits for a place leaves nothing behind
+        # A job that has begun keeps its deadline when its client leaves: nobody else would notice that it never ends.
+        job = asyncio.create_task(self._run(kind, body, is_only=is_only))
         self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        job.add_done_callback(self._end)
         outcome = await asyncio.shield(job)
         if isinstance(outcome, Refusal):
             raise ApiError(outcome.status, outcome.message, code=outcome.code, param=outcome.param)
@@ -144,29 +150,35 @@ class Preparer:
                 await self._process.close()
         await asyncio.gather(*self._jobs, return_exceptions=True)
 
-    async def _run(self, kind: Kind, body: Body) -> Outcome:
-        async with self._places:
-            for _ in range(ATTEMPTS):
-                if self._is_closed:
-                    return Refusal(503, "this server ends before the answer is complete", None, None)
-                try:
-                    process = await self._running()
-                    async with asyncio.timeout(self._timeout_s):
-                        return await process.do(kind, body)
-                except TimeoutError:
-                    log.warning("%s: a request was not prepared in time; its preparer is ended", self._model.card.name)
-                    process.kill()
-                    return Refusal(
-                        400,
-                        f"the chat template and the tokenizer took longer than {self._timeout_s:g} s for this request",
-                        "preparation_timeout",
-                        None,
-                    )
-                except _EndedError:
-                    continue
-                except (ModelError, OSError) as error:  # it was loaded before: memory, processes or files are short
-                    log.error("%s: no preparer can be started: %s", self._model.card.name, error)
-                    return Refusal(503, "the tokenizer of this model cannot be started at the moment", None, None)
+    def _end(self, job: asyncio.Task[Outcome]) -> None:
+        self._jobs.discard(job)
+        self._places.release()
+
+    async def _run(self, kind: Kind, body: Body, *, is_only: bool) -> Outcome:
+        for _ in range(ATTEMPTS):
+            if self._is_closed:
+                return Refusal(503, "this server ends before the answer is complete", None, None)
+            try:
+                process = await self._running()
+            except _EndedError:
+                continue
+            except (ModelError, OSError) as error:  # it was loaded before: memory, processes or files are short
+                log.error("%s: no preparer can be started: %s", self._model.card.name, error)
+                return Refusal(503, "the tokenizer of this model cannot be started at the moment", None, None)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await process.do(kind, body, is_only=is_only)
+            except TimeoutError:
+                log.warning("%s: a request was not prepared in time; its preparer is ended", self._model.card.name)
+                process.kill()
+                return Refusal(
+                    400,
+                    f"the chat template and the tokenizer took longer than {self._timeout_s:g} s for this request",
+                    "preparation_timeout",
+                    None,
+                )
+            except _EndedError:
+                continue
         log.warning("%s: a request ended its preparer %d times", self._model.card.name, ATTEMPTS)
         return Refusal(400, "the chat template or the tokenizer fails on this request", None, None)
 
@@ -211,13 +223,12 @@ class _Process:
 
         Raises:
             ModelError: it cannot load it.
+            _EndedError: the process ended before.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._write(model)
                 ready = await self._ready
-        except _EndedError:
-            ready = await self._ready
         except TimeoutError:
             ready = Ready(f"its tokenizer and chat template were not loaded within {timeout_s:g} s")
         except BaseException:
@@ -227,7 +238,7 @@ class _Process:
             await self.close()
             raise ModelError(ready.error)
 
-    async def do(self, kind: Kind, body: Body) -> Outcome:
+    async def do(self, kind: Kind, body: Body, *, is_only: bool) -> Outcome:
         """Do a job.
 
         Raises:
@@ -238,7 +249,7 @@ class _Process:
         id = next(self._ids)
         self._waiting[id] = asyncio.get_running_loop().create_future()
         try:
-            await self._write(Job(id, kind, len(body)), body)
+            await self._write(Job(id, kind, len(body), is_only), body)
             return await self._waiting[id]
         finally:
             del self._waiting[id]
@@ -253,7 +264,7 @@ class _Process:
         """End it and wait until it is gone."""
         self.kill()
         await self._process.wait()
-        await self._reading
+        await asyncio.wait([self._reading])
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -292,13 +303,15 @@ class _Process:
                     future.set_result(answer.outcome)
         except asyncio.IncompleteReadError:
             pass
+        except Exception:
+            log.exception("a preparer gave no valid answer; it is ended")
         finally:
-            self.has_ended = True
-            if not self._ready.done():
-                self._ready.set_result(Ready("what loads its tokenizer and chat template ended before it was done"))
-            for future in self._waiting.values():
+            self.kill()
+            waiting: list[asyncio.Future[Any]] = [self._ready, *self._waiting.values()]
+            for future in waiting:
                 if not future.done():
                     future.set_exception(_EndedError())
+            self._ready.exception()  # retrieved: nobody may be waiting for it any more
 
 
 LENGTH = struct.Struct("<I")

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 MEMORY_BYTES = 3 << 30
 """What the model and the jobs may take."""
 
+FAILED = Refusal(500, "the frontend failed on this request; its log says why", None, None)
 PR_SET_PDEATHSIG = 1
 
 
@@ -61,10 +62,18 @@ def main() -> None:
     except ModelError as error:
         say(Ready(str(error)))
         return
+    except Exception as error:  # a template is compiled here, and may take all memory
+        say(Ready(f"its tokenizer or chat template cannot be loaded: {type(error).__name__}"))
+        return
     say(Ready())
 
     def work(job: Job, body: bytes) -> None:
-        say(Answer(job.id, _outcome(job, body, model)))
+        outcome = _outcome(job, body, model)
+        try:
+            say(Answer(job.id, outcome))
+        except Exception:  # whatever cannot be sent: without an answer, its client would wait and others pay for it
+            log.exception("what became of a request cannot be sent")
+            say(Answer(job.id, FAILED))
 
     decode = msgspec.msgpack.Decoder(Job).decode
     with ThreadPoolExecutor(NUM_JOBS) as threads:
@@ -83,18 +92,19 @@ def _messages(source: IO[bytes]) -> Iterator[bytes]:
 def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
     try:
         asked = openai.parse(body, KINDS[job.kind])
-        if asked.model is not None and asked.model != model.card.name:
+        if asked.model != model.card.name and not (asked.model is None and job.is_only):
             return Elsewhere(asked.model)
         outcome = take(asked, body, model)
     except ApiError as error:
         return Refusal(error.status, error.message, error.code, error.param)
     except MemoryError:
         return Refusal(413, "the request is too large to be prepared", None, None)
-    except Exception:
+    except BaseException:  # tokenizers panic with one that is no `Exception`
         log.exception("a request could not be prepared")
-        return Refusal(500, "the frontend failed on this request; its log says why", None, None)
-    if isinstance(outcome, Prepared):  # without the prompts and tools: they have become tokens
-        outcome.options = msgspec.convert(outcome.options, openai.Request, from_attributes=True)
+        return FAILED
+    if isinstance(outcome, Prepared):  # without what has become tokens, or has no effect and may be large
+        options = msgspec.convert(outcome.options, openai.Request, from_attributes=True)
+        outcome.options = msgspec.structs.replace(options, metadata=None, prediction=None)
     return outcome
 
 

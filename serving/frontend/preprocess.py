@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from serving.frontend.openai import (
+    COMPLETION_TOKENS,
     ApiError,
     ChatRequest,
     CompletionRequest,
@@ -25,6 +26,12 @@ from serving.tokenizer import Ids, load
 
 MAX_WORK = 1 << 20
 """Tokens one request may ask for in all its choices together."""
+
+MAX_ECHO = 1 << 21
+"""Characters of prompts that one answer may repeat in all its choices together."""
+
+MAX_LOGPROBS = 1 << 16
+"""Log-probabilities of prompts that one request may ask for."""
 
 MAX_DEPTH = 64
 """Levels of lists and objects in a request that is handed through."""
@@ -74,7 +81,7 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
     limits: list[int]
     """Tokens that each prompt's answer may have."""
     has_own_limit: bool
-    """Whether the request named a limit."""
+    """Whether the limits are more than what the context leaves."""
     echoes: list[str]
     """The text that comes before each prompt's answer."""
     num_logprobs: int | None
@@ -181,15 +188,24 @@ def prepare(asked: Request, model: TextModel) -> Prepared:
     param = "messages" if isinstance(asked, ChatRequest) else "prompt"
     if not all(map(len, prompts)):
         raise ApiError(400, "the prompt has no tokens", param=param)
+    has_own_limit = asked.max_tokens is not None or isinstance(asked, CompletionRequest)
     limits = [_limit(asked, len(tokens), model, param) for tokens in prompts]
-    if asked.max_tokens is not None and sum(limits) * (asked.n or 1) > MAX_WORK:
+    num_choices = asked.n or 1
+    if asked.num_prompt_logprobs is not None:
+        num_values = sum(map(len, prompts)) * (1 + asked.num_prompt_logprobs) * num_choices
+        if num_values > MAX_LOGPROBS:
+            message = f"echo with logprobs would give {num_values} log-probabilities; at most {MAX_LOGPROBS} are given"
+            raise ApiError(400, message, param="logprobs")
+    if sum(map(len, echoes)) * num_choices > MAX_ECHO:
+        raise ApiError(400, f"all choices together may echo at most {MAX_ECHO} characters", param="echo")
+    if has_own_limit and sum(limits) * num_choices > MAX_WORK:
         raise ApiError(400, f"all choices together may have at most {MAX_WORK} tokens", param="n")
     return Prepared(
         options=asked,
         is_chat=isinstance(asked, ChatRequest),
         prompts=[Prompt(tokens, model.card.kv_cache_block_size) for tokens in prompts],
         limits=limits,
-        has_own_limit=asked.max_tokens is not None,
+        has_own_limit=has_own_limit,
         echoes=echoes,
         num_logprobs=asked.num_logprobs,
         num_prompt_logprobs=asked.num_prompt_logprobs,
@@ -283,7 +299,10 @@ def _limit(asked: Request, num_prompt: int, model: TextModel, param: str) -> int
         wanted = f"{num_prompt} prompt tokens" + (f" and max_tokens of {limit}" if limit else "")
         message = f"this model's context holds {context} tokens; the request has {wanted}"
         raise ApiError(400, message, code="context_length_exceeded", param=param)
-    return limit or context - num_prompt
+    room = context - num_prompt
+    if limit is None and isinstance(asked, CompletionRequest):
+        return min(max(COMPLETION_TOKENS, asked.min_tokens or 0), room)
+    return limit or room
 
 
 def _check_plain(value: Any) -> None:

@@ -111,8 +111,8 @@ async def serve_frontend(
         while frontend.num_open and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         frontend.end_all()
-        await models.close()
     finally:
+        await models.close()
         server.should_exit = True
         stopping.cancel()
         sweeping.cancel()

@@ -73,13 +73,15 @@ class ChatTemplate:
                 if size > MAX_PROMPT_CHARACTERS:
                     raise TemplateError(f"the prompt is longer than {MAX_PROMPT_CHARACTERS} characters")
                 pieces.append(piece)
+            prompt = "".join(pieces)
+            prompt.encode()  # half a surrogate pair is no text
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
         except Exception as error:  # a template is a program of somebody else's: it may raise anything
             raise TemplateError(
                 f"the model's chat template fails on these messages: {type(error).__name__}: {_shown(error)}"
             ) from error
-        return "".join(pieces)
+        return prompt
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:

@@ -65,6 +65,7 @@ class Stream:
         """End the stream; a second end changes nothing."""
         if not self.is_over:
             self.is_over = True
+            error = error.encode(errors="replace").decode()  # a text that is no Unicode could not be sent
             self._session.finish(self.id, End(self.id, error, kind))
 
     def cancel(self) -> None:

@@ -87,6 +87,10 @@ def test_what_is_no_json_object_is_400(stack, body):
         (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
         (COMPLETIONS, {"suffix": "end"}, "suffix"),
         (COMPLETIONS, {"nvext": {"top_k": -2}}, "nvext"),
+        (COMPLETIONS, {"nvext": {"ignor_eos": True}}, "nvext"),
+        (COMPLETIONS, {"stream": True, "stream_options": {"include_usag": True}}, "stream_options"),
+        (COMPLETIONS, {"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x" * 31_000, "n": 128, "echo": True, "max_tokens": 1}, None),
         (COMPLETIONS, {"model": 5}, "model"),
         (CHATS, {"messages": []}, "messages"),
         (CHATS, {"messages": None}, "messages"),
@@ -165,6 +169,32 @@ def test_a_field_that_is_there_twice_is_refused(stack, path):
         assert answer.status_code == 400
     body = whole[:-1] + ', "store": true, "store": true}'
     check(httpx.post(stack.url + path, content=body, headers={"content-type": "application/json"}), 400, "store")
+
+
+def test_a_body_with_thousands_of_fields_is_walked_once(stack):
+    body = (
+        "{" + ",".join(f'"k{number}":null' for number in range(8000)) + ', "model":"mock","prompt":"x","max_tokens":1}'
+    )
+    with httpx.Client() as client:
+        for _ in range(5):  # 2 s each, if every name were searched for
+            answer = client.post(stack.url + COMPLETIONS, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == 200
+    twice = body[:-1] + ', "k7":null}'
+    check(httpx.post(stack.url + COMPLETIONS, content=twice, headers={"content-type": "application/json"}), 400, "k7")
+
+
+def test_log_probabilities_of_prompts_are_bounded(stack):
+    asked = GOOD | {"prompt": [97] * 20_000, "echo": True, "logprobs": 5}
+    check(httpx.post(stack.url + COMPLETIONS, json=asked), 400, "logprobs")
+    asked = GOOD | {"prompt": [97] * 2_000, "echo": True, "logprobs": 5, "n": 4}
+    assert httpx.post(stack.url + COMPLETIONS, json=asked).status_code == 200
+
+
+def test_a_limit_that_is_not_given_is_not_held_against_the_request(stack):
+    for asked in ({"min_tokens": 20}, {"prompt": "x" * 31_980}):
+        body = {name: value for name, value in (GOOD | asked).items() if name != "max_tokens"}
+        answer = httpx.post(stack.url + COMPLETIONS, json=body)
+        assert answer.status_code == 200, answer.text
 
 
 def test_null_is_the_same_as_absent_and_what_asks_for_nothing_is_taken(stack):

@@ -141,6 +141,21 @@ def test_only_what_is_quick_and_no_code_of_the_models_runs_at_once(model_path):
     assert not quick(ours, prompt=[1] * 20_000)
 
 
+def test_what_names_no_model_is_for_the_only_one(preparing):
+    import asyncio
+
+    async def run(is_only):
+        model = text_model()
+        preparer = Preparer(model.card, model.files, timeout_s=60)
+        try:
+            return await preparer.prepare("tokenize", b'{"prompt": "hi"}', is_only=is_only)
+        finally:
+            await preparer.close()
+
+    assert asyncio.run(run(True)).tokens == [104, 105]
+    assert asyncio.run(run(False)) == Elsewhere(None)
+
+
 def test_a_bodys_model_is_guessed_from_its_ends():
     far = b'"x":"' + b"y" * GUESS_BYTES + b'",'
     assert guess_model(b'{"model": "a/b", ' + far + b'"prompt": "x"}') == "a/b"
@@ -180,6 +195,20 @@ def test_a_preparer_gives_what_would_be_made_here(preparing, model_path):
     assert there.prompts[0].hashes == here.prompts[0].hashes
     assert (there.options.max_tokens, there.num_logprobs, there.limits) == (3, 0, here.limits)
     assert there.formatted == here.formatted
+
+
+def test_what_has_no_effect_does_not_come_back_from_a_preparer(preparing, model_path):
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    body |= {"metadata": {"a": 10**30, "b": "x" * 100_000}, "prediction": {"c": 10**30}}
+    (outcome,) = preparing(text_model(model_path), ("chat", json.dumps(body).encode()))
+    assert isinstance(outcome, Prepared)
+    assert (outcome.options.metadata, outcome.options.prediction) == (None, None)
+
+
+def test_a_template_whose_text_is_no_unicode_is_400(preparing, tmp_path):
+    (outcome,) = preparing(text_model(template_model(tmp_path / "m", "{{ '\\ud800' }}x")), chat("x"))
+    assert isinstance(outcome, ApiError)
+    assert outcome.status == 400
 
 
 def test_a_preparer_refuses_and_passes_on(preparing):
@@ -238,7 +267,8 @@ def test_requests_of_a_preparer_that_is_killed_are_prepared_by_the_next(tmp_path
             await preparer.start()
             first = preparer._process
             asking = asyncio.create_task(preparer.prepare(*chat("once")))
-            await asyncio.sleep(0)
+            while not first._waiting:
+                await asyncio.sleep(0)
             first.kill()
             outcome = await asking
             assert preparer._process is not first
