@@ -77,7 +77,7 @@ class ExperimentRouterConfig(RouterConfig):
     """Settings of a router that is measured: it takes all that is offered, as it does in virtual time."""
 
     max_queue_depth: float | None = None
-    """Live: requests that may wait at a worker for each one it runs at once; one that finds more everywhere gets 429 (none: no limit)."""
+    """Live: queue limit as a multiple of what a worker runs at once; when every worker is over it, new requests get 429 (none: no limit)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -314,6 +314,7 @@ def _fast(content: bytes, tokenizer: tokenizers.Tokenizer, facts: dict[str, Any]
     except BaseException as error:  # either library may panic, which is no `Exception`, or raise what is not documented
         log.info("tokenizers encodes this model's texts: fastokens cannot: %s", error)
         return None
+    log.info("fastokens encodes this model's texts")
     return fast
 
 

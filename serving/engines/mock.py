@@ -261,7 +261,7 @@ class Mocker:
         limit = config.max_model_len or min(config.num_usable_blocks * config.block_size, BYTES_CONTEXT)
         self.traits = EngineTraits(
             block_size=config.block_size,
-            context_length=None if worker.model_path else limit,
+            context_length=config.max_model_len or (None if worker.model_path else limit),
             num_ranks=config.dp_size,
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
         )

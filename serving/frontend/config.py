@@ -32,7 +32,7 @@ class FrontendConfig:
     """Key that clients must send as a bearer token (none: anyone may ask). Environment: DYN_API_KEY."""
 
     cors_allow_origins: str = ""
-    """Origins whose web pages may call, separated by commas, * for all (none: no page of another origin may)."""
+    """Origins whose web pages may call, such as https://app.example.com, separated by commas; * for all (none: only our own)."""
 
     max_inflight_requests: int = 4096
     """Requests in progress in one frontend process beyond which it answers 429."""
@@ -41,10 +41,10 @@ class FrontendConfig:
     """Largest request body (MiB)."""
 
     max_buffered_mb: int = 256
-    """Memory for request bodies in one frontend process (MiB), beyond which it answers 503; the first 64 KiB of each are free."""
+    """Memory for request bodies in one frontend process (MiB), beyond which it answers 503; the first 64 KiB of each are not counted."""
 
     prepare_timeout_s: float = 10.0
-    """How long a model's chat template and tokenizer may take for one request (s)."""
+    """How long a model's chat template and tokenizer may take for one request, which then gets 400 (s)."""
 
     drain_s: float = 30.0
     """How long requests in progress may take to finish once the process was asked to end (s)."""
@@ -71,6 +71,9 @@ class FrontendConfig:
             raise ValueError(
                 f"max_buffered_mb must be from max_body_mb ({self.max_body_mb}) to {1 << 20}, not {self.max_buffered_mb}"
             )
+        for origin in filter(None, self.cors_allow_origins.split(",")):
+            if origin.strip() != "*" and not origin.strip().startswith(("http://", "https://")):
+                raise ValueError(f"cors_allow_origins: {origin.strip()!r} must begin with http:// or https://, or be *")
         for name in ("prepare_timeout_s", "write_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0, not {getattr(self, name)}")

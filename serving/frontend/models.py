@@ -181,6 +181,8 @@ class Models:
             try:
                 await routing.wait_for_workers()
                 files = await self._fetch(card, routing)
+                if files.contents:
+                    log.info("model %s: its tokenizer and chat template are being loaded", card.name)
                 if group.preparer is None:
                     group.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
                 # Without files no template is the model's own, and hardly a request needs a preparer.

@@ -278,7 +278,8 @@ def _encode(text: str, model: TextModel, param: str, *, special: bool) -> Ids:
     if longest is not None and len(text) > longest * context:
         raise ApiError(
             400,
-            f"this model's context holds {context} tokens of at most {longest} characters; the prompt has {len(text)}",
+            f"this model's maximum context length is {context} tokens, of at most {longest} characters each; "
+            f"the prompt has {len(text)} characters",
             code="context_length_exceeded",
             param=param,
         )
@@ -297,7 +298,7 @@ def _limit(asked: Request, num_prompt: int, model: TextModel, param: str) -> int
     context, limit = model.card.context_length, asked.max_tokens
     if num_prompt + (limit or 1) > context:
         wanted = f"{num_prompt} prompt tokens" + (f" and max_tokens of {limit}" if limit else "")
-        message = f"this model's context holds {context} tokens; the request has {wanted}"
+        message = f"this model's maximum context length is {context} tokens; the request has {wanted}"
         raise ApiError(400, message, code="context_length_exceeded", param=param)
     room = context - num_prompt
     if limit is None and isinstance(asked, CompletionRequest):

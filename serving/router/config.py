@@ -38,7 +38,7 @@ class RouterConfig:
     """Live: share of a worker's KV blocks in use beyond which it gets no new requests (none: no limit)."""
 
     max_queue_depth: float | None = 1.0
-    """Live: requests that may wait at a worker for each one it runs at once; one that finds more everywhere gets 429 (none: no limit)."""
+    """Live: queue limit as a multiple of what a worker runs at once; when every worker is over it, new requests get 429 (none: no limit)."""
 
     kv_event_delay_s: float = 0.0
     """Virtual time: delay until a KV event reaches the router (s)."""
