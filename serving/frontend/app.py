@@ -21,7 +21,7 @@ from serving.frontend.answering import BEGUN, Answering
 from serving.frontend.config import FrontendConfig
 from serving.frontend.dispatch import dispatch
 from serving.frontend.document import openapi
-from serving.frontend.facts import Facts
+from serving.frontend.facts import Facts, as_json
 from serving.frontend.intake import Intake
 from serving.frontend.metrics import FrontendMetrics
 from serving.frontend.models import Models, ServedModel
@@ -65,11 +65,11 @@ class Frontend:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json({"object": "list", "data": [_describe(model) for model in self._models.all()]})
+        return as_json({"object": "list", "data": [_describe(model) for model in self._models.all()]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}."""
-        return _json(_describe(self.intake.find(request.path_params["name"])))
+        return as_json(_describe(self.intake.find(request.path_params["name"])))
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether requests can be served."""
@@ -82,14 +82,14 @@ class Frontend:
         ]
         facts = {"endpoints": endpoints, "instances": instances}
         if self.is_draining:
-            return _json({"status": "not_ready", "stage": "draining", **facts}, 503)
+            return as_json({"status": "not_ready", "stage": "draining", **facts}, 503)
         if not instances:
-            return _json({"status": "unhealthy", "message": "No endpoints available", **facts}, 503)
-        return _json({"status": "healthy", **facts})
+            return as_json({"status": "unhealthy", "message": "No endpoints available", **facts}, 503)
+        return as_json({"status": "healthy", **facts})
 
     async def live(self, request: Request) -> Response:
         """GET /live: whether the process is."""
-        return _json({"status": "live", "message": "Service is live"})
+        return as_json({"status": "live", "message": "Service is live"})
 
     async def prometheus(self, request: Request) -> Response:
         """GET /metrics."""
@@ -264,10 +264,6 @@ def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
 
 def _error_response(error: ApiError) -> Response:
     return Response(error.body(), error.status, headers=error.headers, media_type="application/json")
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:

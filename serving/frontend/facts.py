@@ -24,13 +24,13 @@ class Facts:
 
     async def version(self, request: Request) -> Response:
         """GET /version, as vLLM has it."""
-        return _json({"version": version("dynabench")})
+        return as_json({"version": version("dynabench")})
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, as vLLM and SGLang have it."""
         model, found = await self._intake.take(request, "tokenize")
         assert isinstance(found, Tokenized)
-        return _json(
+        return as_json(
             {
                 "count": len(found.tokens),
                 "max_model_len": model.card.context_length,
@@ -43,7 +43,7 @@ class Facts:
         """POST /detokenize; the text has vLLM's name and SGLang's."""
         _, found = await self._intake.take(request, "detokenize")
         assert isinstance(found, Detokenized)
-        return _json({"prompt": found.text, "text": found.text})
+        return as_json({"prompt": found.text, "text": found.text})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """GET /tokenizer_info, as vLLM has it: what lm-eval needs of a tokenizer that it does not have itself."""
@@ -52,13 +52,13 @@ class Facts:
         tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
         if not model.text.files.contents:
             tokens = dict.fromkeys(SPECIAL_TOKENS, "")
-        return _json(config | tokens | {"chat_template": source(model.text.files)})
+        return as_json(config | tokens | {"chat_template": source(model.text.files)})
 
     async def model_info(self, request: Request) -> Response:
         """GET /model_info, and /get_model_info as it was called: SGLang's."""
         model = self._model(request)
         config = model.text.files.json("config.json")
-        return _json(
+        return as_json(
             {
                 "model_path": model.card.model_path or model.card.name,
                 "served_model_name": model.card.name,
@@ -80,5 +80,6 @@ def _text(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+def as_json(value: Any, status: int = 200) -> Response:
+    """Return a value as an answer."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -23,7 +23,7 @@ import numpy as np
 
 from serving.frontend import openai
 from serving.frontend.openai import ApiError
-from serving.frontend.preprocess import Asked, Prompt, Taken
+from serving.frontend.preprocess import AnyRequest, Prompt, Taken
 from serving.model_card import ModelCard, ModelError, ModelFiles
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ PIECE_BYTES = 256 * 1024
 Body = bytes | bytearray
 
 Kind = Literal["chat", "completion", "tokenize", "detokenize"]
-KINDS: dict[Kind, type[Asked]] = {
+KINDS: dict[Kind, type[AnyRequest]] = {
     "chat": openai.ChatRequest,
     "completion": openai.CompletionRequest,
     "tokenize": openai.TokenizeRequest,

@@ -119,11 +119,11 @@ class Detokenized(msgspec.Struct, tag=True):
     text: str
 
 
-Asked = Request | TokenizeRequest | DetokenizeRequest
+AnyRequest = Request | TokenizeRequest | DetokenizeRequest
 Taken = Prepared | HandedThrough | Tokenized | Detokenized
 
 
-def is_quick(asked: Asked, model: TextModel) -> bool:
+def is_quick(asked: AnyRequest, model: TextModel) -> bool:
     """Tell whether a request can be prepared while an event loop waits: no code of the model's, and little to encode."""
     if isinstance(asked, DetokenizeRequest):
         return len(asked.tokens) <= QUICK_TOKENS
@@ -143,7 +143,7 @@ def is_quick(asked: Asked, model: TextModel) -> bool:
     return num_characters <= model.tokenizer.num_quick and num_tokens <= QUICK_TOKENS
 
 
-def take(asked: Asked, body: bytes | bytearray, model: TextModel) -> Taken:
+def take(asked: AnyRequest, body: bytes | bytearray, model: TextModel) -> Taken:
     """Turn a request into what its model's engines are sent, or into tokens or text.
 
     Raises:
