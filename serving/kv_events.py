@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,10 +13,15 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import Stream
 
-MAX_PENDING = 20_000
-"""Events kept while the event plane takes none; beyond, a new epoch begins and routers ask for a snapshot."""
+MAX_PENDING = 1 << 20
+"""Hashes kept while the event plane takes none; beyond, a new epoch begins and routers ask for a snapshot."""
 
-SNAPSHOT_CHUNK = 4096
+EVENT_HASHES = 4096
+"""Hashes in one event, at most; longer ones travel in parts."""
+
+MESSAGE_HASHES = 16_384
+"""Hashes in one message, at most but for its last event: some 150 KB, where a NATS server takes 1 MiB by default."""
+
 REPORT_S = 0.25
 HEARTBEAT_S = 1.0
 
@@ -71,11 +77,18 @@ def beside(address: EndpointAddress, endpoint: str) -> EndpointAddress:
     return EndpointAddress(address.namespace, address.component, endpoint)
 
 
-def encode(event: BlocksEvent) -> list[Any]:
-    """Return an event as it travels."""
-    if isinstance(event, BlocksStored):
-        return [event.parent, event.hashes]
-    return [event.hashes] if isinstance(event, BlocksRemoved) else []
+def encode(event: BlocksEvent) -> Iterator[list[Any]]:
+    """Yield an event as it travels, in parts that are events, too."""
+    if isinstance(event, BlocksCleared):
+        yield []
+        return
+    hashes = event.hashes
+    for start in range(0, len(hashes), EVENT_HASHES):
+        part = hashes[start : start + EVENT_HASHES]
+        if isinstance(event, BlocksRemoved):
+            yield [part]
+        else:
+            yield [hashes[start - 1] if start else event.parent, part]
 
 
 def decode(event: list[Any]) -> BlocksEvent:
@@ -163,7 +176,8 @@ class KvEventPublisher:
         self._subject = subject(address, "kv_events")
         self._rank = rank
         self._pending: list[list[Any]] = []
-        self._sealed: list[list[list[Any]]] = []  # messages that a snapshot includes and that are not sent yet
+        self._sealed: deque[list[list[Any]]] = deque()  # the messages that come next: nothing is added to them
+        self._num_waiting = 0
         self._bell = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -171,21 +185,22 @@ class KvEventPublisher:
         """Tell of events soon; never waits."""
         for event in events:
             self.ledger.apply(event)
-            self._pending.append(encode(event))
-        if len(self._pending) > MAX_PENDING:
+            for part in encode(event):
+                self._pending.append(part)
+                self._num_waiting += _size(part)
+        if self._num_waiting > MAX_PENDING:
             self._pending.clear()
             self._sealed.clear()
+            self._num_waiting = 0
             self.epoch = max(self.epoch + 1, time.time_ns())
             self.number = 1  # not 0: nobody may take the next message for a fresh start
         self._bell.set()
 
     def snapshot(self) -> tuple[int, int, list[BlocksStored]]:
         """Return (epoch, messages that it includes, blocks)."""
-        # Events that wait to be sent are in the ledger already. They will be the next message, which readers then skip:
-        # whatever joins them until then must be told by a message of its own.
-        if self._pending:
-            self._sealed.append(self._pending)
-            self._pending = []
+        # Events that wait to be sent are in the ledger already. Readers skip the messages that they become, so whatever
+        # comes later must be told by messages of its own.
+        self._seal()
         return self.epoch, self.number + len(self._sealed), self.ledger.dump()
 
     async def close(self) -> None:
@@ -198,13 +213,29 @@ class KvEventPublisher:
             await self._bell.wait()
             self._bell.clear()
             while self._sealed or self._pending:
-                if self._sealed:
-                    events = self._sealed.pop(0)
-                else:
-                    events, self._pending = self._pending, []
+                if not self._sealed:
+                    self._seal()
+                events = self._sealed.popleft()
+                self._num_waiting -= sum(map(_size, events))
                 message = KvEvents(self._runtime.instance_id, self._rank, self.epoch, self.number, events)
                 self.number += 1
                 await self._runtime.events.publish(self._subject, msgspec.msgpack.encode(message), durable=True)
+
+    def _seal(self) -> None:
+        """Make messages of what is pending."""
+        size = MESSAGE_HASHES
+        for event in self._pending:
+            if size >= MESSAGE_HASHES:
+                self._sealed.append([])
+                size = 0
+            self._sealed[-1].append(event)
+            size += _size(event)
+        self._pending.clear()
+
+
+def _size(event: list[Any]) -> int:
+    """Return what an event counts for: its hashes, and one."""
+    return 1 + (len(event[-1]) if event else 0)
 
 
 class WorkerReports:
@@ -261,11 +292,8 @@ class WorkerReports:
         epoch, number, chains = self._publishers[rank].snapshot()
         stream.send([epoch, number])
         for stored in chains:
-            parent = stored.parent
-            for start in range(0, len(stored.hashes), SNAPSHOT_CHUNK):
-                hashes = stored.hashes[start : start + SNAPSHOT_CHUNK]
-                stream.send([parent, hashes])
-                parent = hashes[-1]
+            for part in encode(stored):
+                stream.send(part)
         stream.end()
 
     async def _report(self) -> None:

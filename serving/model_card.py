@@ -84,6 +84,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         common = [self.name, self.model_type.value, *self.address, self.kv_cache_block_size, sorted(self.files.items())]
         return hashlib.sha256(msgspec.json.encode(common)).hexdigest()
 
+    def is_like(self, other: "ModelCard") -> bool:
+        """Tell whether two instances were started with the same settings."""
+        return msgspec.structs.replace(self, instance_id=other.instance_id, created=other.created) == other
+
 
 class ModelFiles:
     """A model's small files, by name."""

@@ -151,7 +151,7 @@ class RouterService:
         except AllFullError as error:
             raise CallError(str(error), "full") from error
         except (NoWorkersError, AllBusyError) as error:
-            raise CallError(str(error), "overloaded") from error
+            raise CallError(str(error), "unavailable") from error
 
     async def _best_worker(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Tell where a request, given as `num_tokens` and `sequence_hashes`, would go."""

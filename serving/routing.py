@@ -4,12 +4,12 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
-from serving.kv_events import KvEvents, LoadReport, beside, decode, subject
+from serving.kv_events import MESSAGE_HASHES, KvEvents, LoadReport, beside, decode, subject
 from serving.router import Decision, Prompt, Router, RouterConfig
 from serving.router.follower import BlocksStored, KvFollower
 from serving.router.index import PrefixIndex
@@ -164,6 +164,8 @@ class Routing:
             AllBusyError: all are busy.
             AllFullError: all are full, and the request is refusable.
         """
+        if not self._slots:
+            raise NoWorkersError(f"no instance of {self.address} is there")
         only = None
         if instance_id is not None:
             only = self._slots.get(Worker(instance_id, rank or 0))
@@ -183,7 +185,9 @@ class Routing:
         if self._peers:
             prefill_tokens = num_tokens - decision.overlap_blocks * self._block_size
             self._tell(
-                BookingMessage(self._runtime.instance_id, request, 0, *worker, num_tokens, hashes, prefill_tokens)
+                BookingMessage(
+                    self._runtime.instance_id, request, 0, *worker, num_tokens, hashes[:MESSAGE_HASHES], prefill_tokens
+                )
             )
         depth = self.core.load(decision.worker).num_requests - 1
         return Placement(request, worker, decision.worker, decision.overlap_blocks, decision, depth)
@@ -340,8 +344,8 @@ class Routing:
     async def _tell_all(self) -> None:
         self._will_tell = False
         messages, self._outbox = self._outbox, []
-        data = msgspec.msgpack.encode(messages)
-        await self._runtime.events.publish(subject(self.address, "router_sync"), data)
+        for some in _portions(messages):
+            await self._runtime.events.publish(subject(self.address, "router_sync"), msgspec.msgpack.encode(some))
 
     async def _tell_open(self) -> None:
         """Now and then tell which requests are not over, so that a message that got lost books nothing for ever."""
@@ -377,3 +381,16 @@ class Routing:
             else:
                 known.discard(request)
                 self.core.on_finish(key)
+
+
+def _portions(messages: list[BookingMessage]) -> Iterator[list[BookingMessage]]:
+    """Cut what is told to other routers into messages that every event plane takes."""
+    portion: list[BookingMessage] = []
+    size = 0
+    for message in messages:
+        if portion and size + len(message.hashes) > MESSAGE_HASHES:
+            yield portion
+            portion, size = [], 0
+        portion.append(message)
+        size += 1 + len(message.hashes)
+    yield portion

@@ -1,5 +1,6 @@
 """Real etcd and NATS servers on free ports, for the tests that need them."""
 
+import asyncio
 import contextlib
 import os
 import random
@@ -101,3 +102,39 @@ class Etcd(Server):
             *("--initial-cluster", f"default={peer}", "--log-level", "error"),
             *self.flags,
         ]
+
+
+class Proxy:
+    """Passes connections on to a port of this host, until told to forget those that there are, as a NAT does."""
+
+    def __init__(self, port):
+        self._target = port
+        self._writers = []
+        self._mute = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    def forget(self):
+        """Let nothing through on the connections of now; they stay open."""
+        self._mute.update(self._writers)
+
+    async def _pass_on(self, reader, writer):
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        self._writers += [writer, far_writer]
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+
+    async def _pump(self, reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if writer not in self._mute:
+                    writer.write(data)
+            if writer not in self._mute:
+                writer.close()

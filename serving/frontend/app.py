@@ -45,7 +45,7 @@ class Frontend:
 
     def __init__(self, models: Models, config: FrontendConfig, siblings: Siblings | None = None) -> None:
         self.is_draining = False
-        self.metrics = FrontendMetrics()
+        self.metrics = FrontendMetrics(models.instances)
         self._models = models
         self.intake = Intake(models, config)
         self._config = config

@@ -24,10 +24,17 @@ ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 """Ends of calls that were never begun: they go elsewhere without counting as a migration."""
 
 MAX_REFUSALS = 8
-PATIENCE_S = 5.0
-"""How long a request that lost its instance waits for another to appear."""
+PATIENCE_S = 30.0
+"""How long a request that lost its instance waits for another to appear, or for that one to be started again."""
 
-STATUS = {"invalid": 400, "overloaded": 429, "full": 429, "draining": 503, "unknown": 503, "lost": 502, "engine": 500}
+RETRY_S = 0.05
+STATUS = {
+    **dict.fromkeys(("overloaded", "full"), 429),
+    **dict.fromkeys(("draining", "unknown", "unavailable"), 503),
+    "invalid": 400,
+    "lost": 502,
+    "engine": 500,
+}
 
 
 def refusal(error: Exception) -> ApiError:
@@ -95,6 +102,7 @@ class Generation:
         self._num_before = 0
         self._num_counted: int | None = None
         self._refusals = 0
+        self._waits_until = 0.0
         self._failed_at: set[int] = set()
         self._is_booked = False
         self._is_fresh = True
@@ -237,25 +245,30 @@ class Generation:
         if begun and limit is not None and self.num_output >= limit:
             self.finish_reason = "length"  # lost between its last token and its end
             return
+        loop = asyncio.get_running_loop()
         if end.kind in ELSEWHERE and self._pinned[0] is None and self._refusals < MAX_REFUSALS:
             self._refusals += 1
+            self._waits_until = loop.time() + PATIENCE_S
         elif end.kind == "lost" and self.num_migrations < self._migration_limit:
             self.num_migrations += 1
+            self._waits_until = loop.time() + PATIENCE_S
+        elif end.kind == "unavailable" and loop.time() < self._waits_until:
+            await asyncio.sleep(RETRY_S)
         else:
             message = end.error
             if end.kind == "lost" and self._migration_limit:
                 message += f" and the migration limit of {self._migration_limit} is exhausted"
             raise ApiError(STATUS.get(end.kind, 500), message)
-        self._failed_at.add(self.placement.worker.instance_id)
+        if end.kind != "unavailable":
+            self._failed_at.add(self.placement.worker.instance_id)
         self.close()
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
                 self._start()
             except ApiError:
-                if asyncio.get_running_loop().time() > deadline:
+                if loop.time() > self._waits_until:
                     raise
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(RETRY_S)
             else:
                 return
 
@@ -309,10 +322,11 @@ class Generation:
         return tokens
 
     def _match(self, texts: list[str], matcher: StopMatcher) -> list[str]:
-        matched = []
+        matched: list[str] = []
         for text in texts:
-            matched.append(matcher.push(text))
-            if matcher.has_stopped and self.num_output + len(matched) >= self._conditions.min_tokens:
+            may_stop = self.num_output + len(matched) >= self._conditions.min_tokens
+            matched.append(matcher.push(text, may_stop=may_stop))
+            if matcher.has_stopped:
                 self.finish_reason = "stop"
                 break
         return matched

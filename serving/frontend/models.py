@@ -8,6 +8,7 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serving.frontend.config import FrontendConfig
+from serving.frontend.generation import PATIENCE_S
 from serving.frontend.preparer import Preparer
 from serving.frontend.preprocess import TextModel
 from serving.model_card import CARDS, ModelCard, ModelError, ModelFiles
@@ -44,6 +45,13 @@ class _Group:
         self.model: ServedModel | None = None
         self.preparer: Preparer | None = None
         self.opening: asyncio.Task[None] | None = None
+        self.leaving: asyncio.TimerHandle | None = None
+        """Runs while there is no instance: requests in progress go on at one that comes back in time."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the model can be asked for."""
+        return self.model is not None and bool(self.cards)
 
 
 def _complain(task: asyncio.Task[None]) -> None:
@@ -71,6 +79,8 @@ class Models:
     async def close(self) -> None:
         """End what was started for the models."""
         for group in self._groups.values():
+            if group.leaving is not None:
+                group.leaving.cancel()
             if group.opening is not None:
                 group.opening.cancel()
         await asyncio.gather(*(group.preparer.close() for group in self._groups.values() if group.preparer))
@@ -78,7 +88,7 @@ class Models:
     def get(self, name: str) -> ServedModel | None:
         """Return a model by its name; of several groups of instances under one name, the first."""
         for (known, _), group in self._groups.items():
-            if known == name and group.model is not None:
+            if known == name and group.is_there:
                 return group.model
         return None
 
@@ -88,8 +98,13 @@ class Models:
 
     def all(self) -> list[ServedModel]:
         """Return every model."""
-        found = {group.model.card.name: group.model for group in reversed(self._groups.values()) if group.model}
+        there = [group.model for group in reversed(self._groups.values()) if group.model and group.is_there]
+        found = {model.card.name: model for model in there}
         return [found[name] for name in sorted(found)]
+
+    def instances(self) -> set[str]:
+        """Return the ids of the instances that can be routed to."""
+        return {f"{worker.instance_id:x}" for model in self.all() for worker in model.routing.workers()}
 
     def worker_gauges(self) -> list[Metric]:
         """Return what workers reported last, as metrics."""
@@ -114,11 +129,11 @@ class Models:
 
     def _on_card(self, key: str, value: bytes | None) -> None:
         if value is None:
-            for (name, checksum), group in list(self._groups.items()):
+            for (name, checksum), group in self._groups.items():
                 if group.cards.pop(key, None) is not None and not group.cards:
-                    del self._groups[name, checksum]
                     log.info("model %s is gone", name)
-                    self._close(group)
+                    loop = asyncio.get_running_loop()
+                    group.leaving = loop.call_later(PATIENCE_S, self._drop, name, checksum)
             return
         try:
             card = msgspec.json.decode(value, type=ModelCard)
@@ -129,7 +144,7 @@ class Models:
         self._seen[card.name] = None
         if len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
-        others = [checksum for name, checksum in self._groups if name == card.name]
+        others = [checksum for (name, checksum), group in self._groups.items() if name == card.name and group.cards]
         if others and card.checksum not in others:
             log.warning(
                 "%s serves %s with other settings than the instances known before: it is a group of its own",
@@ -137,6 +152,12 @@ class Models:
                 card.name,
             )
         group = self._groups.setdefault((card.name, card.checksum), _Group())
+        if group.leaving is not None:
+            group.leaving.cancel()
+            group.leaving = None
+            if group.model is None or not card.is_like(group.model.card):  # it comes back with other settings
+                self._drop(card.name, card.checksum)
+                group = self._groups[card.name, card.checksum] = _Group()
         group.cards[key] = card
         if group.opening is None:
             group.opening = asyncio.create_task(self._open(group, card))
@@ -144,7 +165,9 @@ class Models:
         elif group.routing is not None:
             group.routing.on_card(card.instance_id)
 
-    def _close(self, group: _Group) -> None:
+    def _drop(self, name: str, checksum: str) -> None:
+        group = self._groups.pop((name, checksum))
+
         async def close() -> None:
             if group.opening is not None:
                 group.opening.cancel()

@@ -9,12 +9,17 @@ class StopMatcher:
         self._stops = stops
         self._held = ""
 
-    def push(self, text: str) -> str:
-        """Add text; return what can be let through now. Text from a stop string on is dropped."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Add text; return what can be let through now. Text from a stop string on is dropped.
+
+        A stop string counts where its end lies in text that may stop, as in vLLM.
+        """
         if self.has_stopped:
             return ""
+        old = len(self._held)
         text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        found = [text.find(stop, max(old - len(stop) + 1, 0)) for stop in self._stops] if may_stop else []
+        places = [place for place in found if place >= 0]
         if places:
             self.has_stopped = True
             self._held = ""

@@ -88,20 +88,21 @@ class ReplyStream:
 class Connection:
     """A channel to a process, with any number of calls on it."""
 
-    def __init__(self, channel: Channel, on_closed: Callable[[], None]) -> None:
+    def __init__(self, channel: Channel, on_closed: Callable[["Connection"], None]) -> None:
         self.is_closed = False
         self._channel = channel
         self._on_closed = on_closed
         self._frames = Frames(Frame)
         self._streams: dict[int, ReplyStream] = {}
         self._ids = itertools.count()
+        self._answered = asyncio.get_running_loop().create_future()
         self._heard = True
         self._silent_s = 0.0
         self._pinging = asyncio.create_task(self._ping())
 
     @staticmethod
-    async def open(plane: RequestPlane, address: str, on_closed: Callable[[], None]) -> "Connection":
-        """Connect.
+    async def open(plane: RequestPlane, address: str, on_closed: Callable[["Connection"], None]) -> "Connection":
+        """Connect, and wait for an answer: the kernel accepts for a process that hangs, too.
 
         Raises:
             OSError: nobody answers.
@@ -113,7 +114,15 @@ class Connection:
             return made[0]
 
         await plane.dial(address, accept)
-        return made[0]
+        connection = made[0]
+        connection._send(Ping())
+        try:
+            if not await connection._answered or connection.is_closed:
+                raise ConnectionRefusedError("it took the connection and does not answer")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     @property
     def num_streams(self) -> int:
@@ -147,6 +156,7 @@ class Connection:
     def received(self, data: bytes) -> None:
         """Hand items to their streams."""
         self._heard = True
+        self._settle(has_answered=True)
         streams = self._streams
         try:
             frames = self._frames.feed(data)
@@ -177,17 +187,22 @@ class Connection:
         if self.is_closed:
             return
         self.is_closed = True
+        self._settle(has_answered=False)
         self._pinging.cancel()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.end = End(stream.id, "the process that served this is gone", "lost")
             stream.wake()
-        self._on_closed()
+        self._on_closed(self)
 
     def close(self) -> None:
         """Hang up."""
         self.closed()
         self._channel.close()
+
+    def _settle(self, *, has_answered: bool) -> None:
+        if not self._answered.done():
+            self._answered.set_result(has_answered)
 
     def _send(self, command: Any) -> None:
         if not self.is_closed:
@@ -199,11 +214,13 @@ class Connection:
         while True:
             await asyncio.sleep(PING_S)
             now = loop.time()
-            # Time in which we ourselves hung is not held against the other side.
-            self._silent_s = 0.0 if self._heard else self._silent_s + min(now - last, 2 * PING_S)
+            # Time in which we ourselves hung, or the way was cut, is not held against the other side.
+            is_excused = self._heard or self._channel.is_cut
+            self._silent_s = 0.0 if is_excused else self._silent_s + min(now - last, 2 * PING_S)
             last = now
             if self._silent_s > SILENT_S:
-                log.warning("a process has not answered for %.0f s: its calls go elsewhere", self._silent_s)
+                if self._answered.done():
+                    log.warning("a process has not answered for %.0f s: its calls go elsewhere", self._silent_s)
                 self.close()
                 return
             self._heard = False
@@ -302,9 +319,8 @@ class Client:
 
     def _on_change(self, key: str, value: bytes | None) -> None:
         if value is None:
-            instance = self._known.pop(key, None)
-            if instance is not None:
-                self._leave(instance)
+            if (gone := self._known.pop(key, None)) is not None:
+                self._leave(key, gone)
             return
         try:
             instance = msgspec.json.decode(value, type=Instance)
@@ -315,47 +331,47 @@ class Client:
         if old == instance:
             return
         if old is not None:
-            self._leave(old)
+            self._leave(key, old)
         self._known[key] = instance
         self._dial(key, instance)
 
-    def _dial(self, key: str, instance: Instance) -> None:
-        if key not in self._dialing:
-            self._dialing[key] = task = asyncio.create_task(self._dial_until_there(key, instance))
-            task.add_done_callback(lambda _: self._dialing.pop(key, None))
+    def _dial(self, key: str, instance: Instance, *, after_s: float = 0.0) -> None:
+        self._dialing[key] = task = asyncio.create_task(self._dial_until_there(key, instance, after_s))
+        task.add_done_callback(lambda _: self._dialing.get(key) is task and self._dialing.pop(key))
 
-    async def _dial_until_there(self, key: str, instance: Instance) -> None:
-        id = instance.instance_id
-        while self._known.get(key) == instance:
+    async def _dial_until_there(self, key: str, instance: Instance, after_s: float) -> None:
+        def lost(connection: Connection) -> None:
+            self._lost(key, instance, connection)
+
+        await asyncio.sleep(after_s)
+        while True:
             try:
-                connection = await Connection.open(self._plane, instance.transport, lambda: self._lost(key, instance))
+                connection = await Connection.open(self._plane, instance.transport, lost)
             except OSError as error:
-                log.debug("instance %x does not answer: %s", id, error)
+                log.debug("instance %x does not answer: %s", instance.instance_id, error)
                 await asyncio.sleep(REDIAL_S)
                 continue
-            if self._known.get(key) != instance or connection.is_closed:
-                connection.close()
-                continue
-            self._connections[id] = connection
+            self._connections[instance.instance_id] = connection
             if self._on_join is not None:
                 self._on_join(instance)
             async with self._news:
                 self._news.notify_all()
             return
 
-    def _lost(self, key: str, instance: Instance) -> None:
+    def _lost(self, key: str, instance: Instance, connection: Connection) -> None:
         """The connection broke: believe that before discovery tells, and try to come back as long as it is listed."""
-        if self._connections.pop(instance.instance_id, None) is not None and self._on_leave is not None:
+        if self._connections.get(instance.instance_id) is not connection:
+            return
+        del self._connections[instance.instance_id]
+        if self._on_leave is not None:
             self._on_leave(instance.instance_id)
         if self._known.get(key) == instance:
-            asyncio.get_running_loop().call_later(REDIAL_S, self._redial, key, instance)
+            self._dial(key, instance, after_s=REDIAL_S)
 
-    def _redial(self, key: str, instance: Instance) -> None:
-        if self._known.get(key) == instance and instance.instance_id not in self._connections:
-            self._dial(key, instance)
-
-    def _leave(self, instance: Instance) -> None:
+    def _leave(self, key: str, instance: Instance) -> None:
         """Discovery says it is gone: no new calls; those in progress may still finish."""
+        if (dialing := self._dialing.pop(key, None)) is not None:
+            dialing.cancel()
         connection = self._connections.pop(instance.instance_id, None)
         if connection is None:
             return

@@ -2,13 +2,18 @@
 
 While etcd is away the last known keys stand. When it is back the keys are read anew; those that are missing are told
 as gone only after a lease's time, because their owners need that long to notice that they must register again.
+
+A connection can die unseen (a NAT that forgets it, a server that hangs), and a watch is silent by nature. Every answer
+to our lease's keep-alive names the store's revision, though: a watch that lags behind it is compared with the store,
+and begun anew if it missed something.
 """
 
 import asyncio
+import contextlib
 import json
+import logging
 import ssl
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -16,10 +21,48 @@ import aiohttp
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop
 
+log = logging.getLogger(__name__)
+
 RETRY_S = 0.3
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 STREAMING = aiohttp.ClientTimeout(total=None, sock_connect=5)
+BEGIN_S = 5.0
+"""How long a watch may take to begin."""
+
+GRACE_S = 1.0
+"""How long a change may take from the store to a watch."""
+
 UNREACHABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError)
+
+
+class _Watch:
+    """Keys below a prefix, and the stream of what changes there."""
+
+    def __init__(self, prefix: str, on_change: OnChange) -> None:
+        self.prefix = prefix
+        self.known: dict[str, bytes] = {}
+        self.revision = 0
+        """Of the store, up to which `known` is complete; 0 if it is not."""
+        self.stream: aiohttp.ClientResponse | None = None
+        self._on_change = on_change
+
+    def tell(self, key: str, value: bytes | None) -> None:
+        """Pass a change on; what cannot be understood there must not end the watch."""
+        try:
+            self._on_change(key, value)
+        except Exception:
+            log.exception("%s in discovery is ignored", key)
+
+    @property
+    def range(self) -> dict[str, str]:
+        """What etcd calls the keys below the prefix."""
+        return {"key": _encode(self.prefix), "range_end": _encode(_end(self.prefix))}
+
+    def cut(self) -> None:
+        """Begin anew."""
+        self.revision = 0
+        if self.stream is not None:
+            self.stream.close()
 
 
 class EtcdDiscovery:
@@ -39,6 +82,8 @@ class EtcdDiscovery:
         self._lease = 0
         self._token = ""
         self._tasks: list[asyncio.Task[None]] = []
+        self._watches: dict[_Watch, asyncio.Task[None]] = {}
+        self._checking: asyncio.Task[None] | None = None
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._ssl))
 
     async def connect(self) -> None:
@@ -76,25 +121,24 @@ class EtcdDiscovery:
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Tell of keys below a prefix, now and as they change."""
-        known: dict[str, bytes] = {}
-        revision: int | None
-        try:
-            revision = await self._list(prefix, known, on_change)
-        except UNREACHABLE:
-            revision = None
-        task = asyncio.create_task(self._follow(prefix, known, revision, on_change))
-        self._tasks.append(task)
+        watch = _Watch(prefix, on_change)
+        with contextlib.suppress(*UNREACHABLE):
+            await self._list(watch)
+        task = asyncio.create_task(self._follow(watch))
+        self._watches[watch] = task
 
         def stop() -> None:
-            task.cancel()
+            if self._watches.pop(watch, None) is not None:
+                task.cancel()
 
         return stop
 
     async def close(self) -> None:
         """Revoke the lease: all our keys go at once."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._watches.values(), *([self._checking] if self._checking else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         try:
             await self._call("lease/revoke", {"ID": self._lease})
         except UNREACHABLE:
@@ -123,78 +167,109 @@ class EtcdDiscovery:
         while True:
             await asyncio.sleep(self._ttl_s / 4)
             try:
-                answer = await self._call("lease/keepalive", {"ID": str(self._lease)})
-                if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+                answer = (await self._call("lease/keepalive", {"ID": str(self._lease)})).get("result", {})
+                if int(answer.get("TTL", 0)) <= 0:
                     await self._grant()  # etcd forgot us: register again
+                else:
+                    revision = int(answer["header"]["revision"])
+                    late = [watch for watch in self._watches if 0 < watch.revision < revision]
+                    if late and (self._checking is None or self._checking.done()):
+                        self._checking = asyncio.create_task(self._check(late))
                 for key in list(self._unsent):
                     await self._put(key, self._keys[key])
                     self._unsent.discard(key)
             except UNREACHABLE:
                 await asyncio.sleep(RETRY_S)
 
-    async def _list(self, prefix: str, known: dict[str, bytes], on_change: OnChange) -> int:
-        answer = await self._call("kv/range", {"key": _encode(prefix), "range_end": _encode(_end(prefix))})
-        found = {_decode(kv["key"]).decode(): _decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
+    async def _list(self, watch: _Watch) -> None:
+        """Read all keys, and tell what changed."""
+        answer = await self._call("kv/range", watch.range)
+        known = watch.known
+        found = {_name(kv): _decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
         for key, value in found.items():
             if known.get(key) != value:
                 known[key] = value
-                on_change(key, value)
+                watch.tell(key, value)
         missing = [key for key in known if key not in found]
         if missing:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._ttl_s, self._forget, {key: known.pop(key) for key in missing}, known, on_change)
-        return int(answer["header"]["revision"])
+            for key in missing:
+                del known[key]
+            asyncio.get_running_loop().call_later(self._ttl_s, _forget, missing, watch)
+        watch.revision = int(answer["header"]["revision"])
 
-    def _forget(self, missing: dict[str, bytes], known: dict[str, bytes], on_change: OnChange) -> None:
-        for key in missing:
-            if key not in known:
-                on_change(key, None)
+    async def _check(self, watches: list[_Watch]) -> None:
+        """Compare watches with the store; begin anew those that missed something."""
+        missed: list[tuple[_Watch, int]] = []
+        for watch in watches:
+            seen = watch.revision
+            changed = {"min_mod_revision": str(seen + 1), "keys_only": True}
+            try:
+                answer = await self._call("kv/range", watch.range | changed)
+            except UNREACHABLE:
+                return  # the next keep-alive will tell
+            if watch.revision == seen:
+                if answer.get("kvs") or int(answer.get("count", 0)) != len(watch.known):
+                    missed.append((watch, seen))
+                else:
+                    watch.revision = int(answer["header"]["revision"])
+        if missed:
+            await asyncio.sleep(GRACE_S)  # it may be on its way
+        for watch, seen in missed:
+            if watch.revision == seen:
+                log.info("the watch on %s in etcd missed something and is begun anew", watch.prefix)
+                watch.cut()
 
-    async def _follow(self, prefix: str, known: dict[str, bytes], revision: int | None, on_change: OnChange) -> None:
+    async def _follow(self, watch: _Watch) -> None:
         while True:
-            try:
-                async for event in self._events(prefix, revision):
-                    key = _decode(event["kv"]["key"]).decode()
-                    if event.get("type") == "DELETE":
-                        if known.pop(key, None) is not None:
-                            on_change(key, None)
-                    else:
-                        known[key] = _decode(event["kv"].get("value", ""))
-                        on_change(key, known[key])
-            except UNREACHABLE:
-                pass  # etcd is away, or threw away the revisions we wait for: read everything anew
+            with contextlib.suppress(*UNREACHABLE):  # away, or it threw away the revisions we wait for
+                await self._hear(watch)
+            watch.revision = 0
             await asyncio.sleep(RETRY_S)
-            try:
-                revision = await self._list(prefix, known, on_change)
-            except UNREACHABLE:
-                continue
+            with contextlib.suppress(*UNREACHABLE):
+                await self._list(watch)
 
-    async def _events(self, prefix: str, revision: int | None) -> AsyncIterator[dict[str, Any]]:
-        """Yield what changed after a revision; nothing if it is not known."""
-        if revision is None:
+    async def _hear(self, watch: _Watch) -> None:
+        """Tell what changes, until the stream ends."""
+        if not watch.revision:
             return
-        request = {"key": _encode(prefix), "range_end": _encode(_end(prefix)), "start_revision": str(revision + 1)}
-        url = f"{self._endpoints[0]}/v3/watch"
-        async with self._session.post(
-            url, json={"create_request": request}, headers=self._headers(), timeout=STREAMING, read_bufsize=1 << 24
-        ) as response:
+        known = watch.known
+        request = {"create_request": watch.range | {"start_revision": str(watch.revision + 1)}}
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(BEGIN_S):
+                response = await stack.enter_async_context(
+                    self._session.post(
+                        f"{self._endpoints[0]}/v3/watch",
+                        json=request,
+                        headers=self._headers(),
+                        timeout=STREAMING,
+                        read_bufsize=1 << 24,
+                    )
+                )
             response.raise_for_status()
+            watch.stream = response
             async for line in response.content:
                 result = json.loads(line).get("result")
                 if result is None or result.get("canceled"):
-                    return  # an error of the server's, or revisions that are no more: the caller lists anew
+                    return  # an error of the server's, or revisions that are no more
                 for event in result.get("events", []):
-                    yield event
+                    key = _name(event["kv"])
+                    if event.get("type") == "DELETE":
+                        if known.pop(key, None) is not None:
+                            watch.tell(key, None)
+                    else:
+                        known[key] = _decode(event["kv"].get("value", ""))
+                        watch.tell(key, known[key])
+                watch.revision = max(watch.revision, int(result["header"]["revision"]))
 
     async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """POST to the first endpoint that answers; that one is asked first from then on."""
         for _ in range(len(self._endpoints) - 1):
             try:
                 return await self._post(path, body)
-            except aiohttp.ClientResponseError:
-                break
-            except UNREACHABLE:
-                self._endpoints.append(self._endpoints.pop(0))
+            except UNREACHABLE as error:
+                if isinstance(error, aiohttp.ClientResponseError) and error.status < 500:
+                    break
+                self._endpoints.append(self._endpoints.pop(0))  # it is away, or has no leader
         try:
             return await self._post(path, body)
         except aiohttp.ClientResponseError as error:
@@ -216,6 +291,12 @@ class EtcdDiscovery:
         return {"Authorization": self._token} if self._token else {}
 
 
+def _forget(missing: list[str], watch: _Watch) -> None:
+    for key in missing:
+        if key not in watch.known:
+            watch.tell(key, None)
+
+
 def _url(endpoint: str) -> str:
     endpoint = endpoint.strip().rstrip("/")
     return endpoint if "://" in endpoint else f"http://{endpoint}"
@@ -232,6 +313,10 @@ def _encode(key: str) -> str:
 
 def _decode(text: str) -> bytes:
     return b64decode(text)
+
+
+def _name(kv: dict[str, str]) -> str:
+    return _decode(kv["key"]).decode(errors="replace")
 
 
 def _reason(error: BaseException) -> str:

@@ -89,7 +89,7 @@ class CallError(Exception):
 
     Kinds: `lost` (the process is gone), `draining` (it takes no more work), `unknown` (it does not serve this endpoint),
     `invalid` (the request can never be served), `overloaded` (not now, perhaps elsewhere), `full` (not now, nor elsewhere),
-    `engine` (the handler failed).
+    `unavailable` (it passes requests on, and nobody is there to take them), `engine` (the handler failed).
     """
 
     def __init__(self, message: str, kind: str) -> None:

@@ -6,6 +6,7 @@ peer that died is noticed by NATS itself: nobody listens on its subject any more
 """
 
 import asyncio
+import logging
 import secrets
 import ssl
 from collections.abc import Callable
@@ -21,9 +22,16 @@ from nats.js.errors import NotFoundError
 
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError, Stop
-from serving.runtime.reliable import BYE, ReliableStream
+from serving.runtime.reliable import BYE, HEADER_BYTES, ReliableStream
 
-SEGMENT_BYTES = 512 * 1024  # a NATS server takes messages of 1 MiB by default
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 512 * 1024
+"""Bytes in one message of a channel; fewer where the server takes fewer (1 MiB by default)."""
+
+PING_S = 2.0
+"""How often the server is asked whether it is there; when it has not answered three times we connect anew."""
+
 ACK_DELAY_S = 0.02
 PROBE_S = 0.5
 """How often a channel sends again what was not acknowledged, and asks whether its peer is there."""
@@ -56,6 +64,11 @@ class NatsChannel:
         self._will_acknowledge = False
         self._is_closed = False
         self._probing = asyncio.create_task(self._probe())
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether we, or perhaps the other side, have no connection to the server."""
+        return not self._plane.is_settled
 
     def write(self, data: bytes) -> None:
         """Send."""
@@ -101,8 +114,9 @@ class NatsChannel:
         self._will_flush = False
         data = bytes(self._pending)
         self._pending.clear()
-        for start in range(0, len(data), SEGMENT_BYTES):
-            self._send(self._stream.seal(data[start : start + SEGMENT_BYTES]))
+        size = self._plane.segment_bytes
+        for start in range(0, len(data), size):
+            self._send(self._stream.seal(data[start : start + size]))
         self.is_full = self._stream.is_full
 
     def _acknowledge(self) -> None:
@@ -184,6 +198,11 @@ class NatsPlane:
         settled = asyncio.get_running_loop().time() - self._connected_at > SETTLE_S
         return self._client.is_connected and settled
 
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a channel's that fit into one message."""
+        return min(SEGMENT_BYTES, self._client.max_payload - HEADER_BYTES)
+
     async def listen(self, accept: Accept) -> str:
         """Accept channels; return the address to dial."""
         self._accept = accept
@@ -200,9 +219,11 @@ class NatsPlane:
         self._channels[number] = channel
         try:
             await self._client.request(f"{home}.open", channel.subject.encode(), timeout=3)
-        except (TimeoutError, NatsError) as error:
+        except BaseException as error:
             channel.end = None
             channel.close()
+            if not isinstance(error, TimeoutError | NatsError):
+                raise
             raise ConnectionRefusedError(f"nobody answers at {address}") from error
         return channel
 
@@ -220,7 +241,18 @@ class NatsPlane:
         """Do nothing: NATS knows who listens."""
 
     async def publish(self, subject: str, data: bytes, *, durable: bool = False) -> None:
-        """Send to all who subscribed; a durable message waits until JetStream has it."""
+        """Send to all who subscribed; a durable message waits until JetStream has it.
+
+        A message larger than the server takes is lost, as one may be, and a line says so.
+        """
+        if len(data) > self._client.max_payload:
+            log.warning(
+                "a message of %d bytes on %s was not sent: the NATS server takes %d at most (max_payload)",
+                len(data),
+                subject,
+                self._client.max_payload,
+            )
+            return
         if not durable:
             self.send(f"dyn.events.{subject}", data)
             return
@@ -281,8 +313,8 @@ class NatsPlane:
             try:
                 for subject, data, reply in outgoing:
                     await self._client.publish(subject, data, reply)
-            except NatsError:
-                continue  # the channels send again
+            except NatsError as error:
+                log.debug("NATS took no more: %s", error)  # the channels send again
 
     async def _on_message(self, message: Msg) -> None:
         name = message.subject.rpartition(".")[2]
@@ -406,6 +438,7 @@ async def _connect(servers: list[str], options: dict[str, Any], on_error: Any, o
         reconnect_time_wait=0.25,  # type: ignore[arg-type]
         max_reconnect_attempts=-1,
         connect_timeout=3,
+        ping_interval=PING_S,  # type: ignore[arg-type]
         skip_subject_validation=True,
         **options,
     )

@@ -41,6 +41,11 @@ class Channel(Protocol):
         """Whether the other side takes no more for now; `ChannelEnd.writable` tells when it does again."""
         ...
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the way to the other side is interrupted: its silence means nothing until it is mended."""
+        ...
+
     def write(self, data: bytes) -> None:
         """Send; never waits."""
         ...

@@ -17,6 +17,7 @@ class SocketChannel(asyncio.Protocol):
 
     def __init__(self, accept: Accept, channels: set["SocketChannel"]) -> None:
         self.is_full = False
+        self.is_cut = False
         self._accept = accept
         self._channels = channels
         self._end: ChannelEnd | None = None

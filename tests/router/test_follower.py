@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.kv_events import BlockLedger, decode, encode
+from serving.kv_events import EVENT_HASHES, BlockLedger, decode, encode
 from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored, KvFollower
 from serving.router.index import PrefixIndex
 
@@ -110,7 +110,15 @@ def test_an_older_epoch_changes_nothing():
     assert index.overlaps([1], 1) == {0: 1}
 
 
-@given(st.lists(st.integers(0, 2**64 - 1)), st.none() | st.integers(0, 2**64 - 1))
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.none() | st.integers(0, 2**64 - 1))
 def test_events_travel_whole(hashes, parent):
     for event in (BlocksStored(hashes, parent), BlocksRemoved(hashes), BlocksCleared()):
-        assert decode(encode(event)) == event
+        assert list(map(decode, encode(event))) == [event]
+
+
+def test_long_events_travel_in_parts():
+    hashes = list(range(2 * EVENT_HASHES + 1))
+    parts = [hashes[:EVENT_HASHES], hashes[EVENT_HASHES:-1], hashes[-1:]]
+    stored = [BlocksStored(parts[0], 7), BlocksStored(parts[1], parts[0][-1]), BlocksStored(parts[2], parts[1][-1])]
+    assert list(map(decode, encode(BlocksStored(hashes, 7)))) == stored
+    assert list(map(decode, encode(BlocksRemoved(hashes)))) == list(map(BlocksRemoved, parts))

@@ -1,12 +1,23 @@
 """A server that is away when something happens: it happens when the server is back."""
 
 import asyncio
+import os
+import signal
 
+import msgspec
 import uvloop
 
+from serving.kv_events import KvEventPublisher, KvEvents, decode, subject
+from serving.router.follower import BlocksRemoved, BlocksStored
+from serving.runtime import client as calling
+from serving.runtime import nats as plane
+from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
-from tests.servers import Etcd, Nats
+from serving.runtime.messages import Frame, frame
+from tests.servers import Etcd, Nats, Proxy
+
+ADDRESS = EndpointAddress("outages", "backend", "generate")
 
 
 async def until(condition):
@@ -58,6 +69,183 @@ def test_the_next_etcd_server_is_asked_when_the_first_is_away():
 
     with Etcd() as etcd:
         uvloop.run(main(etcd))
+
+
+def test_a_watch_whose_connection_died_unseen_is_begun_anew():
+    async def main(etcd):
+        async with Proxy(etcd.port) as proxy:
+            config = {"nats_server": "", "lease_ttl_s": 2.0}
+            direct = RuntimeConfig(etcd_endpoints=etcd.url, **config)
+            through = RuntimeConfig(etcd_endpoints=f"127.0.0.1:{proxy.port}", **config)
+            async with (
+                await DistributedRuntime.connect(direct) as one,
+                await DistributedRuntime.connect(through) as two,
+            ):
+                seen = {}
+
+                def on_change(key, value):
+                    if value is None:
+                        del seen[key]
+                    else:
+                        seen[key] = value
+
+                await one.discovery.put("test/before", b"1")
+                await two.discovery.watch("test/", on_change)
+                await one.discovery.put("test/stays", b"2")
+                await until(lambda: seen == {"test/before": b"1", "test/stays": b"2"})
+                proxy.forget()
+                await one.discovery.put("test/after", b"3")
+                await one.discovery.delete("test/before")
+                await until(lambda: seen == {"test/stays": b"2", "test/after": b"3"})
+
+    with Etcd() as etcd:
+        uvloop.run(main(etcd))
+
+
+def test_what_a_watcher_does_not_understand_ends_no_watch():
+    async def main(etcd):
+        config = RuntimeConfig(etcd_endpoints=etcd.url, nats_server="", lease_ttl_s=2.0)
+        async with await DistributedRuntime.connect(config) as one:
+            seen = []
+
+            def on_change(key, value):
+                seen.append(key)
+                raise TypeError(f"{key} is not understood")
+
+            await one.discovery.watch("test/", on_change)
+            await one.discovery.put("test/x", b"1")
+            await one.discovery.put("test/y", b"1")
+            await until(lambda: seen == ["test/x", "test/y"])
+
+    with Etcd() as etcd:
+        uvloop.run(main(etcd))
+
+
+def test_a_process_that_takes_connections_and_does_not_answer_is_no_instance_until_it_does(tmp_path):
+    async def main():
+        config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as one, await DistributedRuntime.connect(config) as two:
+            asked, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def answer(reader, writer):
+                asked.set()
+                await goes_on.wait()
+                writer.write(frame(Frame([], [], [])))
+
+            path = str(tmp_path / "s.sock")
+            server = await asyncio.start_unix_server(answer, path)
+            stopped = Instance(*ADDRESS, 7, f"unix:{path}")
+            await one.register(stopped.key, msgspec.json.encode(stopped))
+            client = await two.client(ADDRESS)
+            await asked.wait()
+
+            async def echo(request):
+                yield request
+
+            serving = asyncio.create_task(one.endpoint(ADDRESS).serve_endpoint(echo))
+            assert await client.wait_for_instances() == [one.instance_id]
+            goes_on.set()
+            await until(lambda: client.instance_ids() == sorted([7, one.instance_id]))
+            server.close()
+            one.stopping.set()
+            await serving
+
+    uvloop.run(main())
+
+
+def test_nats_may_be_away_for_longer_than_a_process_may_be_silent(monkeypatch, tmp_path):
+    monkeypatch.setattr(calling, "SILENT_S", 0.8)
+    monkeypatch.setattr(calling, "PING_S", 0.1)
+    monkeypatch.setattr(plane, "SETTLE_S", 0.5)
+
+    async def main(nats):
+        config = RuntimeConfig(etcd_endpoints="", nats_server=nats.url, discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as one, await DistributedRuntime.connect(config) as two:
+            goes_on = asyncio.Event()
+
+            async def slow(request):
+                yield 1
+                await goes_on.wait()
+                yield 2
+
+            serving = asyncio.create_task(one.endpoint(ADDRESS).serve_endpoint(slow))
+            client = await two.client(ADDRESS)
+            await client.wait_for_instances()
+            stream = client.generate(None)
+            assert await stream.take() == [1]
+            await asyncio.to_thread(nats.stop)
+            await asyncio.sleep(2)
+            goes_on.set()
+            during = client.generate(None)
+            await asyncio.to_thread(nats.start)
+            assert [item async for item in stream] == [2]
+            assert [item async for item in during] == [1, 2]
+            one.stopping.set()
+            await serving
+
+    with Nats() as nats:
+        uvloop.run(main(nats))
+
+
+def test_a_nats_server_that_hangs_is_noticed(monkeypatch, tmp_path):
+    monkeypatch.setattr(plane, "PING_S", 0.1)
+
+    async def main(nats):
+        config = RuntimeConfig(etcd_endpoints="", nats_server=nats.url, discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as one:
+            os.kill(nats.process.pid, signal.SIGSTOP)
+            try:
+                await until(lambda: not one.requests.is_settled)
+            finally:
+                os.kill(nats.process.pid, signal.SIGCONT)
+
+    with Nats() as nats:
+        uvloop.run(main(nats))
+
+
+def test_kv_events_of_any_size_come_through_nats_and_are_followed_by_others(tmp_path):
+    async def main(nats):
+        config = RuntimeConfig(etcd_endpoints="", nats_server=nats.url, discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as one, await DistributedRuntime.connect(config) as two:
+            chain, numbers, removed = [], [], []
+
+            def heard(data):
+                message = msgspec.msgpack.decode(data, type=KvEvents)
+                numbers.append(message.number)
+                for event in map(decode, message.events):
+                    if isinstance(event, BlocksRemoved):
+                        removed.extend(event.hashes)
+                    else:
+                        assert event.parent == (chain[-1] if chain else 5)
+                        chain.extend(event.hashes)
+
+            await two.events.subscribe(subject(ADDRESS, "kv_events"), heard, durable=True)
+            publisher = KvEventPublisher(one, ADDRESS)
+            large = [(1 << 63) + number for number in range(200_000)]  # 1.8 MB as they travel
+            publisher.publish([BlocksStored(large, 5), BlocksRemoved(large)])
+            publisher.publish([BlocksStored([3], large[-1])])
+            await until(lambda: chain == [*large, 3] and removed == large)
+            assert numbers == list(range(len(numbers)))
+            await publisher.close()
+
+    with Nats() as nats:
+        uvloop.run(main(nats))
+
+
+def test_a_message_that_nats_does_not_take_is_told_and_holds_up_no_other(tmp_path, caplog):
+    async def main(nats):
+        config = RuntimeConfig(etcd_endpoints="", nats_server=nats.url, discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as one:
+            heard = []
+            for durable in (False, True):
+                await one.events.subscribe(f"s.{durable}", heard.append, durable=durable)
+                for data in (bytes(2 << 20), b"small"):
+                    await one.events.publish(f"s.{durable}", data, durable=durable)
+            await until(lambda: heard == [b"small", b"small"])
+
+    with Nats() as nats:
+        uvloop.run(main(nats))
+    assert caplog.text.count("2097152 bytes on s.") == 2
 
 
 def test_durable_events_published_while_a_subscriber_is_cut_off_reach_it(tmp_path):

@@ -5,17 +5,29 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
+import uvloop
 
 from serving.engines.mock import LETTERS, answer_tokens
+from serving.frontend.config import FrontendConfig
+from serving.frontend.models import Models
+from serving.model_card import ModelCard, ModelType
+from serving.router import RouterConfig
+from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
-from tests.servers import Etcd, Nats
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.server import GeneratorService
+from tests.servers import Etcd, Nats, free_port
 from tests.serving.stacks import running
 
 STEADY = {"timing": "constant", "constant_decode_ms": 10.0, "constant_prefill_ms": 10.0, "speedup_ratio": 1.0}
@@ -71,7 +83,14 @@ def busy(url):
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
 
 
-def until(condition, seconds=20):
+def answers(url):
+    try:
+        return bool(httpx.get(f"{url}/health", timeout=1).json().get("instances"))
+    except httpx.HTTPError:
+        return False
+
+
+def until(condition, seconds=90):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -202,15 +221,8 @@ def test_a_killed_frontend_leaves_no_work_behind():
 
         ends = ask(stack.url, ["a", "b", "c"], 3000, kill)
         assert all(isinstance(end, openai.APIConnectionError) for end in ends)
-        until(lambda: "frontend" in stack.group.processes and _answers(stack.url))
+        until(lambda: "frontend" in stack.group.processes and answers(stack.url))
         until(lambda: busy(stack.url) == 0)
-
-
-def _answers(url):
-    try:
-        return bool(httpx.get(f"{url}/health", timeout=1).json().get("instances"))
-    except httpx.HTTPError:
-        return False
 
 
 def test_more_requests_than_allowed_are_turned_away_at_once():
@@ -236,6 +248,101 @@ def test_a_model_goes_with_its_last_instance_and_comes_back_with_the_next():
         assert (never.status_code, never.json()["error"]["code"]) == (404, "model_not_found")
         until(lambda: len(httpx.get(f"{stack.url}/v1/models").json()["data"]) == 1)
         assert len(whole(stack.url, "again", 5)) == 5
+
+
+GRAPH = """
+frontend: {{http_port: {port}, router_mode: kv}}
+runtime: {{discovery_dir: {folder}}}
+standalone_router: true
+workers:
+- {{count: 2, worker: {{model_name: mock, migration_limit: 3}}, engine_args: {engine}}}
+"""
+
+
+def test_streams_wait_for_a_killed_router_to_be_started_again(tmp_path):
+    port = free_port()
+    graph = tmp_path / "graph.yaml"
+    graph.write_text(GRAPH.format(port=port, folder=tmp_path / "d", engine=json.dumps(STEADY)))
+    url = f"http://127.0.0.1:{port}"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "dynabench", "serve", "-f", graph], stdout=log, stderr=log)
+    try:
+        until(lambda: answers(url) and whole(url, "ready?", 1))
+
+        def kill():
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            (router,) = [
+                pid for pid in children if "serving.router_service" in Path(f"/proc/{pid}/cmdline").read_text()
+            ]
+            os.kill(int(router), signal.SIGKILL)
+
+        prompts = [f"prompt number {number}" for number in range(6)]
+        assert ask(url, prompts, 200, kill) == [expected(prompt, 200) for prompt in prompts]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_a_model_that_comes_back_with_other_settings_is_served_with_those(tmp_path, monkeypatch):
+    address = EndpointAddress("back", "backend", "generate")
+
+    async def serve(config, context_length):
+        runtime = await DistributedRuntime.connect(config)
+
+        async def generate(request):
+            yield 1
+
+        await runtime.serve(address, GeneratorService(generate))
+        card = ModelCard(
+            name="mock",
+            model_type=ModelType.Backend,
+            instance_id=runtime.instance_id,
+            context_length=context_length,
+            **dict(zip(("namespace", "component", "endpoint"), address, strict=True)),
+        )
+        await runtime.register(card.key, msgspec.json.encode(card))
+        return runtime
+
+    async def main():
+        config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as runtime, asyncio.timeout(60):
+            models = Models(runtime, FrontendConfig(), RouterConfig())
+            await models.start()
+
+            async def served(context_length):
+                async with await serve(config, context_length):
+                    while (model := models.get("mock")) is None:
+                        await asyncio.sleep(0.02)
+                while models.get("mock") is not None:
+                    await asyncio.sleep(0.02)
+                assert models.all() == []
+                return model
+
+            first, again, other = await served(100), await served(100), await served(200)
+            assert first is again
+            assert (first.card.context_length, other.card.context_length) == (100, 200)
+            monkeypatch.setattr("serving.frontend.models.PATIENCE_S", 0.0)
+            kept = await served(200)
+            await asyncio.sleep(0.1)
+            assert await served(200) is not kept
+            await models.close()
+
+    uvloop.run(main())
+
+
+def test_metrics_name_no_worker_that_is_gone():
+    with running(2, frontend={"router_mode": "round-robin"}, restart=True) as stack:
+
+        def workers():
+            lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+            return {line for line in lines if line.startswith("dynamo_frontend_router_decisions_total")}
+
+        for _ in range(2):
+            whole(stack.url, "hello", 1)
+        before = workers()
+        assert len(before) == 2
+        os.kill(stack.group.processes["worker-0"], signal.SIGKILL)
+        until(lambda: len(workers() & before) == 1)
 
 
 def test_a_client_that_does_not_read_is_hung_up_on_and_holds_up_nobody():

@@ -121,6 +121,19 @@ def test_a_stop_string_across_tokens_ends_the_answer_before_it(client, stream):
     assert (text, reason) == (whole[:place], "stop")
 
 
+def test_a_stop_string_within_the_least_number_of_tokens_is_text_like_any_other(client):
+    whole = client.completions.create(model="mock", prompt="stop here", max_tokens=40).choices[0].text
+    stop = whole[17:21]
+    assert whole.count(stop) == 1
+    asked = {"model": "mock", "prompt": "stop here", "max_tokens": 40, "stop": stop}
+    late = client.completions.create(**asked, extra_body={"min_tokens": 30})
+    assert (late.choices[0].text, late.choices[0].finish_reason) == (whole, "length")
+    assert late.usage.completion_tokens == 40
+    across = client.completions.create(**asked, extra_body={"min_tokens": 20})
+    assert (across.choices[0].text, across.choices[0].finish_reason) == (whole[:17], "stop")
+    assert across.usage.completion_tokens == 21
+
+
 def test_text_held_back_for_a_stop_string_that_does_not_come_is_given_at_the_end(client):
     whole = client.completions.create(model="mock", prompt="hold", max_tokens=10).choices[0].text
     answer = client.completions.create(model="mock", prompt="hold", max_tokens=10, stop=whole[-2:] + "never")

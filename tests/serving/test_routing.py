@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import uvloop
 
-from serving.kv_events import KvEventPublisher, LoadReport, WorkerReports, subject
+from serving.kv_events import MESSAGE_HASHES, KvEventPublisher, LoadReport, WorkerReports, subject
 from serving.router import RouterConfig
 from serving.router.follower import BlocksRemoved, BlocksStored
 from serving.router.router import AllBusyError, NoWorkersError
-from serving.routing import Routing, WorkerTraits
+from serving.routing import BookingMessage, Routing, WorkerTraits, _portions
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -100,6 +100,16 @@ def test_a_router_that_starts_late_learns_what_is_cached_and_follows_from_there(
         assert overlaps(late, [1, 9]) == {id: 1}
 
     network(tmp_path, talk)
+
+
+def test_bookings_are_told_in_messages_that_every_event_plane_takes():
+    def booking(size):
+        return BookingMessage(1, 2, 0, hashes=list(range(size)))
+
+    messages = [booking(size) for size in (3, MESSAGE_HASHES, 5, 6, MESSAGE_HASHES, 0)]
+    portions = list(_portions(messages))
+    assert [message for portion in portions for message in portion] == messages
+    assert [len(portion) for portion in portions] == [1, 1, 2, 1, 1]
 
 
 def test_lost_events_are_mended_from_a_snapshot(tmp_path):

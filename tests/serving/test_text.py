@@ -1,5 +1,7 @@
 """Detokenizing and stop strings."""
 
+from itertools import accumulate
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -102,6 +104,30 @@ def test_text_passes_up_to_the_first_stop_string_and_nothing_is_lost(pieces, sto
         assert not any(stop in out for stop in stops)
     else:
         assert not found
+        assert out == text
+
+
+@given(
+    st.lists(st.text(st.sampled_from("ab"), max_size=3), max_size=12),
+    st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(0, 12),
+)
+def test_a_stop_string_counts_where_it_ends_beyond_the_least_number_of_tokens(pieces, stops, least):
+    matcher = StopMatcher(stops)
+    out = ""
+    for number, piece in enumerate(pieces):
+        out += matcher.push(piece, may_stop=number >= least)
+        if matcher.has_stopped:
+            break
+    out += matcher.flush()
+    text, free = "".join(pieces), len("".join(pieces[:least]))
+    ends = [place for place in range(free + 1, len(text) + 1) if text[:place].endswith(tuple(stops))]
+    if ends:
+        piece_end = next(end for end in map(len, accumulate(pieces)) if end >= ends[0])
+        seen = text[:piece_end]
+        starts = [seen.find(stop, max(free - len(stop) + 1, 0)) for stop in stops]
+        assert out == text[: min(start for start in starts if start >= 0)]
+    else:
         assert out == text
 
 
