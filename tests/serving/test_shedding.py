@@ -43,7 +43,7 @@ def test_more_than_run_and_may_wait_are_refused_at_once_and_taken_again_afterwar
             assert "worker_instance_id" in httpx.post(f"{stack.url}/v1/completions", json=where).text
 
         prompts = [f"prompt {number}" for number in range(4)]
-        assert answers(stack.url, prompts, 200, more) == [expected(prompt, 200) for prompt in prompts]
+        assert answers(stack.url, prompts, 1000, more) == [expected(prompt, 1000) for prompt in prompts]
         assert (refused["status"], refused["retry"], refused["type"]) == (429, "1", "rate_limit_error")
         assert refused["message"] == "all workers are full, please retry later"
         metrics = httpx.get(f"{stack.url}/metrics").text
@@ -84,7 +84,7 @@ def test_a_router_of_its_own_sheds_alike(tmp_path):
         wait_for(url, 1)
 
         def status(number):
-            body = {"model": "mock", "prompt": f"prompt {number}", "max_tokens": 100}
+            body = {"model": "mock", "prompt": f"prompt {number}", "max_tokens": 300}
             return httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code
 
         def statuses():
