@@ -9,11 +9,13 @@ import os
 from collections.abc import AsyncIterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import msgspec
+from msgspec import Meta
 
 from serving.hub import SCHEME, WEIGHTS, ModelError, fetch, is_hub_id
+from serving.router import check_live_mode
 from serving.runtime.address import EndpointAddress
 
 __all__ = ["ModelCard", "ModelError", "ModelFiles", "ModelType", "local_weights", "model_name", "vocab_size"]
@@ -34,6 +36,7 @@ FILE_NAMES = (
     "chat_template.json",
 )
 CHUNK_BYTES = 256 * 1024
+MAX_RANKS = 1024
 BYTES_CONTEXT = 131_072
 
 
@@ -55,18 +58,35 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     instance_id: int
     model_path: str = ""
-    context_length: int = BYTES_CONTEXT
-    kv_cache_block_size: int = 16
-    migration_limit: int = 0
+    context_length: Annotated[int, Meta(ge=1)] = BYTES_CONTEXT
+    kv_cache_block_size: Annotated[int, Meta(ge=1)] = 16
+    migration_limit: Annotated[int, Meta(ge=0, le=1023)] = 0
     files: dict[str, str] = {}
     """SHA-256 of each file of the model that the frontend needs; without a tokenizer.json tokens are bytes of UTF-8."""
     eos_token_ids: list[int] = []
-    num_ranks: int = 1
+    num_ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     has_kv_events: bool = False
     router_mode: str | None = None
     """Overrides the frontend's router mode for this model."""
     user_data: dict[str, Any] | None = None
     created: int = 0
+
+    @classmethod
+    def parse(cls, key: str, value: bytes) -> Self:
+        """Read what discovery holds under a key.
+
+        Raises:
+            ValueError: it is no card, another key's, or asks for what does not exist.
+        """
+        try:
+            card = msgspec.json.decode(value, type=cls)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        if card.key != key:
+            raise ValueError(f"its key is {card.key}")
+        if card.router_mode is not None:
+            check_live_mode(card.router_mode)
+        return card
 
     @property
     def address(self) -> EndpointAddress:

@@ -116,8 +116,8 @@ class RouterService:
             self._cards.pop(key, None)
             return
         try:
-            card = self._cards[key] = msgspec.json.decode(value, type=ModelCard)
-        except msgspec.MsgspecError as error:
+            card = self._cards[key] = ModelCard.parse(key, value)
+        except ValueError as error:
             log.warning("%s in discovery is no model card and is ignored: %s", key, error)
             return
         self._news.set()

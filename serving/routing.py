@@ -323,7 +323,11 @@ class Routing:
             self._mend(worker, slot)
 
     def _on_peer(self, key: str, value: bytes | None) -> None:
-        router_id = int(key.rpartition("/")[2], 16)
+        try:
+            router_id = int(key.rpartition("/")[2], 16)
+        except ValueError:
+            log.warning("%s in discovery is no router and is ignored", key)
+            return
         if router_id == self._runtime.instance_id:
             return
         if value is not None:

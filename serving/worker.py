@@ -1,6 +1,7 @@
 """Workers: how an engine registers its model and serves it."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -93,7 +94,8 @@ async def _check_alike(runtime: DistributedRuntime, card: ModelCard) -> None:
 
     def collect(key: str, value: bytes | None) -> None:
         if value is not None:
-            others.append(msgspec.json.decode(value, type=ModelCard))
+            with contextlib.suppress(ValueError):  # what no frontend can read serves nothing
+                others.append(ModelCard.parse(key, value))
 
     stop = await runtime.discovery.watch("/".join((CARDS[:-1], *card.address)) + "/", collect)
     stop()

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 
-import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serving.frontend.config import FrontendConfig
@@ -136,8 +135,8 @@ class Models:
                     group.leaving = loop.call_later(PATIENCE_S, self._drop, name, checksum)
             return
         try:
-            card = msgspec.json.decode(value, type=ModelCard)
-        except msgspec.MsgspecError as error:
+            card = ModelCard.parse(key, value)
+        except ValueError as error:
             log.warning("%s in discovery is no model card and is ignored: %s", key, error)
             return
         self._seen.pop(card.name, None)

@@ -53,10 +53,35 @@ class Instance(msgspec.Struct, frozen=True):
     transport: str
     """How to reach it: `unix:PATH`, `tcp:HOST:PORT` or `nats:SUBJECT`."""
 
+    @classmethod
+    def parse(cls, key: str, value: bytes) -> Self:
+        """Read what discovery holds under a key.
+
+        Raises:
+            ValueError: it is no instance, or another key's.
+        """
+        instance = msgspec.json.decode(value, type=cls)
+        if instance.key != key:
+            raise ValueError(f"its key is {instance.key}")
+        if not is_transport(instance.transport):
+            raise ValueError(
+                f"its transport is {instance.transport!r}; unix:PATH, tcp:HOST:PORT or nats:SUBJECT was expected"
+            )
+        return instance
+
     @property
     def key(self) -> str:
         """Its key in discovery."""
         return f"{EndpointAddress(self.namespace, self.component, self.endpoint).prefix}{self.instance_id:x}"
+
+
+def is_transport(text: str) -> bool:
+    """Tell whether a text says how to reach a process."""
+    kind, _, place = text.partition(":")
+    if kind != "tcp":
+        return kind in ("unix", "nats") and place != "" and "\0" not in place
+    host, _, port = place.rpartition(":")
+    return host != "" and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
 
 
 def slug(text: str) -> str:

@@ -323,8 +323,8 @@ class Client:
                 self._leave(key, gone)
             return
         try:
-            instance = msgspec.json.decode(value, type=Instance)
-        except msgspec.MsgspecError as error:
+            instance = Instance.parse(key, value)
+        except ValueError as error:
             log.warning("%s in discovery is no instance and is ignored: %s", key, error)
             return
         old = self._known.get(key)

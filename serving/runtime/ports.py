@@ -1,7 +1,10 @@
 """The three ports of the runtime: discovery, request plane, event plane. Two back ends stand behind each."""
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
+
+log = logging.getLogger(__name__)
 
 OnChange = Callable[[str, bytes | None], None]
 """Called with a key and its value, or None once the key is gone."""
@@ -11,6 +14,18 @@ Stop = Callable[[], None]
 
 class RuntimeUnavailableError(Exception):
     """A server or folder that the runtime needs cannot be used; the message says which, and what to do."""
+
+
+def guarded(on_change: OnChange) -> OnChange:
+    """Return a watcher whose failure over one key is logged, and keeps nobody from hearing of the others."""
+
+    def call(key: str, value: bytes | None) -> None:
+        try:
+            on_change(key, value)
+        except Exception:
+            log.exception("%r in discovery could not be taken in", key)
+
+    return call
 
 
 class Discovery(Protocol):
