@@ -26,6 +26,7 @@ from reports.records import ArmResult
 from serving.engine import ENGINES
 from serving.engine_config import read_arguments
 from serving.model_card import model_name
+from serving.runtime.config import masked
 from workloads import Workload, WorkloadError
 from workloads.shape import ShapeConfig, shape
 
@@ -219,7 +220,7 @@ def manifest_of(
         "schema": folder.SCHEMA,
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
         "subtitle": _subtitle(clock, workload, experiment, settings),
-        "command": shlex.join(["dynabench", *sys.argv[1:]]),
+        "command": shlex.join(["dynabench", *(masked(word) if "://" in word else word for word in sys.argv[1:])]),
         "clock": clock,
         "created": _now().isoformat(timespec="seconds"),
         "workload": {
@@ -239,11 +240,17 @@ def manifest_of(
         if live is None or live.engine == "mocker"
         else real_engine(live, settings.engine.model or ""),
         "router": asdict(settings.router),
-        "live": asdict(live) | {"extra_engine_args": str(live.extra_engine_args or "") or None} if live else None,
+        "live": _live_facts(live) if live else None,
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": [folder.run_facts(run) for run in runs],
     }
+
+
+def _live_facts(live: LiveConfig) -> dict[str, Any]:
+    """Return the settings of a live run without passwords: results are passed on."""
+    facts = asdict(live) | {"extra_engine_args": str(live.extra_engine_args or "") or None}
+    return facts | {name: masked(facts[name]) for name in ("url", "etcd_endpoints", "nats_server") if facts[name]}
 
 
 def sweep_manifest(
@@ -302,7 +309,7 @@ def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, sett
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
     notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
     if live is not None and live.url:
-        what = live.url
+        what = masked(live.url)
     elif live is not None and live.engine != "mocker":
         facts = real_engine(live, settings.engine.model or "")
         what = f"{experiment.workers} {facts['name']} {facts['version']} workers with {facts['model']}"

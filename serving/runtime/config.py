@@ -1,25 +1,36 @@
 """How processes find and reach each other."""
 
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 
-def _env(name: str, default: str = "") -> Any:
-    return field(default_factory=lambda: os.environ.get(name, default), metadata={"env": name})
+def masked(servers: str) -> str:
+    """Return addresses of servers without the names, passwords and tokens that stand before an @."""
+    return re.sub(r"(//|^)((?!//).)*@", r"\1***@", servers)
+
+
+MAY_HOLD_PASSWORDS = Parameter(show_default=masked)
+
+
+def _env(name: str, default: str = "", *, is_shown: bool = True) -> Any:
+    return field(default_factory=lambda: os.environ.get(name, default), repr=is_shown)
 
 
 def _secret(name: str) -> Any:
-    return field(default="", repr=False, metadata={"env": name})  # filled in later: defaults are shown by --help
+    return field(default="", repr=False, metadata={"secret": name})  # filled in later: defaults are shown by --help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
     """Settings of the runtime. With no server named, everything runs embedded, on one host."""
 
-    etcd_endpoints: str = _env("ETCD_ENDPOINTS")
+    etcd_endpoints: Annotated[str, MAY_HOLD_PASSWORDS] = _env("ETCD_ENDPOINTS", is_shown=False)
     """etcd servers for discovery, separated by commas; none: a folder (--discovery-dir). Environment: ETCD_ENDPOINTS."""
 
     etcd_username: str = _env("ETCD_AUTH_USERNAME")
@@ -37,7 +48,7 @@ class RuntimeConfig:
     etcd_client_key: str = _env("ETCD_AUTH_CLIENT_KEY")
     """Client key file. Environment: ETCD_AUTH_CLIENT_KEY."""
 
-    nats_server: str = _env("NATS_SERVER")
+    nats_server: Annotated[str, MAY_HOLD_PASSWORDS] = _env("NATS_SERVER", is_shown=False)
     """NATS server for requests and events (JetStream on); none: sockets and ZeroMQ. Environment: NATS_SERVER."""
 
     nats_username: str = _env("NATS_AUTH_USERNAME")
@@ -67,8 +78,8 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         """Fill in secrets from the environment, and refuse a lease too short to be kept."""
         for part in fields(self):
-            if not part.repr and not getattr(self, part.name):
-                object.__setattr__(self, part.name, os.environ.get(part.metadata["env"], ""))
+            if "secret" in part.metadata and not getattr(self, part.name):
+                object.__setattr__(self, part.name, os.environ.get(part.metadata["secret"], ""))
         if not self.lease_ttl_s >= 1:
             raise ValueError(f"lease_ttl_s must be at least 1 s, not {self.lease_ttl_s}")
 
@@ -82,6 +93,6 @@ class RuntimeConfig:
 
     def describe(self) -> str:
         """Say in a few words where discovery, requests and events go."""
-        discovery = f"etcd at {self.etcd_endpoints}" if self.etcd_endpoints else f"folder {self.folder}"
-        requests = f"NATS at {self.nats_server}" if self.nats_server else "sockets and ZeroMQ"
+        discovery = f"etcd at {masked(self.etcd_endpoints)}" if self.etcd_endpoints else f"folder {self.folder}"
+        requests = f"NATS at {masked(self.nats_server)}" if self.nats_server else "sockets and ZeroMQ"
         return f"discovery: {discovery}; requests and events: {requests}"

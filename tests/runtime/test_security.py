@@ -1,6 +1,9 @@
 """Servers that want TLS, client certificates or passwords: the options reach them, and without them we are told."""
 
 import asyncio
+import os
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -8,7 +11,7 @@ import trustme
 import uvloop
 
 from serving.runtime.address import EndpointAddress
-from serving.runtime.config import RuntimeConfig
+from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
 from tests.servers import Etcd, Nats
@@ -120,3 +123,51 @@ async def over_a_restart(etcd, config):
         async with asyncio.timeout(20):
             while set(seen) != {"test/before", "test/after"}:
                 await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("module", ["serving.mocker", "serving.frontend", "serving.router_service"])
+def test_help_shows_no_password_of_the_environment(module):
+    secrets = {"ETCD_ENDPOINTS": "http://me:hunter2@host:1", "NATS_SERVER": "nats://me:hunter2@host:2"}
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "hunter2" not in done.stdout
+    assert "***@host" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("http://me:hunter2@host:1", "http://***@host:1"),
+        ("http://me:hunter2@host:1,http://you:hunter2@other", "http://***@host:1,http://***@other"),
+        ("me:hunter2@host", "***@host"),
+        ("nats://hunter2@host", "nats://***@host"),
+        ("nats://me:p@hunter2@host", "nats://***@host"),
+        ("nats://me:/hunter2@host", "nats://***@host"),
+        ("http://host:2379,host:1", "http://host:2379,host:1"),
+    ],
+)
+def test_addresses_are_shown_without_what_is_secret(given, shown):
+    assert masked(given) == shown
+
+
+@pytest.mark.parametrize(
+    "servers",
+    [
+        {"etcd_endpoints": "http://me:hunter2@127.0.0.1:1"},
+        {"etcd_endpoints": "http://me:hunter2@127.0.0.1:1:x"},
+        {"etcd_endpoints": "me:hunter2@127.0.0.1:1,http://me:/hunter2@127.0.0.1:1"},
+        {"nats_server": "nats://me:hunter2@127.0.0.1:1"},
+        {"nats_server": "nats://me:/hunter2@127.0.0.1:1"},
+        {"nats_server": "nats://me:hunter2@127.0.0.1:x"},
+    ],
+)
+def test_a_server_that_does_not_answer_is_named_without_its_password(tmp_path, caplog, servers):
+    config = RuntimeConfig(**{"etcd_endpoints": "", "nats_server": "", "discovery_dir": str(tmp_path / "d")} | servers)
+
+    async def main():
+        with pytest.raises(RuntimeUnavailableError, match=r"does not answer at .*\*\*\*@") as error:
+            await DistributedRuntime.connect(config)
+        return str(error.value)
+
+    assert "hunter2" not in uvloop.run(main()) + caplog.text + config.describe() + repr(config)

@@ -1,0 +1,30 @@
+"""What a results folder keeps of how it was made."""
+
+import json
+import sys
+
+from dynabench.arms import Settings
+from dynabench.experiment import load_workload, manifest_of
+from dynabench.settings import ExperimentConfig, LiveConfig
+from mocker import EngineConfig
+from serving.router import RouterConfig
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+
+def test_results_keep_no_password_from_an_address(monkeypatch):
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["dynabench", "run", "--url", "http://me:hunter2@host:1", "--etcd-endpoints=http://me:hunter2@host:2"],
+    )
+    live = LiveConfig(
+        url="http://me:hunter2@host:1", etcd_endpoints="http://me:hunter2@host:2", nats_server="nats://hunter2@host:3"
+    )
+    settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), live)
+    workload = load_workload(None, None, ShapeConfig(max_requests=1), 0)
+    manifest = manifest_of("live", None, workload, ExperimentConfig(), settings, [], [])
+    assert "hunter2" not in json.dumps(manifest, default=str)
+    assert manifest["live"]["url"] == "http://***@host:1"
+    assert manifest["live"]["etcd_endpoints"] == "http://***@host:2"
+    assert manifest["command"].endswith("--url 'http://***@host:1' '--etcd-endpoints=http://***@host:2'")
