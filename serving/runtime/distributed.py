@@ -12,6 +12,7 @@ import msgspec
 
 from serving.runtime.address import EndpointAddress, Instance, slug
 from serving.runtime.client import Client
+from serving.runtime.cluster_token import ClusterToken
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.etcd import EtcdDiscovery
 from serving.runtime.folder import FolderDiscovery
@@ -56,25 +57,17 @@ class DistributedRuntime:
         """
         config = config or RuntimeConfig()
         instance_id = secrets.randbits(62) + 1
-        discovery: Discovery
-        path = None
+        discovery: EtcdDiscovery | FolderDiscovery
         if config.etcd_endpoints:
-            etcd = EtcdDiscovery(config)
-            await etcd.connect()
-            discovery = etcd
+            discovery = EtcdDiscovery(config)
+            await discovery.connect()
         else:
             discovery = FolderDiscovery(config.folder, instance_id, lease_ttl_s=config.lease_ttl_s)
-            path = config.folder / f"{instance_id:x}"
-        if config.nats_server:
-            nats = NatsPlane(config, instance_id)
-            try:
-                await nats.connect()
-            except BaseException:
-                await discovery.close()
-                raise
-            return cls(instance_id, discovery, nats, nats, drain_s=drain_s)
-        requests = SocketPlane(path=path and path.with_suffix(".sock"), host=config.rpc_host)
-        events = ZeroMqPlane(discovery, instance_id, path=path and path.with_suffix(".zmq"), host=config.rpc_host)
+        try:
+            requests, events = await _planes(config, instance_id, discovery)
+        except BaseException:
+            await discovery.close()
+            raise
         return cls(instance_id, discovery, requests, events, drain_s=drain_s)
 
     def namespace(self, name: str) -> "Namespace":
@@ -237,6 +230,27 @@ def stop_on_signals(stopping: asyncio.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stopping.set)
+
+
+async def _planes(
+    config: RuntimeConfig, instance_id: int, discovery: EtcdDiscovery | FolderDiscovery
+) -> tuple[RequestPlane, EventPlane]:
+    """Return how requests and events travel."""
+    if config.nats_server:
+        nats = NatsPlane(config, instance_id)
+        await nats.connect()
+        return nats, nats
+    if isinstance(discovery, EtcdDiscovery):
+        token = ClusterToken(discovery)
+        await token.start()
+        host = config.rpc_host
+        return SocketPlane(host=host, token=token), ZeroMqPlane(discovery, instance_id, path=None, host=host)
+    path = config.folder / f"{instance_id:x}"
+    requests = SocketPlane(path=path.with_suffix(".sock"))
+    events = ZeroMqPlane(discovery, instance_id, path=path.with_suffix(".zmq"), host="")
+    discovery.keep(path.with_suffix(".sock"), requests.restore)
+    discovery.keep(path.with_suffix(".zmq"), events.restore)
+    return requests, events
 
 
 def _refuse(request: Any, stream: Stream) -> None:

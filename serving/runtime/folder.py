@@ -1,57 +1,82 @@
 """Discovery without a server: a folder with a lease file for each process of this host.
 
-A process holds a lock on its lease file and touches it. A lease whose lock is free belonged to a process that died,
-and is removed by whoever sees it first; a lease not touched for its time to live belongs to a process that hangs,
-and is ignored until it is touched again. The keys lie beside the lease in one JSON file, replaced as a whole.
+    {id}.lease   locked and touched by its process        {id}.sock   where it takes requests
+    {id}.json    its keys, replaced as a whole            {id}.zmq    where it publishes events
+
+A lease whose lock is free belonged to a process that died, and is removed by whoever sees it first; a lease not
+touched for its time to live belongs to a process that hangs, and is ignored until it is touched again. Files of ours
+that somebody removed are made again with the next touch. What others put there never gets in the way: it is ignored.
 """
 
 import asyncio
+import errno
 import fcntl
+import logging
 import os
+import re
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 
-from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop
+from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
+from serving.runtime.private_folder import PrivateFolder
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+MAX_BEAT_S = 1.0
+MAX_KEYS_BYTES = 16 << 20
+"""More than any process registers."""
+
+ORPHAN_S = 60.0
+"""How long a file without a lease is left alone: its process may be about to make its lease again."""
+
+SUFFIXES = ("json", "sock", "zmq", "tmp", "new", "lease")
+"""What a process leaves behind: the lease goes last."""
+
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Failures that say something about us, not about the file."""
+
+Restore = Callable[[], Awaitable[None]]
 
 
 class FolderDiscovery:
     """See the module."""
 
-    def __init__(self, folder: Path, instance_id: int, *, lease_ttl_s: float) -> None:
+    def __init__(self, path: Path, instance_id: int, *, lease_ttl_s: float) -> None:
         """Take a lease in the folder, making the folder if there is none.
 
         Raises:
-            RuntimeUnavailableError: the folder belongs to somebody else or cannot be written.
+            RuntimeUnavailableError: the folder cannot be used or is not ours alone, or another process has our id.
         """
-        self._folder = folder
-        self._lease = folder / f"{instance_id:x}.lease"
-        self._keys_file = folder / f"{instance_id:x}.json"
+        self._folder = PrivateFolder(path)
+        self._id = f"{instance_id:x}"
         self._ttl_s = lease_ttl_s
         self._keys: dict[str, bytes] = {}
+        self._is_written = True
         self._watches: list[tuple[str, OnChange]] = []
         self._known: dict[str, bytes] = {}
-        self._read: dict[str, tuple[tuple[int, int], dict[str, bytes]]] = {}
-        self._touched: dict[str, tuple[int, float]] = {}  # lease -> its time stamp, and when we first saw that
+        self._read: dict[str, tuple[tuple[int, int], dict[str, bytes]]] = {}  # id -> version of its file, and its keys
+        self._touched: dict[str, tuple[int, float]] = {}  # id -> its lease's time stamp, and when we first saw that
+        self._troubles: dict[str, str] = {}
+        self._files: dict[str, Restore] = {f"{self._id}.lease": self._restore_lease, f"{self._id}.json": self._restore}
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.stat().st_uid != os.getuid():
-                raise RuntimeUnavailableError(
-                    f"the discovery folder {folder} belongs to another user; name one with --discovery-dir"
-                )
-            fresh = folder / f"{instance_id:x}.new"
-            self._lock = os.open(fresh, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            fresh.rename(self._lease)  # locked before anyone can see it
+            if f"{self._id}.lease" in self._folder.names():
+                raise RuntimeUnavailableError(f"another process in {path} has our id {self._id}; start this one again")
+            self._lock = self._take_lease()
+            self._remove_orphans()
         except OSError as error:
             raise RuntimeUnavailableError(
-                f"the discovery folder {folder} cannot be used: {error.strerror}; name one with --discovery-dir"
+                f"the discovery folder {path} cannot be used: {error.strerror}; name one with --discovery-dir"
             ) from error
         self._beating = asyncio.create_task(self._beat())
         self._polling: asyncio.Task[None] | None = None
+
+    def keep(self, path: Path, restore: Restore) -> None:
+        """Call `restore` whenever this file of ours in the folder is gone."""
+        self._files[path.name] = restore
 
     async def put(self, key: str, value: bytes) -> None:
         """Register a key."""
@@ -65,43 +90,91 @@ class FolderDiscovery:
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Tell of keys below a prefix, now and as they change."""
-        entry = (prefix, on_change)
+        entry = (prefix, guarded(on_change))
         self._poll()
         self._watches.append(entry)
         for key, value in list(self._known.items()):
             if key.startswith(prefix):
-                on_change(key, value)
+                entry[1](key, value)
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll_for_ever())
         return lambda: self._watches.remove(entry) if entry in self._watches else None
 
     async def close(self) -> None:
         """Remove our lease and keys."""
-        self._beating.cancel()
-        if self._polling is not None:
-            self._polling.cancel()
+        tasks = [task for task in (self._beating, self._polling) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._watches.clear()
-        _remove(self._lease)
+        self._remove(self._id)
         os.close(self._lock)
-
-    def _write(self) -> None:
-        fresh = self._keys_file.with_suffix(".tmp")
-        fresh.write_bytes(msgspec.json.encode({key: value.decode() for key, value in self._keys.items()}))
-        fresh.rename(self._keys_file)
+        self._folder.close()
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._ttl_s / 4)
+            await asyncio.sleep(min(self._ttl_s / 4, MAX_BEAT_S))
             try:
-                os.utime(self._lease)
-            except FileNotFoundError:  # the folder was wiped: come back
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.close(self._lock)
-                fresh = self._lease.with_suffix(".new")
-                self._lock = os.open(fresh, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-                fresh.rename(self._lease)
-                self._write()
+                self._folder.reopen_if_replaced()
+                for name, restore in list(self._files.items()):
+                    await self._touch(name, restore)
+                if not self._is_written:
+                    self._write()
+            except (OSError, RuntimeUnavailableError) as error:
+                self._has_trouble("this process cannot stay in discovery", error)
+            else:
+                self._is_well("this process cannot stay in discovery")
+
+    async def _touch(self, name: str, restore: Restore) -> None:
+        try:
+            self._folder.touch(name)
+        except FileNotFoundError:
+            await restore()
+
+    def _take_lease(self) -> int:
+        fresh = f"{self._id}.new"
+        self._folder.remove(fresh)
+        lock = self._folder.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._folder.rename(fresh, f"{self._id}.lease")  # locked before anyone can see it
+        except OSError:
+            os.close(lock)
+            raise
+        return lock
+
+    async def _restore_lease(self) -> None:
+        lost, self._lock = self._lock, self._take_lease()
+        os.close(lost)
+
+    async def _restore(self) -> None:
+        if self._keys:
+            self._write()
+
+    def _write(self) -> None:
+        """Write our keys; if that fails now, try again with every touch of the lease."""
+        content = msgspec.json.encode({key: value.decode() for key, value in self._keys.items()})
+        trouble = "what this process serves cannot be written, so others do not see it yet"
+        try:
+            self._folder.replace(f"{self._id}.json", content, by_way_of=f"{self._id}.tmp")
+            self._is_written = True
+            self._is_well(trouble)
+        except OSError as error:
+            self._is_written = False
+            self._has_trouble(trouble, error)
+
+    def _remove_orphans(self) -> None:
+        """Remove what dead processes left whose leases somebody had removed."""
+        names = self._folder.names()
+        for name in names:
+            id, _, suffix = name.partition(".")
+            if suffix not in SUFFIXES or not _is_id(id) or f"{id}.lease" in names:
+                continue
+            if time.time() - self._folder.stat(name).st_ctime > ORPHAN_S:
+                self._folder.remove(name)
+
+    def _remove(self, id: str) -> None:
+        self._folder.remove(*(f"{id}.{suffix}" for suffix in SUFFIXES))
 
     async def _poll_for_ever(self) -> None:
         while True:
@@ -109,57 +182,96 @@ class FolderDiscovery:
             self._poll()
 
     def _poll(self) -> None:
-        found: dict[str, bytes] = {}
-        for lease in sorted(self._folder.glob("*.lease")):
-            if self._is_alive(lease):
-                found |= self._read_keys(lease.with_suffix(".json"))
+        trouble = "others cannot be seen; what was known of them stands"
+        try:
+            found = self._find()
+        except OSError as error:
+            self._has_trouble(trouble, error)
+            return
+        self._is_well(trouble)
         before, self._known = self._known, found
-        changes = [(key, None) for key in before if key not in found]
-        changes += [(key, value) for key, value in found.items() if before.get(key) != value]  # type: ignore[misc]
+        changes: list[tuple[str, bytes | None]] = [(key, None) for key in before if key not in found]
+        changes += [(key, value) for key, value in found.items() if before.get(key) != value]
         for key, value in changes:
             for prefix, on_change in list(self._watches):
                 if key.startswith(prefix):
                     on_change(key, value)
 
-    def _is_alive(self, lease: Path) -> bool:
-        if lease == self._lease:
+    def _find(self) -> dict[str, bytes]:
+        """Return the keys of every process that lives."""
+        found: dict[str, bytes] = {}
+        parts = (name.partition(".") for name in self._folder.names())
+        ids = dict.fromkeys(id for id, _, suffix in parts if suffix == "lease" and _is_id(id))
+        for id in ids:
+            if self._is_alive(id):
+                keys = self._read_keys(id)
+                # A key that ends in an id is that process's, whoever else claims it.
+                found |= {key: value for key, value in keys.items() if key not in found or key.endswith(f"/{id}")}
+        self._read = {id: seen for id, seen in self._read.items() if id in ids}
+        self._touched = {id: seen for id, seen in self._touched.items() if id in ids}
+        return found
+
+    def _is_alive(self, id: str) -> bool:
+        if id == self._id:
             return True
         try:
-            handle = os.open(lease, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
+            handle = self._folder.open(f"{id}.lease")
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                raise
+            return False  # just removed, or no lease
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return self._is_fresh(lease.name, os.fstat(handle).st_mtime_ns)
+            return self._is_fresh(id, os.fstat(handle).st_ctime_ns)
         else:
-            _remove(lease)  # its process died
+            self._remove(id)  # its process died
             return False
         finally:
             os.close(handle)
 
-    def _is_fresh(self, name: str, stamp: int) -> bool:
+    def _is_fresh(self, id: str, stamp: int) -> bool:
         now = time.monotonic()  # our own clock: the wall clock may jump
-        seen = self._touched.get(name)
+        seen = self._touched.get(id)
         if seen is None or seen[0] != stamp:
-            self._touched[name] = (stamp, now)
+            self._touched[id] = (stamp, now)
             return True
         return now - seen[1] < self._ttl_s
 
-    def _read_keys(self, path: Path) -> dict[str, bytes]:
+    def _read_keys(self, id: str) -> dict[str, bytes]:
+        name = f"{id}.json"
         try:
-            facts = path.stat()
-            version = (facts.st_mtime_ns, facts.st_ino)
-            seen = self._read.get(path.name)
-            if seen is None or seen[0] != version:
-                keys = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-                self._read[path.name] = seen = (version, {key: value.encode() for key, value in keys.items()})
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return {}  # not written yet, just removed, or not ours
-        return seen[1]
+            facts = self._folder.stat(name)
+        except FileNotFoundError:
+            return {}  # not written yet, or just removed
+        version = (facts.st_mtime_ns, facts.st_ino)
+        seen = self._read.get(id)
+        if seen is not None and seen[0] == version:
+            return seen[1]
+        keys: dict[str, bytes] = {}
+        try:
+            texts = msgspec.json.decode(self._folder.read(name, max_bytes=MAX_KEYS_BYTES), type=dict[str, str])
+            keys = {key: value.encode() for key, value in texts.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise
+            log.warning("%s is no file of keys and is ignored: %s", self._folder.path / name, error)
+        self._read[id] = (version, keys)
+        return keys
+
+    def _has_trouble(self, what: str, error: Exception) -> None:
+        """Say it once, until it is over or another."""
+        reason = f"{error.strerror or error} ({self._folder.path})" if isinstance(error, OSError) else str(error)
+        if self._troubles.get(what) != reason:
+            self._troubles[what] = reason
+            log.warning("%s; trying again: %s", what, reason)
+
+    def _is_well(self, what: str) -> None:
+        if self._troubles.pop(what, None) is not None:
+            log.info("no longer: %s", what)
 
 
-def _remove(lease: Path) -> None:
-    """Remove what a process left: keys and sockets first, the lease last."""
-    for suffix in (".json", ".sock", ".zmq", ".tmp", ".lease"):
-        lease.with_suffix(suffix).unlink(missing_ok=True)
+def _is_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{1,16}", text) is not None

@@ -1,14 +1,37 @@
-"""Requests over sockets: Unix sockets where discovery is a folder of this host, else TCP."""
+"""Requests over sockets: Unix sockets where discovery is a folder of this host, else TCP.
+
+A Unix socket lies in a folder that is ours alone. Anyone may connect to a TCP port: there both sides first prove that
+they know the cluster's token (`proof.py`), in little time, with few bytes and few such connections at once.
+"""
 
 import asyncio
+import logging
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import cast
 
+from serving.runtime.cluster_token import ClusterToken
 from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError
+from serving.runtime.private_folder import for_us_alone
+from serving.runtime.proof import NONCE_BYTES, Handshake, ProofError
+
+log = logging.getLogger(__name__)
 
 HIGH_WATER_BYTES = 1 << 20
+BACKLOG = 1024
+
+PROOF_S = 5.0
+"""How long a connection may take to prove itself."""
+
+MAX_UNPROVEN = 64
+"""Connections at a port that have not proven themselves yet; beyond, the oldest is dropped: ours take a millisecond."""
+
+REFUSAL_GAP_S = 60.0
+"""A host that is refused again and again is mentioned once in that time."""
+
 Accept = Callable[[Channel], ChannelEnd]
 
 
@@ -65,39 +88,117 @@ class SocketChannel(asyncio.Protocol):
             self._transport.close()
 
 
+class Unproven(asyncio.Protocol):
+    """Stands in for a channel until both sides have proven themselves; then the channel takes its place."""
+
+    def __init__(self, handshake: Handshake, channel: SocketChannel, unproven: dict["Unproven", None]) -> None:
+        self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Empty once it is proven, else why it was refused."""
+        self.peer = ""
+        self._handshake = handshake
+        self._channel = channel
+        self._unproven = unproven
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the proof."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.peer = str((transport.get_extra_info("peername") or ("?",))[0])
+        self._unproven[self] = None
+        self._timer = asyncio.get_running_loop().call_later(PROOF_S, self.refuse, f"it took more than {PROOF_S:g} s")
+        self._transport.write(self._handshake.start())
+
+    def data_received(self, data: bytes) -> None:
+        """Go on with the proof."""
+        assert self._transport is not None
+        if self.outcome.done():
+            return
+        try:
+            self._transport.write(self._handshake.feed(data))
+        except ProofError as error:
+            self.refuse(str(error))
+            return
+        if self._handshake.is_over:
+            self._finish("")
+            self._transport.set_protocol(self._channel)
+            self._channel.connection_made(self._transport)
+            if self._handshake.rest:
+                self._channel.data_received(self._handshake.rest)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other side hung up, as one does that refuses us."""
+        self._finish("it hung up before it had proven that it knows this cluster's token")
+
+    def refuse(self, why: str) -> None:
+        """Hang up."""
+        self._finish(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _finish(self, why: str) -> None:
+        self._timer.cancel()
+        self._unproven.pop(self, None)
+        if not self.outcome.done():
+            self.outcome.set_result(why)
+
+
 class SocketPlane:
     """The request plane over Unix sockets or TCP."""
 
-    def __init__(self, *, path: Path | None = None, host: str = "127.0.0.1") -> None:
-        """Prepare to listen on a Unix socket at `path`, or without one on a TCP port of `host`."""
+    def __init__(self, *, path: Path | None = None, host: str = "127.0.0.1", token: ClusterToken | None = None) -> None:
+        """Prepare to listen on a Unix socket at `path`, or without one on a TCP port of `host` for who knows the token."""
         self._path = path
         self._host = host
+        self._token = token
+        self._accept: Accept | None = None
         self._channels: set[SocketChannel] = set()
+        self._callers: dict[Unproven, None] = {}  # not proven yet, the oldest first
+        self._listeners: dict[Unproven, None] = {}
+        self._refused: dict[str, float] = {}
+        self._address = ""
         self._server: asyncio.Server | None = None
 
     async def listen(self, accept: Accept) -> str:
         """Accept channels; return the address to dial."""
-        loop = asyncio.get_running_loop()
+        self._accept = accept
         if self._path is None:
-            self._server = await loop.create_server(lambda: SocketChannel(accept, self._channels), self._host, 0)
-            return f"tcp:{self._host}:{self._server.sockets[0].getsockname()[1]}"
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(self._admit, self._host, 0)
+            self._address = f"tcp:{self._host}:{self._server.sockets[0].getsockname()[1]}"
+            return self._address
         try:
-            self._server = await loop.create_unix_server(lambda: SocketChannel(accept, self._channels), str(self._path))
+            self._server = await self._bind(self._path, accept)
         except OSError as error:
             raise RuntimeUnavailableError(
                 f"cannot listen at {self._path}: {error}; a shorter --discovery-dir may help"
             ) from error
         return f"unix:{self._path}"
 
+    async def restore(self) -> None:
+        """Listen again at our path, whose socket somebody removed; connections stay."""
+        if self._server is not None and self._path is not None and self._accept is not None:
+            self._server.close()
+            self._server = await self._bind(self._path, self._accept)
+
     async def dial(self, address: str, accept: Accept) -> Channel:
         """Open a channel."""
         loop = asyncio.get_running_loop()
+        channel = SocketChannel(accept, self._channels)
         kind, _, place = address.partition(":")
         if kind == "unix":
-            _, channel = await loop.create_unix_connection(lambda: SocketChannel(accept, self._channels), place)
+            await loop.create_unix_connection(lambda: channel, place)
         elif kind == "tcp":
             host, _, port = place.rpartition(":")
-            _, channel = await loop.create_connection(lambda: SocketChannel(accept, self._channels), host, int(port))
+            unproven = Unproven(self._handshake(address, is_caller=True), channel, self._listeners)
+            await loop.create_connection(lambda: unproven, host, int(port))
+            try:
+                why = await unproven.outcome
+            except asyncio.CancelledError:
+                unproven.refuse("nobody waits for it")
+                raise
+            if why:
+                self._say(address, f"{address} was not called: {why}")
+                raise ConnectionRefusedError(why)
         else:
             raise OSError(f"an instance at {address} needs another request plane than sockets")
         return channel
@@ -106,7 +207,51 @@ class SocketPlane:
         """Close every channel and stop listening."""
         if self._server is not None:
             self._server.close()
+            self._server = None
+        if self._token is not None:
+            self._token.close()
+        for unproven in [*self._callers, *self._listeners]:
+            unproven.refuse("this process ends")
         for channel in list(self._channels):
             channel.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+    async def _bind(self, path: Path, accept: Accept) -> asyncio.Server:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with for_us_alone():
+                listener.bind(str(path))
+            loop = asyncio.get_running_loop()
+            return await loop.create_unix_server(
+                lambda: SocketChannel(accept, self._channels), sock=listener, backlog=BACKLOG
+            )
+        except OSError:
+            listener.close()
+            raise
+
+    def _admit(self) -> Unproven:
+        assert self._accept is not None
+        if len(self._callers) >= MAX_UNPROVEN:
+            next(iter(self._callers)).refuse(f"more than {MAX_UNPROVEN} connections had not proven themselves")
+        handshake = self._handshake(self._address, is_caller=False)
+        caller = Unproven(handshake, SocketChannel(self._accept, self._channels), self._callers)
+        caller.outcome.add_done_callback(lambda outcome: self._admitted(caller.peer, outcome.result()))
+        return caller
+
+    def _admitted(self, peer: str, why: str) -> None:
+        if why and self._server is not None:
+            self._say(peer, f"a connection from {peer} to {self._address} was refused: {why}")
+
+    def _handshake(self, address: str, *, is_caller: bool) -> Handshake:
+        assert self._token is not None, "TCP needs a token"
+        return Handshake(self._token.value, address, secrets.token_bytes(NONCE_BYTES), is_caller=is_caller)
+
+    def _say(self, peer: str, text: str) -> None:
+        now = monotonic()
+        if now - self._refused.get(peer, -REFUSAL_GAP_S) < REFUSAL_GAP_S:
+            return
+        if len(self._refused) >= 1000:
+            self._refused.clear()
+        self._refused[peer] = now
+        log.warning("%s", text)

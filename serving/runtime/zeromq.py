@@ -1,6 +1,11 @@
-"""Events over ZeroMQ: every publishing process binds a socket and names it in discovery."""
+"""Events over ZeroMQ: every publishing process binds a socket and names it in discovery.
+
+Over TCP they are encrypted (CURVE), and nobody gets in without the publisher's key. That is never sent: it stands in
+discovery, behind the address, so it is known to those who may read there.
+"""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +13,17 @@ import zmq
 import zmq.asyncio
 
 from serving.runtime.ports import Discovery, Stop
+from serving.runtime.private_folder import for_us_alone
+
+log = logging.getLogger(__name__)
 
 CHANNELS = "v1/event_channels/"
 HIGH_WATER = 10_000
 """Messages kept for a slow subscriber; beyond, it misses some, and asks the publisher for what it missed."""
+
+HANDSHAKE_MS = 5000
+MAX_SUBSCRIPTION_BYTES = 1 << 16
+MAX_MESSAGE_BYTES = 64 << 20
 
 
 class ZeroMqPlane:
@@ -35,15 +47,29 @@ class ZeroMqPlane:
             self._publisher = self._context.socket(zmq.PUB)
             self._publisher.setsockopt(zmq.SNDHWM, HIGH_WATER)
             self._publisher.setsockopt(zmq.LINGER, 0)
+            self._publisher.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION_BYTES)
             if self._path is not None:
                 self._address = f"ipc://{self._path}"
-                self._publisher.bind(self._address)
+                await self.restore()
             else:
+                key, secret = zmq.curve_keypair()
+                self._publisher.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+                self._publisher.curve_server = True
+                self._publisher.curve_secretkey = secret
                 port = self._publisher.bind_to_random_port(f"tcp://{self._host}")
-                self._address = f"tcp://{self._host}:{port}"
+                self._address = f"tcp://{self._host}:{port} {key.decode()}"
         if subject not in self._subjects:
             self._subjects.add(subject)
             await self._discovery.put(f"{CHANNELS}{subject}/{self._id:x}", self._address.encode())
+
+    async def restore(self) -> None:
+        """Bind again at our path, whose socket somebody removed.
+
+        The removed socket stays bound, for those who are connected to it: ZeroMQ would remove the new one with it.
+        """
+        if self._publisher is not None:
+            with for_us_alone():
+                self._publisher.bind(self._address)
 
     async def publish(self, subject: str, data: bytes, *, durable: bool = False) -> None:
         """Send to all who subscribed."""
@@ -58,6 +84,7 @@ class ZeroMqPlane:
         subscriber.setsockopt(zmq.RCVHWM, HIGH_WATER)
         subscriber.setsockopt(zmq.LINGER, 0)
         subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        subscriber.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         subscriber.subscribe(subject.encode())
         connected: dict[str, str] = {}
 
@@ -66,8 +93,10 @@ class ZeroMqPlane:
             if old is not None:
                 subscriber.disconnect(old)
             if value is not None:
-                connected[key] = value.decode()
-                subscriber.connect(connected[key])
+                try:
+                    connected[key] = _connect(subscriber, value.decode())
+                except (ValueError, zmq.ZMQError) as error:
+                    log.warning("%s in discovery does not say where events come from and is ignored: %s", key, error)
 
         stop_watch = await self._discovery.watch(f"{CHANNELS}{subject}/", on_change)
         topic = subject.encode()
@@ -96,4 +125,22 @@ class ZeroMqPlane:
         await asyncio.gather(*self._readers, return_exceptions=True)
         if self._publisher is not None:
             self._publisher.close()
+            self._publisher = None
         self._context.term()
+
+
+def _connect(subscriber: zmq.asyncio.Socket, place: str) -> str:
+    """Hear a publisher, and return its address.
+
+    Raises:
+        ValueError: there is no key to a TCP address.
+        zmq.ZMQError: it is no address, or no key.
+    """
+    address, _, key = place.partition(" ")
+    if not address.startswith("ipc://"):
+        if not key:
+            raise ValueError("an address and a key were expected")
+        subscriber.curve_publickey, subscriber.curve_secretkey = zmq.curve_keypair()
+        subscriber.curve_serverkey = key.encode()
+    subscriber.connect(address)
+    return address

@@ -1,0 +1,66 @@
+"""The token that processes of a cluster know, and that they prove to know when they call each other over TCP.
+
+The first process makes it up and puts it into etcd (docs/decisions/0015). So whoever may read etcd may call, and nobody
+has to hand out anything.
+"""
+
+import asyncio
+import logging
+import secrets
+
+from serving.runtime.etcd import EtcdDiscovery
+from serving.runtime.ports import RuntimeUnavailableError
+
+log = logging.getLogger(__name__)
+
+KEY = "v1/cluster_token"
+MIN_BYTES = 16
+RETRY_S = 1.0
+
+
+class ClusterToken:
+    """The token as etcd has it now: it changes when somebody puts another, or when etcd lost everything."""
+
+    def __init__(self, discovery: EtcdDiscovery) -> None:
+        self.value = b""
+        self._discovery = discovery
+        self._putting_back: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Fetch the token, making it up if there is none, and follow it.
+
+        Raises:
+            RuntimeUnavailableError: etcd does not let us, or holds something else under that key.
+        """
+        self.value = await self._discovery.create(KEY, secrets.token_hex(32).encode())
+        if len(self.value) < MIN_BYTES:
+            raise RuntimeUnavailableError(
+                f"{KEY} in etcd holds {len(self.value)} bytes; at least {MIN_BYTES} were expected "
+                f"(etcdctl del {KEY} lets the next process make up a new one)"
+            )
+        await self._discovery.watch(KEY, self._on_change)
+
+    def close(self) -> None:
+        """Follow it no more."""
+        if self._putting_back is not None:
+            self._putting_back.cancel()
+
+    def _on_change(self, key: str, value: bytes | None) -> None:
+        if key != KEY or value == self.value:
+            return
+        if value is None:
+            self._putting_back = asyncio.create_task(self._put_back())
+        elif len(value) < MIN_BYTES:
+            log.warning("%s in etcd is shorter than %d bytes and is ignored", KEY, MIN_BYTES)
+        else:
+            self.value = value
+
+    async def _put_back(self) -> None:
+        """Put ours, unless a process that joined meanwhile has made up another, which is then everybody's."""
+        while True:
+            try:
+                self.value = await self._discovery.create(KEY, self.value)
+            except RuntimeUnavailableError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return

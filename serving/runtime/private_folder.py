@@ -1,0 +1,135 @@
+"""A folder that only this user can change, and its files.
+
+It is held open, and files are reached through that handle: whoever may write its parent can neither lead us elsewhere
+with a symbolic link nor put another folder in its place. Only sockets have to be named by their paths.
+"""
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from serving.runtime.ports import RuntimeUnavailableError
+
+
+class PrivateFolder:
+    """See the module."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the folder, making it if there is none.
+
+        Raises:
+            RuntimeUnavailableError: it is a link, somebody else's or open to others, or cannot be used.
+        """
+        self.path = path
+        self._handle = _open(path)
+
+    def reopen_if_replaced(self) -> None:
+        """Open what lies at the path now, if that is no longer the folder that was opened.
+
+        Raises:
+            RuntimeUnavailableError: as when it was opened first.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(self.path.lstat(), os.fstat(self._handle)):
+                return
+        replaced, self._handle = self._handle, _open(self.path)
+        os.close(replaced)
+
+    def names(self) -> list[str]:
+        """Return the names of everything in it, in order."""
+        return sorted(os.listdir(self._handle))  # noqa: PTH208 (a handle, not a path)
+
+    def stat(self, name: str) -> os.stat_result:
+        """Return the facts about a file, or about the link itself."""
+        return os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a file.
+
+        Raises:
+            OSError: there is none, or it is a link, a pipe, a folder or another user's.
+        """
+        handle = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=self._handle)
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid():
+            os.close(handle)
+            raise PermissionError("not a regular file of this user")
+        return handle
+
+    def read(self, name: str, *, max_bytes: int) -> bytes:
+        """Return what a file holds.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it holds more than that.
+        """
+        with os.fdopen(self.open(name), "rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise ValueError(f"more than {max_bytes} bytes")
+        return data
+
+    def replace(self, name: str, data: bytes, *, by_way_of: str) -> None:
+        """Write a file as a whole, or leave the one that was there as it is."""
+        self.remove(by_way_of)
+        try:
+            with os.fdopen(self.open(by_way_of, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "wb") as file:
+                file.write(data)
+            self.rename(by_way_of, name)
+        except OSError:
+            self.remove(by_way_of)
+            raise
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a file another name."""
+        os.rename(name, new_name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+
+    def touch(self, name: str) -> None:
+        """Let a file's last change be now, so that cleaners of temporary files leave it; its time of writing stays."""
+        os.utime(name, ns=(time.time_ns(), self.stat(name).st_mtime_ns), dir_fd=self._handle, follow_symlinks=False)
+
+    def remove(self, *names: str) -> None:
+        """Remove files that may be there; what cannot be removed stays, for it is no file of ours."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._handle)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self._handle)
+
+
+@contextlib.contextmanager
+def for_us_alone() -> Iterator[None]:
+    """Let files that are made within, such as sockets, be open to nobody else. Nothing may wait within."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _open(path: Path) -> int:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise _refusal(path, "is a symbolic link")
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _refusal(path, f"cannot be used: {error.strerror}") from error
+    facts = os.fstat(handle)
+    if facts.st_uid == os.getuid() and not facts.st_mode & 0o022:
+        return handle
+    os.close(handle)
+    mode = stat.S_IMODE(facts.st_mode)
+    open_to_others = f"can be written by others (mode {mode:o}; chmod 700 {path} mends it)"
+    raise _refusal(path, open_to_others if facts.st_uid == os.getuid() else f"belongs to user {facts.st_uid}")
+
+
+def _refusal(path: Path, why: str) -> RuntimeUnavailableError:
+    return RuntimeUnavailableError(
+        f"the discovery folder {path} {why}; name one of your own with --discovery-dir (mkdir -m 700 FOLDER)"
+    )
