@@ -67,13 +67,13 @@ class RuntimeConfig:
     """File with the authority that signed the NATS server's certificate (tls). Environment: NATS_AUTH_CA."""
 
     discovery_dir: str = _env("DYN_DISCOVERY_DIR")
-    """Folder for discovery without etcd; none: one of this user's. Environment: DYN_DISCOVERY_DIR."""
+    """Folder for discovery without etcd, which nobody else may write; none: one of this user's. Environment: DYN_DISCOVERY_DIR."""
 
     lease_ttl_s: float = field(default_factory=lambda: float(os.environ.get("ETCD_LEASE_TTL", "10")))
     """After how long without a sign of life a process counts as gone (s). Environment: ETCD_LEASE_TTL."""
 
     rpc_host: str = _env("DYN_TCP_RPC_HOST", "127.0.0.1")
-    """Address that TCP requests and events listen on, with etcd and without NATS. Environment: DYN_TCP_RPC_HOST."""
+    """Address that TCP requests and events listen on, with etcd and without NATS: for processes that may read etcd. Environment: DYN_TCP_RPC_HOST."""
 
     def __post_init__(self) -> None:
         """Fill in secrets from the environment, and refuse a lease too short to be kept."""
@@ -90,6 +90,11 @@ class RuntimeConfig:
             return Path(self.discovery_dir)
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         return Path(base) / f"dynabench-{os.getuid()}"
+
+    @property
+    def is_etcd_open(self) -> bool:
+        """Whether we show etcd neither a password nor a certificate."""
+        return not self.etcd_username and not self.etcd_client_cert
 
     def describe(self) -> str:
         """Say in a few words where discovery, requests and events go."""

@@ -241,9 +241,13 @@ async def _planes(
         await nats.connect()
         return nats, nats
     if isinstance(discovery, EtcdDiscovery):
+        host = config.rpc_host
+        if config.is_etcd_open and host != "localhost" and not host.startswith(("127.", "::1")):
+            log.warning(
+                "etcd asks for no password or certificate: who reaches it may also call this process at %s", host
+            )
         token = ClusterToken(discovery)
         await token.start()
-        host = config.rpc_host
         return SocketPlane(host=host, token=token), ZeroMqPlane(discovery, instance_id, path=None, host=host)
     path = config.folder / f"{instance_id:x}"
     requests = SocketPlane(path=path.with_suffix(".sock"))

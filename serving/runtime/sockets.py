@@ -190,7 +190,10 @@ class SocketPlane:
         elif kind == "tcp":
             host, _, port = place.rpartition(":")
             unproven = Unproven(self._handshake(address, is_caller=True), channel, self._listeners)
-            await loop.create_connection(lambda: unproven, host, int(port))
+            try:
+                await loop.create_connection(lambda: unproven, host, int(port))
+            except UnicodeError as error:
+                raise OSError(f"{host!r} is no host's name: {error}") from error
             try:
                 why = await unproven.outcome
             except asyncio.CancelledError:

@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from serving.runtime.ports import Discovery, Stop
+from serving.runtime.ports import Discovery, RuntimeUnavailableError, Stop
 from serving.runtime.private_folder import for_us_alone
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,11 @@ class ZeroMqPlane:
 
     def __init__(self, discovery: Discovery, instance_id: int, *, path: Path | None, host: str) -> None:
         """Prepare to bind a socket at `path`, or without one on a TCP port of `host`, once something is published."""
+        if path is None and not zmq.has("curve"):
+            raise RuntimeUnavailableError(
+                f"pyzmq's libzmq {zmq.zmq_version()} cannot encrypt (CURVE), as events over TCP must be; "
+                "install pyzmq's wheel (pip install --force-reinstall pyzmq) or use NATS"
+            )
         self._discovery = discovery
         self._id = instance_id
         self._path = path

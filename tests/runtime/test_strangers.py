@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import shutil
 from base64 import b64decode, b64encode
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -269,5 +270,27 @@ def test_a_token_that_anyone_could_guess_is_refused(etcd):
             RuntimeUnavailableError, match="cluster_token in etcd holds 6 bytes; at least 16 were expected"
         ):
             await DistributedRuntime.connect(settings(etcd))
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_who_opens_a_port_to_the_network_beside_an_open_etcd_is_told(etcd, caplog, host, is_told):
+    async def main():
+        async with await DistributedRuntime.connect(replace(settings(etcd), rpc_host=host)):
+            pass
+
+    uvloop.run(main())
+    assert ("etcd asks for no password or certificate" in caplog.text) == is_told
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp:a..b:80", f"tcp:{'a' * 64}:80", "tcp:127.0.0.1:1", "unix:/nowhere", "unix:" + "a" * 200]
+)
+def test_where_nobody_can_be_nobody_answers(etcd, address):
+    async def main():
+        async with await DistributedRuntime.connect(settings(etcd)) as caller:
+            with pytest.raises(OSError):
+                await caller.requests.dial(address, lambda channel: None)
 
     uvloop.run(main())
