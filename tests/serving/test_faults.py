@@ -42,7 +42,6 @@ def ask(url, prompts, max_tokens, during, *, whole=True):
     async def main():
         begun = asyncio.Semaphore(0)
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-
             is_enough = False
 
             async def one(prompt):
