@@ -11,6 +11,7 @@ import msgspec
 from dynabench.errors import UserError
 from dynabench.settings import ExperimentConfig, LiveConfig, OverheadConfig
 from mocker import EngineConfig
+from reports.foreign import printable
 from reports.summary import NOISE_FLOOR
 from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
@@ -96,9 +97,8 @@ def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
 
 def arm_name(changes: dict[str, Any]) -> str:
     """Name an arm by what sets it apart."""
-    return ", ".join(
-        str(value) if name == "router_mode" else f"{name} {_text(value)}" for name, value in changes.items()
-    )
+    parts = (str(value) if name == "router_mode" else f"{name} {_text(value)}" for name, value in changes.items())
+    return printable(", ".join(parts))
 
 
 def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from dynabench.clients import Order, send_all
 from dynabench.errors import UserError
@@ -24,6 +23,7 @@ from dynabench.launch import LocalStack
 from dynabench.load import Target
 from dynabench.settings import CalibrateConfig, ExperimentRouterConfig
 from dynabench.step_log import LOG, RECORDER, StepLog, read_step_log
+from dynabench.terminal import Terminal
 from dynabench.workload_file import write_whole
 from mocker.calibrated import StepCosts
 from mocker.timing_files import SCHEMA
@@ -70,7 +70,7 @@ def probes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -
     return found
 
 
-def calibrate(model: str, config: CalibrateConfig, console: Console) -> dict[str, Any]:
+def calibrate(model: str, config: CalibrateConfig, console: Terminal) -> dict[str, Any]:
     """Drive an engine through the probes, fit, and write the calibration file; return what it holds.
 
     Raises:
@@ -107,7 +107,7 @@ class Sent(NamedTuple):
     first_token_s: np.ndarray
 
 
-async def _drive(model: str, config: CalibrateConfig, base: Path, console: Console) -> list[Sent]:
+async def _drive(model: str, config: CalibrateConfig, base: Path, console: Terminal) -> list[Sent]:
     worker = WorkerConfig(model_path=model, kv_events=False)
     run, flags = ModelRunConfig(extra_engine_args=config.extra_engine_args), (f"--scheduler-cls={RECORDER}",)
     try:
@@ -135,7 +135,7 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Conso
         sent: list[Sent] = []
         for turn in range(ROUNDS):  # each probe several times, so that what drifts on the machine favours none
             for number, probe in enumerate(plan):
-                console.print(f"{turn * len(plan) + number + 1}/{ROUNDS * len(plan)} {probe.name}", highlight=False)
+                console.print(f"{turn * len(plan) + number + 1}/{ROUNDS * len(plan)} {probe.name}")
                 count = probe.concurrency + 1
                 if turn:
                     before = sent[number]

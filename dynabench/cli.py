@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
-from rich.console import Console
 
 from dynabench.arms import Settings
 from dynabench.cli_fidelity import calibrate, hardware, record, validate, verify
@@ -32,7 +31,9 @@ from dynabench.settings import (
     SelftestConfig,
     SweepConfig,
 )
+from dynabench.terminal import Terminal
 from mocker import EngineConfig
+from reports.foreign import printable
 from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
 from serving.router.modes import ADDITIONS
@@ -134,13 +135,13 @@ def sweep(
     from dynabench.sweep import run_sweep
     from reports.tables import sweep_table
 
-    console = Console()
+    console = Terminal()
     settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, None, overhead)
     with plain_errors():
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
-    console.print(summary["verdict"], highlight=False)
-    console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(summary["verdict"])
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     return 0 if summary["is_complete"] else 130
 
 
@@ -153,7 +154,7 @@ def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = Selfte
     """
     from dynabench.selftest import run_selftest
 
-    return run_selftest(config, Console())
+    return run_selftest(config, Terminal())
 
 
 @app.command
@@ -200,25 +201,32 @@ def serve(
 
 
 def _compare(clock: Any, path: Path | None, experiment: ExperimentConfig, settings: Settings) -> int:
-    from reports.tables import comparison
-
-    console = Console()
+    console = Terminal()
     with plain_errors():
         out, summary = run_experiment(clock, path, experiment, settings, console=console)
-    console.print(comparison(summary))
-    console.print(summary["verdict"], highlight=False)
-    for arm, figures in summary["arms"].items():
-        for note in figures["notes"]:
-            console.print(f"{arm}: {note}", highlight=False, soft_wrap=True)
+    _print_summary(summary, console)
     if experiment.metrics_like is not None:
         _print_like(out, experiment.metrics_like, console)
-    console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     if not summary["is_complete"]:
         return 130
     return 0 if summary["is_valid"] else 1
 
 
-def _print_like(out: Path, tool: str, console: Console) -> None:
+def _print_summary(summary: dict[str, Any], console: Terminal) -> None:
+    """Print what a comparison found, and before all else whether it counts."""
+    from reports.tables import comparison, notes
+
+    for note in notes(summary):
+        console.print(f"not valid: {note}", style="red", soft_wrap=True)
+    console.print(comparison(summary))
+    console.print(summary["verdict"])
+    for arm, figures in summary["arms"].items():
+        for remark in figures["remarks"]:
+            console.print(f"{arm}: {remark}", soft_wrap=True)
+
+
+def _print_like(out: Path, tool: str, console: Terminal) -> None:
     from reports import folder, tables
 
     console.print(tables.like_table(folder.read(out)[1], tool))
@@ -226,20 +234,20 @@ def _print_like(out: Path, tool: str, console: Console) -> None:
 
 @app.command
 def report(results: Path, /, *, metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None) -> None:
-    """Rebuild summary, charts and report of a results folder.
+    """Write summary, charts and report of a results folder again.
 
     Args:
         results: the folder.
         metrics_like: print the figures once more as another tool would define them.
     """
-    from reports import folder, tables
+    from reports import folder
 
     summary = folder.rebuild(results)
-    console = Console()
-    console.print(tables.comparison(summary))
+    console = Terminal()
+    _print_summary(summary, console)
     if metrics_like is not None:
         _print_like(results, metrics_like, console)
-    console.print(f"report: {results / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"report: {results / 'report.html'}", soft_wrap=True)
 
 
 @app.command
@@ -251,7 +259,7 @@ def compare(
     fail_if: tuple[str, ...] = (),
     markdown: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Put earlier runs side by side, the first as the baseline.
+    """Put earlier runs side by side, the first as the baseline; exit with 1 if one of them is not valid.
 
     Args:
         results: results folders.
@@ -267,20 +275,19 @@ def compare(
         gates = [gate.parse(text) for text in fail_if]
     if out is not None:
         folder.check_new(out)
-    console = Console()
+    console = Terminal()
     manifest, runs = folder.combine(results)
     summary = summarize(runs) if out is None else folder.write(out, manifest, runs)
     failures = gate.failures(summary, gates)
     if markdown:
         print(tables.markdown(summary, manifest, failures))
     else:
-        console.print(tables.comparison(summary))
-        console.print(summary["verdict"], highlight=False)
+        _print_summary(summary, console)
         for failure in failures:
-            console.print(f"failed: {failure}", highlight=False, soft_wrap=True)
+            console.print(f"failed: {failure}", soft_wrap=True)
     if out is not None:
-        print(f"report: {out / 'report.html'}", file=sys.stderr if markdown else sys.stdout)
-    return 1 if failures else 0
+        print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown else sys.stdout)
+    return 1 if failures or not summary["is_valid"] else 0
 
 
 @app.command
@@ -298,7 +305,7 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
     manifest, runs = folder.read(results)
     data = exports.export(manifest, runs, to)
     write_whole(out, lambda file: file.write(data))
-    print(out)
+    print(printable(str(out)))
 
 
 @app.command
@@ -337,7 +344,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"dynabench: {message}", file=sys.stderr)
+    print(f"dynabench: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)
 
 

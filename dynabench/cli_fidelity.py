@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from dynabench.arms import Settings
 from dynabench.cli_groups import (
@@ -27,7 +26,9 @@ from dynabench.settings import (
     ValidateConfig,
     ValidateExperimentConfig,
 )
+from dynabench.terminal import Terminal
 from mocker import EngineConfig
+from reports.foreign import printable
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -64,7 +65,7 @@ def calibrate(
     """
     from dynabench.calibrate import calibrate, described
 
-    for line in described(calibrate(model, config, Console()), config.out):
+    for line in described(calibrate(model, config, Terminal()), config.out):
         print(line)
 
 
@@ -98,7 +99,7 @@ def validate(
     from dynabench.validate import validate as hold
     from reports.tables import distances, fidelity_table
 
-    console = Console()
+    console = Terminal()
     settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, live, overhead)
     if config.real is not None and is_recording(config.real):
         if config.fail_if:
@@ -107,20 +108,20 @@ def validate(
             return _validate_steps(config.real, engine)
     with plain_errors():
         out, found = hold(workload, config, experiment, settings, console)
+    for note in found["notes"]:
+        console.print(f"not valid: {note}", style="red", soft_wrap=True)
     for arm, part in found["arms"].items():
         console.print(fidelity_table(arm, part))
-        console.print(distances(part), highlight=False)
+        console.print(distances(part))
     for name, best in found["best"].items():
         agree = "as in" if best["real"] == best["simulated"] else "but"
         doubt = "" if best["is_clear"] else " (by less than real runs differ among themselves)"
-        console.print(
-            f"lowest {name}: {best['simulated']} simulated, {agree} {best['real']} real{doubt}", highlight=False
-        )
+        console.print(f"lowest {name}: {best['simulated']} simulated, {agree} {best['real']} real{doubt}")
     failures = [f"{arm}: {text}" for arm, part in found["arms"].items() for text in part["failed"]]
     for failure in failures:
-        console.print(f"failed: {failure}", highlight=False, soft_wrap=True)
-    console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
-    return 1 if failures else 0
+        console.print(f"failed: {failure}", soft_wrap=True)
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    return 1 if failures or found["notes"] else 0
 
 
 def _validate_steps(path: Path, engine: EngineConfig) -> int:
@@ -128,7 +129,7 @@ def _validate_steps(path: Path, engine: EngineConfig) -> int:
     from dynabench.recordings import read, step_times
 
     times = step_times(read(path), engine)
-    print(f"{path}: steps, mean real, mean simulated (ms), error of their sum, median error of a step")
+    print(printable(str(path)) + ": steps, mean real, mean simulated (ms), error of their sum, median error of a step")
     for label, wanted in (("with prefill", True), ("decode only", False)):
         rows = [(real, simulated) for has_prefill, real, simulated in times if has_prefill == wanted]
         if rows:
@@ -151,7 +152,7 @@ def record(*, scenario: Path, out: Path) -> None:
     from dynabench import record as recorder
 
     steps = recorder.record(scenario, out)
-    print(f"{out}: {steps} steps")
+    print(printable(f"{out}: {steps} steps"))
 
 
 def verify(
@@ -190,10 +191,14 @@ def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, default=str))
     elif facts["matched"] is None:
-        print(f"not compared: {facts['error']}")
+        print(printable(f"not compared: {facts['error']}"))
     elif facts["matched"]:
-        print(f"{facts['file']}: matches vLLM {facts['vllm']} ({facts['steps']} steps, {facts['events']} events)")
+        print(
+            printable(
+                f"{facts['file']}: matches vLLM {facts['vllm']} ({facts['steps']} steps, {facts['events']} events)"
+            )
+        )
     else:
         difference = facts["difference"]
-        print(f"{facts['file']}: differs at step {difference['step']} in {difference['what']}")
+        print(printable(f"{facts['file']}: differs at step {difference['step']} in {difference['what']}"))
         print(f"  vLLM:   {difference['vllm']}\n  mocker: {difference['mocker']}")

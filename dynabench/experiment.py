@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynabench.arms import Arm, Settings, arms_of
@@ -19,6 +18,7 @@ from dynabench.bounds import pool_bound, ttft_bound
 from dynabench.errors import UserError
 from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, LiveConfig
+from dynabench.terminal import Terminal
 from dynabench.virtual import simulate
 from dynabench.workload_file import read_workload
 from mocker import scheduler
@@ -52,7 +52,7 @@ def run_experiment(
     experiment: ExperimentConfig,
     settings: Settings,
     *,
-    console: Console,
+    console: Terminal,
 ) -> tuple[Path, dict[str, Any]]:
     """Run all arms and write the results folder; return it and the summary.
 
@@ -122,7 +122,7 @@ def _is_open(arms: list[Arm]) -> bool:
 
 
 def _simulate_all(
-    plan: list[tuple[Arm, int, int]], source: Callable[..., Workload], experiment: ExperimentConfig, console: Console
+    plan: list[tuple[Arm, int, int]], source: Callable[..., Workload], experiment: ExperimentConfig, console: Terminal
 ) -> list[ArmResult]:
     """Simulate every run, several at once on several cores."""
     runs: list[ArmResult] = []
@@ -173,7 +173,7 @@ def simulate_arm(
 
 
 def _measure_all(
-    plan: list[tuple[Arm, int, int]], source: Callable[..., Workload], experiment: ExperimentConfig, console: Console
+    plan: list[tuple[Arm, int, int]], source: Callable[..., Workload], experiment: ExperimentConfig, console: Terminal
 ) -> list[ArmResult]:
     """Measure every run over HTTP, one after the other."""
     from dynabench.live import run_live
@@ -281,12 +281,12 @@ def _versus(names: list[str]) -> str:
     return " vs ".join(names) if len(names) <= 4 else f"{len(names)} arms"
 
 
-def progress_bar(console: Console, unit: str = "requests") -> Progress:
+def progress_bar(console: Terminal, unit: str = "requests") -> Progress:
     """Return a bar that shows on a terminal only."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.completed:,}/{task.total:,} " + unit),
+        TextColumn("{task.completed:,}/{task.total:,} " + unit, markup=False),
         TimeElapsedColumn(),
         console=console,
         transient=True,

@@ -12,6 +12,8 @@ import httptools
 clock = time.perf_counter
 IDLE_LIMIT = 4096
 """Connections kept for later."""
+HEAD_LIMIT = 1 << 16
+"""Bytes of an answer's head."""
 
 
 class Exchange(Protocol):
@@ -42,7 +44,7 @@ class HttpPool:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
-        self._dialling: set[asyncio.Task[None]] = set()
+        self._dialling: dict[Exchange, asyncio.Task[None]] = {}
         self.num_dialled = 0
 
     def head(self, path: str, headers: dict[str, str]) -> bytes:
@@ -59,12 +61,13 @@ class HttpPool:
             if connection.is_open:
                 connection.begin(message, exchange, on_sent)
                 return
-        task = asyncio.ensure_future(self._dial(message, exchange, on_sent))
-        self._dialling.add(task)
-        task.add_done_callback(self._dialling.discard)
+        self._dialling[exchange] = asyncio.ensure_future(self._dial(message, exchange, on_sent))
 
     def abort(self, exchange: Exchange) -> None:
-        """End an exchange by closing its connection."""
+        """End an exchange by closing its connection, or by making none."""
+        if (dialling := self._dialling.pop(exchange, None)) is not None:
+            dialling.cancel()
+            return
         for connection in self._all:
             if connection.exchange is exchange:
                 connection.abort()
@@ -72,9 +75,10 @@ class HttpPool:
 
     async def close(self) -> None:
         """Close every connection."""
-        for task in list(self._dialling):
+        dialling = list(self._dialling.values())
+        for task in dialling:
             task.cancel()
-        await asyncio.gather(*self._dialling, return_exceptions=True)
+        await asyncio.gather(*dialling, return_exceptions=True)
         for connection in list(self._all):
             connection.abort()
         await asyncio.sleep(0)
@@ -83,10 +87,13 @@ class HttpPool:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self._tls)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is none
+            del self._dialling[exchange]
             on_sent(clock())
-            exchange.on_failure(f"cannot connect to {self.authority}: {error.strerror or error}", clock())
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            exchange.on_failure(f"cannot connect to {self.authority}: {reason}", clock())
             return
+        del self._dialling[exchange]
         self.num_dialled += 1
         connection.begin(message, exchange, on_sent)
 
@@ -114,6 +121,8 @@ class _Connection(asyncio.Protocol):
         self._parser: Any = None
         self._parts: list[bytes] = []
         self._headers: dict[bytes, bytes] = {}
+        self._head_size = 0
+        self._has_head = False
         self._has_ended = False
         self._keeps_alive = True
         self._now = 0.0
@@ -122,6 +131,7 @@ class _Connection(asyncio.Protocol):
         """Send a request."""
         self.exchange = exchange
         self._headers = {}
+        self._head_size, self._has_head = 0, False
         self._parser = httptools.HttpResponseParser(self)
         on_sent(clock())
         self._transport.write(message)
@@ -147,15 +157,21 @@ class _Connection(asyncio.Protocol):
         self._now = now = clock()
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.abort()
-            exchange.on_failure(f"the answer is not HTTP: {error}", now)
+            exchange.on_failure(f"the answer is not HTTP as we speak it: {error}", now)
+            return
+        if not self._has_head:
+            self._head_size += len(data)
+            if self._head_size > HEAD_LIMIT:
+                self.abort()
+                exchange.on_failure(f"the answer's head is longer than {HEAD_LIMIT:,} bytes", now)
             return
         parts = self._parts
         if parts:
             exchange.on_data(parts[0] if len(parts) == 1 else b"".join(parts), now)
             self._parts = []
-        if self._has_ended:
+        if self._has_ended and self.exchange is exchange:  # it may have been given up
             self._finish(exchange, now)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -165,7 +181,7 @@ class _Connection(asyncio.Protocol):
         if exchange is None:
             return
         now = clock()
-        if self._headers and b"content-length" not in self._headers and b"transfer-encoding" not in self._headers:
+        if self._has_head and b"content-length" not in self._headers and b"transfer-encoding" not in self._headers:
             exchange.on_end(now)  # the body lasts until the connection ends
         else:
             exchange.on_failure("the server closed the connection", now)
@@ -188,6 +204,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Tell the exchange."""
         assert self.exchange is not None
+        self._has_head = True
         self.exchange.on_status(self._parser.get_status_code(), self._headers, self._now)
 
     def on_body(self, body: bytes) -> None:

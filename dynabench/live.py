@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
@@ -85,7 +86,7 @@ def run_live(
             wall_s = clock() - started
             lost = dead()
         notes = [f"{', '.join(lost)} died during the run"] if lost else []
-        notes += spoilt(sent, load, is_complete=not stop.is_set())
+        notes += spoilt(sent, load, is_complete=not stop.is_set(), max_failed_share=live.max_failed_share)
         result = ArmResult(
             mode, sent.columns, sent.gaps, wall_s, num_workers * engine.dp_size, is_complete=not stop.is_set()
         )
@@ -115,13 +116,20 @@ async def warm_up(workload: Workload, target: Target, count: int, timeout_s: flo
     await send_all(order, num_clients=1, stop=stop)
 
 
-def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool) -> list[str]:
-    """Say what the client itself spoiled; such a run is not valid."""
+def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = 0.01) -> list[str]:
+    """Say what spoiled the run: failed requests, or the client itself; such a run is not valid."""
     columns, notes = sent.columns, []
     errors = [error for error in columns["error"] if error]
     if errors and len(errors) == len(columns["error"]):
         notes.append(f"every request failed, the first with: {errors[0]}")
         return notes
+    attempted = columns["error"][columns["is_measured"]]
+    counts = Counter(error for error in attempted if error)
+    if counts.total() > max_failed_share * len(attempted):
+        notes.append(
+            f"{counts.total():,} of {len(attempted):,} requests failed ({counts.total() / len(attempted):.1%}, more than "
+            f"--max-failed-share {max_failed_share:.3g}), most often with: {counts.most_common(1)[0][0]}"
+        )
     known = columns["sent_s"] >= 0
     intended, actual = columns["intended_s"][known], columns["sent_s"][known]
     if not len(intended):
@@ -130,7 +138,7 @@ def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool) -> list[str]:
         late = float(np.percentile(actual - intended, 99))
         if late > LATE_S:
             notes.append(
-                f"the client was late: 1 % of the requests were sent {late * 1000:.0f} ms or more after their time "
+                f"the client was late: 1% of the requests were sent {late * 1000:.0f} ms or more after their time "
                 f"(limit {LATE_S * 1000:.0f} ms); lower the rate, or send from several processes (--clients 2)"
             )
         span, took = float(np.ptp(intended)), float(np.ptp(actual))

@@ -3,19 +3,20 @@
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dynabench.terminal import Terminal
 from dynabench.timeline import Stats
 
 
 class LiveView:
     """Progress, rates, TTFT, TPOT, requests in flight, and how the last requests were spread over the workers."""
 
-    def __init__(self, console: Console, title: str, total: int) -> None:
+    def __init__(self, console: Terminal, title: str, total: int) -> None:
         self._title = title
         self._total = total
         self._before: Stats | None = None

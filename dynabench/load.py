@@ -6,23 +6,17 @@ from collections import deque
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
+from dynabench.events import EVENT_LIMIT, AnswerError, AnswerReader, Usage
 from dynabench.http_client import HttpPool, clock
 from dynabench.timeline import Stats, Timeline
+from reports.foreign import one_line
 from serving.engines.timer import StepTimer
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig, Pacer
 from workloads.tokens import TOKENS, as_words, prompt_tokens
 
-EVENT_END = b"\n\n"
-OURS = b'"finish_reason":null'
-PIECES = [
-    (b'"%b":%b"' % (name, space), b'"%b":%b""' % (name, space))
-    for name in (b"text", b"content", b"reasoning_content", b"reasoning")
-    for space in (b"", b" ")
-]
-"""How a piece of text begins in plain and chat completions, and how one that is empty does."""
-TAILS = (b"[DONE]", b'"usage":{', b'"usage": {', b'"error"', b'"nvext"')
 AHEAD = 64
 """Bodies prepared before their time has come."""
 EXTRA_FIELDS = {"extra_fields": ["routing"]}
@@ -33,7 +27,7 @@ class Target(NamedTuple):
 
     url: str
     model: str
-    prompts: Literal["tokens", "text"] = "tokens"
+    prompts: Literal["tokens", "text", "chat"] = "tokens"
     api_key: str = ""
     is_ours: bool = False
     """Whether every token comes in an event of its own, so that events can be checked against the usage."""
@@ -85,7 +79,6 @@ class LoadGenerator:
         self._open: dict[int, _Call] = {}
         self._deadlines: deque[tuple[float, _Call]] = deque()
         self._heads: dict[bool, bytes] = {}
-        self._pieces: list[tuple[bytes, bytes]] = []
         self._awaited_s = 0.0
         self._wake = asyncio.Event()
         self._pool: HttpPool
@@ -179,7 +172,8 @@ class LoadGenerator:
         return not count
 
     def _is_chat(self, request: Request) -> bool:
-        return self._target.prompts == "text" and isinstance(request.content, list)
+        prompts = self._target.prompts
+        return prompts == "chat" or (prompts == "text" and isinstance(request.content, list))
 
     def _body(self, request: Request) -> bytes:
         target = self._target
@@ -191,15 +185,28 @@ class LoadGenerator:
             "stream_options": {"include_usage": True},
         }
         if self._is_chat(request):
-            body["messages"] = _salted_chat(request.content, self._salt)
-        elif target.prompts == "text" and isinstance(request.content, str):
-            body["prompt"] = _salted(request.content, self._salt)
+            body["messages"] = self._messages(request)
         else:
-            tokens = prompt_tokens(request, self._workload.block_size, salt=self._salt, among=target.tokens)
-            body["prompt"] = tokens.tolist() if target.prompts == "tokens" else as_words(tokens)
+            body["prompt"] = self._tokens(request).tolist() if target.prompts == "tokens" else self._text(request)
         if target.has_nvext:
             body["nvext"] = EXTRA_FIELDS | ({"session_id": request.session} if request.session else {})
         return msgspec.json.encode(body)
+
+    def _messages(self, request: Request) -> list[dict[str, Any]]:
+        if isinstance(request.content, list):
+            return _salted_chat(request.content, self._salt)
+        return [{"role": "user", "content": self._text(request)}]
+
+    def _text(self, request: Request) -> str:
+        """Return the workload's text, or as many words as the prompt has tokens."""
+        return (
+            _salted(request.content, self._salt)
+            if isinstance(request.content, str)
+            else as_words(self._tokens(request))
+        )
+
+    def _tokens(self, request: Request) -> np.ndarray:
+        return prompt_tokens(request, self._workload.block_size, salt=self._salt, among=self._target.tokens)
 
     async def _reap(self) -> None:
         """Give up requests that took too long."""
@@ -211,16 +218,6 @@ class LoadGenerator:
                 if self._open.get(call.number) is call:
                     self._pool.abort(call)
                     call.on_failure("timeout", now)
-
-    def _count_pieces(self, events: bytes) -> int:
-        """Count the events with text, in whichever form this server has; the forms it uses are tried first."""
-        for mark, empty in self._pieces or PIECES:
-            if count := events.count(mark):
-                count -= events.count(empty)
-                if count:
-                    self._pieces = [(mark, empty), *(pair for pair in PIECES if pair[0] != mark)]
-                    return count
-        return 0
 
     def _on_end(self, call: "_Call", now: float) -> None:
         """A request is over."""
@@ -248,17 +245,18 @@ class LoadGenerator:
 
 
 class _Call:
-    """One request: stamps its tokens as they arrive; JSON is parsed only at the end of the stream."""
+    """One request: stamps its tokens as they arrive."""
 
-    __slots__ = ("_chunks", "_count", "_end", "_last", "_owner", "_rest", "_start", "_status", "number")
+    __slots__ = ("_body", "_chunks", "_count", "_last", "_owner", "_reader", "_start", "_status", "number")
 
     def __init__(self, owner: LoadGenerator, number: int) -> None:
         self._owner = owner
         self.number = number
         self._start = owner._start or 0.0
         self._status = 0
-        self._rest = b""
-        self._end = b""
+        self._body = b""  # of an error
+        target, request = owner._target, owner._workload.requests[number]
+        self._reader = AnswerReader(request.output_length, counts_all=target.is_ours, has_nvext=target.has_nvext)
         self._count = 0
         self._last = 0.0
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
@@ -272,52 +270,36 @@ class _Call:
         self._status = status
         timeline, number = self._owner.timeline, self.number
         timeline.first_byte_s[number] = now - self._start
-        timeline.worker[number] = int(headers.get(b"x-worker-slot", -1))
-        timeline.predicted_tokens[number] = int(headers.get(b"x-overlap-tokens", 0))
+        timeline.worker[number] = _number(headers.get(b"x-worker-slot"), -1)
+        timeline.predicted_tokens[number] = _number(headers.get(b"x-overlap-tokens"), 0)
 
     def on_data(self, data: bytes, now: float) -> None:
         """Count the tokens of a read."""
         if self._status != 200:
-            self._end += data
+            self._body += data
+            if len(self._body) > EVENT_LIMIT:
+                self._give_up(f"{self._refusal()} (and more than {EVENT_LIMIT:,} bytes)", now)
             return
-        if self._rest:
-            data = self._rest + data
-        cut = data.rfind(EVENT_END) + 2
-        if cut < 2:
-            self._rest = data
-            return
-        self._rest = data[cut:]
-        events = data[:cut] if self._rest else data
-        owner = self._owner
-        count = events.count(OURS) if owner._target.is_ours else owner._count_pieces(events)
-        if count:
-            at, timeline = now - self._start, self._owner.timeline
-            if self._count:
-                self._chunks += (at - self._last, count)
-            else:
-                timeline.first_token_s[self.number] = at
-                timeline.first_chunk_tokens[self.number] = count
-            self._count += count
-            self._last = at
-            timeline.total_tokens += count
-            if count > 1:
-                timeline.num_together += count
-        if self._end or any(tail in events for tail in TAILS):
-            self._end += events
+        try:
+            self._stamp(self._reader.take(data), now)
+        except AnswerError as error:
+            self._give_up(str(error), now)
 
     def on_end(self, now: float) -> None:
         """The answer is whole: read its usage."""
-        timeline, number = self._owner.timeline, self.number
-        timeline.num_tokens[number] = self._count
-        timeline.last_token_s[number] = self._last
+        self._owner.timeline.done_s[self.number] = now - self._start
         if self._status != 200:
-            timeline.errors[number] = f"HTTP {self._status}: {self._end[:200].decode(errors='replace')}"
-        else:
-            try:
-                timeline.errors[number] = self._finish()
-            except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
-                timeline.errors[number] = f"the answer's end is not understood: {error}"
-        timeline.done_s[number] = now - self._start
+            self.on_failure(self._refusal(), now)
+            return
+        reader = self._reader
+        try:
+            reader.end()
+            self._stamp(reader.num_tokens - self._count, now)
+            self._settle(reader.usage)
+        except AnswerError as error:
+            self.on_failure(str(error), now)
+            return
+        self._owner.timeline.last_token_s[self.number] = self._last
         self._owner._on_end(self, now)
 
     def on_failure(self, reason: str, now: float) -> None:
@@ -327,47 +309,70 @@ class _Call:
         timeline.errors[self.number] = reason
         self._owner._on_end(self, now)
 
-    def _finish(self) -> str:
-        """Read usage and routing from the end of the stream; return what was wrong with it, if anything."""
-        end, timeline, number = self._end, self._owner.timeline, self.number
-        if b"data: [DONE]" not in end:
-            last = (end + self._rest)[-200:].decode(errors="replace")
-            return f"the stream ended without [DONE]: {last}"
-        stated = None
-        for line in end.split(EVENT_END):
-            if not line.startswith(b"data: {") or not any(tail in line for tail in TAILS):
-                continue
-            event = msgspec.json.decode(line[6:])
-            if error := event.get("error"):
-                return f"error in the stream: {str(error)[:200]}"
-            if usage := event.get("usage"):
-                stated = usage["completion_tokens"]
-                timeline.cached_tokens[number] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            if routing := (event.get("nvext") or {}).get("routing"):
-                timeline.best_tokens[number] = routing["best_tokens"]
-                timeline.queue_depth[number] = routing["queue_depth"]
-        if not self._count:
-            return "the answer has no tokens"
-        if stated is not None and stated != self._count:
-            if self._owner._target.is_ours:
-                return f"{self._count} tokens arrived of {stated}"
+    def _give_up(self, reason: str, now: float) -> None:
+        """End the request, whatever else the server has to say."""
+        self._owner._pool.abort(self)
+        self.on_failure(reason, now)
+
+    def _refusal(self) -> str:
+        return f"HTTP {self._status}: {one_line(self._body, 200)}"
+
+    def _stamp(self, count: int, now: float) -> None:
+        """Note that tokens came in one read."""
+        if not count:
+            return
+        at, timeline = now - self._start, self._owner.timeline
+        if self._count:
+            self._chunks += (at - self._last, count)
+        else:
+            timeline.first_token_s[self.number] = at
+            timeline.first_chunk_tokens[self.number] = count
+        self._count += count
+        self._last = at
+        timeline.total_tokens += count
+        if count > 1:
+            timeline.num_together += count
+
+    def _settle(self, usage: Usage | None) -> None:
+        """Take lengths from the usage, and hand over the gaps between tokens.
+
+        Raises:
+            AnswerError: our own stack lost a token.
+        """
+        owner, timeline, number, reader = self._owner, self._owner.timeline, self.number, self._reader
+        timeline.num_tokens[number] = self._count
+        if usage is not None:
+            if usage.prompt_tokens:
+                timeline.prompt_tokens[number] = usage.prompt_tokens
+            if details := usage.prompt_tokens_details:
+                timeline.cached_tokens[number] = details.cached_tokens or 0
+        if reader.routing is not None:
+            timeline.best_tokens[number] = reader.routing.best_tokens
+            timeline.queue_depth[number] = reader.routing.queue_depth
+        stated = usage.completion_tokens if usage is not None else None
+        if not stated:
+            timeline.num_unstated += 1
+        elif stated != self._count:
+            if owner._target.is_ours:
+                raise AnswerError(f"{self._count} tokens arrived of {stated}")
             self._scale(stated)
-            timeline.num_tokens[number] = stated
-        if self._owner._load.is_measured(timeline.intended_s[number]):
-            gaps = timeline.gaps
+        if owner._load.is_measured(timeline.intended_s[number]):
             chunks = iter(self._chunks)
             for gap, count in zip(chunks, chunks, strict=True):
-                gaps.extend((gap / count, 0.0, 0.0, 1.0, count))
-        return ""
+                timeline.gaps.extend((gap / count, 0.0, 0.0, 1.0, count))
 
     def _scale(self, stated: int) -> None:
-        """Spread the stated tokens over the chunks where a chunk held several."""
+        """Spread the stated tokens over the events, where some held several or none."""
         timeline, number = self._owner.timeline, self.number
+        timeline.num_tokens[number] = stated
+        timeline.total_tokens += stated - self._count
+        # Which events held the tokens that are too many is not known; each of those came with at least one other.
+        more = max(stated - self._count, 0)
+        timeline.num_together += more + min(more, self._count)
         first = timeline.first_chunk_tokens[number]
-        share = stated / self._count
-        timeline.first_chunk_tokens[number] = max(round(first * share), 1)
         behind = self._count - first
-        if behind > 0:
+        timeline.first_chunk_tokens[number] = max(round(first * stated / self._count), 1) if behind else stated
+        if behind:
             each = max(stated - timeline.first_chunk_tokens[number], 0) / behind
             self._chunks[1::2] = [count * each for count in self._chunks[1::2]] if each else self._chunks[1::2]
 
@@ -378,8 +383,14 @@ def facts_of(generator: LoadGenerator) -> dict[str, float]:
     return {
         "cpu_share": round(generator.cpu_share, 4),
         "tokens": float(timeline.total_tokens),
-        "tokens_together": float(timeline.num_together),
+        "tokens_together": float(min(timeline.num_together, timeline.total_tokens)),
+        "without_usage": float(timeline.num_unstated),
     }
+
+
+def _number(header: bytes | None, default: int) -> int:
+    """Return a count that our own frontend sent; another server may send anything under this name."""
+    return int(header) if header is not None and header.isdigit() and len(header) < 6 else default
 
 
 def _salted(text: str, salt: str) -> str:

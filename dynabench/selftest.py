@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import uvloop
-from rich.console import Console
 from rich.table import Table
 
 from dynabench.clients import Order, Sent, send_all
@@ -16,6 +15,7 @@ from dynabench.errors import UserError
 from dynabench.known_server import MODEL
 from dynabench.load import Target
 from dynabench.settings import SelftestConfig
+from dynabench.terminal import Terminal
 from reports import metrics
 from reports.records import ArmResult
 from workloads import Request, Workload
@@ -25,7 +25,7 @@ LIMITS_MS = {"TTFT": 2.0, "ITL": 0.5, "TPOT": 0.1, "E2E": 2.0, "schedule lag": 2
 """Errors of the median that a machine which is not overloaded stays below."""
 
 
-def run_selftest(config: SelftestConfig, console: Console) -> int:
+def run_selftest(config: SelftestConfig, console: Terminal) -> int:
     """Measure, print what was sent, expected and found, and return 1 if a metric is off or a token was lost."""
     with known_server(config) as url:
         sent = uvloop.run(measure(url, config))
@@ -52,10 +52,9 @@ def run_selftest(config: SelftestConfig, console: Console) -> int:
     console.print(
         f"{len(columns['request']):,} requests, {came:,} tokens of {wanted:,}; client CPU {sent.facts['cpu_share']:.0%} of a core; "
         f"{together:.1%} of the tokens came in a read with others",
-        highlight=False,
     )
     for problem in bad:
-        console.print(f"failed: {problem}", highlight=False)
+        console.print(f"failed: {problem}")
     return 1 if bad else 0
 
 

@@ -120,8 +120,8 @@ class LiveConfig:
     extra_engine_args: Path | None = None
     """JSON or YAML file with arguments of an --engine other than the mocker."""
 
-    prompts: Literal["tokens", "text"] = "tokens"
-    """Send token ids, or about as many words (for endpoints that take only text)."""
+    prompts: Literal["tokens", "text", "chat"] = "tokens"
+    """Send token ids; text, the workload's own or about as many words; or the same as chat messages (for endpoints without /v1/completions)."""
 
     http_port: int = 0
     """Port of our own frontend on 127.0.0.1 (0: any that is free)."""
@@ -147,6 +147,9 @@ class LiveConfig:
     timeout_s: float = 600.0
     """Time after which a request counts as failed (s)."""
 
+    max_failed_share: float = 0.01
+    """Share of the requests that may fail; with more a run is not valid, and the exit code is 1."""
+
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         if not 0 <= self.http_port <= 65535:
@@ -157,6 +160,8 @@ class LiveConfig:
             raise ValueError(f"clients must be from 1 to 64, not {self.clients}")
         if self.warmup_requests is not None and not self.warmup_requests >= 0:
             raise ValueError(f"warmup_requests must not be negative, not {self.warmup_requests}")
+        if not 0 <= self.max_failed_share <= 1:
+            raise ValueError(f"max_failed_share is a share, from 0 to 1, not {self.max_failed_share}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be greater than 0, not {self.timeout_s}")
         if self.engine != "mocker" and self.url is not None:

@@ -10,13 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from dynabench.arms import Arm, Settings, arms_of, change
 from dynabench.errors import UserError
 from dynabench.experiment import load_workload, progress_bar, simulate_arm, sweep_manifest
 from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, SweepConfig
+from dynabench.terminal import Terminal
 from reports import metrics, slo
 from reports.summary import summarize
 from serving.router import ROUTER_MODES
@@ -26,7 +25,7 @@ KEPT = ("ttft_sched", "ttft", "itl", "tpot", "e2e_sched")
 
 
 def run_sweep(
-    path: Path | None, config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Console
+    path: Path | None, config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
 ) -> tuple[Path, Json]:
     """Carry out a sweep and write its folder; one that exists is gone on with if it holds the same sweep.
 
@@ -146,11 +145,11 @@ def simulate_point(
     }
 
 
-def _grid(work: _Work, arms: list[Arm], console: Console) -> bool:
+def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     """Simulate what is not known yet; tell whether everything is known then."""
     todo = [arm for arm in arms if work.known(arm) is None]
     if len(todo) < len(arms):
-        console.print(f"{len(arms) - len(todo)} of {len(arms)} points are known already", highlight=False)
+        console.print(f"{len(arms) - len(todo)} of {len(arms)} points are known already")
     done = 0
     with progress_bar(console, "points") as progress:
         bar = progress.add_task("sweeping", total=len(todo))
@@ -162,7 +161,7 @@ def _grid(work: _Work, arms: list[Arm], console: Console) -> bool:
     return done == len(todo)
 
 
-def _search(work: _Work, arms: list[Arm], console: Console) -> tuple[bool, list[Json]]:
+def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Json]]:
     """Bisect each combination for the highest value at which nothing is missed, all combinations at once."""
     name = work.config.find
     assert name is not None

@@ -37,6 +37,7 @@ class Timeline:
         self.last_token_s = array("d", [-1.0]) * count
         self.done_s = array("d", [-1.0]) * count
         self.num_tokens = array("i", [0]) * count
+        self.prompt_tokens = array("i", [-1]) * count
         self.first_chunk_tokens = array("i", [0]) * count
         self.worker = array("i", [-1]) * count
         self.cached_tokens = array("i", [0]) * count
@@ -47,6 +48,8 @@ class Timeline:
         self.gaps = array("d")  # rows as in ArmResult: gap per token, 0, 0, 1, tokens
         self.num_sent = self.num_ended = self.num_failed = 0
         self.total_tokens = self.num_together = 0
+        self.num_unstated = 0
+        """Requests whose usage was not given."""
         self.last_numbers: deque[int] = deque(maxlen=500)
         """Requests that ended last, for the live view."""
 
@@ -74,6 +77,9 @@ class Timeline:
 def as_columns(timeline: Timeline, workload: Workload, load: LoadConfig) -> dict[str, np.ndarray]:
     """Return the columns of requests.parquet, for the requests that were answered or failed."""
     requests = workload.requests
+    planned = np.array([request.input_length for request in requests], np.int32)
+    stated = np.array(timeline.prompt_tokens)
+    isl = np.where(stated >= 0, stated, planned)
     columns = {
         "request": np.arange(len(requests), dtype=np.int32),
         "worker": np.array(timeline.worker),
@@ -84,13 +90,15 @@ def as_columns(timeline: Timeline, workload: Workload, load: LoadConfig) -> dict
         "first_token_s": np.array(timeline.first_token_s),
         "last_token_s": np.array(timeline.last_token_s),
         "done_s": np.array(timeline.done_s),
-        "isl": np.array([request.input_length for request in requests], np.int32),
+        "isl": isl,
         "osl": np.array(timeline.num_tokens),
+        "planned_isl": planned,
+        "planned_osl": np.array([request.output_length for request in requests], np.int32),
         "first_chunk_tokens": np.array(timeline.first_chunk_tokens),
         "cached_tokens": np.array(timeline.cached_tokens),
         "predicted_tokens": np.array(timeline.predicted_tokens),
         "best_tokens": np.array(timeline.best_tokens),
-        "endless_tokens": endless_hits(workload),
+        "endless_tokens": np.rint(endless_hits(workload) * (isl / planned)).astype(np.int64),  # in the server's tokens
         "queue_depth": np.array(timeline.queue_depth),
         "preemptions": np.full(len(requests), -1, np.int32),  # not told over HTTP
         "error": np.array(timeline.errors, dtype=object),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from dynabench.arms import Arm, Settings
 from dynabench.errors import UserError
@@ -18,9 +17,10 @@ from dynabench.fitting import OUTLIER, predicted
 from dynabench.past_runs import read_requests
 from dynabench.settings import ExperimentConfig, ValidateConfig
 from dynabench.step_log import LOG, RECORDER, StepLog, read_step_log
+from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from mocker.timing_files import read_calibration
-from reports import fidelity, folder
+from reports import fidelity, folder, tables
 from reports.records import ArmResult
 from workloads import Workload, WorkloadError
 
@@ -28,7 +28,7 @@ REAL, SIMULATED = "{}, real", "{}, simulated"
 
 
 def validate(
-    path: Path | None, config: ValidateConfig, experiment: ExperimentConfig, settings: Settings, console: Console
+    path: Path | None, config: ValidateConfig, experiment: ExperimentConfig, settings: Settings, console: Terminal
 ) -> tuple[Path, dict[str, Any]]:
     """Compare real runs, live or past, with simulated ones; write a results folder; return it and what was found.
 
@@ -66,7 +66,7 @@ def validate(
     arms = [Arm(run.arm, settings, {}) for run in runs if run.repeat == 0]
     manifest = manifest_of("virtual", path or config.real, workload, experiment, settings, arms, runs)
     manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": found}
-    folder.write(out, manifest, runs)
+    found["notes"] = tables.notes(folder.write(out, manifest, runs))
     return out, found
 
 
@@ -96,7 +96,7 @@ def like(engine: EngineConfig, known: dict[str, Any]) -> EngineConfig:
 
 
 def _measure(
-    path: Path | None, experiment: ExperimentConfig, settings: Settings, console: Console
+    path: Path | None, experiment: ExperimentConfig, settings: Settings, console: Terminal
 ) -> tuple[Workload, dict[str, list[ArmResult]], dict[str, list[StepLog]]]:
     """Run the real engine, every mode in turn and back (ABBA); return what it told of its steps, too."""
     from dynabench.live import run_live

@@ -107,6 +107,7 @@ def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict
     first, last = np.array(cluster.first_token_s), np.array(cluster.last_token_s)
     isl = np.array([request.input_length for request in requests], np.int32)
     osl = np.array([request.output_length for request in requests], np.int32)
+    planned = osl
     if engine.max_model_len is not None:
         osl = np.minimum(osl, engine.max_model_len - isl)
     intended = np.array(cluster.intended_s)
@@ -122,6 +123,8 @@ def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict
         "done_s": last,
         "isl": isl,
         "osl": osl,
+        "planned_isl": isl,
+        "planned_osl": planned,
         "first_chunk_tokens": np.ones(len(requests), np.int32),
         "cached_tokens": np.array(cluster.cached_tokens),
         "predicted_tokens": np.array(cluster.overlap_blocks) * size,

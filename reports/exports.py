@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from reports import metrics
+from reports.foreign import csv_cell
 from reports.records import ArmResult
 from reports.slo import parse
 from reports.summary import summarize
@@ -20,7 +21,7 @@ def export(manifest: Json, runs: list[ArmResult], to: str) -> bytes:
     if to in ("csv", "parquet"):
         frame = requests(runs)
         if to == "csv":
-            text: str = frame.to_csv(index=False)
+            text: str = frame.map(csv_cell).to_csv(index=False)
             return text.encode()
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from reports import charts, page, tables
+from reports.foreign import printable
 from reports.metrics import LABELS
 from reports.records import ArmResult
 from reports.slo import parse
@@ -106,7 +107,7 @@ def combine(folders: list[Path]) -> tuple[Json, list[ArmResult]]:
             )
         for run in its_runs:
             if names.count(run.arm) > 1:
-                run.arm = f"{folder.name}/{run.arm}"
+                run.arm = printable(f"{folder.name}/{run.arm}")
             runs.append(run)
     manifest = sources[0][1] | {
         "title": f"{sources[0][1]['workload']['name']}: {len(folders)} runs side by side",

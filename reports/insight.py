@@ -1,4 +1,4 @@
-"""What the router did: where hits were lost, how even the load was, how often a prefix was left."""
+"""What the router did: where hits were lost, how even the load was, how often a prefix was left; and whether the plan was kept."""
 
 from typing import Any
 
@@ -84,6 +84,40 @@ def covered(means: dict[str, float], bound: float | None) -> dict[str, float]:
     if worst is None or bound is None or worst <= bound:
         return {}
     return {arm: (worst - mean) / (worst - bound) for arm, mean in means.items()}
+
+
+MISSED = 0.05
+"""A length that is off by more than this share was not the planned one."""
+FEW = 0.01
+"""The share of the requests that may miss a length without a remark."""
+
+
+def remarks(repeats: list[ArmResult]) -> list[str]:
+    """Say what a reader should know of an arm's runs, though it spoils nothing."""
+    found = []
+    for name, what in (("isl", "prompts"), ("osl", "answers")):
+        pairs = [_lengths(run, name) for run in repeats if f"planned_{name}" in run.columns]
+        actual, planned = np.concatenate(pairs, axis=1) if pairs else np.empty((2, 0))
+        missed = int((np.abs(actual - planned) > MISSED * planned).sum())
+        if missed > FEW * len(planned):
+            found.append(
+                f"{missed:,} of {len(planned):,} {what} missed the workload's length by more than {MISSED:.0%}: they had "
+                f"{actual.mean():.4g} tokens on average instead of {planned.mean():.4g}"
+            )
+    unstated = sum(int(run.facts.get("without_usage", 0)) for run in repeats)
+    if unstated:
+        found.append(
+            f"{unstated:,} answers came without usage: each of their events with text counts as a token, and their prompts "
+            "have the workload's lengths"
+        )
+    return found
+
+
+def _lengths(run: ArmResult, name: str) -> Floats:
+    """Return the lengths and their plan, shape (2, requests), of the requests that succeeded and had one."""
+    c = run.columns
+    both = np.array([c[name], c[f"planned_{name}"]], float)
+    return both[:, (c["error"] == "") & ~np.isnan(both[1])]
 
 
 def _work(run: ArmResult) -> Any:

@@ -1,12 +1,12 @@
 """The page: one HTML file with everything in it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from reports.drawing import COLOURS, Drawn
+from reports.foreign import script_json
 
 Json = dict[str, Any]
 
@@ -17,7 +17,7 @@ def render(template: str, charts: list[Drawn], **values: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    data = json.dumps({chart.name: chart.data for chart in charts}, separators=(",", ":")).replace("</", "<\\/")
+    data = script_json({chart.name: chart.data for chart in charts})
     return environment.get_template(template).render(
         charts=charts,
         colours=COLOURS,

@@ -62,6 +62,8 @@ def summarize(
     means = {arm: value["ttft_sched"]["mean"] for arm, value in figures.items() if value["ttft_sched"]["mean"]}
     summary: Json = {
         "schema": SCHEMA,
+        "is_valid": not any(value["notes"] for value in figures.values()),
+        "verdict": "",
         "baseline": first,
         "arms": figures,
         "differences": differences,
@@ -71,7 +73,6 @@ def summarize(
         "num_blocks": int(blocks.max(initial=0)) + 1,
         "formulas": metrics.FORMULAS,
         "is_complete": all(value["is_complete"] for value in figures.values()),
-        "is_valid": not any(value["notes"] for value in figures.values()),
         "is_stable": all(value["stability"]["is_stable"] for value in figures.values()),
     }
     summary["verdict"] = verdict(summary)
@@ -81,7 +82,9 @@ def summarize(
 def verdict(summary: Json) -> str:
     """Say in a few sentences which arm won, by how much, and whether that is more than noise."""
     baseline = summary["baseline"]
-    parts = [] if summary["differences"] else [f"Only {baseline} was measured; there is nothing to compare it with."]
+    parts = [] if summary["is_valid"] else ["This run is not valid (see the notes): do not trust its figures."]
+    if not summary["differences"]:
+        parts.append(f"Only {baseline} was measured; there is nothing to compare it with.")
     for name, label in (("ttft_sched", "mean TTFT"), ("tpot", "mean time per output token")):
         means = {
             arm: figures[name]["mean"]
@@ -105,8 +108,6 @@ def verdict(summary: Json) -> str:
             )
     if not summary["is_complete"]:
         parts.append("The run was interrupted, so this is not the whole workload.")
-    if not summary["is_valid"]:
-        parts.append("Something spoiled the run (see the notes): do not trust these figures.")
     return " ".join(parts) or "No request succeeded."
 
 
@@ -186,6 +187,7 @@ def _arm(repeats: list[ArmResult], table: Table, blocks: Blocks | None, limits: 
         "repeats": len(repeats),
         "is_complete": all(run.is_complete for run in repeats),
         "notes": sorted({note for run in repeats for note in run.notes}),
+        "remarks": insight.remarks(repeats),
         "stability": asdict(worst),
         "preemptions": _preemptions(repeats),
     }

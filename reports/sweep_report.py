@@ -1,5 +1,7 @@
 """What a sweep found: one table, one report."""
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from matplotlib import pyplot as plt
 
 from reports import drawing, page
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
+from reports.foreign import csv_cell
 from reports.metrics import FORMULAS, LABELS
 from reports.tables import milliseconds
 
@@ -216,8 +219,10 @@ def _names(rows: list[Json]) -> list[str]:
 
 
 def _csv(summary: Json) -> str:
-    lines = [summary["columns"], *summary["rows"]]
-    return "".join(",".join(f'"{cell}"' if "," in cell else cell for cell in line) + "\n" for line in lines)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([csv_cell(cell) for cell in line] for line in (summary["columns"], *summary["rows"]))
+    return text.getvalue()
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
+from reports.foreign import markdown_cell
 from reports.like import table as like
 from reports.metrics import LABELS
 from reports.records import ArmResult
@@ -68,7 +69,7 @@ def rows(summary: Json) -> list[tuple[str, list[str]]]:
     if any(arm["failed"] for arm in figures):
         lines.append(("failed requests", [f"{arm['failed']:,}" for arm in figures]))
         for name in ("ttft_sched", "e2e_sched"):
-            cells = [milliseconds(arm[name].get("adjusted_p90", arm[name]["p90"])) for arm in figures]
+            cells = [_with_failures(arm, name) for arm in figures]
             lines.append((f"{LABELS[name]} p90, failures infinite (ms)", cells))
     if any(arm["schedule_lag"]["max"] for arm in figures):
         lines.append(("schedule lag p99 (ms)", [milliseconds(arm["schedule_lag"]["p99"]) for arm in figures]))
@@ -116,15 +117,25 @@ def sweep_table(summary: Json, width: int) -> Table:
 def markdown(summary: Json, manifest: Json, failures: list[str]) -> str:
     """Summarize a comparison for a pull request."""
     arms = summary["arms"]
-    lines = [f"### {manifest['title']}", "", summary["verdict"], ""]
-    lines += [f"**Failed**: {failure}" for failure in failures] + [""] * bool(failures)
-    lines.append("| | " + " | ".join(_cell(arm) for arm in arms) + " |")
+    lines = [f"### {markdown_cell(manifest['title'])}", ""]
+    lines += [f"**Not valid**: {markdown_cell(note)}" for note in notes(summary)]
+    lines += ["", markdown_cell(summary["verdict"]), ""]
+    lines += [f"**Failed**: {markdown_cell(failure)}" for failure in failures] + [""] * bool(failures)
+    lines.append("| | " + " | ".join(markdown_cell(arm) for arm in arms) + " |")
     lines.append("|---|" + "---:|" * len(arms))
     for label, cells in rows(summary):
         if "p50" not in label:
-            lines.append(f"| {_cell(label)} | " + " | ".join(_cell(cell) for cell in cells) + " |")
-    lines += ["", f"<sub>{manifest['subtitle']}. Differences: mean [95 % interval] in ms, ~ is noise.</sub>"]
+            lines.append(f"| {markdown_cell(label)} | " + " | ".join(markdown_cell(cell) for cell in cells) + " |")
+    lines += [
+        "",
+        f"<sub>{markdown_cell(manifest['subtitle'])}. Differences: mean [95 % interval] in ms, ~ is noise.</sub>",
+    ]
     return "\n".join(lines)
+
+
+def notes(summary: Json) -> list[str]:
+    """Return what spoiled each arm."""
+    return [f"{arm}: {note}" for arm, figures in summary["arms"].items() for note in figures["notes"]]
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -147,8 +158,12 @@ def _difference(summary: Json, arm: str, name: str, statistic: str) -> str:
     return f"{pair['relative']:+.1%} [{pair['low'] * 1000:+.3g}, {pair['high'] * 1000:+.3g}]{mark}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _with_failures(arm: Json, name: str) -> str:
+    """Return the 90th percentile in which each failure is an infinite time."""
+    if not arm["failed"]:
+        return milliseconds(arm[name]["p90"])
+    value = arm[name].get("adjusted_p90")
+    return "infinite" if value is None else milliseconds(value)
 
 
 def _share(value: float | None) -> str:

@@ -1,10 +1,8 @@
 """The load generator against a server whose delays and faults are known."""
 
 import asyncio
-import contextlib
 import itertools
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from mocker import EngineConfig
 from reports import metrics
 from reports.records import ArmResult
 from serving.router import RouterConfig
+from tests.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -128,55 +127,6 @@ def test_the_warm_up_is_measured_but_does_not_count(quick):
     assert len(run.measured.columns["request"]) == 20
 
 
-@contextlib.contextmanager
-def strange_server(answer, seen=None):
-    """Serve one behaviour: `answer(reader, writer)` after the request was read; `seen` gets what was asked."""
-    started, stopping = threading.Event(), None
-    port = 0
-
-    async def serve():
-        nonlocal port, stopping
-        stopping = asyncio.Event()
-
-        async def on_client(reader, writer):
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
-                body = await reader.readexactly(length)
-                if seen is not None:
-                    seen.append(json.loads(body))
-                await answer(reader, writer)
-            writer.close()
-
-        server = await asyncio.start_server(on_client, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        loops.append(asyncio.get_running_loop())
-        started.set()
-        await stopping.wait()
-        server.close()
-
-    loops = []
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    started.wait()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        loops[0].call_soon_threadsafe(stopping.set)
-        thread.join()
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def chunk(text):
-    data = text.encode()
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-EVENT = 'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
-
-
 async def hangs_up(reader, writer):
     writer.write(HEAD + chunk(EVENT))
     await writer.drain()
@@ -216,12 +166,6 @@ async def says_nothing(reader, writer):
     await reader.read()
 
 
-async def answers(reader, writer):
-    end = 'data: {"choices":[],"usage":{"prompt_tokens":16,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
-    writer.write(HEAD + chunk(EVENT) + chunk(end) + b"0\r\n\r\n")
-    await writer.drain()
-
-
 def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
     requests = [Request(0.0, length, 20, (length,)) for length in (40, 10, 30, 20)]
     seen, before = [], []
@@ -250,7 +194,7 @@ def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
         (refuses, 'HTTP 429: {"error":{"message":"no"}}'),
         (stops_without_done, "the stream ended without [DONE]"),
         (fails_in_the_stream, "error in the stream: {'message': 'boom'}"),
-        (speaks_nonsense, "the answer is not HTTP"),
+        (speaks_nonsense, "the answer is not HTTP as we speak it"),
         (never_answers, "timeout"),
         (says_nothing, "the answer has no tokens"),
     ],
@@ -266,6 +210,7 @@ def test_a_failed_request_says_why_and_the_next_is_sent(answer, error):
 def test_an_answer_split_anywhere_is_the_same():
     text = (
         EVENT * 3
+        + FINISH
         + 'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":1}}}\n\ndata: [DONE]\n\n'
     )
 
@@ -284,6 +229,165 @@ def test_an_answer_split_anywhere_is_the_same():
         assert (columns["error"][0], columns["osl"][0], columns["cached_tokens"][0]) == ("", 3, 1), cut
 
 
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        ("data: {not json}\n\n", "an event is malformed (JSON is malformed"),
+        ('data: {"choices":[{"index":0,"text":"a"\n\n', "an event is malformed (Input data was truncated"),
+        ('data: {"choices":"none"}\n\n', "an event is malformed (Expected `array"),
+        ('data: {"choices":[{"text":5}]}\n\n', "an event is malformed (Expected `str | null`"),
+        ('data: {"ping":1}\n\n', "an event is malformed (no choices)"),
+        ("data: [1]\n\n", "an event is malformed (Expected `object`"),
+        ('{"choices":[]}\n\n', "an event is malformed (not a field)"),
+        (f"data: {'[' * 5000}\n\n", "an event is malformed"),
+        (usage(1, 10**12), "an event is malformed (Expected `int` <= 2147483647"),
+        ("event: error\ndata: out of memory\n\n", "error in the stream: event: error data: out of memory"),
+        ('data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n', "the answer broke off: finish_reason abort"),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_malformed_event_fails_its_request(event, error, before):
+    with strange_server(says(EVENT * before + event, FINISH + DONE)) as url:
+        columns = send(url, workload(2)).columns
+    assert all(found.startswith(error) for found in columns["error"]), columns["error"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "error"),
+    [
+        ([EVENT, usage(1, 1), DONE], "the answer ended without a finish_reason: "),
+        ([EVENT, FINISH, usage(1, 1)], "the stream ended without [DONE]: "),
+        ([FINISH, usage(1, 1), DONE], "the answer has no tokens"),
+        ([EVENT * 2000], "the answer does not end: "),
+    ],
+)
+def test_an_answer_that_does_not_end_as_one_does_has_failed(texts, error):
+    with strange_server(says(*texts)) as url:
+        columns = send(url, workload(2)).columns
+    assert all(found.startswith(error) for found in columns["error"]), columns["error"]
+
+
+async def goes_on_in_one_event(reader, writer):
+    writer.write(HEAD)
+    while True:
+        writer.write(chunk("x" * (1 << 18)))
+        await writer.drain()
+
+
+async def goes_on_in_an_error(reader, writer):
+    writer.write(b"HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(chunk("x" * (1 << 18)))
+        await writer.drain()
+
+
+async def goes_on_in_its_head(reader, writer):
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"x: y\r\n" * 1000)
+        await writer.drain()
+
+
+async def goes_on_without_tokens(reader, writer):
+    writer.write(HEAD)
+    while True:
+        writer.write(chunk(": still here\n\n"))
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def wants_another_protocol(reader, writer):
+    writer.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+    await writer.drain()
+    await reader.read()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (goes_on_in_one_event, "an event is longer than 1,048,576 bytes: xxx"),
+        (goes_on_in_an_error, "HTTP 500: xxx"),
+        (goes_on_in_its_head, "the answer's head is longer than 65,536 bytes"),
+        (goes_on_without_tokens, "timeout"),
+        (wants_another_protocol, "the answer is not HTTP as we speak it"),
+    ],
+)
+def test_what_never_ends_is_given_up_in_one_line(answer, error):
+    with strange_server(answer) as url:
+        columns = send(url, workload(2), timeout_s=2.0).columns
+    for found in columns["error"]:
+        assert found.startswith(error), found
+        assert len(found) < 400
+        assert found.isprintable()
+
+
+def test_a_host_that_is_no_name_fails_the_request():
+    columns = send("http://a..b", workload(1)).columns
+    assert columns["error"][0].startswith("cannot connect to a..b: ")
+
+
+def test_what_a_server_says_is_one_printable_line():
+    async def answer(reader, writer):
+        body = b"no \x1b]0;owned\x07\r\n[/b] \xff"
+        writer.write(b"HTTP/1.1 400 Bad\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+
+    with strange_server(answer) as url:
+        columns = send(url, workload(1)).columns
+    assert columns["error"].tolist() == ["HTTP 400: no \\x1b]0;owned\\x07 [/b] \ufffd"]
+
+
+@pytest.mark.parametrize("end", ["\r\n\r\n", "\n\n"])
+def test_events_may_have_comments_names_and_other_line_ends(end):
+    texts = [
+        f": hello{end}",
+        f'event: message{end[: len(end) // 2]}id: 7{end[: len(end) // 2]}data:{{"choices":[{{"text":"a"}}]}}{end}',
+        *(f'data: {{"choices":[{{"delta":{{"content": "b {n}"}},"finish_reason":null}}]}}{end}' for n in range(3)),
+        f'data: {{"choices":[{{"delta":{{"content":""}},"finish_reason":null}}]}}{end}',
+        f'data: {{"choices":[{{"delta":{{}},"finish_reason":"stop"}}]}}{end}',
+        "data: [DONE]",
+    ]
+    with strange_server(says(*texts)) as url:
+        columns = send(url, workload(1)).columns
+    assert (columns["error"][0], columns["osl"][0]) == ("", 4)
+
+
+def test_lengths_are_those_that_the_server_counted():
+    with strange_server(says(EVENT * 2, EVENT * 2, FINISH + usage(333, 12) + DONE)) as url:
+        sent = send(url, workload(3, tokens=32))
+    columns = sent.columns
+    assert columns["error"].tolist() == [""] * 3
+    assert (columns["isl"].tolist(), columns["osl"].tolist()) == ([333] * 3, [12] * 3)
+    assert (columns["planned_isl"].tolist(), columns["planned_osl"].tolist()) == ([16] * 3, [32] * 3)
+
+
+def test_tokens_of_one_event_came_together():
+    with strange_server(says(EVENT, EVENT, EVENT, EVENT, FINISH + usage(16, 12) + DONE)) as url:
+        sent = send(url, workload(2, tokens=12))
+    assert (sent.facts["tokens"], sent.facts["tokens_together"]) == (24, 24)
+    columns = sent.columns
+    assert columns["first_chunk_tokens"][0] >= 3
+    assert metrics.TokenGaps(sent.gaps).count == (12 - columns["first_chunk_tokens"]).sum()
+
+
+def test_an_answer_without_usage_is_counted_by_its_events_and_that_is_known():
+    with strange_server(says(EVENT, EVENT, FINISH + DONE)) as url:
+        sent = send(url, workload(2))
+    assert (sent.columns["isl"].tolist(), sent.columns["osl"].tolist()) == ([16, 16], [2, 2])
+    assert sent.facts["without_usage"] == 2
+
+
+@pytest.mark.parametrize("content", [None, "Hello", [{"role": "user", "content": "Hello"}]])
+def test_any_workload_can_be_sent_as_chats(content):
+    seen = []
+    with strange_server(answers, seen) as url:
+        columns = send(url, workload(1, content=content), prompts="chat").columns
+    assert columns["error"].tolist() == [""]
+    text = "Hello" if content else seen[0]["messages"][0]["content"]
+    assert seen[0]["messages"] == [{"role": "user", "content": text}]
+    assert len(text.split()) == (1 if content else 16)
+
+
 def test_what_waits_for_a_failed_request_is_not_sent():
     rows = [Request(0.0, 4, 2, (0,)), Request(0.0, 4, 2, (1,), "", (0,)), Request(0.0, 4, 2, (2,), "", (1,))]
     with strange_server(refuses) as url:
@@ -291,11 +395,40 @@ def test_what_waits_for_a_failed_request_is_not_sent():
     assert [error.split(":")[0] for error in columns["error"]] == ["HTTP 429", "not sent", "not sent"]
 
 
-def sent_with(lag, busy=0.1):
+def sent_with(lag, busy=0.1, num_failed=0):
     count = len(lag)
     intended = np.arange(count) * 0.1
-    columns = {"intended_s": intended, "sent_s": intended + lag, "error": np.full(count, "", dtype=object)}
+    errors = np.array(["HTTP 500: no"] * num_failed + [""] * (count - num_failed), dtype=object)
+    columns = {"intended_s": intended, "sent_s": intended + lag, "error": errors, "is_measured": np.full(count, True)}
     return Sent(columns, np.empty((0, 5)), {"cpu_share": busy})
+
+
+@pytest.mark.parametrize(
+    ("num_failed", "share", "note"),
+    [
+        (0, 0.01, None),
+        (10, 0.01, None),
+        (
+            11,
+            0.01,
+            "11 of 1,000 requests failed (1.1%, more than --max-failed-share 0.01), most often with: HTTP 500: no",
+        ),
+        (11, 0.05, None),
+        (1, 0.0, "1 of 1,000 requests failed (0.1%, more than --max-failed-share 0), most often with: HTTP 500: no"),
+        (1000, 1.0, "every request failed, the first with: HTTP 500: no"),
+    ],
+)
+def test_a_run_in_which_too_many_failed_is_not_valid(num_failed, share, note):
+    found = spoilt(
+        sent_with(np.zeros(1000), num_failed=num_failed), LoadConfig(), is_complete=True, max_failed_share=share
+    )
+    assert found == ([note] if note else [])
+
+
+def test_failures_of_the_warm_up_spoil_nothing():
+    sent = sent_with(np.zeros(100), num_failed=50)
+    sent.columns["is_measured"][:50] = False
+    assert spoilt(sent, LoadConfig(warmup_s=5.0), is_complete=True) == []
 
 
 def test_a_client_that_spoiled_the_run_is_told():
