@@ -23,6 +23,7 @@ from dynabench.cli_groups import (
 from dynabench.cli_workload import flat, workload_app
 from dynabench.errors import UserError
 from dynabench.experiment import run_experiment
+from dynabench.interrupt import InterruptError
 from dynabench.settings import (
     ExperimentConfig,
     ExperimentRouterConfig,
@@ -330,8 +331,8 @@ def main() -> None:
         code = command(*bound.args, **bound.kwargs)
     except (WorkloadError, ReportError, UserError) as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except (KeyboardInterrupt, InterruptError) as error:
+        print(str(error) or "interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import multiprocessing
-import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 import uvloop
 
 from dynabench.http_client import clock
+from dynabench.interrupt import held_back
 from dynabench.load import LoadGenerator, Target, facts_of
 from dynabench.timeline import Stats, as_columns
 from workloads import Workload
@@ -67,7 +67,8 @@ async def send_all(
             process = context.Process(
                 target=_client, args=(theirs, order._replace(workload=part, load=load)), daemon=True
             )
-            process.start()
+            with held_back():
+                process.start()
             theirs.close()
             connections.append(ours)
             processes.append(process)
@@ -145,7 +146,6 @@ async def _send(
 
 def _client(connection: Connection, order: Order) -> None:
     """Run a client process: say ready, take the start time, tell how it goes, hand over what was measured."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection.send("ready")
     start = connection.recv()
 

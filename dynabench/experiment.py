@@ -1,5 +1,6 @@
 """An experiment: a workload, arms that differ in settings, repeats, a results folder."""
 
+import contextlib
 import datetime
 import functools
 import platform
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from dynabench.arms import Arm, Settings, arms_of
 from dynabench.bounds import pool_bound, ttft_bound
 from dynabench.errors import UserError
+from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, LiveConfig
 from dynabench.terminal import Terminal
@@ -27,7 +29,7 @@ from serving.engine import ENGINES
 from serving.engine_config import read_arguments
 from serving.model_card import model_name
 from serving.runtime.config import masked
-from workloads import Workload, WorkloadError
+from workloads import Workload
 from workloads.shape import ShapeConfig, shape
 
 SEEDS_APART = 1_000_003
@@ -59,8 +61,9 @@ def run_experiment(
     Arms alternate in direction from repeat to repeat (ABBA), so that drift favours none.
 
     Raises:
-        WorkloadError: the workload cannot be used, or the run was interrupted before anything was measured.
+        WorkloadError: the workload cannot be used.
         ValueError: an axis is not understood.
+        KeyboardInterrupt: the user asked to end before anything was measured, or asked twice.
     """
     from reports import folder
 
@@ -77,18 +80,19 @@ def run_experiment(
     )
     workload = source(config=arms[0].settings.shape)
     plan = _plan(arms, experiment)
-    runs = (_simulate_all if clock == "virtual" else _measure_all)(plan, source, experiment, console)
-    if not any(len(run.columns["request"]) for run in runs):
-        raise WorkloadError("interrupted before any request was answered; nothing was written")
-    runs = [run for run in runs if len(run.columns["request"])]
-    order = {arm.name: place for place, arm in enumerate(arms)}
-    runs.sort(key=lambda run: (order[run.arm], run.repeat))
-    bound = None
-    if clock == "virtual" and _is_open(arms):
-        engine, workers = arms[0].settings.engine, arms[0].settings.workers
-        bound = max(ttft_bound(workload, engine), pool_bound(workload, engine, workers))
-    manifest = manifest_of(clock, path, workload, experiment, settings, arms, runs) | {"bound_s": bound}
-    return out, folder.write(out, manifest, runs)
+    with Interrupt() as interrupt:
+        runs = (_simulate_all if clock == "virtual" else _measure_all)(plan, source, experiment, console, interrupt)
+        runs = [run for run in runs if len(run.columns["request"])]
+        if not runs:
+            raise KeyboardInterrupt("interrupted before any request was answered; nothing was written")
+        order = {arm.name: place for place, arm in enumerate(arms)}
+        runs.sort(key=lambda run: (order[run.arm], run.repeat))
+        bound = None
+        if clock == "virtual" and _is_open(arms):
+            engine, workers = arms[0].settings.engine, arms[0].settings.workers
+            bound = max(ttft_bound(workload, engine), pool_bound(workload, engine, workers))
+        manifest = manifest_of(clock, path, workload, experiment, settings, arms, runs) | {"bound_s": bound}
+        return out, folder.write(out, manifest, runs)
 
 
 def results_folder(experiment: ExperimentConfig, command: str) -> Path:
@@ -122,38 +126,51 @@ def _is_open(arms: list[Arm]) -> bool:
 
 
 def _simulate_all(
-    plan: list[tuple[Arm, int, int]], source: Callable[..., Workload], experiment: ExperimentConfig, console: Terminal
+    plan: list[tuple[Arm, int, int]],
+    source: Callable[..., Workload],
+    experiment: ExperimentConfig,
+    console: Terminal,
+    interrupt: Interrupt,
 ) -> list[ArmResult]:
     """Simulate every run, several at once on several cores."""
     runs: list[ArmResult] = []
     if len(plan) == 1 or experiment.jobs == 1:
         for place, (arm, repeat, seed) in enumerate(plan):
+            if interrupt.is_asked:
+                break
             with progress_bar(console) as progress:
                 workload = source(config=arm.settings.shape)
                 bar = progress.add_task(f"{arm.name} ({place + 1}/{len(plan)})", total=len(workload))
                 on_progress = _throttled(progress, bar, len(workload)) if console.is_terminal else None
-                runs.append(simulate_arm(arm, repeat, seed, workload, on_progress))
-            if not runs[-1].is_complete:
-                break
-        return runs
-    calls = [(_simulate_one, (arm, repeat, seed, source)) for arm, repeat, seed in plan]
-    with progress_bar(console, "runs") as progress:
-        bar = progress.add_task("simulating", total=len(plan))
-        for _, run in in_parallel(calls, experiment.jobs):
-            runs.append(run)
-            progress.update(bar, advance=1)
-    if len(runs) < len(plan):
-        for run in runs:
-            run.is_complete = False
+                runs.append(simulate_arm(arm, repeat, seed, workload, on_progress, lambda: interrupt.is_asked))
+    else:
+        calls = [(_simulate_one, (arm, repeat, seed, source, interrupt.flag)) for arm, repeat, seed in plan]
+        with progress_bar(console, "runs") as progress:
+            bar = progress.add_task("simulating", total=len(plan))
+            for _, run in in_parallel(calls, experiment.jobs, interrupt=interrupt):
+                runs.append(run)
+                progress.update(bar, advance=1)
+    return _marked(runs, plan)
+
+
+def _marked(runs: list[ArmResult], plan: list[tuple[Arm, int, int]]) -> list[ArmResult]:
+    """Mark runs as incomplete where others of the plan were not begun."""
+    for run in runs:
+        run.is_complete &= len(runs) == len(plan)
     return runs
 
 
-def _simulate_one(arm: Arm, repeat: int, seed: int, source: Callable[..., Workload]) -> ArmResult:
-    return simulate_arm(arm, repeat, seed, source(config=arm.settings.shape))
+def _simulate_one(arm: Arm, repeat: int, seed: int, source: Callable[..., Workload], flag: Path) -> ArmResult:
+    return simulate_arm(arm, repeat, seed, source(config=arm.settings.shape), is_interrupted=flag.exists)
 
 
 def simulate_arm(
-    arm: Arm, repeat: int, seed: int, workload: Workload, on_progress: Callable[[int], None] | None = None
+    arm: Arm,
+    repeat: int,
+    seed: int,
+    workload: Workload,
+    on_progress: Callable[[int], None] | None = None,
+    is_interrupted: Callable[[], bool] = bool,
 ) -> ArmResult:
     """Simulate one run."""
     settings = arm.settings
@@ -167,13 +184,18 @@ def simulate_arm(
         overhead=settings.overhead,
         seed=seed,
         on_progress=on_progress,
+        is_interrupted=is_interrupted,
     )
     run.arm, run.repeat = arm.name, repeat
     return run
 
 
 def _measure_all(
-    plan: list[tuple[Arm, int, int]], source: Callable[..., Workload], experiment: ExperimentConfig, console: Terminal
+    plan: list[tuple[Arm, int, int]],
+    source: Callable[..., Workload],
+    experiment: ExperimentConfig,
+    console: Terminal,
+    interrupt: Interrupt,
 ) -> list[ArmResult]:
     """Measure every run over HTTP, one after the other."""
     from dynabench.live import run_live
@@ -184,7 +206,10 @@ def _measure_all(
         settings = arm.settings
         assert settings.live is not None
         workload = source(config=settings.shape)
-        with LiveView(console, f"{arm.name} ({place + 1}/{len(plan)})", len(workload)) as view:
+        with (
+            contextlib.suppress(InterruptError),
+            LiveView(console, f"{arm.name} ({place + 1}/{len(plan)})", len(workload)) as view,
+        ):
             run = run_live(
                 workload,
                 live=settings.live,
@@ -195,12 +220,13 @@ def _measure_all(
                 load=settings.load,
                 seed=seed,
                 view=view,
+                interrupt=interrupt,
             )
-        run.arm, run.repeat = arm.name, repeat
-        runs.append(run)
-        if not run.is_complete:
+            run.arm, run.repeat = arm.name, repeat
+            runs.append(run)
+        if interrupt.is_asked:
             break
-    return runs
+    return _marked(runs, plan)
 
 
 def manifest_of(

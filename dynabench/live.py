@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -14,6 +14,7 @@ import uvloop
 
 from dynabench.clients import Order, Sent, send_all
 from dynabench.http_client import clock
+from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.launch import LaunchError, LocalStack
 from dynabench.live_view import LiveView
 from dynabench.load import Target
@@ -54,23 +55,24 @@ def run_live(
     view: LiveView | None = None,
     engine_flags: tuple[str, ...] = (),
     on_start: Callable[[float], None] | None = None,
+    interrupt: Interrupt | None = None,
 ) -> ArmResult:
-    """Start a fresh stack, replay the workload over HTTP, and stop the stack; Ctrl-C ends it early and keeps what came.
+    """Start a fresh stack, replay the workload over HTTP, and stop the stack.
 
     With `live.url` nothing is started, and whatever answers there is measured; a salt keeps caches of other runs out.
-    `on_start` is told when the run begins, on the client's clock.
+    `on_start` is told when the run begins, on the client's clock. An interrupt ends it early and keeps what came.
 
     Raises:
+        InterruptError: the user asked to end before the stack was up.
         LaunchError: the stack did not start.
         WorkloadError: a request can never fit.
     """
     if live.url is None and live.engine == "mocker":
         check_fits(workload, engine)
 
-    async def run() -> ArmResult:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    async def run(stop: asyncio.Event, is_up: asyncio.Event) -> ArmResult:
         async with _target(live, mode, engine, router, num_workers, seed, engine_flags) as (target, dead):
+            is_up.set()
             if live.engine != "mocker":
                 await _check_context(workload, target)
             if count := _num_warmups(live, num_workers):
@@ -93,7 +95,26 @@ def run_live(
         result.notes, result.facts, result.is_live = tuple(notes), sent.facts, True
         return result
 
-    return uvloop.run(run())
+    with contextlib.ExitStack() as stack:
+        return uvloop.run(_interruptible(run, interrupt or stack.enter_context(Interrupt())))
+
+
+async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> ArmResult:
+    """Carry out a run; Ctrl-C abandons it before its stack is up, and then ends it. Stopping the stack goes on in any case."""
+    stop, is_up, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+    running = asyncio.ensure_future(run(stop, is_up))
+
+    def obey() -> None:
+        if not is_up.is_set() and not stop.is_set():
+            running.cancel()
+        stop.set()
+
+    with interrupt.heard_by(lambda: loop.call_soon_threadsafe(obey)):
+        await asyncio.wait([running])
+    if running.cancelled():
+        raise InterruptError
+    result: ArmResult = running.result()
+    return result
 
 
 def _num_warmups(live: LiveConfig, num_workers: int) -> int:

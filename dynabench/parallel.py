@@ -1,24 +1,35 @@
 """Many independent simulations at once: on the cores of this machine, or on a Ray or Dask cluster."""
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import joblib
 
 from dynabench.errors import UserError
+from dynabench.interrupt import Interrupt, held_back
 
 Backend = Literal["local", "ray", "dask"]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def in_parallel(
-    calls: Sequence[Call], jobs: int = 0, *, backend: Backend = "local", address: str | None = None
+    calls: Sequence[Call],
+    jobs: int = 0,
+    *,
+    interrupt: Interrupt,
+    backend: Backend = "local",
+    address: str | None = None,
 ) -> Iterator[tuple[int, Any]]:
-    """Carry out calls and yield (place, result) as they end; Ctrl-C ends the iteration early.
+    """Carry out calls and yield (place, result) as they end.
+
+    Once an interrupt is asked for, no other call is begun, and those under way are told by its flag.
 
     Args:
         calls: functions with their arguments; both travel to other processes.
         jobs: how many at once (0: as many as there are cores).
+        interrupt: what ends the calls early.
         backend: where.
         address: of the cluster (default: a local one of that kind).
 
@@ -27,15 +38,22 @@ def in_parallel(
     """
     with _backend(backend, jobs or -1, address):
         parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
-        results = parallel(joblib.delayed(_numbered)(place, call, args) for place, (call, args) in enumerate(calls))
+        with held_back():
+            results = parallel(
+                joblib.delayed(_carry_out)(*call, place, interrupt.flag) for place, call in enumerate(calls)
+            )
         try:
-            yield from results
-        except KeyboardInterrupt:
+            for place, result, has_begun in results:
+                if has_begun:
+                    yield place, result
+        finally:
             results.close()
 
 
-def _numbered(place: int, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, Any]:
-    return place, call(*args)
+def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], place: int, flag: Path) -> tuple[int, Any, bool]:
+    """Carry out a call in a process of its own, unless the user has asked to end."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on a cluster we did not start the process
+    return (place, None, False) if flag.exists() else (place, call(*args), True)
 
 
 def _backend(backend: Backend, jobs: int, address: str | None) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 from dynabench.arms import Arm, Settings, arms_of, change
 from dynabench.errors import UserError
 from dynabench.experiment import load_workload, progress_bar, simulate_arm, sweep_manifest
+from dynabench.interrupt import Interrupt
 from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, SweepConfig
 from dynabench.terminal import Terminal
@@ -43,15 +44,16 @@ def run_sweep(
     identity = _identity(path, config, experiment, settings)
     out = experiment.out or Path("results") / f"sweep-{identity}"
     points = _open(out, identity)
-    work = _Work(path, experiment, config, points, limits)
-    if config.find is None:
-        is_complete = _grid(work, arms, console)
-        found: list[Json] = []
-    else:
-        is_complete, found = _search(work, arms, console)
-    rows = [row for row in (work.known(arm) for arm in arms) if row is not None] if config.find is None else found
-    manifest = sweep_manifest(path, experiment, settings, arms) | {"sweep": asdict(config), "identity": identity}
-    return out, sweep_report.write(out, manifest, rows, work.all_points(), is_complete=is_complete)
+    with Interrupt() as interrupt:
+        work = _Work(path, experiment, config, points, limits, interrupt)
+        if config.find is None:
+            is_complete = _grid(work, arms, console)
+            found: list[Json] = []
+        else:
+            is_complete, found = _search(work, arms, console)
+        rows = [row for row in (work.known(arm) for arm in arms) if row is not None] if config.find is None else found
+        manifest = sweep_manifest(path, experiment, settings, arms) | {"sweep": asdict(config), "identity": identity}
+        return out, sweep_report.write(out, manifest, rows, work.all_points(), is_complete=is_complete)
 
 
 class _Work:
@@ -64,7 +66,9 @@ class _Work:
         config: SweepConfig,
         points: Path,
         limits: list[slo.Limit],
+        interrupt: Interrupt,
     ) -> None:
+        self.interrupt = interrupt
         self.path = path
         self.experiment = experiment
         self.config = config
@@ -92,7 +96,7 @@ class _Work:
         experiment = self.experiment
         return simulate_point, (
             arm, self.path, experiment.trace_block_size, experiment.format, experiment.seed, experiment.repeats, self.limits,
-            self.config.attainment,
+            self.config.attainment, self.interrupt.flag,
         )  # fmt: skip
 
     def _file(self, arm: Arm) -> Path:
@@ -109,10 +113,11 @@ def simulate_point(
     repeats: int,
     limits: list[slo.Limit],
     attainment: float,
+    flag: Path,
 ) -> Json:
     """Simulate a combination of settings and return its figures; all repeats together."""
     workload = load_workload(path, block_size, arm.settings.shape, seed, format)
-    runs = [simulate_arm(arm, repeat, seed + repeat, workload) for repeat in range(repeats)]
+    runs = [simulate_arm(arm, repeat, seed + repeat, workload, is_interrupted=flag.exists) for repeat in range(repeats)]
     summary = summarize(runs, limits, with_intervals=False)
     figures = summary["arms"][arm.name]
     settled = figures["stability"]
@@ -210,7 +215,9 @@ def _results(work: _Work, arms: list[Arm]) -> Any:
     calls = [work.call(arm) for arm in arms]
     if not calls:
         return iter(())
-    return in_parallel(calls, work.experiment.jobs, backend=config.backend, address=config.cluster)
+    return in_parallel(
+        calls, work.experiment.jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
+    )
 
 
 def _next(bounds: tuple[Any, Any], config: SweepConfig, kind: Any) -> Any:

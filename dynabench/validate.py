@@ -22,7 +22,7 @@ from mocker import EngineConfig
 from mocker.timing_files import read_calibration
 from reports import fidelity, folder, tables
 from reports.records import ArmResult
-from workloads import Workload, WorkloadError
+from workloads import Workload
 
 REAL, SIMULATED = "{}, real", "{}, simulated"
 
@@ -134,7 +134,7 @@ def _measure(
                     on_start=started.append,
                 )
                 if not run.is_complete:
-                    raise WorkloadError("interrupted before the real runs were whole; nothing was written")
+                    raise KeyboardInterrupt("interrupted before the real runs were whole; nothing was written")
                 if flags:
                     told = [read_step_log(file).between(started[0], math.inf) for file in Path(steps).iterdir()]
                     _count_preemptions(run, told)

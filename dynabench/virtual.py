@@ -1,6 +1,7 @@
 """One arm of an experiment in virtual time."""
 
 import dataclasses
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dynabench.cluster import Cluster
+from dynabench.interrupt import InterruptError
 from dynabench.overhead import overhead_of
 from dynabench.settings import OverheadConfig
 from mocker import EngineConfig
@@ -21,6 +23,9 @@ from serving.router import Router, RouterConfig
 from workloads import Workload, WorkloadError
 from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
+
+ASK_EVERY = 64
+"""Steps between two looks at whether to go on, which may be looks at a file."""
 
 
 def check_fits(workload: Workload, engine: EngineConfig) -> None:
@@ -56,8 +61,9 @@ def simulate(
     load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
     overhead: OverheadConfig = OverheadConfig(),  # noqa: B008 (frozen)
     on_progress: Callable[[int], None] | None = None,
+    is_interrupted: Callable[[], bool] = bool,
 ) -> ArmResult:
-    """Run one arm of an experiment in virtual time.
+    """Run one arm of an experiment in virtual time; once `is_interrupted` says so, end it and keep what is done.
 
     Raises:
         WorkloadError: a request can never fit.
@@ -67,6 +73,15 @@ def simulate(
     times = overhead_of(overhead, engine)
     router = with_step_costs(router, engine)
     core = Router(mode, router, block_size=engine.block_size, rng=random.Random(f"router {seed}"), closed_events=True)
+
+    times_asked = itertools.count()
+
+    def progressed(done: int) -> None:
+        if on_progress is not None:
+            on_progress(done)
+        if next(times_asked) % ASK_EVERY == 0 and is_interrupted():
+            raise InterruptError
+
     cluster = Cluster(
         workload,
         engine=engine,
@@ -75,12 +90,12 @@ def simulate(
         load=load,
         overhead=times,
         kv_event_delay_s=router.kv_event_delay_s,
-        on_progress=on_progress,
+        on_progress=progressed,
     )
     started, is_complete = time.perf_counter(), True
     try:
         cluster.run()
-    except KeyboardInterrupt:
+    except InterruptError:
         is_complete = False
     wall_s = time.perf_counter() - started
     gaps = np.concatenate(
@@ -95,7 +110,7 @@ def simulate(
     if not is_complete:
         columns = {name: column[columns["worker"] >= 0] for name, column in columns.items()}
     run = ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)
-    if any(times):
+    if any(times) and len(columns["request"]):
         outside = cluster.delays_s / sum(time >= 0 for time in cluster.intended_s) + times.answer_s
         run.facts["overhead_share"] = outside / float(np.mean(columns["first_token_s"] - columns["sent_s"]))
     return run

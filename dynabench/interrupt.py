@@ -1,0 +1,61 @@
+"""Ctrl-C, noted rather than obeyed: what runs ends at its next good moment and keeps what it has. A second one is obeyed."""
+
+import contextlib
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class InterruptError(Exception):
+    """The user wants no more of what was running."""
+
+
+class Interrupt:
+    """Whether the user asked to end; a file says so to processes that simulate for us, wherever they run."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dynabench-")
+        self.flag = Path(self._folder.name) / "interrupted"
+        self.is_asked = False
+        self._listeners: list[Callable[[], object]] = []
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+        self._folder.cleanup()
+
+    @contextlib.contextmanager
+    def heard_by(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Call a listener at each Ctrl-C; it answers the second one, too."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        is_second, self.is_asked = self.is_asked, True
+        self.flag.touch()
+        for listener in self._listeners:
+            listener()
+        if is_second and not self._listeners:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Start processes to which a terminal's Ctrl-C, which reaches the whole group, is never delivered: we tell them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,184 @@
+"""Ctrl-C: the first ends what runs and keeps what was measured, a second ends at once; nothing is left behind."""
+
+import functools
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dynabench.arms import Settings, arms_of
+from dynabench.experiment import _plan, _simulate_all
+from dynabench.interrupt import Interrupt
+from dynabench.parallel import in_parallel
+from dynabench.settings import ExperimentConfig
+from dynabench.terminal import Terminal
+from dynabench.virtual import simulate
+from mocker import EngineConfig
+from serving.router import RouterConfig
+from tests.strange_server import EVENT, HEAD, chunk, strange_server
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+COUNT = 300_000
+
+
+def long_workload():
+    return Workload("long", 64, [Request(number * 0.01, 64, 8, (number,)) for number in range(COUNT)])
+
+
+def announced(started, config):
+    Path(started).touch()
+    return long_workload()
+
+
+def wait(started, path):
+    Path(started).touch()
+    while not path.exists():
+        time.sleep(0.01)
+    return "ended"
+
+
+def once_there(path, do):
+    """Do something as soon as a file exists, from another thread."""
+
+    def watch():
+        while not path.exists():
+            time.sleep(0.01)
+        do()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("limit", [1, 1000])
+def test_an_interrupted_simulation_keeps_the_requests_that_ended(limit):
+    done = []
+    run = simulate(
+        long_workload(),
+        mode="round-robin",
+        engine=EngineConfig(),
+        router=RouterConfig(),
+        num_workers=2,
+        seed=0,
+        on_progress=done.append,
+        is_interrupted=lambda: done[-1] >= limit,
+    )
+    assert not run.is_complete
+    assert limit <= len(run.columns["request"]) < COUNT
+    assert (run.columns["last_token_s"] > 0).all()
+
+
+def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had(tmp_path):
+    started = tmp_path / "started"
+    experiment = ExperimentConfig(router_mode=("round-robin", "random"), jobs=2)
+    settings = Settings("round-robin", 2, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), None)
+    plan = _plan(arms_of(experiment, settings), experiment)
+    with Interrupt() as interrupt:
+        thread = once_there(started, ctrl_c)
+        runs = _simulate_all(plan, functools.partial(announced, str(started)), experiment, Terminal(), interrupt)
+        thread.join()
+    assert runs
+    for run in runs:
+        assert not run.is_complete
+        assert 0 < len(run.columns["request"]) < COUNT
+
+
+def test_calls_that_were_not_begun_are_not_made(tmp_path):
+    started = tmp_path / "started"
+    with Interrupt() as interrupt:
+        thread = once_there(started, ctrl_c)
+        calls = [(wait, (str(started), interrupt.flag))] * 50
+        results = list(in_parallel(calls, 2, interrupt=interrupt))
+        thread.join()
+    assert 1 <= len(results) <= 2
+    assert {result for _, result in results} == {"ended"}
+
+
+def test_a_second_ctrl_c_is_obeyed():
+    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
+        ctrl_c()
+        assert interrupt.is_asked
+        ctrl_c()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def start(*arguments, **options):
+    command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
+    return subprocess.Popen(command, start_new_session=True, **options)
+
+
+@pytest.fixture
+def temporary(tmp_path):
+    """A folder for temporary files that must be empty in the end."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+def test_ctrl_c_in_a_terminal_ends_simulate_with_130_and_a_report(tmp_path, temporary):
+    trace, out = tmp_path / "t.jsonl", tmp_path / "x"
+    row = '{"timestamp": %d, "input_length": 64, "output_length": 8, "hash_ids": [%d]}\n'
+    trace.write_text("".join(row % (10 * number, number) for number in range(COUNT)))
+    ours, theirs = pty.openpty()
+    process = start(
+        "simulate", trace, "--trace-block-size", "64", "--jobs", "1", "--out", out,
+        stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TMPDIR": str(temporary), "COLUMNS": "120"},
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    is_sent = False
+    while True:
+        try:
+            said += os.read(ours, 1 << 16)
+        except OSError:
+            break
+        if not is_sent and b"1,500/" in said:  # the bar moves by two hundredths
+            os.killpg(process.pid, signal.SIGINT)
+            is_sent = True
+    os.close(ours)
+    assert process.wait(60) == 130, said[-2000:]
+    assert is_sent
+    assert b"Traceback" not in said
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["is_complete"] is False
+    assert 0 < summary["arms"]["round-robin"]["requests"] < COUNT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.jsonl", "tmp", "x"]
+
+
+async def never_ends(reader, writer):
+    writer.write(HEAD + chunk(EVENT))
+    await writer.drain()
+    await reader.read()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_in_a_live_run_ends_it_at_once(tmp_path, temporary, times):
+    seen = []
+    with strange_server(never_ends, seen) as url:
+        process = start(
+            "run", "--url", url, "--max-requests", "20", "--out", tmp_path / "x",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(temporary)},
+        )  # fmt: skip
+        while not seen:
+            time.sleep(0.01)
+        for _ in range(times):
+            os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert "Traceback" not in stdout + stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
