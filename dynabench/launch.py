@@ -18,7 +18,7 @@ from mocker import EngineConfig
 from serving.engine import EngineChoice
 from serving.engine_config import WorkerConfig
 from serving.frontend.config import FrontendConfig
-from serving.frontend.server import LISTEN_FD, PortError, listen
+from serving.frontend.server import PortError, listen, programs
 from serving.model_card import model_name
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
@@ -127,15 +127,18 @@ class LocalStack:
             module, parts = engine.module, (worker, engine.run, self._runtime, list(engine.arguments))
         for number in range(self._num_workers):
             await self.group.start(Program(f"worker-{number}", ["-m", module], parts, quiet))
-        frontend = (self._frontend, self._router, self._runtime)
-        descriptor = self._listener.fileno()
-        environment = quiet | {LISTEN_FD: str(descriptor)}
-        await self.group.start(Program("frontend", ["-m", "serving.frontend"], frontend, environment, (descriptor,)))
-        async with aiohttp.ClientSession() as session:
-            while not await self._is_ready(session):
-                if dead := self.group.dead:
-                    raise LaunchError(f"{', '.join(dead)} ended while the stack was starting (see the messages above)")
-                await asyncio.sleep(0.05)
+        for program in programs(self._frontend, self._router, self._runtime, self._listener.fileno()):
+            await self.group.start(dataclasses.replace(program, environment=quiet | program.environment))
+        # Each question has a connection of its own, and may reach another of several frontends.
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+            for _ in range(4 * self._frontend.http_workers - 3):
+                await self._wait_until_ready(session)
+
+    async def _wait_until_ready(self, session: aiohttp.ClientSession) -> None:
+        while not await self._is_ready(session):
+            if dead := self.group.dead:
+                raise LaunchError(f"{', '.join(dead)} ended while the stack was starting (see the messages above)")
+            await asyncio.sleep(0.05)
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
         asking = asyncio.ensure_future(_health(session, self.url))

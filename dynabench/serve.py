@@ -15,7 +15,8 @@ from mocker import EngineConfig
 from serving.engine import ENGINES
 from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
-from serving.frontend.server import LISTEN_FD, PortError, listen
+from serving.frontend.server import PortError, listen
+from serving.frontend.server import programs as frontend_programs
 from serving.router import RouterConfig
 from serving.router_service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
@@ -131,8 +132,7 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
         found.append(Program("router", ["-m", "serving.router_service"], (service, router, runtime)))
         frontend = dataclasses.replace(frontend, router_mode="round-robin")
     frontend = dataclasses.replace(frontend, namespace=graph.namespace)
-    parts = (frontend, router, runtime)
-    found.append(Program("frontend", ["-m", "serving.frontend"], parts, {LISTEN_FD: str(descriptor)}, (descriptor,)))
+    found += frontend_programs(frontend, router, runtime, descriptor)
     names = [program.name for program in found]
     if len(set(names)) < len(names):
         raise GraphError("two groups of workers have the same component; give each its own")
@@ -146,8 +146,6 @@ def serve(graph: Graph) -> None:
         GraphError: a setting is wrong, or the port is taken.
     """
     frontend: FrontendConfig = settings(graph.frontend, FrontendConfig, "frontend")
-    if frontend.http_workers > 1:
-        raise GraphError("frontend: http_workers is for python -m serving.frontend; a graph has one process")
     try:
         listener = listen(frontend.http_host, frontend.http_port)
     except PortError as error:

@@ -1,6 +1,7 @@
 """Every dial of one simulated engine, named as vLLM names it."""
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,10 +53,10 @@ class EngineConfig:
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
     speedup_ratio: float = 1.0
-    """Divide every step's duration by this."""
+    """Divide every step's duration by this (0: by infinity, so that steps take no time)."""
 
     decode_speedup_ratio: float = 1.0
-    """Divide the decode part of a step's duration by this, too."""
+    """Divide the decode part of a step's duration by this, too (0: by infinity)."""
 
     dp_size: int = 1
     """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""
@@ -117,8 +118,8 @@ class EngineConfig:
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
         for name in ("speedup_ratio", "decode_speedup_ratio"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.link_gbps is not None and not self.link_gbps > 0:
             raise ValueError(f"link_gbps must be greater than 0, not {self.link_gbps}")
         if not 0 <= self.watermark < 1:
@@ -151,6 +152,16 @@ class EngineConfig:
         if self.timing_file is not None:
             return "calibrated" if self.timing_file.endswith(".json") else "table"
         return "polynomial" if self.gpu is None else "roofline"
+
+    @property
+    def speedup(self) -> float:
+        """What every step's duration is divided by."""
+        return self.speedup_ratio or math.inf
+
+    @property
+    def decode_speedup(self) -> float:
+        """What the duration of steps that decode is divided by."""
+        return self.speedup * (self.decode_speedup_ratio or math.inf)
 
     @property
     def num_kv_blocks(self) -> int:

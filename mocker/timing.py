@@ -60,8 +60,8 @@ class Polynomial:
 
     def __init__(self, config: EngineConfig) -> None:
         self._capacity = config.kv_capacity_tokens
-        self._speedup = config.speedup_ratio * 1000
-        self._decode_speedup = config.speedup_ratio * config.decode_speedup_ratio * 1000
+        self._speedup = config.speedup * 1000
+        self._decode_speedup = config.decode_speedup * 1000
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """Quadratic in the new prompt tokens of the step, plus the time of its decodes."""
@@ -87,8 +87,8 @@ class Constant:
     """A fixed time for prefill and one for decode, each only in steps that have such work."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._prefill_s = config.constant_prefill_ms / 1000 / config.speedup_ratio
-        self._decode_s = config.constant_decode_ms / 1000 / config.speedup_ratio / config.decode_speedup_ratio
+        self._prefill_s = config.constant_prefill_ms / 1000 / config.speedup
+        self._decode_s = config.constant_decode_ms / 1000 / config.decode_speedup
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """The same for any prompt."""
@@ -100,12 +100,12 @@ class Constant:
 
 
 class Faster:
-    """Another model's times, divided: all of them by `speedup_ratio`, those of steps that only decode also by a second ratio."""
+    """Another model's times, divided: all of them by `speedup`, those of steps that only decode by `decode_speedup`."""
 
-    def __init__(self, model: TimingModel, speedup_ratio: float, decode_speedup_ratio: float) -> None:
+    def __init__(self, model: TimingModel, config: EngineConfig) -> None:
         self._model = model
-        self._speedup = speedup_ratio
-        self._decode_speedup = speedup_ratio * decode_speedup_ratio
+        self._speedup = config.speedup
+        self._decode_speedup = config.decode_speedup
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """As the other, divided."""

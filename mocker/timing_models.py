@@ -27,7 +27,7 @@ def timing_model(config: EngineConfig) -> TimingModel:
     model = _roofline(config) if name == "roofline" else _measured(config, name)
     if config.speedup_ratio == config.decode_speedup_ratio == 1:
         return model
-    return Faster(model, config.speedup_ratio, config.decode_speedup_ratio)
+    return Faster(model, config)
 
 
 def _roofline(config: EngineConfig) -> TimingModel:

@@ -157,7 +157,7 @@ def ttft_over_time(runs: Runs, summary: Json) -> Chart:
     figure, axes = new(title, "intended arrival (s)", "TTFT (ms)")
     panel = Panel(axes, "s", "ms")
     for place, (arm, run) in enumerate(runs.items()):
-        values = metrics.per_request(run)["ttft_sched"] * 1000
+        values = np.maximum(metrics.per_request(run)["ttft_sched"] * 1000, 1e-3)
         centres, groups = drawing.windows(run.columns["intended_s"], values)
         medians = [float(np.median(group)) for group in groups]
         mark(axes.plot(centres, medians, color=colour(place), label=arm), place)

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,15 +135,23 @@ async def run_frontends(
             await serve_frontend(runtime, config, Models(runtime, config, router), listener)
         return
     group = Group(restart=True)
-    environment = {LISTEN_FD: str(listener.fileno()), GROUP: secrets.token_hex(4)}
-    settings = (config, router, runtime_config)
-    for number in range(config.http_workers):
-        program = Program(f"frontend-{number}", ["-m", "serving.frontend"], settings, environment, (listener.fileno(),))
+    for program in programs(config, router, runtime_config, listener.fileno()):
         await group.start(program)
     log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
     await stopping.wait()
     await group.stop(config.drain_s + 5)
     listener.close()
+
+
+def programs(config: FrontendConfig, router: RouterConfig, runtime: RuntimeConfig, descriptor: int) -> list[Program]:
+    """Return the processes of a frontend that share a listening socket."""
+    first = Program(
+        "frontend", ["-m", "serving.frontend"], (config, router, runtime), {LISTEN_FD: str(descriptor)}, (descriptor,)
+    )
+    if config.http_workers == 1:
+        return [first]
+    environment = first.environment | {GROUP: secrets.token_hex(4)}
+    return [replace(first, name=f"frontend-{number}", environment=environment) for number in range(config.http_workers)]
 
 
 def _metrics_address(group: str) -> EndpointAddress:

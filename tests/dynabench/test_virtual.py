@@ -5,8 +5,10 @@ import pytest
 
 from dynabench.virtual import simulate
 from mocker import EngineConfig
+from reports import folder
 from serving.router import ROUTER_MODES, RouterConfig
 from workloads import Request, Workload, WorkloadError
+from workloads.pacing import LoadConfig
 from workloads.synthesize import SynthConfig, synthesize
 
 MODES = [mode for mode in ROUTER_MODES if mode != "oracle-rollout"]  # which copies the simulation for every request
@@ -106,3 +108,29 @@ def test_a_request_that_cannot_fit_is_named():
     workload = Workload("w.jsonl", 512, [Request(0.0, 5000, 10, tuple(range(10)))])
     with pytest.raises(WorkloadError, match=r"w.jsonl: request 0 has 5000 prompt and 10 output tokens, more than"):
         simulated(workload, num_gpu_blocks=10)
+
+
+@pytest.mark.parametrize("mode", ["kv", "jspt"])
+@pytest.mark.parametrize("load", [LoadConfig(), LoadConfig(concurrency=4)])
+def test_engines_of_infinite_speed_answer_at_once_and_can_be_reported(tmp_path, mode, load):
+    requests = [Request(number * 0.01, 200, 20, (number % 5, 100 + number)) for number in range(60)]
+    run = simulate(
+        Workload("w", 128, requests),
+        mode=mode,
+        engine=EngineConfig(speedup_ratio=0.0),
+        router=RouterConfig(),
+        num_workers=2,
+        seed=0,
+        load=load,
+    )
+    assert (run.columns["last_token_s"] == run.columns["intended_s"]).all()
+    assert run.columns["osl"].tolist() == [20] * 60
+    experiment = {
+        "schema": folder.SCHEMA,
+        "title": "",
+        "subtitle": "",
+        "command": "",
+        "limits": [],
+        "runs": [folder.run_facts(run)],
+    }
+    assert folder.write(tmp_path / "x", experiment, [run])["is_valid"]

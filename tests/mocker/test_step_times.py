@@ -144,6 +144,19 @@ def test_kv_blocks_follow_from_what_the_weights_leave():
     )
 
 
+@pytest.mark.parametrize("timing", ["polynomial", "constant", "roofline"])
+def test_a_speedup_of_0_is_infinite_as_in_dynamo(timing):
+    def model(**ratios):
+        settings = {"model": "meta-llama/Llama-3.1-8B", "gpu": "h100"} if timing == "roofline" else {}
+        return timing_model(EngineConfig(timing=timing, **settings, **ratios))
+
+    both, decode = model(speedup_ratio=0.0), model(decode_speedup_ratio=0.0)
+    assert both.mixed(chunk(512), 3, 600) == 0
+    assert both.decode(3, 600)[:3] == (0, 0, 0)
+    assert decode.decode(3, 600)[:3] == (0, 0, 0)
+    assert decode.mixed(chunk(512), 0, 0) > 0
+
+
 def test_a_speedup_divides_every_model():
     plain, fast = timing_model(roofline()), timing_model(roofline(speedup_ratio=4.0, decode_speedup_ratio=2.0))
     assert fast.mixed(chunk(100), 3, 300) == plain.mixed(chunk(100), 3, 300) / 4
