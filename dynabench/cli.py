@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -329,14 +330,24 @@ def main() -> None:
         _fail(_one_line(error))
     try:
         code = command(*bound.args, **bound.kwargs)
+        sys.stdout.flush()
     except (WorkloadError, ReportError, UserError) as error:
         _fail(str(error))
     except (KeyboardInterrupt, InterruptError) as error:
         print(str(error) or "interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
+        _drop_output()
         sys.exit(141)
+    except OSError as error:  # a full disk, a folder that is gone
+        _drop_output()
+        _fail(f"{error.filename or 'the output'}: {error.strerror or error}")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _drop_output() -> None:
+    """Keep Python from writing once more, at its end, what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from dynabench.recordings import Json, RecordingError
+from dynabench.workload_file import write_whole
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -72,11 +73,8 @@ def record(scenario_path: Path, out: Path) -> int:
         "block_size": scheduler.cache_config.block_size,
     }
     head = {"scenario": scenario | {"vllm_version": vllm.__version__, "resolved": resolved}}
-    work = out.with_name(f".{out.name}.tmp")
-    with gzip.open(work, "wt") if out.suffix == ".gz" else work.open("w") as file:
-        for row in (head, *rows):
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
-    work.rename(out)
+    lines = (json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in (head, *rows))
+    write_whole(out, lambda file: file.writelines(lines))
     return len(rows)
 
 

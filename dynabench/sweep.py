@@ -18,6 +18,7 @@ from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, SweepConfig
 from dynabench.terminal import Terminal
 from reports import metrics, slo
+from reports.folder import replace_text
 from reports.summary import summarize
 from serving.router import ROUTER_MODES
 
@@ -81,11 +82,18 @@ class _Work:
         return json.loads(file.read_text()) if file.exists() else None
 
     def keep(self, arm: Arm, row: Json) -> None:
-        """Write a point down, whole."""
-        file = self._file(arm)
-        work = file.with_suffix(".tmp")
-        work.write_text(json.dumps(row))
-        work.rename(file)
+        """Write a point down, whole.
+
+        Raises:
+            UserError: there is no room for it.
+        """
+        try:
+            replace_text(self._file(arm), json.dumps(row))
+        except OSError as error:
+            raise UserError(
+                f"{self.points}: cannot be written ({error.strerror}); the points so far are kept: make room and run the "
+                "same command again"
+            ) from error
 
     def all_points(self) -> list[Json]:
         """Return every point in the folder."""

@@ -2,6 +2,8 @@
 
 import io
 import re
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -95,14 +97,18 @@ class Drawn:
 
 
 def draw(charts: dict[str, Chart], folder: Path) -> list[Drawn]:
-    """Write charts into a folder as PNG and SVG; return what the page shows."""
+    """Write charts into a folder as PNG and SVG, all or none; return what the page shows."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in another script; the SVG shows it
-        return _draw(charts, folder)
+        with tempfile.TemporaryDirectory(prefix=".charts.", dir=folder.parent) as work:
+            drawn = _draw(charts, Path(work) / "charts")
+            shutil.rmtree(folder, ignore_errors=True)
+            (Path(work) / "charts").rename(folder)
+    return drawn
 
 
 def _draw(charts: dict[str, Chart], folder: Path) -> list[Drawn]:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
     drawn = []
     for name, chart in charts.items():
         figure = chart.figure

@@ -3,23 +3,34 @@
 Everything is written under a temporary name beside the folder and renamed, so a folder is whole or not there.
 """
 
+import contextlib
 import json
+import secrets
 import shutil
 import tempfile
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from reports import charts, page, tables
-from reports.foreign import printable
+from reports.foreign import one_line, printable
 from reports.metrics import LABELS
-from reports.records import ArmResult
+from reports.records import ArmResult, Floats
 from reports.slo import parse
 from reports.summary import PAIRED, summarize
 
 Json = dict[str, Any]
 SCHEMA = "dynabench.experiment/2"
+GAPS_LIMIT = 4 << 30
+"""Bytes: gaps of a hundred million tokens, each in a row of its own."""
+NEEDED = (
+    "run", "request", "worker", "intended_s", "sent_s", "first_token_s", "last_token_s", "isl", "osl", "first_chunk_tokens",
+    "cached_tokens", "predicted_tokens", "preemptions", "error",
+)  # fmt: skip
 
 
 class ReportError(Exception):
@@ -44,19 +55,70 @@ def check_new(folder: Path) -> None:
 
 
 def write(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json:
-    """Write a results folder and return its summary."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Write a results folder and return its summary.
+
+    Raises:
+        ReportError: it cannot be written, or not all of it; the message says where the runs are kept.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _whole(folder) as work:
+            _write_runs(work, experiment, runs)
+            return _write_report(work, experiment, runs)
+    except OSError as error:
+        kept = _keep_runs(folder, experiment, runs)
+        where = f"the runs are in {kept}; make room and run: dynabench report {kept}" if kept else "nothing is kept"
+        raise ReportError(f"{folder}: cannot be written ({_reason(error)}); {where}") from error
+
+
+def _keep_runs(folder: Path, experiment: Json, runs: list[ArmResult]) -> Path | None:
+    """Write what was measured, without charts and report, where there is room for that; return the folder."""
+    for place in (folder, Path(tempfile.gettempdir()) / f"dynabench-{secrets.token_hex(4)}"):
+        with contextlib.suppress(OSError), _whole(place) as work:
+            _write_runs(work, experiment, runs)
+            return place
+    return None
+
+
+@contextlib.contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill that gets its name once that has succeeded, and else is removed."""
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
     try:
         work.chmod(0o755)
-        _write_runs(work, runs)
-        (work / "experiment.json").write_text(json.dumps(experiment, indent=2) + "\n")
-        summary = _write_report(work, experiment, runs)
+        yield work
         work.rename(folder)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
-    return summary
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+class RunFacts(msgspec.Struct):
+    """What experiment.json keeps of a run beside its requests."""
+
+    arm: str
+    repeat: int
+    wall_s: float
+    num_workers: int
+    is_complete: bool
+    notes: tuple[str, ...]
+    facts: dict[str, float]
+    is_live: bool
+
+
+class Head(msgspec.Struct):
+    """What experiment.json must hold to be read back."""
+
+    schema: str
+    title: str
+    subtitle: str
+    command: str
+    limits: list[str]
+    runs: list[RunFacts]
 
 
 def read(folder: Path) -> tuple[Json, list[ArmResult]]:
@@ -69,24 +131,50 @@ def read(folder: Path) -> tuple[Json, list[ArmResult]]:
 
     try:
         experiment: Json = json.loads((folder / "experiment.json").read_text())
+        schema = experiment.get("schema") if isinstance(experiment, dict) else None
+        if schema != SCHEMA:
+            raise ReportError(f"{folder}: was written by another version (schema {schema}, expected {SCHEMA})")
+        head = msgspec.convert(experiment, Head)
         frame = pd.read_parquet(folder / "requests.parquet")
-        with np.load(folder / "gaps.npz") as stored:
-            gaps = dict(stored)
-    except (OSError, ValueError) as error:
-        raise ReportError(f"{folder}: not a results folder ({error})") from error
-    if experiment.get("schema") != SCHEMA:
-        raise ReportError(
-            f"{folder}: was written by another version (schema {experiment.get('schema')}, expected {SCHEMA})"
-        )
+        if missing := [name for name in NEEDED if name not in frame.columns]:
+            raise ReportError(f"{folder}: requests.parquet has no column {', '.join(missing)}")
+        gaps = _read_gaps(folder / "gaps.npz", len(head.runs))
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        RecursionError,
+        zipfile.BadZipFile,
+        msgspec.ValidationError,
+    ) as error:
+        raise ReportError(f"{folder}: not a results folder ({one_line(str(error))})") from error
     runs = []
-    for place, facts in enumerate(experiment["runs"]):
+    for place, facts in enumerate(head.runs):
         rows = frame[frame["run"] == place]
         columns = {name: rows[name].to_numpy() for name in rows.columns if name not in ("run", "arm", "repeat")}
-        run = ArmResult(facts["arm"], columns, gaps[str(place)], facts["wall_s"], facts["num_workers"])
-        run.repeat, run.is_complete, run.notes = facts["repeat"], facts["is_complete"], tuple(facts["notes"])
-        run.facts, run.is_live = facts["facts"], facts["is_live"]
+        run = ArmResult(facts.arm, columns, gaps[place], facts.wall_s, facts.num_workers)
+        run.repeat, run.is_complete, run.notes = facts.repeat, facts.is_complete, facts.notes
+        run.facts, run.is_live = facts.facts, facts.is_live
         runs.append(run)
     return experiment, runs
+
+
+def _read_gaps(path: Path, count: int) -> list[Floats]:
+    """Read the gaps of so many runs.
+
+    Raises:
+        ValueError: they are none, or unpack to more than any run has.
+    """
+    with zipfile.ZipFile(path) as packed:
+        size = sum(entry.file_size for entry in packed.infolist())
+    if size > GAPS_LIMIT:
+        raise ValueError(f"gaps.npz unpacks to {size:,} bytes, more than {GAPS_LIMIT:,}")
+    with np.load(path) as stored:
+        gaps = [stored[str(place)] if str(place) in stored else np.empty(0) for place in range(count)]
+    if any(rows.shape[1:] != (5,) or rows.dtype != float for rows in gaps):
+        raise ValueError("gaps.npz does not hold five columns for each run")
+    return gaps
 
 
 def combine(folders: list[Path]) -> tuple[Json, list[ArmResult]]:
@@ -120,9 +208,16 @@ def combine(folders: list[Path]) -> tuple[Json, list[ArmResult]]:
 
 
 def rebuild(folder: Path) -> Json:
-    """Make summary, charts and report of a folder anew."""
+    """Make summary, charts and report of a folder again.
+
+    Raises:
+        ReportError: it is no results folder, or cannot be written to.
+    """
     experiment, runs = read(folder)
-    return _write_report(folder, experiment, runs)
+    try:
+        return _write_report(folder, experiment, runs)
+    except OSError as error:
+        raise ReportError(f"{folder}: the report cannot be written ({_reason(error)})") from error
 
 
 def run_facts(run: ArmResult) -> Json:
@@ -139,8 +234,10 @@ def run_facts(run: ArmResult) -> Json:
     }
 
 
-def _write_runs(folder: Path, runs: list[ArmResult]) -> None:
+def _write_runs(folder: Path, experiment: Json, runs: list[ArmResult]) -> None:
     import pandas as pd
+
+    (folder / "experiment.json").write_text(json.dumps(experiment, indent=2) + "\n")
 
     frames = []
     for place, run in enumerate(runs):
@@ -155,7 +252,7 @@ def _write_runs(folder: Path, runs: list[ArmResult]) -> None:
 
 def _write_report(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json:
     summary = summarize(runs, [parse(text) for text in experiment["limits"]], experiment.get("bound_s"))
-    _replace(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    replace_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
     pictures = charts.draw({arm: shown[arm] for arm in summary["arms"]}, summary, folder / "charts")
     text = page.render(
@@ -172,11 +269,16 @@ def _write_report(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),
     )
-    _replace(folder / "report.html", text)
+    replace_text(folder / "report.html", text)
     return summary
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Write a file anew, whole or not at all."""
     work = path.with_name(f".{path.name}.tmp")
-    work.write_text(text)
-    work.replace(path)
+    try:
+        work.write_text(text, encoding="utf-8", errors="replace")  # a file's name may hold what is no text
+        work.replace(path)
+    except OSError:
+        work.unlink(missing_ok=True)
+        raise

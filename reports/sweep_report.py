@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 
 from reports import drawing, page
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
+from reports.folder import ReportError, replace_text
 from reports.foreign import csv_cell
 from reports.metrics import FORMULAS, LABELS
 from reports.tables import milliseconds
@@ -19,7 +20,21 @@ SCHEMA = "dynabench.sweep/1"
 
 
 def write(out: Path, manifest: Json, rows: list[Json], points: list[Json], *, is_complete: bool) -> Json:
-    """Write the table and report of a sweep into its folder; return what they say."""
+    """Write the table and report of a sweep into its folder; return what they say.
+
+    Raises:
+        ReportError: there is no room for them; the points are kept.
+    """
+    try:
+        return _write(out, manifest, rows, points, is_complete=is_complete)
+    except OSError as error:
+        raise ReportError(
+            f"{out}: the report cannot be written ({error.strerror or error}); the points are kept: make room and run "
+            "the same command again"
+        ) from error
+
+
+def _write(out: Path, manifest: Json, rows: list[Json], points: list[Json], *, is_complete: bool) -> Json:
     summary = _searched(rows) if manifest["sweep"]["find"] else _gridded(rows, manifest)
     summary |= {"only_wide": ["offered/s", "TTFT p99", "req/s", "tok/s", "imbalance", "goodput", "missed at"]}
     summary |= {"schema": SCHEMA, "is_complete": is_complete, "limits": manifest["limits"], "points": rows}
@@ -46,9 +61,7 @@ def write(out: Path, manifest: Json, rows: list[Json], points: list[Json], *, is
         ("report.html", text),
         ("table.csv", _csv(summary)),
     ):
-        work = out / f".{name}.tmp"
-        work.write_text(content)
-        work.replace(out / name)
+        replace_text(out / name, content)
     return summary
 
 
