@@ -161,7 +161,7 @@ def engine_app(name: str) -> App:
         runtime: RuntimeSettings | None = None,
         dry_run: Annotated[bool, Parameter(negative=())] = False,
         verbose: Verbosity = 0,
-        arguments: Annotated[list[str] | None, Parameter(parse=False)] = None,
+        arguments: Annotated[list[str] | None, Parameter(parse=False, show=False)] = None,
     ) -> None:
         """Serve a model.
 

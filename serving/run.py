@@ -109,9 +109,9 @@ def launch(
     runtime: Annotated[RuntimeConfig, flat("Runtime", 4)] | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     verbose: Verbosity = 0,
-    way_in: Annotated[str, Parameter(parse=False)],
-    way_out: Annotated[str, Parameter(parse=False)],
-    engine_arguments: Annotated[Sequence[str], Parameter(parse=False)] = (),
+    way_in: Annotated[str, Parameter(parse=False, show=False)],
+    way_out: Annotated[str, Parameter(parse=False, show=False)],
+    engine_arguments: Annotated[Sequence[str], Parameter(parse=False, show=False)] = (),
 ) -> None:
     """Serve.
 

@@ -252,3 +252,16 @@ def test_help_and_version():
     assert subprocess.run([BIN / "dynamo-run", "--version"], capture_output=True, text=True).stdout.startswith(
         "dynamo-run "
     )
+
+
+@pytest.mark.parametrize("module", ["serving.run", "serving.vllm", "serving.mocker", "serving.frontend", "dynabench"])
+def test_no_box_of_the_help_is_empty(module):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = done.stdout.splitlines()
+    boxes = [place for place, line in enumerate(lines) if line.startswith("╭")]
+    assert boxes
+    for place in boxes:
+        assert lines[place + 1].strip("│ "), "\n".join(lines[place : place + 3])
+        assert not lines[place + 1].startswith("╰")
