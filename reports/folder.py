@@ -59,6 +59,7 @@ def write(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json:
 
     Raises:
         ReportError: it cannot be written, or not all of it; the message says where the runs are kept.
+        KeyboardInterrupt: likewise.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -66,9 +67,19 @@ def write(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json:
             _write_runs(work, experiment, runs)
             return _write_report(work, experiment, runs)
     except OSError as error:
-        kept = _keep_runs(folder, experiment, runs)
-        where = f"the runs are in {kept}; make room and run: dynabench report {kept}" if kept else "nothing is kept"
-        raise ReportError(f"{folder}: cannot be written ({_reason(error)}); {where}") from error
+        raise ReportError(
+            f"{folder}: cannot be written ({_reason(error)}); {_kept(_keep_runs(folder, experiment, runs))}"
+        ) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted before there was a report; {_kept(_keep_runs(folder, experiment, runs))}"
+        ) from None
+
+
+def _kept(place: Path | None) -> str:
+    if place is None:
+        return "nothing is kept"
+    return f"the runs are in {place}; for their report, with room for it, run: dynabench report {place}"
 
 
 def _keep_runs(folder: Path, experiment: Json, runs: list[ArmResult]) -> Path | None:

@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from reports import folder
+from reports import charts, folder
 from reports.folder import ReportError
 from tests.dynabench.test_hostile import MANIFEST, result
 
@@ -42,8 +42,8 @@ def test_runs_are_kept_where_the_report_does_not_fit(tmp_path, temporary):
     done = dynabench(*SIMULATE, out, largest=30_000, env=os.environ | {"TMPDIR": str(temporary)})
     assert done.returncode == 2
     assert done.stderr == (
-        f"dynabench: {out}: cannot be written (File too large); the runs are in {out}; make room and run: "
-        f"dynabench report {out}\n"
+        f"dynabench: {out}: cannot be written (File too large); the runs are in {out}; for their report, with room for "
+        f"it, run: dynabench report {out}\n"
     )
     assert sorted(path.name for path in out.iterdir()) == ["experiment.json", "gaps.npz", "requests.parquet"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tmp", "x"]
@@ -74,10 +74,22 @@ def test_runs_are_kept_elsewhere_when_their_folder_is_gone(tmp_path, temporary, 
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     (tmp_path / "file").touch()
     run = result("a")
-    with pytest.raises(ReportError, match=r"written \(File exists\); the runs are in .*; make room and run"):
+    with pytest.raises(ReportError, match=r"written \(File exists\); the runs are in .*dynabench report"):
         folder.write(tmp_path / "file" / "x", MANIFEST | {"runs": [folder.run_facts(run)]}, [run])
     (kept,) = temporary.iterdir()
     assert folder.read(kept)[1][0].arm == "a"
+
+
+def test_runs_are_kept_when_the_user_does_not_wait_for_the_report(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    run = result("a")
+    monkeypatch.setitem(charts.CHARTS, "timeline", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted before there was a report; the runs are in .*x; "):
+        folder.write(tmp_path / "x", MANIFEST | {"runs": [folder.run_facts(run)]}, [run])
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert folder.read(tmp_path / "x")[1][0].arm == "a"
 
 
 def test_a_sweep_keeps_its_points(tmp_path):
