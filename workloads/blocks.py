@@ -22,6 +22,8 @@ class BlockNamer:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._ids: dict[bytes, int] = {}
+        self._scopes: dict[str, dict[int, int]] = {}
+        self._chains: dict[tuple[int, int], int] = {}
         self._fresh = itertools.count()
 
     def named(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -42,12 +44,21 @@ class BlockNamer:
 
     def renamed(self, scope: str, ids: Sequence[int]) -> tuple[int, ...]:
         """Translate ids that are chained and unique within a scope, such as a session."""
-        found = []
+        known, found = self._scopes.setdefault(scope, {}), []
         for id in ids:
-            key = f"{scope}\0{id}".encode()
-            if key not in self._ids:
-                self._ids[key] = next(self._fresh)
-            found.append(self._ids[key])
+            if id not in known:
+                known[id] = next(self._fresh)
+            found.append(known[id])
+        return tuple(found)
+
+    def chained(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Name blocks whose ids stand for their own tokens only, not for what is before them."""
+        found, before = [], -1
+        for id in ids:
+            if (before, id) not in self._chains:
+                self._chains[before, id] = next(self._fresh)
+            before = self._chains[before, id]
+            found.append(before)
         return tuple(found)
 
 

@@ -1,19 +1,20 @@
 """Workload formats: what each looks like, how it is read and written, and which one a file is in."""
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from workloads import mooncake, traces
+from workloads import mooncake, native, traces
 from workloads.blocks import BlockNamer, Encode, estimate_tokens, join_ids, split_ids
 from workloads.request import Request, Workload, WorkloadError
-from workloads.source import head
-from workloads.texts import TextReader
+from workloads.source import Source, files_of, first_object, head
+from workloads.texts import TextReader, write_openai_batch, write_prompts
 
-Writer = Callable[[Iterable[Request], IO[bytes]], None]
+Writer = Callable[[Workload, IO[bytes]], None]
 
 
 @dataclass(frozen=True)
@@ -21,84 +22,16 @@ class Format:
     """A way to write down a workload."""
 
     description: str
-    read: Callable[[Path, TextReader, BlockNamer], Iterator[Request]]
+    read: Callable[[Source, TextReader], Iterator[Request]]
     is_like: Callable[[dict[str, Any] | None, bytes], bool]
     """Whether a file is in it, from its first object (none: it is no JSON) and its beginning."""
-    block_size: int = 512
+    block_size: int | None = 512
+    """Tokens that an id stands for, or a block of text; None: the file says."""
     write: Writer | None = None
     keeps: frozenset[str] = frozenset()
-    """What it can tell of requests, of `times`, `sharing`, `sessions`, `graphs`, `text`."""
-
-
-def _write_mooncake(requests: Iterable[Request], file: IO[bytes]) -> None:
-    mooncake.write(requests, file)
-
-
-def _write_sessions(requests: Iterable[Request], file: IO[bytes]) -> None:
-    for place, request in enumerate(requests):
-        row = {
-            "session_id": request.session or f"request {place}",
-            "input_length": request.input_length,
-            "output_length": request.output_length,
-            "hash_ids": request.hash_ids,
-        }
-        row |= (
-            {"delay": round(request.delay_s * 1000, 3)}
-            if request.after
-            else {"timestamp": round(request.arrival_s * 1000, 3)}
-        )
-        file.write(msgspec.json.encode(row) + b"\n")
-
-
-def _write_bailian(requests: Iterable[Request], file: IO[bytes]) -> None:
-    last: dict[str, tuple[int, int]] = {}
-    for place, request in enumerate(requests):
-        parent, turn = last.get(request.session, (-1, 0)) if request.session else (-1, 0)
-        row = {
-            "chat_id": place,
-            "parent_chat_id": parent,
-            "timestamp": round(request.arrival_s, 6),
-            "input_length": request.input_length,
-            "output_length": request.output_length,
-            "type": "text",
-            "turn": turn + 1,
-            "hash_ids": request.hash_ids,
-        }
-        last[request.session] = (place, turn + 1)
-        file.write(msgspec.json.encode(row) + b"\n")
-
-
-def _write_azure(requests: Iterable[Request], file: IO[bytes]) -> None:
-    import datetime
-
-    start = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
-    file.write(b"TIMESTAMP,ContextTokens,GeneratedTokens\n")
-    for request in requests:
-        time = start + datetime.timedelta(microseconds=round(request.arrival_s * 1e6))
-        file.write(f"{time:%Y-%m-%d %H:%M:%S.%f}0,{request.input_length},{request.output_length}\n".encode())
-
-
-def _write_burstgpt(requests: Iterable[Request], file: IO[bytes]) -> None:
-    file.write(b"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n")
-    for request in requests:
-        sizes = f"{request.input_length},{request.output_length},{request.input_length + request.output_length}"
-        file.write(f"{request.arrival_s:.6f},{request.session},,,{sizes},API log\n".encode())
-
-
-def _write_batch(requests: Iterable[Request], file: IO[bytes]) -> None:
-    for place, request in enumerate(requests):
-        is_chat = not isinstance(request.content, str)
-        body = {"model": "", "messages" if is_chat else "prompt": request.content, "max_tokens": request.output_length}
-        url = "/v1/chat/completions" if is_chat else "/v1/completions"
-        file.write(msgspec.json.encode({"custom_id": str(place), "method": "POST", "url": url, "body": body}) + b"\n")
-
-
-def _write_prompts(requests: Iterable[Request], file: IO[bytes]) -> None:
-    for request in requests:
-        if not isinstance(request.content, str):
-            raise WorkloadError("vllm-custom has one text a prompt, not chat messages; convert to openai-batch")
-        row = {"prompt": request.content, "output_tokens": request.output_length}
-        file.write(msgspec.json.encode(row) + b"\n")
+    """What it can tell of requests, of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`."""
+    tried: str = "not tried on real data, which could not be reached: read as its makers describe it"
+    """The public data that its reader was held against."""
 
 
 def _has(*names: str) -> Callable[[dict[str, Any] | None, bytes], bool]:
@@ -109,105 +42,149 @@ def _csv(*names: bytes) -> Callable[[dict[str, Any] | None, bytes], bool]:
     return lambda first, start: first is None and all(name in start.split(b"\n", 1)[0] for name in names)
 
 
+def _adds_to_sessions(first: dict[str, Any] | None, start: bytes) -> bool:
+    """Tell whether later rows of sessions begin elsewhere than the first: a whole prompt would begin with the same id."""
+    if first is None or not {"session_id", "hash_ids"} <= set(first):
+        return False
+    firsts: dict[str, list[Any]] = {}
+    for line in start.split(b"\n")[:-1]:
+        row = first_object(line)
+        if row is not None and isinstance(row.get("hash_ids"), list):
+            firsts.setdefault(str(row.get("session_id")), []).append(row["hash_ids"][:1])
+    later = [ids == begun[0] for begun in firsts.values() for ids in begun[1:]]
+    return bool(later) and not any(later)
+
+
 def _conversations(first: dict[str, Any] | None, start: bytes) -> bool:
     return first is not None and isinstance(first.get("conversations"), list)
 
 
 FORMATS: dict[str, Format] = {
+    "dynabench": Format(
+        "our own JSONL, which holds all that a workload does: a header, then a request a line",
+        lambda source, _: native.read(source),
+        native.is_like,
+        block_size=None,
+        write=native.write,
+        keeps=frozenset({"times", "sharing", "sessions", "graphs", "text"}),
+        tried="what dynabench writes",
+    ),
     "mooncake": Format(
         "Mooncake JSONL: timestamp (ms), input_length, output_length, hash_ids of 512 tokens",
-        lambda path, _, namer: mooncake.read(path, block_size=namer.block_size),
+        lambda source, _: itertools.chain.from_iterable(
+            mooncake.read(file, block_size=source.namer.block_size) for file in source.files
+        ),
         lambda first, _: (
             first is not None
             and ("hash_ids" in first or "input_length" in first)
-            and not {"session_id", "chat_id"} & set(first)
+            and not {"session_id", "chat_id", "arrival_s"} & set(first)
         ),
-        write=_write_mooncake,
+        write=mooncake.write,
         keeps=frozenset({"times", "sharing"}),
+        tried="tried on kvcache-ai/Mooncake: FAST25-release/traces/conversation_trace.jsonl and synthetic_trace.jsonl",
+    ),
+    "mooncake-delta": Format(
+        "Mooncake rows of sessions as aiperf makes them: a turn holds only what it adds to the prompt and answer before",
+        lambda source, _: traces.read_mooncake_delta(source),
+        _adds_to_sessions,
+        tried="tried on ai-dynamo/aiperf: the first sessions of docs/traces/inference-day-2026/dataset.jsonl",
     ),
     "mooncake-sessions": Format(
-        "Mooncake rows of sessions: session_id, delay (ms) after the turn before, perhaps delta: true",
-        lambda path, _, namer: traces.read_mooncake_sessions(path, namer),
-        _has("session_id", "hash_ids"),
-        write=_write_sessions,
+        "Mooncake rows of sessions, each the whole prompt: session_id, delay (ms) after the turn before",
+        lambda source, _: traces.read_mooncake_sessions(source),
+        _has("session_id", "input_length"),
+        write=traces.write_mooncake_sessions,
         keeps=frozenset({"times", "sharing", "sessions"}),
     ),
     "bailian": Format(
         "Alibaba Qwen-Bailian JSONL: chat_id, parent_chat_id, timestamp (s), hash_ids of 16 tokens",
-        lambda path, _, namer: traces.read_bailian(path, namer),
+        lambda source, _: traces.read_bailian(source),
         _has("chat_id", "hash_ids"),
         block_size=16,
-        write=_write_bailian,
+        write=traces.write_bailian,
         keeps=frozenset({"times", "sharing", "names"}),
     ),
     "weka": Format(
         "Weka / kv-cache-tester: a JSON object per conversation, 64-token ids local to it, think times, sub-agents",
-        lambda path, _, namer: traces.read_weka(path, namer),
+        lambda source, _: traces.read_weka(source),
         lambda first, _: first is not None and isinstance(first.get("requests"), list),
         block_size=64,
+        tried="tried on callanjfox/kv-cache-tester: 710 of the 739 files of traces/, one by one and as one workload",
     ),
     "burstgpt": Format(
         "BurstGPT CSV: Timestamp (s), Request tokens, Response tokens",
-        lambda path, _, namer: traces.read_burstgpt(path, namer),
+        lambda source, _: traces.read_burstgpt(source),
         _csv(b"Timestamp", b"Request tokens"),
-        write=_write_burstgpt,
+        write=traces.write_burstgpt,
         keeps=frozenset({"times", "names"}),
+        tried="tried on rows of HPMLL/BurstGPT: data/BurstGPT_1.csv (its own copy is a pointer), in fnstggl/energy2: tests/fixtures",
     ),
     "azure": Format(
         "Azure 2023 / 2024 CSV: TIMESTAMP, ContextTokens, GeneratedTokens",
-        lambda path, _, namer: traces.read_azure(path, namer),
+        lambda source, _: traces.read_azure(source),
         _csv(b"TIMESTAMP", b"ContextTokens"),
-        write=_write_azure,
+        write=traces.write_azure,
         keeps=frozenset({"times"}),
+        tried="tried on Azure/AzurePublicDataset: data/AzureLLMInferenceTrace_code.csv and _conv.csv; rows of 2024 in its notebook",
     ),
     "openai-batch": Format(
         "OpenAI batch JSONL: custom_id, method, url, body",
-        lambda path, reader, _: reader.openai_batch(path),
+        lambda _, texts: texts.openai_batch(),
         _has("body"),
         block_size=16,
-        write=_write_batch,
+        write=write_openai_batch,
         keeps=frozenset({"sharing", "text"}),
+        tried="tried on vllm-project/vllm: examples/offline_inference/openai_batch/openai_example_batch.jsonl",
     ),
     "aiperf-multi": Format(
         "aiperf multi_turn JSONL: session_id, turns of text, delay (ms)",
-        lambda path, reader, _: reader.aiperf_multi(path),
+        lambda _, texts: texts.aiperf_multi(),
         lambda first, _: first is not None and isinstance(first.get("turns"), list),
         block_size=16,
+        tried="tried on examples in ai-dynamo/aiperf: aiperf/dataset/loader/multi_turn.py",
     ),
     "sharegpt": Format(
         "ShareGPT JSON (an array) or JSONL of conversations (SGLang's custom form): from / role, value / content",
-        lambda path, reader, _: reader.sharegpt(path),
+        lambda _, texts: texts.sharegpt(),
         _conversations,
         block_size=16,
+        tried="tried on lm-sys/FastChat: data/dummy_conversation.json; hiyouga/LLaMA-Factory: data/glaive_toolcall_en_demo.json; "
+        "sgl-project/sglang: benchmark/stress_suite/data/synthetic_trace.jsonl",
     ),
     "openai-messages": Format(
         "a chat request body a line: messages, max_tokens (SGLang's openai form)",
-        lambda path, reader, _: reader.openai_messages(path),
+        lambda _, texts: texts.openai_messages(),
         _has("messages"),
         block_size=16,
     ),
     "vllm-custom": Format(
         "vLLM's custom dataset: prompt, perhaps output_tokens",
-        lambda path, reader, _: reader.prompts(path),
+        lambda _, texts: texts.prompts(),
         _has("prompt"),
         block_size=16,
-        write=_write_prompts,
+        write=write_prompts,
         keeps=frozenset({"sharing", "text"}),
     ),
     "dynamo-batch": Format(
         "Dynamo's batch input: text",
-        lambda path, reader, _: reader.prompts(path),
+        lambda _, texts: texts.prompts(),
         lambda first, _: first is not None and set(first) == {"text"},
         block_size=16,
     ),
     "aiperf-single": Format(
         "aiperf single_turn JSONL: text or texts, timestamp or delay (ms), output_length",
-        lambda path, reader, _: reader.aiperf_single(path),
+        lambda _, texts: texts.aiperf_single(),
         lambda first, _: first is not None and ("text" in first or "texts" in first),
         block_size=16,
+        tried="tried on examples in ai-dynamo/aiperf: aiperf/dataset/loader/single_turn.py",
     ),
 }
 """Every format by name, in the order in which a file is held against them."""
+
+DEFAULT = "dynabench"
+"""What is written where no format is named: it loses nothing."""
+IN_ORDER = ("dynabench", "mooncake")
+"""Formats whose lines must be in order of time."""
 
 
 def detect(path: Path) -> str:
@@ -217,7 +194,7 @@ def detect(path: Path) -> str:
         WorkloadError: none.
     """
     start = head(path)
-    first = _first_object(start)
+    first = first_object(start)
     for name, format in FORMATS.items():
         if format.is_like(first, start):
             return name
@@ -232,7 +209,7 @@ def detect(path: Path) -> str:
 
 
 def read(
-    path: Path,
+    paths: Path | Sequence[Path],
     *,
     format: str | None = None,
     block_size: int | None = None,
@@ -242,7 +219,7 @@ def read(
     """Read a workload.
 
     Args:
-        path: a file, plain or .gz; for some formats a folder.
+        paths: files, plain or .gz, and folders of such; of several, equal ids are equal blocks, as in one file.
         format: its name (none: detected).
         block_size: tokens each id of the file stands for, or each block of a text is to have (none: the format's).
         encode: turns text into tokens (none: their number is estimated).
@@ -251,19 +228,34 @@ def read(
     Raises:
         WorkloadError: it cannot be read, or holds nothing.
     """
-    name = format or detect(path)
+    paths = [paths] if isinstance(paths, Path) else paths
+    files = files_of(paths)
+    name = format or _detect_all(files)
     if name not in FORMATS:
         raise WorkloadError(f"format {name!r} is unknown; expected one of {', '.join(FORMATS)}")
     kind = FORMATS[name]
-    namer = BlockNamer(block_size or kind.block_size)
-    reader = TextReader(namer, encode or estimate_tokens, default_osl)
-    requests = list(kind.read(path, reader, namer))
-    if name != "mooncake" or not requests:  # whose lines must be in order
-        requests = traces.in_order(requests, path)
-    notes = [] if name == "mooncake" else [f"read as {name}"]
-    if any(request.content is not None for request in requests) and encode is None:
+    source = Source(files, BlockNamer(block_size or kind.block_size or native.block_size(files[0])))
+    requests = list(kind.read(source, TextReader(source, encode or estimate_tokens, default_osl)))
+    title = paths[0].name if len(paths) == 1 else f"{paths[0].name} + {len(paths) - 1} more"
+    if len(files) > 1 or name not in IN_ORDER:
+        requests = traces.in_order(requests, title)
+    notes = [*([] if name in IN_ORDER else [f"read as {name}"]), *source.notes]
+    if any(request.content is not None for request in requests) and encode is None and name != DEFAULT:
         notes.append("token counts estimated from the text")
-    return Workload(path.name, namer.block_size, requests, tuple(notes))
+    return Workload(title, source.namer.block_size, requests, tuple(notes))
+
+
+def _detect_all(files: Sequence[Path]) -> str:
+    """Tell which format all files are in."""
+    found: dict[str, Path] = {}
+    for file in files:
+        found.setdefault(detect(file), file)
+    if len(found) > 1:
+        shown = ", ".join(f"{file} is {name}" for name, file in found.items())
+        raise WorkloadError(
+            f"several files are one workload only in one format, but {shown}; join others with dynabench workload merge"
+        )
+    return next(iter(found))
 
 
 def lost(workload: Workload, name: str) -> list[str]:
@@ -272,9 +264,7 @@ def lost(workload: Workload, name: str) -> list[str]:
     Raises:
         WorkloadError: there is no such format, or it is not written.
     """
-    if name not in FORMATS or FORMATS[name].write is None:
-        known = [other for other, format in FORMATS.items() if format.write is not None]
-        raise WorkloadError(f"format {name!r} is not written; expected one of {', '.join(known)}")
+    writer(name)
     format, requests = FORMATS[name], workload.requests
     found = []
     if "times" not in format.keeps and any(request.arrival_s > 0 for request in requests):
@@ -283,26 +273,39 @@ def lost(workload: Workload, name: str) -> list[str]:
         len(r.hash_ids) for r in requests
     ):
         found.append("what prompts share")
-    elif "text" not in format.keeps and "sharing" in format.keeps and workload.block_size < format.block_size:
+    elif "text" not in format.keeps and format.block_size and workload.block_size < format.block_size:
         found.append(f"sharing in blocks smaller than {format.block_size} tokens")
     if not {"sessions", "names"} & format.keeps and any(request.session for request in requests):
         found.append("sessions")
     if "sessions" not in format.keeps and workload.has_dependencies:
         found.append("turns that wait for answers")
-    elif any(len(r.after) > 1 or (r.after and requests[r.after[0]].session != r.session) for r in requests):
-        found.append("requests that wait for several others")
+    elif "graphs" not in format.keeps and not _are_chains(requests):
+        found.append("requests that wait for several others, or not for the turn before")
     if "text" not in format.keeps and any(request.content is not None for request in requests):
         found.append("texts")
-    if "text" in format.keeps and any(request.content is None for request in requests):
+    if "text" in format.keeps and name != DEFAULT and any(request.content is None for request in requests):
         raise WorkloadError(f"{workload.name} has no texts, only lengths and ids: it cannot be written as {name}")
     return found
+
+
+def writer(name: str) -> Writer:
+    """Return what writes a format.
+
+    Raises:
+        WorkloadError: there is no such format, or it is not written.
+    """
+    format = FORMATS.get(name)
+    if format is None or format.write is None:
+        known = [other for other, format in FORMATS.items() if format.write is not None]
+        raise WorkloadError(f"format {name!r} is not written; expected one of {', '.join(known)}")
+    return format.write
 
 
 def write(workload: Workload, name: str, file: IO[bytes]) -> None:
     """Write a workload in a format, in the format's block size."""
     format = FORMATS[name]
-    assert format.write is not None
-    format.write(reblocked(workload, format.block_size).requests if "sharing" in format.keeps else workload, file)
+    is_blocked = "sharing" in format.keeps and format.block_size is not None
+    writer(name)(reblocked(workload, format.block_size or 0) if is_blocked else workload, file)
 
 
 def reblocked(workload: Workload, size: int) -> Workload:
@@ -324,42 +327,12 @@ def reblocked(workload: Workload, size: int) -> Workload:
     return Workload(workload.name, size, requests, workload.notes)
 
 
-def _first_object(start: bytes) -> dict[str, Any] | None:
-    """Return the first object of a JSON Lines file or JSON array, from its beginning; it may be cut off."""
-    text = start.lstrip()
-    line = text.split(b"\n", 1)[0]
-    for candidate in (line, text):
-        try:
-            value = msgspec.json.decode(candidate)
-        except msgspec.DecodeError:
-            continue
-        if isinstance(value, list) and value:
-            value = value[0]
-        return value if isinstance(value, dict) else None
-    if text[:1] == b"[":
-        text = text[1:].lstrip()
-    if text[:1] != b"{":
-        return None
-    import json
-
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text.decode(errors="ignore"))
-    except ValueError:
-        return _names_of(text)
-    return value if isinstance(value, dict) else None
-
-
-def _names_of(text: bytes) -> dict[str, Any]:
-    """Return the names of an object that does not end within the beginning, each list and object as an empty list."""
-    import re
-
-    depth = 0
-    names: dict[str, Any] = {}
-    for match in re.finditer(rb'"((?:[^"\\]|\\.)*)"\s*(:?)\s*([\[{]?)|([\[{}\]])', text):
-        if match[4]:
-            depth += 1 if match[4] in b"[{" else -1
-        else:
-            if match[2] and depth == 1:
-                names[match[1].decode(errors="replace")] = [] if match[3] else None
-            depth += bool(match[3])
-    return names
+def _are_chains(requests: list[Request]) -> bool:
+    """Tell whether each request that waits does so for the one before it in its session."""
+    last: dict[str, int] = {}
+    for number, request in enumerate(requests):
+        before = last.get(request.session) if request.session else None
+        if request.after and request.after != (before,):
+            return False
+        last[request.session] = number
+    return True

@@ -4,14 +4,14 @@
 (kvcache-ai/Mooncake, FAST '25).
 """
 
-import gzip
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 import msgspec
 
 from workloads.request import Request, WorkloadError
+from workloads.source import MAX_TOKENS, lines
 
 BLOCK_SIZE = 512
 
@@ -32,23 +32,19 @@ def read(path: Path, *, block_size: int = BLOCK_SIZE) -> Iterator[Request]:
         WorkloadError: the file cannot be read, or a line is not what the format says.
     """
     decode = msgspec.json.Decoder(Row).decode
-    number, last = 0, 0.0
-    try:
-        with _open(path) as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                row = decode(line)
-                problem = _problem(row, block_size, last)
-                if problem:
-                    raise WorkloadError(f"{path}, line {number}: {problem}")
-                last = row.timestamp
-                yield Request(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids)
-    except msgspec.MsgspecError as error:
-        expected = "expected an object with timestamp, input_length, output_length and hash_ids"
-        raise WorkloadError(f"{path}, line {number}: {error}; {expected}") from error
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    last = 0.0
+    for number, line in lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            expected = "expected an object with timestamp, input_length, output_length and hash_ids"
+            raise WorkloadError(f"{path}, line {number}: {error}; {expected}") from error
+        if problem := _problem(row, block_size, last):
+            raise WorkloadError(f"{path}, line {number}: {problem}")
+        last = row.timestamp
+        yield Request(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids)
 
 
 def write(requests: Iterable[Request], file: IO[bytes]) -> None:
@@ -60,10 +56,6 @@ def write(requests: Iterable[Request], file: IO[bytes]) -> None:
         file.write(encode(row) + b"\n")
 
 
-def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
-
-
 def _problem(row: Row, block_size: int, last: float) -> str | None:
     if row.timestamp < 0:
         return f"timestamp must not be negative, not {row.timestamp}"
@@ -73,6 +65,8 @@ def _problem(row: Row, block_size: int, last: float) -> str | None:
         return f"input_length must be at least 1, not {row.input_length}"
     if row.output_length < 1:
         return f"output_length must be at least 1, not {row.output_length}"
+    if max(row.input_length, row.output_length) > MAX_TOKENS:
+        return f"lengths must be at most {MAX_TOKENS:,}, not {max(row.input_length, row.output_length)}"
     expected = -(-row.input_length // block_size)
     if len(row.hash_ids) != expected:
         return (

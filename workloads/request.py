@@ -11,7 +11,7 @@ class WorkloadError(Exception):
     """A workload that cannot be used; the message names the file and line, or the setting."""
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One request: when it arrives, how long it is, and what its prompt shares with others.
 
     `hash_ids` name the prompt's blocks of `Workload.block_size` tokens, the last perhaps partial. They are

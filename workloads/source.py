@@ -1,17 +1,33 @@
-"""Read workload files: lines, JSON objects and CSV rows, each with its place for messages."""
+"""Read workload files: lines, JSON objects and CSV rows, each with its place for messages, none without a bound."""
 
 import csv
 import gzip
-import io
-from collections.abc import Iterator
+import json
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
 
+from workloads.blocks import BlockNamer
 from workloads.request import WorkloadError
 
 HEAD_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 28
+"""Several times the longest conversation that was published as one line."""
+MAX_DOCUMENT_BYTES = 1 << 30
+"""Of a JSON array or an indented object, which is decoded as a whole; JSON Lines may be longer."""
+MAX_PACKING = 250
+"""Traces pack to a tenth of their size; what unpacks to far more than that is a bomb."""
+UNCHECKED_BYTES = 1 << 24
+"""What a packed file may always unpack to, however well it packs."""
+MAX_TOKENS = 10**8
+"""Of a prompt or an answer: a hundred times the longest context of any model."""
+SUFFIXES = (".json", ".jsonl", ".csv")
 
 
 class Row:
@@ -35,9 +51,11 @@ class Row:
                 continue
             try:
                 number = float(value)
-            except (TypeError, ValueError):
-                raise self.fail(f"{name} must be a number, not {value!r}") from None
-            if number != number or (least is not None and number < least):
+            except (TypeError, ValueError, OverflowError):
+                raise self.fail(f"{name} must be a number, not {_short(value)}") from None
+            if not math.isfinite(number):
+                raise self.fail(f"{name} must be a finite number, not {_short(value)}")
+            if least is not None and number < least:
                 raise self.fail(f"{name} must be at least {least:g}, not {value}")
             return number
         if default is None:
@@ -45,10 +63,13 @@ class Row:
         return default
 
     def count(self, *names: str, least: int = 1, default: int | None = None) -> int:
-        """Return a whole number."""
+        """Return a whole number of tokens."""
         number = self.number(*names, least=least, default=default)
+        name = next((name for name in names if self.values.get(name) not in (None, "")), names[0])
         if number != int(number):
-            raise self.fail(f"{names[0]} must be a whole number, not {number:g}")
+            raise self.fail(f"{name} must be a whole number, not {number:g}")
+        if number > MAX_TOKENS:
+            raise self.fail(f"{name} must be at most {MAX_TOKENS:,}, not {number:g}")
         return int(number)
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -57,8 +78,18 @@ class Row:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
         if not isinstance(value, str):
-            raise self.fail(f"{name} must be text, not {value!r}" if name in self.values else f"{name} is missing")
+            raise self.fail(
+                f"{name} must be text, not {_short(value)}" if name in self.values else f"{name} is missing"
+            )
         return value
+
+    def timing(self, before: int | None) -> tuple[float, tuple[int, ...], float]:
+        """Return when a turn arrives, what it waits for, and how long after: aiperf's `timestamp` and `delay` (ms)."""
+        arrival_s = self.number("timestamp", least=0, default=0) / 1000
+        is_scheduled = self.values.get("timestamp") is not None and self.values.get("delay") is None
+        if before is None or is_scheduled:
+            return arrival_s, (), 0.0
+        return arrival_s, (before,), self.number("delay", least=0, default=0) / 1000
 
     def items(self, name: str) -> list["Row"]:
         """Return a list of objects."""
@@ -75,99 +106,234 @@ class Row:
         return tuple(value)
 
 
-def head(path: Path) -> bytes:
-    """Return the beginning of a file, unpacked; of the first file of a folder.
+class Source:
+    """The files of one workload, what names their blocks, and what is to be said of how they were read."""
+
+    def __init__(self, files: Sequence[Path], namer: BlockNamer) -> None:
+        self.files = files
+        self.namer = namer
+        self._kept: list[str] = []
+        self._counted: Counter[str] = Counter()
+
+    @property
+    def notes(self) -> list[str]:
+        """What was noted, once or with its count."""
+        return [*self._kept, *(f"{text}: {count:,}" for text, count in self._counted.items())]
+
+    def keep(self, notes: Iterable[str]) -> None:
+        """Take over the notes that a file carries and none before it did."""
+        self._kept += [note for note in notes if note not in self._kept]
+
+    def count(self, text: str) -> None:
+        """Count something that was not taken as it is written."""
+        self._counted[text] += 1
+
+    def objects(self) -> Iterator[Row]:
+        """Yield the objects of all files, each JSON Lines, a JSON array, or one JSON object.
+
+        Raises:
+            WorkloadError: a file cannot be read, or is not JSON.
+        """
+        for file in self.files:
+            yield from _objects(file)
+
+    def csv_rows(self) -> Iterator[Row]:
+        """Yield the rows of all files, each a CSV file with a header.
+
+        Raises:
+            WorkloadError: a file cannot be read.
+        """
+        for file in self.files:
+            yield from _csv_rows(file)
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """Return the files of a workload: those named, and those with a known suffix of each folder, in order of name.
 
     Raises:
-        WorkloadError: it cannot be read.
+        WorkloadError: one is not a file, or a folder has none.
     """
-    try:
-        with _open(files_of(path)[0]) as file:
-            return file.read(HEAD_BYTES)
-    except (OSError, EOFError) as error:
-        raise unreadable(path, error) from error
-
-
-def files_of(path: Path) -> list[Path]:
-    """Return the file, or the JSON files of a folder in order of name.
-
-    Raises:
-        WorkloadError: the folder has none.
-    """
-    if not path.is_dir():
-        return [path]
-    found = sorted(child for child in path.iterdir() if child.suffix in (".json", ".jsonl", ".gz"))
-    if not found:
-        raise WorkloadError(f"{path}: the folder holds no .json or .jsonl files")
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(child for child in path.iterdir() if _is_named_like_a_trace(child))
+            if not inside:
+                raise WorkloadError(f"{path}: the folder holds no {', '.join(SUFFIXES)} files, plain or .gz")
+            found += inside
+        elif path.exists() and not path.is_file():
+            # Its format is detected before it is read, and a pipe gives what it holds only once.
+            raise WorkloadError(f"{path}: is not a regular file; write what it gives to a file first")
+        else:
+            found.append(path)
     return found
 
 
-def objects(path: Path) -> Iterator[Row]:
-    """Yield the objects of a JSON Lines file, a JSON array or object, or a folder of such files.
-
-    Raises:
-        WorkloadError: it cannot be read, or is not JSON.
-    """
-    for file in files_of(path):
-        yield from _objects(file)
-
-
-def csv_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a CSV file with a header.
+def head(path: Path) -> bytes:
+    """Return the beginning of a file, unpacked.
 
     Raises:
         WorkloadError: it cannot be read.
     """
     try:
-        with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as lines:
-            reader = csv.DictReader(lines)
-            for row in reader:
-                yield Row(
-                    {(name or "").strip(): value for name, value in row.items()}, f"{path}, line {reader.line_num}"
-                )
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise unreadable(path, error) from error
+        with _open(path) as file:
+            return file.read(HEAD_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from error
 
 
-def unreadable(path: Path, error: Exception) -> WorkloadError:
-    """Make the error for a file that cannot be read."""
-    return WorkloadError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})")
-
-
-def is_json_lines(start: bytes) -> bool:
-    """Tell whether a file's first line is an object by itself."""
-    line = start.lstrip().split(b"\n", 1)[0].strip()
+def first_object(start: bytes) -> dict[str, Any] | None:
+    """Return the first object of a JSON Lines file or JSON array, from its beginning; it may be cut off."""
+    text = start.lstrip()
+    for candidate in (text.split(b"\n", 1)[0], text):
+        try:
+            value = msgspec.json.decode(candidate)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(value, list) and value:
+            value = value[0]
+        return value if isinstance(value, dict) else None
+    if text[:1] == b"[":
+        text = text[1:].lstrip()
+    if text[:1] != b"{":
+        return None
     try:
-        return isinstance(msgspec.json.decode(line), dict)
-    except msgspec.DecodeError:
-        return False
+        value, _ = json.JSONDecoder().raw_decode(text.decode(errors="ignore"))
+    except (ValueError, RecursionError):
+        return _names_of(text)
+    return value if isinstance(value, dict) else None
+
+
+def lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers, unpacked.
+
+    Raises:
+        WorkloadError: it cannot be read, a line is too long, or it unpacks to too much.
+    """
+    try:
+        with _open(path) as file:
+            most, total, number = _most_bytes(path), 0, 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number, total = number + 1, total + len(line)
+                if len(line) > MAX_LINE_BYTES:
+                    raise WorkloadError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+                if total > most:
+                    raise _bomb(path)
+                yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from error
 
 
 def _objects(path: Path) -> Iterator[Row]:
-    number = 0
+    """Yield the objects of one file: a first line that is an object by itself makes it JSON Lines, however long."""
+    is_lines = False
+    for number, line in lines(path):
+        if not line.strip():
+            continue
+        if not is_lines and (line.lstrip()[:1] == b"[" or not _is_object(line)):
+            break
+        is_lines = True
+        yield _row(decoded(line, f"{path}, line {number}"), f"{path}, line {number}")
+    if is_lines:
+        return
+    whole = decoded(_document(path), str(path))
+    for number, value in enumerate(whole if isinstance(whole, list) else [whole], 1):
+        yield _row(value, f"{path}, object {number}")
+
+
+def decoded(text: bytes, place: str) -> Any:
+    """Decode JSON.
+
+    Raises:
+        WorkloadError: it is none.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"{place}: not JSON ({error})") from error
+    except RecursionError as error:
+        raise WorkloadError(f"{place}: not JSON that can be read (nested too deeply)") from error
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def _document(path: Path) -> bytes:
     try:
         with _open(path) as file:
-            start = file.read(HEAD_BYTES)
-            file.seek(0)
-            if not is_json_lines(start) and start.lstrip()[:1] in (b"[", b"{"):
-                whole = msgspec.json.decode(file.read())
-                for number, value in enumerate(whole if isinstance(whole, list) else [whole], 1):
-                    yield _row(value, f"{path}, object {number}")
-                return
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _row(msgspec.json.decode(line), f"{path}, line {number}")
-    except msgspec.DecodeError as error:
-        raise WorkloadError(f"{path}, line {number}: not JSON ({error})") from error
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
+            most = _most_bytes(path)
+            text = file.read(int(min(most, MAX_DOCUMENT_BYTES)) + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from error
+    if len(text) > most:
+        raise _bomb(path)
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise WorkloadError(
+            f"{path}: one JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB; make it JSON Lines, an object a line"
+        )
+    return text
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    number = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal number
+        for number, line in lines(path):
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+
+    try:
+        for row in csv.DictReader(texts()):
+            yield Row({(name or "").strip(): value for name, value in row.items()}, f"{path}, line {number}")
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise WorkloadError(f"{path}, line {number}: not CSV ({error})") from error
 
 
 def _row(value: Any, place: str) -> Row:
     if not isinstance(value, dict):
-        raise WorkloadError(f"{place}: expected an object, not {str(value)[:40]!r}")
+        raise WorkloadError(f"{place}: expected an object, not {_short(value)}")
     return Row(value, place)
 
 
 def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _most_bytes(path: Path) -> float:
+    """Return how much a file may hold once it is unpacked."""
+    return max(path.stat().st_size * MAX_PACKING, UNCHECKED_BYTES) if path.suffix == ".gz" else math.inf
+
+
+def _bomb(path: Path) -> WorkloadError:
+    return WorkloadError(f"{path}: unpacks to more than {MAX_PACKING} times its size; unpack it first if that is meant")
+
+
+def _unreadable(path: Path, error: Exception) -> WorkloadError:
+    return WorkloadError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})")
+
+
+def _names_of(text: bytes) -> dict[str, Any]:
+    """Return the names of an object that does not end within the beginning, each list and object as an empty list."""
+    depth = 0
+    names: dict[str, Any] = {}
+    for match in re.finditer(rb'"((?:[^"\\]|\\.)*)"\s*(:?)\s*([\[{]?)|([\[{}\]])', text):
+        if match[4]:
+            depth += 1 if match[4] in b"[{" else -1
+        else:
+            if match[2] and depth == 1:
+                names[match[1].decode(errors="replace")] = [] if match[3] else None
+            depth += bool(match[3])
+    return names
+
+
+def _is_named_like_a_trace(path: Path) -> bool:
+    name = path.name.removesuffix(".gz")
+    return path.is_file() and not name.startswith(".") and name.endswith(SUFFIXES)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

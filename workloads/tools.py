@@ -87,7 +87,8 @@ def merge(workloads: Sequence[Workload], *, is_shared: bool = False) -> Workload
         msgspec.structs.replace(request, after=tuple(places[source, parent] for parent in request.after))
         for _, source, _, request in merged
     ]
-    return Workload(" + ".join(workload.name for workload in workloads), size, requests)
+    notes = tuple(f"{workload.name}: {note}" for workload in workloads for note in workload.notes)
+    return Workload(" + ".join(workload.name for workload in workloads), size, requests, notes)
 
 
 def anonymise(workload: Workload) -> Workload:

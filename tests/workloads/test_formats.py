@@ -12,15 +12,56 @@ def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def call(t, length, ids, **more):
+    return {
+        "t": t,
+        "type": "n",
+        "model": "m",
+        "in": length,
+        "out": 5,
+        "hash_ids": ids,
+        "stop": "",
+        "api_time": 1.0,
+        **more,
+    }
+
+
+def agent(t, *calls, status="completed", duration_ms=None):
+    return {
+        "t": t,
+        "type": "subagent",
+        "agent_id": "a",
+        "status": status,
+        "duration_ms": duration_ms,
+        "requests": list(calls),
+    }
+
+
+# As published: a partial last block has no id, a sub-agent's `t` is its end, and the think time behind it counts from
+# the last call.
 WEKA = {
     "id": "conv", "models": ["m"], "block_size": 64, "hash_id_scope": "local", "tool_tokens": 1, "system_tokens": 1,
     "requests": [
-        {"t": 0.0, "type": "n", "in": 130, "out": 5, "hash_ids": [1, 2], "api_time": 1.0},
-        {"t": 1.5, "type": "subagent", "in": 64, "out": 5, "hash_ids": [9], "api_time": 4.0},
-        {"t": 7.0, "type": "s", "in": 192, "out": 5, "hash_ids": [1, 2, 3], "think_time": 0.5},
+        call(0.0, 130, [1, 2]),
+        agent(9.0, call(0.0, 64, [9], think_time=0.0), call(3.0, 130, [9, 10], think_time=2.0), duration_ms=7000),
+        agent(6.0, call(0.0, 64, [11], think_time=0.0), duration_ms=4000),
+        call(12.0, 200, [1, 2, 3], think_time=11.0),
+        call(14.0, 256, [1, 2, 3, 4], think_time=1.0),
     ],
+    "totals": {},
 }  # fmt: skip
 SAMPLES = {
+    "dynabench": lines(
+        {"schema": "dynabench.workload/1", "block_size": 64, "requests": 2},
+        {"arrival_s": 0, "input_length": 130, "output_length": 5, "hash_ids": [0, 1, 2], "session": "a"},
+        {"arrival_s": 1, "input_length": 64, "output_length": 5, "hash_ids": [0], "session": "a", "after": [0], "delay_s": 2},
+    ),
+    "mooncake-delta": lines(
+        {"session_id": "a", "input_length": 1000, "output_length": 700, "hash_ids": [0, 1], "timestamp": 4000.0, "group_id": 3},
+        {"session_id": "a", "input_length": 300, "output_length": 5, "hash_ids": [2], "delay": 500.5},
+        {"session_id": "b", "input_length": 1000, "output_length": 700, "hash_ids": [0, 3], "timestamp": 5000.0, "group_id": 3},
+        {"session_id": "b", "input_length": 300, "output_length": 5, "hash_ids": [4], "delay": 0.0},
+    ),
     "mooncake": lines({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}),
     "mooncake-sessions": lines(
         {"session_id": "a", "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},
@@ -73,14 +114,33 @@ def test_sessions_of_mooncake_rows_follow_each_other(tmp_path):
     assert (second.session, second.after, second.delay_s, second.input_length) == ("a", (0,), 0.5, 700)
 
 
-def test_delta_rows_add_to_the_last_prompt_and_answer(tmp_path):
+def test_a_turn_with_a_time_of_its_own_waits_for_nothing(tmp_path):
     rows = lines(
-        {"session_id": "a", "input_length": 1000, "output_length": 24, "hash_ids": [0, 1]},
-        {"session_id": "a", "input_length": 300, "output_length": 5, "hash_ids": [2], "delta": True},
+        {"session_id": "a", "input_length": 600, "output_length": 5, "hash_ids": [0, 1], "timestamp": 7000},
+        {"session_id": "a", "input_length": 700, "output_length": 5, "hash_ids": [0, 2], "timestamp": 9000},
     )
-    _, second = read(tmp_path, "mooncake-sessions", rows)
-    # 1,024 tokens before: two full blocks, of which only the first was full in the first prompt.
-    assert (second.input_length, second.hash_ids) == (1324, (0, 1, 2))
+    assert [(r.arrival_s, r.after) for r in read(tmp_path, "mooncake-sessions", rows)] == [(0.0, ()), (2.0, ())]
+    turns = {"turns": [{"text": "one", "timestamp": 0}, {"text": "two", "timestamp": 1500}]}
+    assert [(r.arrival_s, r.after) for r in read(tmp_path, "aiperf-multi", lines(turns))] == [(0.0, ()), (1.5, ())]
+
+
+def test_delta_turns_hold_the_prompts_and_answers_before(tmp_path):
+    first, second, other, last = read(tmp_path, "mooncake-delta")
+    assert [r.input_length for r in (first, second)] == [1000, 1000 + 700 + 300]
+    assert (second.after, second.delay_s, second.arrival_s) == ((0,), 0.5005, 0.0)
+    assert second.hash_ids[0] == first.hash_ids[0] == other.hash_ids[0]
+    assert len(set(second.hash_ids) & set(first.hash_ids)) == 1  # the second block was half empty
+    assert len(second.hash_ids) == 4
+    assert set(second.hash_ids) & set(last.hash_ids) == {first.hash_ids[0]}
+
+
+def test_times_begin_at_the_first_arrival_though_waiting_turns_have_none(tmp_path):
+    assert [(r.session, r.arrival_s) for r in read(tmp_path, "mooncake-delta")] == [
+        ("a", 0.0),
+        ("a", 0.0),
+        ("b", 1.0),
+        ("b", 1.0),
+    ]
 
 
 def test_bailian_chats_share_a_session_and_16_token_blocks(tmp_path):
@@ -102,15 +162,61 @@ def test_burstgpt_failures_are_left_out(tmp_path):
     ]
 
 
-def test_weka_calls_wait_for_each_other_and_ids_are_local(tmp_path):
-    two = [WEKA, WEKA | {"id": "other"}]
-    workload = read(tmp_path, "weka", lines(*two))
-    first, side, last = workload.requests[0], workload.requests[2], workload.requests[4]
-    assert side.after == first.after == ()
-    assert (last.after, last.delay_s) == ((0, 2), 0.5)
-    assert last.hash_ids[:2] == first.hash_ids[:2]
-    assert first.hash_ids[2] not in last.hash_ids  # a partial block without an id is its own
-    assert not set(workload.requests[1].hash_ids) & set(first.hash_ids)
+def test_weka_sub_agents_run_beside_each_other_and_the_next_call_waits_for_all(tmp_path):
+    first, one, two, one_more, back, last = calls = read(tmp_path, "weka").requests
+    assert [r.arrival_s for r in calls] == [0.0, 2.0, 2.0, 5.0, 12.0, 14.0]
+    assert [r.after for r in (first, one, two, one_more)] == [(), (0,), (0,), (1,)]
+    assert [r.delay_s for r in (one, two, one_more)] == [1.0, 1.0, 2.0]
+    assert set(back.after) == {2, 3}
+    assert back.delay_s == 3.0  # from the end of the longer one, 9 s, until 12 s
+    assert (last.after, last.delay_s) == ((4,), 1.0)
+    assert {r.session for r in calls} == {"conv"}
+
+
+def test_a_weka_sub_agent_that_was_launched_only_is_not_waited_for(tmp_path):
+    rows = [
+        call(0.0, 64, [1]),
+        agent(3.0, call(0.0, 64, [2]), status="async_launched"),
+        call(5.0, 64, [1], think_time=4.0),
+    ]
+    _, side, last = read(tmp_path, "weka", json.dumps(WEKA | {"requests": rows}))
+    assert (side.arrival_s, side.after, side.delay_s) == (3.0, (0,), 2.0)
+    assert (last.after, last.delay_s) == ((0,), 4.0)
+
+
+def test_a_weka_conversation_may_begin_with_sub_agents_hold_empty_ones_and_nest_them(tmp_path):
+    inner = agent(2.0, call(0.0, 64, [3]), duration_ms=1000)
+    rows = [
+        agent(9.0, call(0.0, 64, [2]), inner, call(4.0, 64, [2]), duration_ms=9000),
+        agent(9.0, duration_ms=100),
+        call(10.0, 64, [1]),
+    ]
+    calls = read(tmp_path, "weka", json.dumps(WEKA | {"requests": rows})).requests
+    assert [(r.arrival_s, r.after) for r in calls] == [(0.0, ()), (1.0, (0,)), (4.0, (1,)), (10.0, (2,))]
+    assert calls[-1].delay_s == 1.0
+
+
+def test_a_weka_call_without_output_is_one_of_a_token_and_noted(tmp_path):
+    workload = read(tmp_path, "weka", json.dumps(WEKA | {"requests": [call(0.0, 64, [1]) | {"out": 0}]}))
+    assert workload.requests[0].output_length == 1
+    assert "calls without output, taken as of 1 token: 1" in workload.notes
+
+
+def test_weka_ids_are_local_and_a_partial_block_has_its_own(tmp_path):
+    workload = read(tmp_path, "weka", lines(WEKA, WEKA | {"id": "other"}))
+    one, two = ([r for r in workload if r.session == name] for name in ("conv", "other"))
+    assert one[-1].hash_ids[:2] == one[0].hash_ids[:2]
+    assert one[0].hash_ids[2] not in one[-1].hash_ids
+    assert not {id for r in one for id in r.hash_ids} & {id for r in two for id in r.hash_ids}
+
+
+def test_long_conversations_one_a_line_are_lines(tmp_path):
+    long = WEKA | {"requests": [call(float(n), 64 * 500, list(range(500))) for n in range(60)]}
+    text = lines(long, long | {"id": "other"})
+    assert len(text.split("\n")[0]) > 1 << 16
+    assert len(read(tmp_path, "weka", text)) == 120
+    with pytest.raises(WorkloadError, match=r"line 2, requests\[0\]: in must be at least 1, not -1"):
+        read(tmp_path, "weka", lines(long, WEKA | {"requests": [call(0.0, -1, [])]}))
 
 
 def test_a_conversation_is_its_turns(tmp_path):
@@ -121,6 +227,37 @@ def test_a_conversation_is_its_turns(tmp_path):
     first, second = read(tmp_path, "aiperf-multi")
     assert second.input_length > first.input_length + first.output_length - 2
     assert (second.after, second.delay_s, second.output_length) == ((0,), 0.25, 7)
+
+
+def test_calls_of_functions_are_the_model_s(tmp_path):
+    turns = [("human", "Book it"), ("function_call", "book()"), ("observation", "done"), ("gpt", "It is booked")]
+    rows = lines({"conversations": [{"from": who, "value": text} for who, text in turns]})
+    _, second = read(tmp_path, "sharegpt", rows)
+    assert [message["role"] for message in second.content] == ["user", "assistant", "user"]
+
+
+def test_azure_times_of_2024_have_an_offset_and_some_no_fraction(tmp_path):
+    text = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2024-05-12 00:00:00.001500+00:00,10,5\r\n"
+        "2024-05-12 02:00:01+02:00,10,5\r\n2024-05-12 00:00:02.5+00:00,10,0\r\n"
+    )
+    workload = read(tmp_path, "azure", text)
+    assert [r.arrival_s for r in workload] == [0.0, pytest.approx(0.9985)]
+    assert "rows without prompt or response tokens left out: 1" in workload.notes
+
+
+def test_burstgpt_s_first_files_have_no_sessions(tmp_path):
+    text = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
+    assert [(r.input_length, r.session) for r in read(tmp_path, "burstgpt", text)] == [(472, "")]
+
+
+def test_bailian_ids_that_name_tokens_only_share_what_has_the_same_start(tmp_path):
+    row = {"parent_chat_id": 3, "input_length": 32, "output_length": 1, "timestamp": 0.0}
+    one, two = read(
+        tmp_path, "bailian", lines(row | {"chat_id": 7, "hash_ids": [1, 5]}, row | {"chat_id": 8, "hash_ids": [2, 5]})
+    )
+    assert not set(one.hash_ids) & set(two.hash_ids)
+    assert one.session == two.session == "3"  # their parent is not in the file
 
 
 def test_texts_share_blocks_where_they_share_words(tmp_path):
@@ -142,6 +279,7 @@ def test_texts_share_blocks_where_they_share_words(tmp_path):
         ("bailian", lines({"chat_id": 1, "timestamp": -1, "input_length": 4, "output_length": 1, "hash_ids": [1]}), "timestamp must be at least 0, not -1"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2: TIMESTAMP must be a time"),
         ("burstgpt", "Timestamp,Request tokens,Response tokens\n1,x,2\n", "line 2: Request tokens must be a number, not 'x'"),
+        ("weka", json.dumps(WEKA | {"requests": [{"agent_id": "x", "type": "subagent"}]}), r"requests\[0\]: requests must be a list of objects"),
         ("weka", json.dumps(WEKA | {"requests": [{"in": 64, "out": 1, "hash_ids": [1, 2, 3]}]}), r"requests\[0\]: 64 tokens in blocks of 64 need 1 hash_ids, not 3"),
         ("openai-batch", lines({"body": {"model": "m"}}), "line 1, body: messages or prompt is missing"),
         ("vllm-custom", '{"prompt": "a"}\n{"prompt"\n', "line 2: not JSON"),
@@ -186,6 +324,7 @@ def test_what_is_written_is_read_back(tmp_path, name):
     [
         ("bailian", "mooncake", ["sharing in blocks smaller than 512 tokens", "sessions"]),
         ("mooncake-sessions", "mooncake", ["sessions", "turns that wait for answers"]),
+        ("weka", "mooncake-sessions", ["requests that wait for several others, or not for the turn before"]),
         ("sharegpt", "openai-batch", ["sessions", "turns that wait for answers"]),
         ("aiperf-single", "azure", ["texts"]),
     ],

@@ -1,0 +1,118 @@
+"""Our own format, which holds all that a workload does: JSON Lines, a header and then a request a line.
+
+`{"schema": "dynabench.workload/1", "block_size": 64, "requests": 2, "notes": []}`
+`{"arrival_s": 0.0, "input_length": 130, "output_length": 5, "hash_ids": [0, 1, 2], "session": "a"}`
+`{"arrival_s": 1.5, ..., "after": [0], "delay_s": 0.25}`: waits for line 0 of the requests. Defaults are left out.
+"""
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import IO, Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from workloads.request import Request, Workload, WorkloadError
+from workloads.source import MAX_TOKENS, Source, lines
+
+SCHEMA: Final = "dynabench.workload/1"
+
+
+class Header(msgspec.Struct, forbid_unknown_fields=True):
+    """The first line."""
+
+    schema: Literal["dynabench.workload/1"]
+    block_size: Annotated[int, Meta(ge=1)]
+    requests: int | None = None
+    """How many there are, so that a file that was cut off is told from a whole one."""
+    notes: tuple[str, ...] = ()
+
+
+def write(workload: Workload, file: IO[bytes]) -> None:
+    """Write a workload, so that `read` gives an equal one."""
+    encode = msgspec.json.Encoder().encode
+    file.write(encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes)) + b"\n")
+    for request in workload:
+        file.write(encode(request) + b"\n")
+
+
+def block_size(path: Path) -> int:
+    """Return the block size that a file names."""
+    first = next(((number, line) for number, line in lines(path) if line.strip()), (1, b""))
+    return _header(first[1], f"{path}, line {first[0]}").block_size
+
+
+def read(source: Source) -> Iterator[Request]:
+    """Yield the requests of files that `write` wrote; of several, ids mean the same blocks.
+
+    Raises:
+        WorkloadError: a file cannot be read, or a line is not what the format says.
+    """
+    before = 0
+    for path in source.files:
+        before += yield from _requests(path, source, before)
+
+
+def is_like(first: dict[str, Any] | None, start: bytes) -> bool:
+    """Tell whether a file is in this format, of whatever version."""
+    return first is not None and str(first.get("schema", "")).startswith("dynabench.workload/")
+
+
+def _requests(path: Path, source: Source, before: int) -> Generator[Request, None, int]:
+    """Yield the requests of a file, behind so many of other files; return how many."""
+    decode = msgspec.json.Decoder(Request).decode
+    size, header, last, found = source.namer.block_size, None, 0.0, 0
+    for number, line in lines(path):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        if header is None:
+            header = _header(line, place)
+            if header.block_size != size:
+                raise WorkloadError(f"{place}: block_size is {header.block_size}, not {size}")
+            source.keep(header.notes)
+            continue
+        try:
+            request = decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise WorkloadError(f"{place}: not a request ({error})") from error
+        if problem := _problem(request, size, last, found):
+            raise WorkloadError(f"{place}: {problem}")
+        last, found = request.arrival_s, found + 1
+        if before and request.after:
+            request = msgspec.structs.replace(request, after=tuple(number + before for number in request.after))
+        yield request
+    if header is not None and header.requests not in (None, found):
+        raise WorkloadError(f"{path}: holds {found:,} of {header.requests:,} requests; it was cut off")
+    return found
+
+
+def _header(line: bytes, place: str) -> Header:
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WorkloadError(f'{place}: not a header ({error}); expected {{"schema": "{SCHEMA}", ...}}') from error
+
+
+def _problem(request: Request, block_size: int, last: float, number: int) -> str | None:
+    for name in ("input_length", "output_length"):
+        if not 1 <= getattr(request, name) <= MAX_TOKENS:
+            return f"{name} must be from 1 to {MAX_TOKENS:,}, not {getattr(request, name)}"
+    if request.arrival_s < 0:
+        return f"arrival_s must not be negative, not {request.arrival_s:g}"
+    if request.arrival_s < last:
+        return (
+            f"arrival_s {request.arrival_s:g} is before the line above ({last:g}); expected requests in order of time"
+        )
+    if request.delay_s < 0:
+        return f"delay_s must not be negative, not {request.delay_s:g}"
+    blocks = -(-request.input_length // block_size)
+    if len(request.hash_ids) != blocks:
+        return (
+            f"{request.input_length} tokens in blocks of {block_size} need {blocks} hash_ids, "
+            f"not {len(request.hash_ids)}"
+        )
+    if not all(0 <= earlier < number for earlier in request.after):
+        expected = f"numbers of earlier requests, 0 to {number - 1}" if number else "none, as it is the first"
+        return f"after names {list(request.after)}; expected {expected}"
+    return None
