@@ -140,7 +140,7 @@ def main() -> None:
             router_mode=modes, workers=workers, repeats=options.repeats, out=results, trace_block_size=BLOCK
         )
         settings = Settings(modes[0], workers, ShapeConfig(), LoadConfig(), ExperimentRouterConfig(), engine, live)
-        _, found = validate(path, ValidateConfig(), experiment, settings, console)
+        _, found = validate((path,), ValidateConfig(), experiment, settings, console)
         for arm, part in found["arms"].items():
             console.print(name, fidelity_table(arm, part), distances(part))
         console.print(found["best"])

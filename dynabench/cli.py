@@ -56,7 +56,7 @@ for command in (hardware, calibrate, validate, record, verify):
 
 @app.command
 def simulate(
-    workload: Path | None = None,
+    workload: tuple[Path, ...] = (),
     /,
     *,
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
@@ -69,7 +69,7 @@ def simulate(
     """Compare router modes, or any other settings, in virtual time.
 
     Args:
-        workload: a workload file (see `dynabench workload formats`); by default a small bundled one.
+        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
         experiment: what to compare.
         shape: what to change about the workload.
         load: how the workload is sent.
@@ -84,7 +84,7 @@ def simulate(
 
 @app.command
 def run(
-    workload: Path | None = None,
+    workload: tuple[Path, ...] = (),
     /,
     *,
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
@@ -97,7 +97,7 @@ def run(
     """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
 
     Args:
-        workload: a workload file (see `dynabench workload formats`); by default a small bundled one.
+        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
         experiment: what to compare.
         shape: what to change about the workload.
         load: how the workload is sent.
@@ -111,7 +111,7 @@ def run(
 
 @app.command
 def sweep(
-    workload: Path | None = None,
+    workload: tuple[Path, ...] = (),
     /,
     *,
     config: Annotated[SweepConfig, flat("Sweep", 0)] = SweepConfig(),  # noqa: B008 (frozen)
@@ -125,7 +125,7 @@ def sweep(
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
 
     Args:
-        workload: a workload file (see `dynabench workload formats`); by default a small bundled one.
+        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
         config: how to go through the settings.
         experiment: what to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
         shape: what to change about the workload.
@@ -202,10 +202,10 @@ def serve(
     serving_.serve(graph)
 
 
-def _compare(clock: Any, path: Path | None, experiment: ExperimentConfig, settings: Settings) -> int:
+def _compare(clock: Any, files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings) -> int:
     console = Terminal()
     with plain_errors():
-        out, summary = run_experiment(clock, path, experiment, settings, console=console)
+        out, summary = run_experiment(clock, files, experiment, settings, console=console)
     _print_summary(summary, console)
     if experiment.metrics_like is not None:
         _print_like(out, experiment.metrics_like, console)

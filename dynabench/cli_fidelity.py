@@ -70,7 +70,7 @@ def calibrate(
 
 
 def validate(
-    workload: Path | None = None,
+    workload: tuple[Path, ...] = (),
     /,
     *,
     config: Annotated[ValidateConfig, flat("Validation", 0)] = ValidateConfig(),  # noqa: B008 (frozen)
@@ -85,7 +85,7 @@ def validate(
     """Compare real runs with simulated ones of the same workload, figure by figure.
 
     Args:
-        workload: a workload file; none where --real names records of requests.
+        workload: files or a folder that are one workload; none where --real names records of requests.
         config: what to compare with, and when to fail.
         experiment: router modes and repeats.
         shape: what to change about the workload.

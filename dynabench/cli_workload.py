@@ -11,13 +11,17 @@ from rich.console import Console
 
 from dynabench.workload_file import read_workload, write_whole, write_workload
 from workloads import Workload, WorkloadError, formats, tools
-from workloads.describe import Description, describe
+from workloads.describe import Description, advice, describe
 from workloads.fit import fit as fit_to
 from workloads.fit import make, read_spec
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
 workload_app = App(name="workload", help="Look at workloads, make them, change and convert them.")
+
+
+UNITS = {"duration_s": "duration (s)", "rate": "rate (requests/s)", "isl": "isl (tokens)", "osl": "osl (tokens)"}
+"""Labels of figures whose names say no unit."""
 
 
 def flat(title: str, order: int) -> Parameter:
@@ -27,7 +31,7 @@ def flat(title: str, order: int) -> Parameter:
 
 @workload_app.command
 def inspect(
-    file: Path,
+    files: tuple[Path, ...],
     /,
     *,
     format: str | None = None,
@@ -38,43 +42,46 @@ def inspect(
     """Print what a workload is like.
 
     Args:
-        file: a workload file.
-        format: its format (default: detected).
+        files: files or a folder that are one workload.
+        format: their format (default: detected).
         trace_block_size: tokens each hash id stands for (default: the format's).
         tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
         json_output: print JSON.
     """
-    workload = read_workload(file, format=format, block_size=trace_block_size, tokenizer=tokenizer)
+    workload = read_workload(files, format=format, block_size=trace_block_size, tokenizer=tokenizer)
     facts: dict[str, Any] = dataclasses.asdict(describe(workload))
+    hints = advice(workload)
     if json_output:
-        print(json.dumps(facts | {"notes": workload.notes}))
+        print(json.dumps(facts | {"notes": workload.notes, "advice": hints}))
         return
     console = Console(highlight=False)
     for name, value in (facts | {"notes": "; ".join(workload.notes) or "-"}).items():
-        label = name.replace("_", " ")
+        label = UNITS.get(name, name.replace("_", " "))
         if isinstance(value, dict):
             text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
         elif "share" in name:
             text = f"{value:.1%}"
         else:
             text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        console.print(f"{label:26} {text}", soft_wrap=True)
+        console.print(f"{label:26} {text}", soft_wrap=True, markup=False)
+    for hint in hints:
+        console.print(hint, soft_wrap=True, markup=False)
 
 
 @workload_app.command(name="formats")
 def formats_() -> None:
-    """List the workload formats."""
+    """List the workload formats, and the public data that each was tried on."""
     for name, format in formats.FORMATS.items():
         print(f"{name:18} {'read, write' if format.write else 'read       '}  {format.description}")
+        print(f"{'':31} {format.tried}")
 
 
 @workload_app.command
 def convert(
-    file: Path,
-    out: Path,
+    paths: tuple[Path, ...],
     /,
     *,
-    to: str = "mooncake",
+    to: str = formats.DEFAULT,
     format: str | None = None,
     trace_block_size: int | None = None,
     tokenizer: str | None = None,
@@ -86,9 +93,8 @@ def convert(
     """Write a workload in another format, perhaps cut, thinned, scaled or anonymised; what prompts share stays shared.
 
     Args:
-        file: the workload.
-        out: the file to write (.gz: compressed); it must not exist.
-        to: format to write.
+        paths: files or a folder that are one workload, and last the file to write (.gz: compressed); it must not exist.
+        to: format to write; by default our own, which loses nothing.
         format: format of the workload (default: detected).
         trace_block_size: tokens each hash id stands for (default: the format's).
         tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
@@ -97,14 +103,17 @@ def convert(
         lossy: write it even if the format cannot tell everything.
         shape_config: what to change.
     """
-    before = read_workload(file, format=format, block_size=trace_block_size, tokenizer=tokenizer)
+    *files, out = _with_last(paths)
+    formats.writer(to)
+    before = read_workload(files, format=format, block_size=trace_block_size, tokenizer=tokenizer)
     after = shape(before, shape_config, seed=seed)
     if anonymise:
         after = tools.anonymise(after)
     lost = formats.lost(after, to)
     if lost and not lossy:
         raise WorkloadError(
-            f"{to} cannot tell {', '.join(lost)} of {file}; choose another format, or accept it with --lossy"
+            f"{to} cannot tell {', '.join(lost)} of {before.name}; "
+            f"leave out --to, choose another format, or accept it with --lossy"
         )
     write_workload(after, out, to)
     _print_sharing(describe(before), describe(after), out, lost)
@@ -112,20 +121,26 @@ def convert(
 
 @workload_app.command
 def merge(
-    files: list[Path], /, *, out: Path, shared: Annotated[bool, Parameter(negative=())] = False, to: str = "mooncake"
+    files: list[Path],
+    /,
+    *,
+    out: Path,
+    shared: Annotated[bool, Parameter(negative=())] = False,
+    to: str = formats.DEFAULT,
 ) -> None:
     """Lay workloads over each other in time.
 
     Args:
-        files: workloads.
+        files: workloads, each a file or a folder.
         out: the file to write; it must not exist.
         shared: equal ids are equal blocks (parts of one trace); otherwise the workloads share nothing.
-        to: format to write.
+        to: format to write; by default our own, which loses nothing.
     """
-    parts = [read_workload(file) for file in files]
+    formats.writer(to)
+    parts = [read_workload([file]) for file in files]
     merged = tools.merge(parts, is_shared=shared)
     if lost := formats.lost(merged, to):
-        raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; choose another format with --to")
+        raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(merged, out, to)
     for file, part in zip(files, parts, strict=True):
         print(
@@ -140,6 +155,7 @@ def synth(
     /,
     *,
     spec: Path | None = None,
+    to: str = formats.DEFAULT,
     config: Annotated[SynthConfig, flat("Synthesizer", 1)] = SynthConfig(),  # noqa: B008 (frozen)
 ) -> None:
     """Write a synthetic workload, from dials or like a trace that `fit` described.
@@ -147,8 +163,10 @@ def synth(
     Args:
         out: the file to write (.jsonl or .jsonl.gz); it must not exist.
         spec: a spec that `dynabench workload fit` wrote; of the dials, --requests and --seed then count.
+        to: format to write; by default our own, which loses nothing.
         config: its dials.
     """
+    formats.writer(to)
     if spec is None:
         workload = Workload(out.name, config.block_size, synthesize(config))
     else:
@@ -159,25 +177,40 @@ def synth(
         known = read_spec(text, str(spec))
         count = config.requests if config.requests != SynthConfig().requests else None
         workload = Workload(out.name, known.block_size, make(known, requests=count, seed=config.seed))
-    write_workload(workload, out)
+    if lost := formats.lost(workload, to):
+        raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; leave out --to, or choose another format")
+    write_workload(workload, out, to)
     print(f"{out}: {len(workload):,} requests")
 
 
 @workload_app.command
-def fit(file: Path, out: Path, /, *, format: str | None = None, trace_block_size: int | None = None) -> None:
+def fit(paths: tuple[Path, ...], /, *, format: str | None = None, trace_block_size: int | None = None) -> None:
     """Describe a workload by distributions only, so that it can be shared and `synth --spec` makes one like it.
 
     Args:
-        file: the workload.
-        out: the spec to write (.json); it must not exist.
+        paths: files or a folder that are one workload, and last the spec to write (.json); it must not exist.
         format: format of the workload (default: detected).
         trace_block_size: tokens each hash id stands for (default: the format's).
     """
-    workload = read_workload(file, format=format, block_size=trace_block_size)
+    *files, out = _with_last(paths)
+    workload = read_workload(files, format=format, block_size=trace_block_size)
     spec = fit_to(workload)
     write_whole(out, lambda to: to.write(msgspec.json.format(msgspec.json.encode(spec), indent=1) + b"\n"))
     like = Workload("", spec.block_size, make(spec))
     _print_sharing(describe(workload), describe(like), out, [])
+
+
+def _with_last(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the paths of a workload and, last, of what is written.
+
+    Raises:
+        WorkloadError: one of them is missing, or what is written exists.
+    """
+    if len(paths) < 2:
+        raise WorkloadError(f"{' '.join(map(str, paths))}: expected a workload, and last the file to write")
+    if paths[-1].exists():
+        raise WorkloadError(f"{paths[-1]} exists; name another file, or remove it (the last one named is written)")
+    return paths
 
 
 def _print_sharing(before: Description, after: Description, out: Path, lost: list[str]) -> None:

@@ -38,19 +38,19 @@ SEEDS_APART = 1_000_003
 
 @functools.lru_cache(maxsize=4)
 def load_workload(
-    path: Path | None, trace_block_size: int | None, config: ShapeConfig, seed: int, format: str | None = None
+    files: tuple[Path, ...], trace_block_size: int | None, config: ShapeConfig, seed: int, format: str | None = None
 ) -> Workload:
     """Read a workload (none: the bundled one) and reshape it.
 
     Raises:
         WorkloadError: it cannot be read, or nothing is left of it.
     """
-    return shape(read_workload(path, format=format, block_size=trace_block_size), config, seed=seed)
+    return shape(read_workload(files, format=format, block_size=trace_block_size), config, seed=seed)
 
 
 def run_experiment(
     clock: Literal["virtual", "wall"],
-    path: Path | None,
+    files: tuple[Path, ...],
     experiment: ExperimentConfig,
     settings: Settings,
     *,
@@ -76,7 +76,7 @@ def run_experiment(
     arms = arms_of(experiment, settings)
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
     source = functools.partial(
-        load_workload, path, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
+        load_workload, files, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
     )
     workload = source(config=arms[0].settings.shape)
     plan = _plan(arms, experiment)
@@ -91,7 +91,7 @@ def run_experiment(
         if clock == "virtual" and _is_open(arms):
             engine, workers = arms[0].settings.engine, arms[0].settings.workers
             bound = max(ttft_bound(workload, engine), pool_bound(workload, engine, workers))
-        manifest = manifest_of(clock, path, workload, experiment, settings, arms, runs) | {"bound_s": bound}
+        manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs) | {"bound_s": bound}
         return out, folder.write(out, manifest, runs)
 
 
@@ -231,7 +231,7 @@ def _measure_all(
 
 def manifest_of(
     clock: str,
-    path: Path | None,
+    files: tuple[Path, ...],
     workload: Workload,
     experiment: ExperimentConfig,
     settings: Settings,
@@ -250,7 +250,7 @@ def manifest_of(
         "clock": clock,
         "created": _now().isoformat(timespec="seconds"),
         "workload": {
-            "file": str(path) if path else "bundled",
+            "file": " ".join(map(str, files)) or "bundled",
             "name": workload.name,
             "requests": len(workload),
             "notes": list(workload.notes),
@@ -280,13 +280,13 @@ def _live_facts(live: LiveConfig) -> dict[str, Any]:
 
 
 def sweep_manifest(
-    path: Path | None, experiment: ExperimentConfig, settings: Settings, arms: list[Arm]
+    files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings, arms: list[Arm]
 ) -> dict[str, Any]:
     """Return what is needed to run a sweep again, and to understand it."""
     workload = load_workload(
-        path, experiment.trace_block_size, arms[0].settings.shape, experiment.seed, experiment.format
+        files, experiment.trace_block_size, arms[0].settings.shape, experiment.seed, experiment.format
     )
-    return manifest_of("virtual", path, workload, experiment, settings, arms, [])
+    return manifest_of("virtual", files, workload, experiment, settings, arms, [])
 
 
 def is_compiled() -> bool:

@@ -21,13 +21,14 @@ from reports import metrics, slo
 from reports.folder import replace_text
 from reports.summary import summarize
 from serving.router import ROUTER_MODES
+from workloads.source import files_of
 
 Json = dict[str, Any]
 KEPT = ("ttft_sched", "ttft", "itl", "tpot", "e2e_sched")
 
 
 def run_sweep(
-    path: Path | None, config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+    files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
 ) -> tuple[Path, Json]:
     """Carry out a sweep and write its folder; one that exists is gone on with if it holds the same sweep.
 
@@ -42,18 +43,18 @@ def run_sweep(
         raise UserError("--find searches for the highest value that meets limits; give --slo or --slo-preset")
     modes = replace(experiment, noise_floor=False)
     arms = arms_of(modes, settings)
-    identity = _identity(path, config, experiment, settings)
+    identity = _identity(files, config, experiment, settings)
     out = experiment.out or Path("results") / f"sweep-{identity}"
     points = _open(out, identity)
     with Interrupt() as interrupt:
-        work = _Work(path, experiment, config, points, limits, interrupt)
+        work = _Work(files, experiment, config, points, limits, interrupt)
         if config.find is None:
             is_complete = _grid(work, arms, console)
             found: list[Json] = []
         else:
             is_complete, found = _search(work, arms, console)
         rows = [row for row in (work.known(arm) for arm in arms) if row is not None] if config.find is None else found
-        manifest = sweep_manifest(path, experiment, settings, arms) | {"sweep": asdict(config), "identity": identity}
+        manifest = sweep_manifest(files, experiment, settings, arms) | {"sweep": asdict(config), "identity": identity}
         return out, sweep_report.write(out, manifest, rows, work.all_points(), is_complete=is_complete)
 
 
@@ -62,7 +63,7 @@ class _Work:
 
     def __init__(
         self,
-        path: Path | None,
+        files: tuple[Path, ...],
         experiment: ExperimentConfig,
         config: SweepConfig,
         points: Path,
@@ -70,7 +71,7 @@ class _Work:
         interrupt: Interrupt,
     ) -> None:
         self.interrupt = interrupt
-        self.path = path
+        self.files = files
         self.experiment = experiment
         self.config = config
         self.points = points
@@ -103,7 +104,7 @@ class _Work:
         """Return what simulates a point."""
         experiment = self.experiment
         return simulate_point, (
-            arm, self.path, experiment.trace_block_size, experiment.format, experiment.seed, experiment.repeats, self.limits,
+            arm, self.files, experiment.trace_block_size, experiment.format, experiment.seed, experiment.repeats, self.limits,
             self.config.attainment, self.interrupt.flag,
         )  # fmt: skip
 
@@ -114,7 +115,7 @@ class _Work:
 
 def simulate_point(
     arm: Arm,
-    path: Path | None,
+    files: tuple[Path, ...],
     block_size: int | None,
     format: str | None,
     seed: int,
@@ -124,7 +125,7 @@ def simulate_point(
     flag: Path,
 ) -> Json:
     """Simulate a combination of settings and return its figures; all repeats together."""
-    workload = load_workload(path, block_size, arm.settings.shape, seed, format)
+    workload = load_workload(files, block_size, arm.settings.shape, seed, format)
     runs = [simulate_arm(arm, repeat, seed + repeat, workload, is_interrupted=flag.exists) for repeat in range(repeats)]
     summary = summarize(runs, limits, with_intervals=False)
     figures = summary["arms"][arm.name]
@@ -260,11 +261,10 @@ def _at(arm: Arm, name: str, value: Any) -> Arm:
     return Arm(arm.name, settings, arm.changes | {name: value})
 
 
-def _identity(path: Path | None, config: SweepConfig, experiment: ExperimentConfig, settings: Settings) -> str:
+def _identity(files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings) -> str:
     """Name a sweep by everything its points depend on."""
     parts = {
-        "path": str(path),
-        "size": path.stat().st_size if path is not None and path.is_file() else None,
+        "files": [(str(file), file.stat().st_size if file.is_file() else None) for file in files_of(files)],
         "seed": experiment.seed,
         "repeats": experiment.repeats,
         "block": experiment.trace_block_size,

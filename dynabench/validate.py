@@ -28,7 +28,7 @@ REAL, SIMULATED = "{}, real", "{}, simulated"
 
 
 def validate(
-    path: Path | None, config: ValidateConfig, experiment: ExperimentConfig, settings: Settings, console: Terminal
+    files: tuple[Path, ...], config: ValidateConfig, experiment: ExperimentConfig, settings: Settings, console: Terminal
 ) -> tuple[Path, dict[str, Any]]:
     """Compare real runs, live or past, with simulated ones; write a results folder; return it and what was found.
 
@@ -37,12 +37,12 @@ def validate(
     """
     out = results_folder(experiment, "validate")
     if config.real is None:
-        workload, real, logs = _measure(path, experiment, settings, console)
+        workload, real, logs = _measure(files, experiment, settings, console)
         known = next((log.engine for found in logs.values() for log in found), {})
         settings = dataclasses.replace(settings, engine=like(settings.engine, known))
     else:
         settings = dataclasses.replace(settings, engine=as_calibrated(settings.engine))
-        workload, real = _past(config.real, path, experiment, settings)
+        workload, real = _past(config.real, files, experiment, settings)
         logs = {}
     pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]] = {}
     at_speed: dict[str, list[ArmResult]] = {}
@@ -64,7 +64,8 @@ def validate(
     for mode, speed in speeds.items():
         found["arms"][mode]["speed"] = None if speed is None else speed._asdict()
     arms = [Arm(run.arm, settings, {}) for run in runs if run.repeat == 0]
-    manifest = manifest_of("virtual", path or config.real, workload, experiment, settings, arms, runs)
+    named = files or (() if config.real is None else (config.real,))
+    manifest = manifest_of("virtual", named, workload, experiment, settings, arms, runs)
     manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": found}
     found["notes"] = tables.notes(folder.write(out, manifest, runs))
     return out, found
@@ -96,7 +97,7 @@ def like(engine: EngineConfig, known: dict[str, Any]) -> EngineConfig:
 
 
 def _measure(
-    path: Path | None, experiment: ExperimentConfig, settings: Settings, console: Terminal
+    files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings, console: Terminal
 ) -> tuple[Workload, dict[str, list[ArmResult]], dict[str, list[StepLog]]]:
     """Run the real engine, every mode in turn and back (ABBA); return what it told of its steps, too."""
     from dynabench.live import run_live
@@ -106,7 +107,7 @@ def _measure(
     if live is None or live.engine == "mocker":
         raise UserError("validate needs something real: --engine vllm with --model, or --real with a past run")
     source = functools.partial(
-        load_workload, path, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
+        load_workload, files, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
     )
     workload = source(config=settings.shape)
     flags = (f"--scheduler-cls={RECORDER}",) if live.engine == "vllm" else ()
@@ -186,17 +187,17 @@ def at(speed: Speed, engine: EngineConfig) -> EngineConfig:
 
 
 def _past(
-    real: Path, path: Path | None, experiment: ExperimentConfig, settings: Settings
+    real: Path, files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings
 ) -> tuple[Workload, dict[str, list[ArmResult]]]:
     if not real.is_dir():
-        if path is not None:
-            raise UserError(f"records of requests are their own workload; leave out {path}")
+        if files:
+            raise UserError(f"records of requests are their own workload; leave out {' '.join(map(str, files))}")
         workload, run = read_requests(real)
         mode = settings.mode
         run.arm = REAL.format(mode)
         return workload, {mode: [run]}
     _, runs = folder.read(real)
-    workload = load_workload(path, experiment.trace_block_size, settings.shape, experiment.seed, experiment.format)
+    workload = load_workload(files, experiment.trace_block_size, settings.shape, experiment.seed, experiment.format)
     found: dict[str, list[ArmResult]] = {}
     for run in runs:
         if int(run.columns["request"].max(initial=-1)) >= len(workload):

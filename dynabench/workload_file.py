@@ -3,7 +3,7 @@
 import gzip
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -14,12 +14,12 @@ BUNDLED = Path(mooncake.__file__).parent / "bundled" / "chat.jsonl"
 
 
 def read_workload(
-    path: Path | None, *, format: str | None = None, block_size: int | None = None, tokenizer: str | None = None
+    files: Sequence[Path], *, format: str | None = None, block_size: int | None = None, tokenizer: str | None = None
 ) -> Workload:
     """Read a workload (none: the bundled one).
 
     Args:
-        path: a file, or for some formats a folder.
+        files: files and folders that are one workload.
         format: its name (none: detected).
         block_size: tokens each id stands for (none: the format's).
         tokenizer: folder, file or Hugging Face id of a model whose tokenizer counts the tokens of texts.
@@ -27,16 +27,13 @@ def read_workload(
     Raises:
         WorkloadError: it cannot be read, or holds no request.
     """
-    source = path or BUNDLED
-    if path is not None and not path.exists():
-        raise WorkloadError(f"{path}: cannot be read (No such file or directory)")
-    workload = formats.read(source, format=format, block_size=block_size, encode=_encoder(tokenizer))
+    workload = formats.read(files or BUNDLED, format=format, block_size=block_size, encode=_encoder(tokenizer))
     if not len(workload):
-        raise WorkloadError(f"{source}: holds no request")
+        raise WorkloadError(f"{' '.join(map(str, files))}: holds no request")
     return workload
 
 
-def write_workload(workload: Workload, out: Path, format: str = "mooncake") -> None:
+def write_workload(workload: Workload, out: Path, format: str = formats.DEFAULT) -> None:
     """Write a workload to a new file, compressed if its name ends in .gz.
 
     Raises:

@@ -6,6 +6,9 @@ import numpy as np
 
 from workloads.request import Workload
 
+COARSE = 2
+"""Requests in a tick, on average, from which on a clock is too coarse for them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -52,6 +55,25 @@ def describe(workload: Workload) -> Description:
         endless_cache_mean_share=float((hits / isl).mean()),
         distinct_first_blocks=len({request.hash_ids[0] for request in workload}),
     )
+
+
+def advice(workload: Workload) -> list[str]:
+    """Say how arrivals that no service saw could be replaced: ticks of a coarse clock, or all at once."""
+    times = [request.arrival_s for request in workload if not request.after]
+    ticks = np.unique(times)
+    if len(times) < 2:
+        return []
+    if len(ticks) == 1:
+        return [
+            f"all {len(times):,} requests that wait for no other arrive at once: give them times with --arrival, "
+            "or send them with --concurrency or --session-concurrency"
+        ]
+    if len(times) < COARSE * len(ticks):
+        return []
+    return [
+        f"the clock is coarse: {len(times):,} requests in {len(ticks):,} ticks, about {np.median(np.diff(ticks)):g} s "
+        "apart, so a replay sends bursts; --spread-ticks spreads each until the next"
+    ]
 
 
 def endless_hits(workload: Workload) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":

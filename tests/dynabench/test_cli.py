@@ -17,6 +17,7 @@ import pytest
 
 from dynabench.workload_file import BUNDLED
 from tests.serving.stacks import running
+from workloads.formats import FORMATS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SMALL = ["--max-requests", "40"]
@@ -228,6 +229,72 @@ def test_workloads_can_be_made_and_looked_at(tmp_path):
     facts = json.loads(dynabench("workload", "inspect", file, "--json").stdout)
     assert facts["requests"] == 50
     assert "endless cache hit share" in dynabench("workload", "inspect", BUNDLED).stdout
+
+
+def rows(path, *times, **more):
+    row = {"input_length": 700, "output_length": 5, "hash_ids": [0, 1]} | more
+    path.write_text("".join(json.dumps(row | {"timestamp": time}) + "\n" for time in times))
+    return path
+
+
+def test_files_and_a_folder_are_one_workload_in_every_command(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    files = [rows(folder / "a.jsonl", 0, 2000), rows(folder / "b.jsonl", 1000, 3000)]
+    for named in (files, [folder]):
+        assert json.loads(dynabench("workload", "inspect", *named, "--json").stdout)["requests"] == 4
+    whole = tmp_path / "whole.jsonl.gz"
+    assert dynabench("workload", "convert", *files, whole).returncode == 0
+    assert json.loads(dynabench("workload", "inspect", whole, "--json").stdout)["duration_s"] == 3.0
+    out = tmp_path / "out"
+    done = dynabench("simulate", *files, "--workers", "1", "--router-mode", "kv", "--out", out)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((out / "experiment.json").read_text())["workload"]
+    assert (told["file"], told["requests"]) == (f"{files[0]} {files[1]}", 4)
+    done = dynabench("workload", "convert", *files)
+    assert (done.returncode, "b.jsonl exists; name another file" in done.stderr) == (2, True)
+    done = dynabench("workload", "fit", folder)
+    assert (done.returncode, "expected a workload, and last the file to write" in done.stderr) == (2, True)
+
+
+def test_traces_that_nothing_else_can_hold_are_merged_without_a_flag(tmp_path):
+    call = {"in": 130, "out": 5, "hash_ids": [1, 2], "type": "n"}
+    agents = {"id": "c", "block_size": 64, "requests": [
+        call | {"t": 0.0},
+        {"t": 5.0, "type": "subagent", "duration_ms": 4000, "requests": [call | {"t": 0.0}]},
+        {"t": 3.0, "type": "subagent", "duration_ms": 2000, "requests": [call | {"t": 0.0}]},
+        call | {"t": 9.0},
+    ]}  # fmt: skip
+    (tmp_path / "agents.json").write_text(json.dumps(agents))
+    plain, out = rows(tmp_path / "plain.jsonl", 0, 1000), tmp_path / "both.jsonl.gz"
+    done = dynabench("workload", "merge", tmp_path / "agents.json", plain, "--out", out)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(dynabench("workload", "inspect", out, "--json").stdout)
+    assert (facts["requests"], facts["notes"]) == (6, ["agents.json: read as weka"])
+    done = dynabench("workload", "convert", out, tmp_path / "lossy.jsonl", "--to", "mooncake")
+    assert done.returncode == 2
+    assert "sharing in blocks smaller than 512 tokens, sessions, turns that wait for answers" in done.stderr
+    assert not (tmp_path / "lossy.jsonl").exists()
+
+
+def test_formats_say_what_they_were_tried_on():
+    shown = dynabench("workload", "formats").stdout
+    for name, format in FORMATS.items():
+        assert re.search(rf"^{name} .*\n +{re.escape(format.tried)}$", shown, re.MULTILINE), name
+
+
+def test_inspect_tells_the_unit_of_the_rate_and_what_helps_a_coarse_clock(tmp_path):
+    coarse = rows(tmp_path / "coarse.jsonl", *(3000 * (number // 5) for number in range(20)))
+    shown = dynabench("workload", "inspect", coarse).stdout
+    assert "rate (requests/s)          2.11" in shown
+    assert "the clock is coarse: 20 requests in 4 ticks, about 3 s apart" in shown
+    assert "--spread-ticks" in shown
+    assert "coarse" not in dynabench("workload", "inspect", BUNDLED).stdout
+    spread = tmp_path / "spread.jsonl"
+    assert dynabench("workload", "convert", coarse, spread, "--spread-ticks").returncode == 0
+    assert "coarse" not in dynabench("workload", "inspect", spread).stdout
+    at_once = dynabench("workload", "inspect", rows(tmp_path / "once.jsonl", 0, 0, 0), "--json")
+    assert "all 3 requests that wait for no other arrive at once" in json.loads(at_once.stdout)["advice"][0]
 
 
 def test_the_example_compares_three_weights(tmp_path):

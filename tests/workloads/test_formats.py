@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -351,3 +352,10 @@ def test_blocks_split_and_join_without_loss():
     assert formats.reblocked(formats.reblocked(workload, 64), 512).requests[0].input_length == 1100
     with pytest.raises(WorkloadError, match="neither divides the other"):
         formats.reblocked(workload, 48)
+
+
+def test_the_docs_list_every_format_with_what_it_was_tried_on():
+    docs = " ".join((Path(__file__).parents[2] / "docs" / "workloads.md").read_text().split())
+    for name, format in formats.FORMATS.items():
+        how = "read and written" if format.write else "read"
+        assert f"- `{name}` ({how}): {format.description}; {format.tried}." in docs, name
