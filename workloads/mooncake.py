@@ -34,8 +34,6 @@ def read(path: Path, *, block_size: int = BLOCK_SIZE) -> Iterator[Request]:
     decode = msgspec.json.Decoder(Row).decode
     last = 0.0
     for number, line in lines(path):
-        if not line.strip():
-            continue
         try:
             row = decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -38,7 +38,7 @@ def write(workload: Workload, file: IO[bytes]) -> None:
 
 def block_size(path: Path) -> int:
     """Return the block size that a file names."""
-    first = next(((number, line) for number, line in lines(path) if line.strip()), (1, b""))
+    first = next(lines(path), (1, b""))
     return _header(first[1], f"{path}, line {first[0]}").block_size
 
 
@@ -63,8 +63,6 @@ def _requests(path: Path, source: Source, before: int) -> Generator[Request, Non
     decode = msgspec.json.Decoder(Request).decode
     size, header, last, found = source.namer.block_size, None, 0.0, 0
     for number, line in lines(path):
-        if not line.strip():
-            continue
         place = f"{path}, line {number}"
         if header is None:
             header = _header(line, place)

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import math
 import re
@@ -27,6 +28,7 @@ UNCHECKED_BYTES = 1 << 24
 """What a packed file may always unpack to, however well it packs."""
 MAX_TOKENS = 10**8
 """Of a prompt or an answer: a hundred times the longest context of any model."""
+MAX_BLANK_LINES = 1_000_000
 SUFFIXES = (".json", ".jsonl", ".csv")
 
 
@@ -204,21 +206,25 @@ def first_object(start: bytes) -> dict[str, Any] | None:
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers, unpacked.
+    """Yield the lines of a file that are not blank with their numbers, unpacked.
 
     Raises:
-        WorkloadError: it cannot be read, a line is too long, or it unpacks to too much.
+        WorkloadError: it cannot be read, a line is too long, or it unpacks to too much or to nothing but blank lines.
     """
     try:
         with _open(path) as file:
-            most, total, number = _most_bytes(path), 0, 0
+            most, total, number, last = _most_bytes(path), 0, 0, 0
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number, total = number + 1, total + len(line)
                 if len(line) > MAX_LINE_BYTES:
                     raise WorkloadError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
                 if total > most:
                     raise _bomb(path)
-                yield number, line
+                if line.strip():
+                    last = number
+                    yield number, line
+                elif number - last > MAX_BLANK_LINES:
+                    raise WorkloadError(f"{path}, line {number}: more than {MAX_BLANK_LINES:,} blank lines in a row")
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
 
@@ -227,8 +233,6 @@ def _objects(path: Path) -> Iterator[Row]:
     """Yield the objects of one file: a first line that is an object by itself makes it JSON Lines, however long."""
     is_lines = False
     for number, line in lines(path):
-        if not line.strip():
-            continue
         if not is_lines and (line.lstrip()[:1] == b"[" or not _is_object(line)):
             break
         is_lines = True
@@ -299,7 +303,10 @@ def _row(value: Any, place: str) -> Row:
 
 
 def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    if path.suffix != ".gz":
+        return path.open("rb")
+    # Its own lines are read in Python, one call each.
+    return io.BufferedReader(cast(io.RawIOBase, gzip.open(path, "rb")), 1 << 20)
 
 
 def _most_bytes(path: Path) -> float:

@@ -219,7 +219,7 @@ def test_trace_tools(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "hit share, endless cache" in done.stdout
     assert "bailian" in json.loads(dynabench("workload", "inspect", other, "--json").stdout)["notes"][0]
-    lossy = dynabench("workload", "convert", other, tmp_path / "m.jsonl")
+    lossy = dynabench("workload", "convert", other, tmp_path / "m.jsonl", "--to", "mooncake")
     assert (lossy.returncode, "accept it with --lossy" in lossy.stderr) == (2, True)
     assert dynabench("workload", "fit", trace, spec).returncode == 0
     assert dynabench("workload", "synth", like, "--spec", spec).returncode == 0

@@ -41,6 +41,12 @@ def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, fill
         assert "line 1: block_size" not in refused(bomb, format=format)
 
 
+def test_a_flood_of_blank_lines_is_refused(tmp_path):
+    flood = tmp_path / "flood.jsonl.gz"
+    flood.write_bytes(gzip.compress(json.dumps(ROW).encode() + b"\n" * (source.MAX_BLANK_LINES + 2)))
+    assert "more than 1,000,000 blank lines in a row" in refused(flood)
+
+
 def test_a_document_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path):
     bomb = tmp_path / "bomb.json.gz"
     with gzip.open(bomb, "wb") as file:
