@@ -109,7 +109,7 @@ FORMATS: dict[str, Format] = {
         lambda source, _: traces.read_weka(source),
         lambda first, _: first is not None and isinstance(first.get("requests"), list),
         block_size=64,
-        tried="tried on callanjfox/kv-cache-tester: 710 of the 739 files of traces/, one by one and as one workload",
+        tried="tried on callanjfox/kv-cache-tester: 710 of the 739 files of traces/",
     ),
     "burstgpt": Format(
         "BurstGPT CSV: Timestamp (s), Request tokens, Response tokens",
@@ -148,7 +148,7 @@ FORMATS: dict[str, Format] = {
         lambda _, texts: texts.sharegpt(),
         _conversations,
         block_size=16,
-        tried="tried on lm-sys/FastChat: data/dummy_conversation.json; hiyouga/LLaMA-Factory: data/glaive_toolcall_en_demo.json; "
+        tried="tried on lm-sys/FastChat: data/dummy_conversation.json; hiyouga/LLaMA-Factory: data/glaive_toolcall_en_demo.json; rows of "
         "sgl-project/sglang: benchmark/stress_suite/data/synthetic_trace.jsonl",
     ),
     "openai-messages": Format(
