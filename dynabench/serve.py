@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import json
-import signal
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +17,12 @@ from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import PortError, listen
 from serving.frontend.server import programs as frontend_programs
+from serving.log_writer import LogWriter
 from serving.router import RouterConfig
 from serving.router_service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
-from serving.supervise import Group, Program
+from serving.runtime.distributed import stop_on_signals
+from serving.supervise import Group, GroupError, Program
 
 
 class GraphError(UserError):
@@ -105,6 +107,8 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
     parts: tuple[Any, ...]
     for place, group in enumerate(graph.workers):
         where = f"workers[{place}]"
+        if group.count < 1:
+            raise GraphError(f"{where}: count must be at least 1, not {group.count}")
         worker = settings(group.worker, WorkerConfig, f"{where}.worker")
         endpoint = f"dyn://{home}.{group.component}.generate"
         worker = dataclasses.replace(worker, endpoint=endpoint)
@@ -143,7 +147,8 @@ def serve(graph: Graph) -> None:
     """Run a graph until SIGINT or SIGTERM; a second one ends it at once.
 
     Raises:
-        GraphError: a setting is wrong, or the port is taken.
+        GraphError: a setting is wrong, the port is taken, or a process does not start.
+        KeyboardInterrupt: a second signal came.
     """
     frontend: FrontendConfig = settings(graph.frontend, FrontendConfig, "frontend")
     try:
@@ -151,26 +156,26 @@ def serve(graph: Graph) -> None:
     except PortError as error:
         raise GraphError(str(error)) from error
     with listener:
-        uvloop.run(_serve(programs(graph, frontend, listener.fileno()), frontend.drain_s))
+        try:
+            was_cut_short = uvloop.run(_serve(programs(graph, frontend, listener.fileno()), frontend.drain_s))
+        except GroupError as error:
+            raise GraphError(str(error)) from error
+    if was_cut_short:
+        raise KeyboardInterrupt
 
 
-async def _serve(wanted: list[Program], drain_s: float) -> None:
-    loop = asyncio.get_running_loop()
+async def _serve(wanted: list[Program], drain_s: float) -> bool:
+    """Run the processes until a signal comes; return whether a second one cut their end short."""
     stopping, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stopping.is_set() else stopping).set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    group = Group(restart=True, say=lambda line: print(line, flush=True))
+    stop_on_signals(stopping, again=hurry.set)
+    log = LogWriter(sys.stdout.fileno())
+    group = Group(restart=True, say=log.say)
     try:
         for program in wanted:
             await group.start(program)
-        await stopping.wait()
+        await group.wait(stopping)
+        log.say(f"stopping: requests in progress have {drain_s:g} s to finish; Ctrl-C again stops at once")
     finally:
-        stop = asyncio.ensure_future(group.stop(drain_s + 5))
-        await asyncio.wait([stop, asyncio.ensure_future(hurry.wait())], return_when=asyncio.FIRST_COMPLETED)
-        if not stop.done():
-            await group.stop(0)
-        await stop
+        await group.stop(drain_s + 5 if stopping.is_set() else 0, hurry=hurry)
+        log.close()
+    return hurry.is_set()

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -29,8 +29,11 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime, stop_on_signals
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.serve_engines import serve_engine
-from serving.supervise import SETTINGS, Program, end_with_parent
+from serving.supervise import SETTINGS, USAGE_ERROR, GroupError, Program, end_with_parent, report_failure
 from serving.supervise import Group as Processes
+
+INTERRUPTED = 130
+"""Exit code of a process that was stopped at once."""
 
 
 def flat(title: str, order: int) -> Parameter:
@@ -283,28 +286,42 @@ def engine_settings(path: Path, engine: EngineConfig) -> EngineConfig:
 
 
 async def run_copies(module: str, count: int, settings: list[Any], drain_s: float, stopping: asyncio.Event) -> None:
-    """Run several processes of a module with the same settings, and restart those that end."""
+    """Run several processes of a module with the same settings, and restart those that end.
+
+    Raises:
+        GroupError: one of them does not start.
+    """
     group = Processes(restart=True)
-    for number in range(count):
-        await group.start(Program(f"{module.rpartition('.')[2]}-{number}", ["-m", module], settings))
-    await stopping.wait()
-    await group.stop(drain_s + 5)
+    try:
+        for number in range(count):
+            await group.start(Program(f"{module.rpartition('.')[2]}-{number}", ["-m", module], settings))
+        await group.wait(stopping)
+        await group.stop(drain_s + 5)
+    finally:
+        await group.stop(0)
 
 
 def run(main: Any) -> None:
-    """Run a process's coroutine until it returns; SIGTERM, SIGINT or the end of the parent set the event it is given."""
+    """Run a process's coroutine until it returns.
+
+    SIGTERM, SIGINT or the end of the parent set the event it is given. A second signal cancels it: it gives back what
+    it holds, finishes nothing, and the process exits with 130.
+    """
 
     async def whole() -> None:
         stopping = asyncio.Event()
-        stop_on_signals(stopping)
+        work: asyncio.Task[None] = asyncio.create_task(main(stopping))
+        stop_on_signals(stopping, again=work.cancel)
         watching = asyncio.create_task(end_with_parent(stopping))
-        work: Coroutine[Any, Any, None] = main(stopping)
         try:
             await work
         finally:
             watching.cancel()
 
-    uvloop.run(whole())
+    try:
+        uvloop.run(whole())
+    except asyncio.CancelledError:
+        sys.exit(INTERRUPTED)
 
 
 def run_app(app: App, name: str) -> None:
@@ -340,10 +357,10 @@ def failing_in_one_line(name: str) -> Iterator[None]:
         yield
     except (CycloptsError, ValueError, LogError) as error:
         fail(name, one_line(error))
-    except (RuntimeUnavailableError, ModelError, EngineError, AskError) as error:
+    except (RuntimeUnavailableError, ModelError, EngineError, AskError, GroupError) as error:
         fail(name, str(error))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def one_line(error: Exception) -> str:
@@ -355,4 +372,5 @@ def one_line(error: Exception) -> str:
 def fail(name: str, message: str) -> NoReturn:
     """End with a message."""
     print(f"{name}: {message}", file=sys.stderr)
-    sys.exit(2)
+    report_failure(message)
+    sys.exit(USAGE_ERROR)

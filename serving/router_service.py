@@ -25,6 +25,7 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError, pack_u32, pack_u64
 from serving.runtime.server import GeneratorService, Stream
+from serving.supervise import report_ready
 from serving.worker import files_address
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,7 @@ class RouterService:
         )
         await runtime.register(ours.key, msgspec.json.encode(ours))
         await runtime.serve(own, self._forward)
+        report_ready()
         log.info("routing %s from %s to %s", card.name, own, target)
         await stopping
         await runtime.drain()

@@ -9,6 +9,7 @@ from serving.engine_config import WorkerConfig
 from serving.kv_events import KvEventPublisher, LoadReport, WorkerReports
 from serving.model_card import BYTES_CONTEXT, ModelFiles
 from serving.runtime.distributed import DistributedRuntime
+from serving.supervise import report_ready
 from serving.worker import register_llm
 
 
@@ -60,6 +61,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         files=files,
     )
     await runtime.serve(address, engine.service)
+    report_ready()
     try:
         await _unless(stopping, asyncio.create_task(engine.failed()))
     finally:

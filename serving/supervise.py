@@ -1,27 +1,55 @@
 """Groups of processes: started, watched, restarted and stopped together, with one log stream.
 
-A child reads its standard input and ends when that does, so that even a killed parent leaves no process.
+A child reads its standard input and ends when that does, so that even a killed parent leaves no process. Over a pipe of
+its own it reports that it is ready, or why it is ending:
+
+    starting --ready--> running --ends--> starting again, after a pause
+        |
+        +--ends with USAGE_ERROR, or for the MAX_STARTS-th time--> the whole group has failed
 """
 
 import asyncio
+import codecs
 import contextlib
 import dataclasses
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 SUPERVISED = "DYNABENCH_SUPERVISED"
 SETTINGS = "DYNABENCH_SETTINGS"
 """Holds a child's settings as JSON: arguments could be read by every user of the host, and there are keys among them."""
 
+STATUS_FD = "DYNABENCH_STATUS_FD"
+"""Names the descriptor on which a child reports."""
+
+READY = b"ready\n"
+USAGE_ERROR = 2
+"""Exit code of a process whose settings are wrong, or that lacks something: it would end so again."""
+
+MAX_STARTS = 3
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STABLE_S = 30.0
 """A process that lived so long starts again without delay."""
+
+LINE_CHARACTERS = 16 * 1024
+"""Longer lines are passed on in pieces, each a line."""
+
+STATUS_BYTES = 4096
+HURRY_S = 3.0
+"""How long a process may take to end once it was asked a second time."""
+
+RELAY_S = 0.5
+"""How long the rest of a log may take once its process has ended: processes below it may hold the pipe open."""
+
+
+class GroupError(Exception):
+    """A process of a group that cannot run; the message names it and says why."""
 
 
 @dataclass(frozen=True)
@@ -49,91 +77,247 @@ class Group:
         """
         self._restart = restart
         self._say = say
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._children: dict[str, _Child] = {}
         self._keepers: list[asyncio.Task[None]] = []
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
+        self._failure: str | None = None
+        self._failed = asyncio.Event()
 
     async def start(self, program: Program) -> None:
         """Start a process, and keep it if the group restarts."""
-        await self._spawn(program)
-        keeper = asyncio.create_task(self._keep(program, COLOURS[len(self._keepers) % len(COLOURS)]))
+        child = await self._spawn(program)
+        keeper = asyncio.create_task(self._keep(program, child, COLOURS[len(self._keepers) % len(COLOURS)]))
         self._keepers.append(keeper)
 
     @property
     def dead(self) -> list[str]:
         """Names of processes that have ended."""
-        return [name for name, process in self._processes.items() if process.returncode is not None]
+        return [name for name, child in self._children.items() if child.process.returncode is not None]
 
     @property
     def processes(self) -> dict[str, int]:
         """Process ids by name."""
-        return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
+        return {name: child.process.pid for name, child in self._children.items() if child.process.returncode is None}
 
-    async def stop(self, timeout_s: float) -> None:
-        """Ask all to end, in reverse order of their start, and kill what has not ended in time."""
-        self._is_stopping = True
-        live = [process for process in self._processes.values() if process.returncode is None]
-        for process in reversed(live):
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-        if live:
-            await asyncio.wait([asyncio.ensure_future(process.wait()) for process in live], timeout=timeout_s)
-        for process in live:
-            if process.returncode is None:
+    def cause(self, name: str) -> str:
+        """Return why a process ended, in its own words if it had any."""
+        return self._children[name].cause
+
+    async def wait(self, stopping: asyncio.Event) -> None:
+        """Wait until an event is set.
+
+        Raises:
+            GroupError: a process failed for good before that.
+        """
+        waiting = [asyncio.create_task(event.wait()) for event in (stopping, self._failed)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        if self._failure is not None and not stopping.is_set():
+            raise GroupError(self._failure)
+
+    async def stop(self, timeout_s: float, *, hurry: asyncio.Event | None = None) -> None:
+        """Ask all to end, in reverse order of their start, and return once all have ended.
+
+        Args:
+            timeout_s: how long they may take. They are then asked again, to end at once, and killed `HURRY_S` later.
+            hurry: ends the wait when it is set.
+        """
+        self._stopping.set()
+        hurrying: asyncio.Future[Any] = asyncio.create_task((hurry or asyncio.Event()).wait())
+        ended = asyncio.ensure_future(asyncio.gather(*self._keepers, return_exceptions=True))
+        try:
+            self._signal(signal.SIGTERM)
+            await asyncio.wait([ended, hurrying], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                self._signal(signal.SIGTERM)
+                await asyncio.wait([ended], timeout=HURRY_S)
+        finally:
+            hurrying.cancel()
+            self._signal(signal.SIGKILL)
+            await ended
+
+    def _signal(self, number: signal.Signals) -> None:
+        for child in reversed(self._children.values()):
+            if child.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+                    child.process.send_signal(number)
 
-    async def _spawn(self, program: Program) -> asyncio.subprocess.Process:
+    async def _spawn(self, program: Program) -> "_Child":
         settings = json.dumps([_plain(part) for part in program.settings], default=str)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *program.arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE if self._say else asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.STDOUT if self._say else None,
-            env=os.environ | program.environment | {SUPERVISED: "1", SETTINGS: settings, "PYTHONUNBUFFERED": "1"},
-            pass_fds=program.file_descriptors,
-            # Ctrl-C reaches us alone, and we stop the others in order. A session of its own would do that too, but Linux
-            # shares the CPU out by sessions, and an engine whose threads spin would starve its own process's others.
-            preexec_fn=os.setpgrp,
-        )
-        self._processes[program.name] = process
-        return process
+        # Pipes of our own: asyncio's would keep `wait` from returning while a process below the child holds one open.
+        with contextlib.ExitStack() as ends:
+            lifeline, _ = _pipe(ends)  # we never write: the child reads until we are gone
+            status, theirs = _pipe(ends)
+            log, output = _pipe(ends) if self._say is not None else (None, None)
+            facts = {SUPERVISED: "1", SETTINGS: settings, STATUS_FD: str(theirs.fileno()), "PYTHONUNBUFFERED": "1"}
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *program.arguments,
+                stdin=lifeline,
+                stdout=output or asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.STDOUT if output else None,
+                env=os.environ | program.environment | facts,
+                pass_fds=(*program.file_descriptors, theirs.fileno()),
+                # Ctrl-C reaches us alone, and we stop the others in order. A session of its own would do that too, but Linux
+                # shares the CPU out by sessions, and an engine whose threads spin would starve its own process's others.
+                preexec_fn=os.setpgrp,
+            )
+            for end in (lifeline, theirs, output):
+                if end is not None:
+                    end.close()
+            child = self._children[program.name] = _Child(process, status, log, ends.pop_all())
+        if self._stopping.is_set():  # while it was being started
+            process.kill()
+        return child
 
-    async def _keep(self, program: Program, colour: int) -> None:
+    async def _keep(self, program: Program, child: "_Child", colour: int) -> None:
         loop = asyncio.get_running_loop()
-        failures = 0
+        failures = num_starts = 0
+        was_ready = False
         while True:
-            process, started = self._processes[program.name], loop.time()
-            await self._relay(process, program.name, colour)
-            code = await process.wait()
-            if self._is_stopping or not self._restart:
+            started = loop.time()
+            code = await self._watch(child, program.name, colour)
+            was_ready = was_ready or child.is_ready
+            if self._stopping.is_set() or not self._restart:
+                return
+            num_starts += 1
+            if not was_ready and (code == USAGE_ERROR or num_starts == MAX_STARTS):
+                self._failure = self._failure or f"{program.name} does not start: {child.cause}"
+                self._failed.set()
                 return
             failures = 0 if loop.time() - started > STABLE_S else failures + 1
             delay = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
             if self._say is not None:
                 self._say(_labelled(program.name, colour, f"ended with code {code}; starting it again in {delay:g} s"))
-            await asyncio.sleep(delay)
-            await self._spawn(program)
+            if await self._is_stopped_within(delay):
+                return
+            child = await self._spawn(program)
 
-    async def _relay(self, process: asyncio.subprocess.Process, name: str, colour: int) -> None:
-        if process.stdout is None or self._say is None:
+    async def _is_stopped_within(self, delay_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
+        return self._stopping.is_set()
+
+    async def _watch(self, child: "_Child", name: str, colour: int) -> int:
+        """Pass on a process's log until it ends; return its exit code."""
+        relaying = asyncio.create_task(self._relay(child, name, colour))
+        try:
+            code = await child.process.wait()
+            await asyncio.wait([relaying], timeout=RELAY_S)
+        finally:
+            relaying.cancel()
+            await asyncio.gather(relaying, return_exceptions=True)
+            child.close()
+        return code
+
+    async def _relay(self, child: "_Child", name: str, colour: int) -> None:
+        if child.log is None or self._say is None:
             return
-        while line := await process.stdout.readline():
-            self._say(_labelled(name, colour, line.decode(errors="replace").rstrip("\n")))
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), child.log)
+        try:
+            async for line in _lines(reader):
+                child.last_line = line.strip() or child.last_line
+                self._say(_labelled(name, colour, line))
+        finally:
+            transport.close()
+
+
+class _Child:
+    """A process, its log, and what it reported."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        status: IO[bytes],
+        log: IO[bytes] | None,
+        pipes: contextlib.ExitStack,
+    ) -> None:
+        self.process = process
+        self.log = log
+        self.last_line = ""
+        self._status = status
+        self._pipes = pipes
+        self._reported = b""
+        os.set_blocking(status.fileno(), False)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it reported that it was."""
+        return self._read_report().startswith(READY)
+
+    @property
+    def cause(self) -> str:
+        """Why it ended."""
+        reported = self._read_report().removeprefix(READY).decode(errors="replace").strip()
+        code = self.process.returncode or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return reported or (f"{how}; its last line was: {self.last_line}" if self.last_line else how)
+
+    def close(self) -> None:
+        """Read what is left of its report, and close its pipes."""
+        self._read_report()
+        self._pipes.close()
+
+    def _read_report(self) -> bytes:
+        """Return what it reported; a pipe holds all that a process may say, so nobody needs to read meanwhile."""
+        if not self._status.closed:
+            self._reported = (self._reported + (self._status.read(STATUS_BYTES) or b""))[:STATUS_BYTES]
+        return self._reported
+
+
+def _pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """Make a pipe whose ends are closed with the rest."""
+    reading, writing = os.pipe()
+    return (
+        ends.enter_context(os.fdopen(reading, "rb", buffering=0)),
+        ends.enter_context(os.fdopen(writing, "wb", buffering=0)),
+    )
 
 
 def _plain(part: Any) -> Any:
     return dataclasses.asdict(part) if dataclasses.is_dataclass(part) and not isinstance(part, type) else part
 
 
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Yield what comes line by line, long lines in pieces."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pending, is_over = "", False
+    while not is_over:
+        data = await reader.read(LINE_CHARACTERS)
+        is_over = not data
+        *lines, pending = (pending + decoder.decode(data, final=is_over)).split("\n")
+        if pending and (is_over or len(pending) >= LINE_CHARACTERS):
+            lines, pending = [*lines, pending], ""
+        for line in lines:
+            for start in range(0, len(line) or 1, LINE_CHARACTERS):
+                yield line[start : start + LINE_CHARACTERS]
+
+
 def _labelled(name: str, colour: int, line: str) -> str:
     label = f"{name:>10}"
     return f"\x1b[{colour}m{label}\x1b[0m {line}" if sys.stdout.isatty() else f"{label} {line}"
+
+
+def report_ready() -> None:
+    """In a supervised process: tell the parent that this one does its work from now on."""
+    _report(READY)
+
+
+def report_failure(message: str) -> None:
+    """In a supervised process: tell the parent why this one is ending."""
+    _report(message.encode(errors="replace")[: STATUS_BYTES - len(READY)])
+
+
+def _report(data: bytes) -> None:
+    if (descriptor := os.environ.get(STATUS_FD)) is not None:
+        with contextlib.suppress(OSError):  # the parent is gone, and we shall be soon
+            os.write(int(descriptor), data)
 
 
 async def end_with_parent(stopping: asyncio.Event) -> None:

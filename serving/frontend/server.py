@@ -25,7 +25,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.server import GeneratorService
-from serving.supervise import Group, Program
+from serving.supervise import Group, Program, report_ready
 
 log = logging.getLogger(__name__)
 
@@ -105,14 +105,17 @@ async def serve_frontend(
     stopping = asyncio.create_task(runtime.stopping.wait())
     if listener.family != socket.AF_UNIX:
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+    report_ready()
     try:
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         frontend.is_draining = True
+        if frontend.num_open:
+            log.info("finishing %d request(s); Ctrl-C again stops at once", frontend.num_open)
         deadline = asyncio.get_running_loop().time() + config.drain_s
         while frontend.num_open and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        frontend.end_all()
     finally:
+        frontend.end_all()
         await models.close()
         server.should_exit = True
         stopping.cancel()
@@ -127,6 +130,7 @@ async def run_frontends(
 
     Raises:
         RuntimeUnavailableError: the port, a server or a folder cannot be used.
+        GroupError: one of several processes does not start.
     """
     listener = listen(config.http_host, config.http_port)
     if config.http_workers == 1 or LISTEN_FD in os.environ:
@@ -135,12 +139,15 @@ async def run_frontends(
             await serve_frontend(runtime, config, Models(runtime, config, router), listener)
         return
     group = Group(restart=True)
-    for program in programs(config, router, runtime_config, listener.fileno()):
-        await group.start(program)
-    log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
-    await stopping.wait()
-    await group.stop(config.drain_s + 5)
-    listener.close()
+    try:
+        for program in programs(config, router, runtime_config, listener.fileno()):
+            await group.start(program)
+        log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
+        await group.wait(stopping)
+        await group.stop(config.drain_s + 5)
+    finally:
+        await group.stop(0)
+        listener.close()
 
 
 def programs(config: FrontendConfig, router: RouterConfig, runtime: RuntimeConfig, descriptor: int) -> list[Program]:

@@ -224,12 +224,18 @@ def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any
     return decorate
 
 
-def stop_on_signals(stopping: asyncio.Event) -> None:
-    """Let SIGTERM, SIGINT and the end of the terminal (unless under nohup) set an event."""
+def stop_on_signals(stopping: asyncio.Event, *, again: Callable[[], object] | None = None) -> None:
+    """Let SIGTERM, SIGINT and the end of the terminal (unless under nohup) set an event; call `again` from the second on."""
     loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stopping.is_set() and again is not None:
+            again()
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, stopping.set)
+            loop.add_signal_handler(number, on_signal)
 
 
 async def _planes(

@@ -78,9 +78,10 @@ class SocketChannel(asyncio.Protocol):
             self._end.writable()
 
     def write(self, data: bytes) -> None:
-        """Send."""
+        """Send; once the other side is gone, uvloop would raise before it says so."""
         assert self._transport is not None
-        self._transport.write(data)
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         """Send what is buffered, then hang up."""

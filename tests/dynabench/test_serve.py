@@ -109,6 +109,7 @@ def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
         ),
         ("workers: [{engine_args: {block_size: many}}]", "Expected `int`"),
         ("workers: [{}]\nfrontend: {http_port: 99999}", "http_port must be from 0 to 65535"),
+        ("workers: [{count: 0}]", "workers[0]: count must be at least 1, not 0"),
         ("workers: [{}, {}]", "two groups of workers have the same component"),
         ("workers: [{engine: echo_full, engine_args: {block_size: 3}}]", "echo_full has no engine_args"),
         ("a: [", "while parsing"),
@@ -124,3 +125,43 @@ def test_a_graph_that_cannot_be_is_told_in_one_line(tmp_path, text, message):
     assert process.returncode == 2, said
     assert message in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_a_worker_that_cannot_start_ends_the_stack_and_says_why(tmp_path):
+    process = start(tmp_path, "--http-port", 0, "--model-path", tmp_path / "none")
+    log, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, log
+    last = log.splitlines()[-1]
+    assert last.startswith("dynabench: backend-")
+    assert last.endswith(
+        f"does not start: {tmp_path}/none does not exist; a folder, a GGUF file or a Hugging Face id was expected"
+    )
+    assert "Traceback" not in log
+
+
+def test_the_second_ctrl_c_ends_everything_at_once_and_leaves_nothing(tmp_path):
+    port = free_port()
+    process = start(
+        tmp_path, "--http-port", port, "--timing", "constant", "--constant-decode-ms", 50, "--speedup-ratio", 1
+    )
+    url = f"http://127.0.0.1:{port}"
+    wait_for(url, 2)
+    pids = children(process)
+    body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as answer:
+        pieces = answer.iter_lines()
+        next(pieces)
+        process.send_signal(signal.SIGINT)
+        log = []
+        while not (line := process.stdout.readline()).startswith("  frontend") or "finishing 1 request" not in line:
+            assert line
+            log.append(line)
+        assert any("Ctrl-C again stops at once" in line for line in log)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=40)
+        assert "error" in "".join(pieces)  # told, not cut
+    assert process.returncode == 130
+    assert "Traceback" not in "".join(log) + rest
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not list((tmp_path / "d").iterdir())

@@ -1,0 +1,171 @@
+"""Groups of processes: what they log comes through, what cannot run ends the group, and all of them end."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving.supervise import LINE_CHARACTERS, Group, GroupError, Program
+
+READY = "import serving.supervise as s; s.report_ready()\n"
+HELD = """
+import asyncio, os, signal, sys
+from serving.log_writer import LogWriter
+from serving.supervise import Group, Program
+
+async def main():
+    log = LogWriter(1)
+    group = Group(restart=True, say=log.say)
+    os.mkfifo(sys.argv[1])
+    await group.start(Program("child", ["-c", sys.argv[2], sys.argv[1]]))
+    await asyncio.to_thread(lambda: open(sys.argv[1]).read())
+    await group.stop(5)
+    log.close(float(sys.argv[3]))
+
+asyncio.run(main())
+"""
+TALKATIVE = (
+    "import sys; print('x' * 8_000_000 + '\\n' + 'line\\n' * 200_000, flush=True); open(sys.argv[1], 'w').close()"
+)
+
+
+def watch(code, *, restart=False, until=None, arguments=()):
+    """Run a child of this code to its end (or until a line comes); return the lines that it logged."""
+
+    async def main():
+        lines, ended = [], asyncio.Event()
+
+        def say(line):
+            lines.append(line.removeprefix("     child "))
+            if until is not None and until in line:
+                ended.set()
+
+        group = Group(restart=restart, say=say)
+        await group.start(Program("child", ["-c", code, *arguments]))
+        try:
+            if until is not None:
+                await group.wait(ended)
+            else:
+                await asyncio.gather(*group._keepers)
+        finally:
+            await group.stop(5)
+        assert not group.processes
+        return lines
+
+    return asyncio.run(main())
+
+
+def test_a_long_line_comes_through_in_pieces_and_the_lines_after_it_too():
+    lines = watch(f"print('é' * {3 * LINE_CHARACTERS + 7}); print('next')")
+    assert max(map(len, lines)) <= LINE_CHARACTERS
+    assert "".join(lines[:-1]) == "é" * (3 * LINE_CHARACTERS + 7)
+    assert lines[-1] == "next"
+
+
+def test_a_child_that_never_ends_a_line_does_not_wait_for_us():
+    lines = watch("import sys\nfor _ in range(3000): sys.stdout.write('a' * 1000)\nsys.stdout.write('end')")
+    assert max(map(len, lines)) <= 2 * LINE_CHARACTERS
+    assert "".join(lines) == "a" * 3_000_000 + "end"
+
+
+def test_empty_lines_and_bytes_that_are_no_text_come_through():
+    lines = watch(r"import sys; sys.stdout.buffer.write(b'a\n\n\xff\xfeb\nlast')")
+    assert lines == ["a", "", "��b", "last"]
+
+
+def test_a_reader_that_stops_reading_our_log_stops_neither_us_nor_the_child(tmp_path):
+    command = [sys.executable, "-c", HELD, tmp_path / "pipe", TALKATIVE, "0.1"]
+    group = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert group.wait(60) == 0  # nobody has read anything
+    group.stdout.close()
+
+
+def test_a_reader_of_our_log_that_has_gone_stops_neither_us_nor_the_child(tmp_path):
+    group = subprocess.Popen([sys.executable, "-c", HELD, tmp_path / "pipe", TALKATIVE, "5"], stdout=subprocess.PIPE)
+    group.stdout.close()
+    assert group.wait(60) == 0
+
+
+def test_lines_that_a_slow_reader_missed_are_counted(tmp_path):
+    command = [
+        sys.executable,
+        "-c",
+        HELD,
+        tmp_path / "pipe",
+        "import sys; print('line\\n' * 150_000, flush=True); open(sys.argv[1], 'w').close()",
+        "20",
+    ]
+    group = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "pipe").exists():
+        assert group.poll() is None
+    lines = group.communicate(timeout=60)[0].splitlines()
+    left_out = sum(int(line[1:].split()[0]) for line in lines if line.startswith("("))
+    kept = sum(line.endswith(" line") for line in lines)
+    assert kept + left_out in (150_000, 150_001)
+
+
+def test_a_child_that_something_below_it_outlives_is_started_again():
+    code = READY + "import subprocess, sys; subprocess.Popen(['sleep', '600']); print('once more')"
+    before = set(_sleepers())
+    try:
+        lines = watch(code + "\nsys.exit(7)", restart=True, until="starting it again")
+        assert lines == ["once more", "ended with code 7; starting it again in 0.5 s"]
+    finally:
+        for pid in set(_sleepers()) - before:
+            os.kill(pid, 9)
+
+
+def _sleepers():
+    for entry in Path("/proc").iterdir():
+        if (
+            entry.name.isdigit()
+            and (entry / "cmdline").exists()
+            and b"sleep\x00600" in (entry / "cmdline").read_bytes()
+        ):
+            yield int(entry.name)
+
+
+def test_a_child_whose_settings_are_wrong_ends_the_group_with_its_reason():
+    code = "import serving.commands as c; print('noise'); c.fail('serving.x', 'no such model')"
+    with pytest.raises(GroupError, match=r"^child does not start: no such model$"):
+        watch(code, restart=True, until="never")
+
+
+def test_a_child_that_never_becomes_ready_ends_the_group_after_some_tries(tmp_path):
+    code = "import sys; print('try', file=open(sys.argv[1], 'a')); raise RuntimeError('out of luck')"
+    message = "^child does not start: ended with code 1; its last line was: RuntimeError: out of luck$"
+    with pytest.raises(GroupError, match=message):
+        watch(code, restart=True, until="never", arguments=[str(tmp_path / "tries")])
+    assert (tmp_path / "tries").read_text() == "try\n" * 3
+
+
+def test_a_child_that_was_ready_once_is_started_again_whatever_it_ends_with(tmp_path):
+    code = f"import sys, os\nif not os.path.exists(sys.argv[1]):\n open(sys.argv[1], 'w').close()\n exec({READY!r})\nprint('again')\nsys.exit(2)"
+    lines = watch(code, restart=True, until="in 5 s", arguments=[str(tmp_path / "ready")])
+    assert lines.count("again") == 4
+
+
+def test_a_group_that_is_stopped_while_it_pauses_leaves_no_process(tmp_path):
+    async def main():
+        group = Group(restart=True, say=lambda line: seen.set())
+        seen = asyncio.Event()
+        await group.start(Program("child", ["-c", READY + "print(1)"]))
+        await seen.wait()
+        await group.stop(5)
+        await asyncio.sleep(0)
+        return group.processes
+
+    assert asyncio.run(main()) == {}
+
+
+def test_a_child_that_ignores_the_first_request_to_end_is_asked_again():
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit())))\n"
+        "print('up')\ntime.sleep(600)"
+    )
+    lines = watch(code, until="up")
+    assert lines == ["up", "bye"]
