@@ -1,4 +1,7 @@
-"""Ctrl-C, noted rather than obeyed: what runs ends at its next good moment and keeps what it has. A second one is obeyed."""
+"""Ctrl-C and SIGTERM, noted rather than obeyed: what runs ends at its next good moment and keeps what it has.
+
+A second one is obeyed.
+"""
 
 import contextlib
 import signal
@@ -21,21 +24,22 @@ class Interrupt:
         self.flag = Path(self._folder.name) / "interrupted"
         self.is_asked = False
         self._listeners: list[Callable[[], object]] = []
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         self._folder.cleanup()
 
     @contextlib.contextmanager
     def heard_by(self, listener: Callable[[], object]) -> Iterator[None]:
-        """Call a listener at each Ctrl-C; it answers the second one, too."""
+        """Call a listener at each signal; it answers the second one, too."""
         self._listeners.append(listener)
         try:
             yield

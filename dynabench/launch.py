@@ -2,9 +2,11 @@
 
 import asyncio
 import dataclasses
+import functools
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import aiohttp
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
+from serving.devices import allot, describe, this_host
 from serving.engine import EngineChoice
 from serving.engine_config import WorkerConfig
 from serving.frontend.config import FrontendConfig
@@ -101,32 +104,29 @@ class LocalStack:
         except TimeoutError as error:
             await self.stop()
             raise LaunchError(f"the stack did not answer within {self._start_timeout_s:g} s") from error
-        except BaseException:
-            await self.stop()
+        except BaseException as error:
+            await self.stop(at_once=isinstance(error, asyncio.CancelledError))
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.stop()
+        await self.stop(at_once=kind is asyncio.CancelledError)
 
-    async def stop(self) -> None:
+    async def stop(self, *, at_once: bool = False) -> None:
         """End all processes and remove what they left."""
-        await self.group.stop(STOP_TIMEOUT_S if isinstance(self._engine, EngineConfig) else UNLOAD_TIMEOUT_S)
-        self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        timeout_s = STOP_TIMEOUT_S if isinstance(self._engine, EngineConfig) else UNLOAD_TIMEOUT_S
+        try:
+            await self.group.stop(0 if at_once else timeout_s)
+        finally:
+            self._listener.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> None:
         quiet = {} if self._is_talkative else {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
-        engine, worker = self._engine, self._worker
-        parts: tuple[Any, ...]
-        if isinstance(engine, EngineConfig):
-            module, parts = "serving.mocker", (worker, engine, self._runtime)
-        else:
-            module, parts = engine.module, (worker, engine.run, self._runtime, list(engine.arguments))
-        for number in range(self._num_workers):
-            await self.group.start(Program(f"worker-{number}", ["-m", module], parts, quiet))
+        for number, (arguments, parts, environment) in enumerate(self._workers()):
+            await self.group.start(Program(f"worker-{number}", arguments, parts, quiet | environment))
         for program in programs(self._frontend, self._router, self._runtime, self._listener.fileno()):
             await self.group.start(dataclasses.replace(program, environment=quiet | program.environment))
         # Each question has a connection of its own, and may reach another of several frontends.
@@ -137,8 +137,28 @@ class LocalStack:
     async def _wait_until_ready(self, session: aiohttp.ClientSession) -> None:
         while not await self._is_ready(session):
             if dead := self.group.dead:
-                raise LaunchError(f"{', '.join(dead)} ended while the stack was starting (see the messages above)")
+                raise LaunchError(f"{dead[0]} ended while the stack was starting: {self.group.cause(dead[0])}")
             await asyncio.sleep(0.05)
+
+    def _workers(self) -> list[tuple[list[str], tuple[Any, ...], dict[str, str]]]:
+        """Return the command line, settings and environment of each worker.
+
+        Raises:
+            LaunchError: the engine does not take its settings, or there are too few GPUs.
+        """
+        engine, worker = self._engine, self._worker
+        if isinstance(engine, EngineConfig):
+            return [(["-m", "serving.mocker"], (worker, engine, self._runtime), {})] * self._num_workers
+        try:
+            allotments = allot([(engine, worker)] * self._num_workers, this_host())
+        except ValueError as error:
+            raise LaunchError(str(error)) from error
+        for line in describe(allotments):
+            _say_once(line)
+        return [
+            (["-m", choice.module], (worker, choice.run, self._runtime, list(choice.arguments)), environment)
+            for choice, environment, *_ in allotments
+        ]
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
         asking = asyncio.ensure_future(_health(session, self.url))
@@ -147,6 +167,12 @@ class LocalStack:
             asking.cancel()
             return False
         return await asking >= self._num_workers
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """Print a line for the user, though every arm of an experiment has it."""
+    print(line, file=sys.stderr)
 
 
 async def _health(session: aiohttp.ClientSession, url: str) -> int:

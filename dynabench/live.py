@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -42,6 +43,10 @@ BEHIND = 0.95
 """So did one that sent at less than this share of the intended rate."""
 
 
+STOPPING = "interrupted: writing what was measured; requests in progress are given up; Ctrl-C again stops at once"
+STOPPING_EARLY = "interrupted while the stack was starting: ending its processes; Ctrl-C again stops at once"
+
+
 def run_live(
     workload: Workload,
     *,
@@ -66,6 +71,7 @@ def run_live(
         InterruptError: the user asked to end before the stack was up.
         LaunchError: the stack did not start.
         WorkloadError: a request can never fit.
+        KeyboardInterrupt: the user asked twice.
     """
     if live.url is None and live.engine == "mocker":
         check_fits(workload, engine)
@@ -77,15 +83,15 @@ def run_live(
                 await _check_context(workload, target)
             if count := _num_warmups(live, num_workers):
                 await warm_up(workload, target, count, live.timeout_s, stop)
-            started = clock()
+            start = clock()
             if on_start is not None:
-                on_start(started)
+                on_start(start)
             salt = secrets.token_hex(8) if live.url is not None else ""
             order = Order(workload, target, load, salt, live.timeout_s)
             sent = await send_all(
                 order, num_clients=live.clients, stop=stop, on_stats=view.update if view is not None else None
             )
-            wall_s = clock() - started
+            wall_s = clock() - start
             lost = dead()
         notes = [f"{', '.join(lost)} died during the run"] if lost else []
         notes += spoilt(sent, load, is_complete=not stop.is_set(), max_failed_share=live.max_failed_share)
@@ -100,19 +106,21 @@ def run_live(
 
 
 async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> ArmResult:
-    """Carry out a run; Ctrl-C abandons it before its stack is up, and then ends it. Stopping the stack goes on in any case."""
+    """Carry out a run; the first signal ends it early, or abandons it before its stack is up, and the second ends it at once."""
     stop, is_up, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     running = asyncio.ensure_future(run(stop, is_up))
 
     def obey() -> None:
-        if not is_up.is_set() and not stop.is_set():
+        if not stop.is_set():
+            print(STOPPING if is_up.is_set() else STOPPING_EARLY, file=sys.stderr)
+        if stop.is_set() or not is_up.is_set():
             running.cancel()
         stop.set()
 
     with interrupt.heard_by(lambda: loop.call_soon_threadsafe(obey)):
         await asyncio.wait([running])
     if running.cancelled():
-        raise InterruptError
+        raise KeyboardInterrupt if is_up.is_set() else InterruptError
     result: ArmResult = running.result()
     return result
 

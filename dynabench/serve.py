@@ -12,7 +12,8 @@ import uvloop
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
-from serving.engine import ENGINES
+from serving.devices import Allotment, allot, describe, this_host
+from serving.engine import ENGINES, EngineChoice
 from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import PortError, listen
@@ -103,6 +104,7 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
     runtime = settings(graph.runtime, RuntimeConfig, "runtime")
     router = settings(graph.router, RouterConfig, "router")
     home = f"{graph.namespace}-workers" if graph.standalone_router else graph.namespace
+    allotments = iter(_allot(graph))
     found = []
     parts: tuple[Any, ...]
     for place, group in enumerate(graph.workers):
@@ -112,18 +114,20 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
         worker = settings(group.worker, WorkerConfig, f"{where}.worker")
         endpoint = f"dyn://{home}.{group.component}.generate"
         worker = dataclasses.replace(worker, endpoint=endpoint)
+        names = [f"{group.component}-{number}" for number in range(group.count)]
+        if group.engine in ENGINES:
+            for name, (choice, environment, *_) in zip(names, allotments, strict=False):
+                parts = (worker, choice.run, runtime, list(choice.arguments))
+                found.append(Program(name, ["-m", choice.module], parts, environment))
+            continue
         if group.engine == "mocker":
             engine = settings(group.engine_args, EngineConfig, f"{where}.engine_args")
             arguments, parts = ["-m", "serving.mocker"], (worker, engine, runtime)
-        elif group.engine in ENGINES:
-            run = settings(group.run, ModelRunConfig, f"{where}.run")
-            flags = [f"--{name}={json.dumps(value)}" for name, value in group.engine_args.items()]
-            arguments, parts = ["-m", f"serving.{ENGINES[group.engine].command}"], (worker, run, runtime, flags)
         elif group.engine_args:
             raise GraphError(f"{where}: {group.engine} has no engine_args")
         else:
             arguments, parts = ["-m", "serving.echo", group.engine.removeprefix("echo_")], (worker, runtime)
-        found += [Program(f"{group.component}-{number}", arguments, parts) for number in range(group.count)]
+        found += [Program(name, arguments, parts) for name in names]
     if graph.standalone_router:
         if len({group.component for group in graph.workers}) > 1:
             raise GraphError("a router of its own serves one component; these workers have several")
@@ -141,6 +145,29 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
     if len(set(names)) < len(names):
         raise GraphError("two groups of workers have the same component; give each its own")
     return found
+
+
+def _allot(graph: Graph) -> list[Allotment]:
+    """Divide this host among the graph's engines that run models, in their order.
+
+    Raises:
+        GraphError: a setting is wrong, or there are too few GPUs.
+    """
+    wanted = []
+    for place, group in enumerate(graph.workers):
+        where = f"workers[{place}]"
+        if group.engine in ENGINES:
+            flags = [f"--{name}={json.dumps(value)}" for name, value in group.engine_args.items()]
+            choice = EngineChoice(group.engine, settings(group.run, ModelRunConfig, f"{where}.run"), flags)
+            worker = settings(group.worker, WorkerConfig, f"{where}.worker")
+            wanted += [(choice, worker)] * group.count
+    try:
+        allotments = allot(wanted, this_host())
+    except ValueError as error:
+        raise GraphError(f"workers: {error}") from error
+    for line in describe(allotments):
+        print(line, flush=True)
+    return allotments
 
 
 def serve(graph: Graph) -> None:

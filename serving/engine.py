@@ -111,6 +111,8 @@ class EngineEntry(NamedTuple):
     package: str
     """The Python package it needs, and the extra of ours that installs it."""
     description: str
+    memory_argument: str = ""
+    """Its argument for the share of a device's memory that it takes (none: it takes what the model and context need)."""
 
 
 ENGINES = {
@@ -118,9 +120,11 @@ ENGINES = {
         "mistralrs.MistralRs", "mistralrs", "mistralrs", "mistral.rs: Hugging Face folders and GGUF, CPU or GPU"
     ),
     "llamacpp": EngineEntry("llamacpp.LlamaCpp", "llama_cpp", "llama_cpp", "llama.cpp: GGUF, CPU or GPU"),
-    "vllm": EngineEntry("vllm.Vllm", "vllm", "vllm", "vLLM"),
-    "sglang": EngineEntry("sglang.SgLang", "sglang", "sglang", "SGLang"),
-    "trtllm": EngineEntry("trtllm.TrtLlm", "trtllm", "tensorrt_llm", "TensorRT-LLM"),
+    "vllm": EngineEntry("vllm.Vllm", "vllm", "vllm", "vLLM", "gpu_memory_utilization"),
+    "sglang": EngineEntry("sglang.SgLang", "sglang", "sglang", "SGLang", "mem_fraction_static"),
+    "trtllm": EngineEntry(
+        "trtllm.TrtLlm", "trtllm", "tensorrt_llm", "TensorRT-LLM", "kv_cache_config.free_gpu_memory_fraction"
+    ),
 }
 """Engines that run models, each behind a package of its own."""
 
@@ -193,8 +197,8 @@ def call_with(function: Any, arguments: dict[str, Any]) -> Any:
     try:
         return function(**arguments)
     except (TypeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise EngineError(f"{getattr(function, '__name__', function)} refuses its arguments: {first}") from error
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise EngineError(f"{getattr(function, '__name__', function)} refuses its arguments: {message}") from error
 
 
 async def in_thread(work: Callable[[], Result], *, until: threading.Event | None = None) -> Result:

@@ -75,6 +75,9 @@ class ModelRunConfig:
     leader_addr: str = ""
     """host:port at which the leader can be reached by the others."""
 
+    memory_fraction: float | None = None
+    """Share of each GPU's memory (without a GPU: the host's) that vllm, sglang or trtllm takes (default: the engine's own)."""
+
     extra_engine_args: Path | None = None
     """JSON or YAML file with any other arguments of the engine; they win over ours."""
 
@@ -94,6 +97,8 @@ class ModelRunConfig:
             raise ValueError(f"--leader-addr {self.leader_addr}: host:port was expected")
         if self.base_gpu_id < 0:
             raise ValueError(f"--base-gpu-id must be at least 0, not {self.base_gpu_id}")
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"--memory-fraction must be above 0 and at most 1, not {self.memory_fraction}")
         if self.kv_cache_block_size is not None and self.kv_cache_block_size < 1:
             raise ValueError(f"--kv-cache-block-size must be at least 1, not {self.kv_cache_block_size}")
 
@@ -186,6 +191,6 @@ def refuse_nodes(engine: str, run: ModelRunConfig, hint: str) -> None:
         ValueError: one is given.
     """
     default = ModelRunConfig()
-    for name in ("tensor_parallel_size", "num_nodes", "base_gpu_id", "leader_addr"):
+    for name in ("tensor_parallel_size", "num_nodes", "base_gpu_id", "leader_addr", "memory_fraction"):
         if getattr(run, name) != getattr(default, name):
             raise ValueError(f"out={engine} has no use for --{name.replace('_', '-')}: {hint}")

@@ -152,20 +152,18 @@ async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) ->
 async def _without_input(job: Job, engine: Engine, stopping: asyncio.Event) -> None:
     """Run an engine that nobody asks: a node that follows another."""
     waiting = asyncio.create_task(stopping.wait())
+    running = asyncio.create_task(_run_until_it_fails(job, engine))
     try:
-        files = await asyncio.to_thread(ModelFiles.read, job.launcher.model_path, job.launcher.model_config)
-        running = asyncio.create_task(_start_and_fail(engine, files))
         await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             await running
-        running.cancel()
     finally:
-        waiting.cancel()
+        await _cancel([waiting, running])
         await engine.close()
 
 
-async def _start_and_fail(engine: Engine, files: Any) -> None:
-    await engine.start(files)
+async def _run_until_it_fails(job: Job, engine: Engine) -> None:
+    await engine.start(await asyncio.to_thread(ModelFiles.read, job.launcher.model_path, job.launcher.model_config))
     engine.publish_to([])
     await engine.failed()
 
@@ -189,17 +187,27 @@ async def _all_in_one(job: Job, engine: Engine | None, stopping: asyncio.Event) 
             if engine is not None:
                 serving.append(asyncio.create_task(_serve_here(network, job, engine, ending)))
             asking = asyncio.create_task(_ask(job, models, Path(folder) / "frontend", stopping))
-            await asyncio.wait([asking, *serving], return_when=asyncio.FIRST_COMPLETED)
-            stopping.set()
-            if not asking.done():  # something else ended: the question has no answer
-                asking.cancel()
-            ending.set()
-            results = await asyncio.gather(asking, *serving, return_exceptions=True)
+            try:
+                await asyncio.wait([asking, *serving], return_when=asyncio.FIRST_COMPLETED)
+                stopping.set()
+                if not asking.done():  # something else ended: the question has no answer
+                    asking.cancel()
+                ending.set()
+                results = await asyncio.gather(asking, *serving, return_exceptions=True)
+            finally:
+                await _cancel([asking, *serving])
     for result in reversed(results):
         if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
             raise result
     code = results[0]
     return code if isinstance(code, int) else 0
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what is not done, and wait until it has given back what it holds."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _serve_here(network: RuntimeConfig, job: Job, engine: Engine, ending: asyncio.Event) -> None:

@@ -1,7 +1,7 @@
 """Serving an engine: its model registered, its KV events and load reported, its requests taken, until asked to end."""
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Callable
 
 from serving.engine import Engine
@@ -11,6 +11,8 @@ from serving.model_card import BYTES_CONTEXT, ModelFiles
 from serving.runtime.distributed import DistributedRuntime
 from serving.supervise import report_ready
 from serving.worker import register_llm
+
+log = logging.getLogger(__name__)
 
 
 async def serve_engine(
@@ -63,22 +65,28 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
     await runtime.serve(address, engine.service)
     report_ready()
     try:
-        await _unless(stopping, asyncio.create_task(engine.failed()))
-    finally:
+        waiting = _unless(stopping, asyncio.create_task(engine.failed()))
+        [outcome] = await asyncio.gather(waiting, return_exceptions=True)
+        if runtime.num_streams:
+            log.info("finishing %d request(s); Ctrl-C again stops at once", runtime.num_streams)
         await runtime.drain()  # also of an engine that failed: nobody should be sent to it while it is taken down
+    finally:
         await reports.close()
+    if isinstance(outcome, BaseException):
+        raise outcome
 
 
 async def _unless(stopping: asyncio.Task[bool], work: asyncio.Task[None]) -> bool:
     """Wait for work, or until the process is asked to end; tell whether the work is done."""
-    await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
-    if work.done():
-        await work
-        return True
-    work.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
-    return False
+    try:
+        await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            await work
+            return True
+        return False
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
 
 def _reporter(

@@ -131,13 +131,14 @@ class Group:
         try:
             self._signal(signal.SIGTERM)
             await asyncio.wait([ended, hurrying], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                self._signal(signal.SIGTERM)
-                await asyncio.wait([ended], timeout=HURRY_S)
-        finally:
+        finally:  # also if nobody waits for this any more
             hurrying.cancel()
-            self._signal(signal.SIGKILL)
-            await ended
+            try:
+                self._signal(signal.SIGINT)  # not SIGTERM: two of a kind that come at once are one
+                await asyncio.wait([ended], timeout=HURRY_S)
+            finally:
+                self._signal(signal.SIGKILL)
+                await ended
 
     def _signal(self, number: signal.Signals) -> None:
         for child in reversed(self._children.values()):

@@ -23,20 +23,36 @@ PROC = Path("/proc")
 class EngineProcesses:
     """Starts an engine and looks after its processes (on Linux)."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "the engine", memory_argument: str = "") -> None:
+        self._name = name
+        self._memory_argument = memory_argument
         self._is_over = threading.Event()
         self._reaper: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, work: Callable[[], Any]) -> Any:
-        """Run what starts the engine in a thread that lives as long as the engine; return its result."""
-        from serving.engine import in_thread
+        """Run what starts the engine in a thread that lives as long as the engine; return its result.
+
+        Raises:
+            EngineError: it does not start; the message names the cause and, if that is memory, what mends it.
+        """
+        from serving.engine import EngineError, in_thread
+        from serving.engines.messages import Messages, cause_of, remedy
 
         if PROC.is_dir():
             command = [sys.executable, "-I", __file__]
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
             self._watching = asyncio.create_task(self._watch(self._reaper))
-        return await in_thread(work, until=self._is_over)
+        messages = Messages()
+        try:
+            with messages.caught():
+                return await in_thread(work, until=self._is_over)
+        except EngineError:
+            raise
+        except Exception as error:
+            cause = cause_of(error, await asyncio.to_thread(messages.last))
+            advice = remedy(cause, self._memory_argument) if self._memory_argument else ""
+            raise EngineError(f"{self._name} does not start: {cause}{advice}") from error
 
     async def close(self) -> None:
         """End what is left."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engine import EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.engine import ENGINES, EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
 from serving.engine_config import ModelRunConfig, WorkerConfig, required_model
 from serving.engines.block_hashes import EventReaders
 from serving.engines.processes import EngineProcesses
@@ -36,6 +36,8 @@ class SgLang:
             given["context_length"] = worker.context_length
         if run.tensor_parallel_size > 1:
             given["tp_size"] = run.tensor_parallel_size
+        if run.memory_fraction is not None:
+            given["mem_fraction_static"] = run.memory_fraction
         if run.base_gpu_id:
             given["base_gpu_id"] = run.base_gpu_id
         if run.num_nodes > 1:
@@ -51,7 +53,7 @@ class SgLang:
             block_size=int(self._arguments["page_size"]), num_ranks=self._ranks, has_kv_events=self._has_events
         )
         self.service = GeneratorService(self.generate)
-        self._processes = EngineProcesses()
+        self._processes = EngineProcesses("SGLang", ENGINES["sglang"].memory_argument)
         self._running = [0] * self._ranks
         self._readers: EventReaders | None = None
         self._engine: Any = None

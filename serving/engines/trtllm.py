@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engine import EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.engine import ENGINES, EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
 from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
 from serving.engines.block_hashes import HashTranslator
 from serving.engines.processes import EngineProcesses
@@ -52,13 +52,14 @@ class TrtLlm:
         size = int(cache.get("tokens_per_block") or run.kv_cache_block_size or TOKENS_PER_BLOCK)
         self._has_events = worker.kv_events and cache.get("enable_block_reuse") is not False
         events = {"event_buffer_max_size": EVENT_BUFFER, "enable_block_reuse": True} if self._has_events else {}
-        given["kv_cache_config"] = {"tokens_per_block": size} | events | cache
+        share = {} if run.memory_fraction is None else {"free_gpu_memory_fraction": run.memory_fraction}
+        given["kv_cache_config"] = {"tokens_per_block": size} | share | events | cache
         given.setdefault("enable_iter_perf_stats", True)
         self._arguments = given
         self.calls = (EngineCall("tensorrt_llm.LLM", given),)
         self.traits = EngineTraits(block_size=size, has_kv_events=self._has_events)
         self.service = GeneratorService(self.generate)
-        self._processes = EngineProcesses()
+        self._processes = EngineProcesses("TensorRT-LLM", ENGINES["trtllm"].memory_argument)
         self._translator = HashTranslator(size)
         self._window = 0
         self._load = EngineLoad()

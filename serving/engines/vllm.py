@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.engine import ENGINES, EngineCall, EngineError, EngineLoad, EngineTraits, call_with, in_thread, require
 from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
 from serving.engines.block_hashes import EventReaders
 from serving.engines.processes import EngineProcesses
@@ -36,6 +36,10 @@ class Vllm:
             given["block_size"] = run.kv_cache_block_size
         if run.tensor_parallel_size > 1:
             given["tensor_parallel_size"] = run.tensor_parallel_size
+        own = run.extra() | arguments
+        has_cache_size = "kv_cache_memory_bytes" in own or os.environ.get("VLLM_CPU_KVCACHE_SPACE")
+        if run.memory_fraction is not None and not has_cache_size:
+            given["gpu_memory_utilization"] = run.memory_fraction
         if run.num_nodes > 1:
             host, port = run.leader
             if run.node_rank:
@@ -51,7 +55,7 @@ class Vllm:
                 "master_port": port,
                 "distributed_executor_backend": "mp",
             }
-        self._arguments = given | run.extra() | arguments
+        self._arguments = given | own
         self._wants_events = worker.kv_events and self._arguments.get("enable_prefix_caching") is not False
         self.calls = (
             EngineCall("vllm.AsyncEngineArgs", self._shown()),
@@ -59,7 +63,7 @@ class Vllm:
         )
         self.traits = EngineTraits()
         self.service = GeneratorService(self.generate)
-        self._processes = EngineProcesses()
+        self._processes = EngineProcesses("vLLM", ENGINES["vllm"].memory_argument)
         self._ranks = int(self._arguments.get("data_parallel_size") or 1)
         self._stats: dict[int, Any] = {}
         self._shape = (0, 0)  # KV blocks, sequences in a batch
@@ -191,11 +195,7 @@ class Vllm:
                 pass
 
         settings = call_with(self._vllm.AsyncEngineArgs, arguments)
-        try:
-            self._llm = AsyncLLM.from_engine_args(settings, stat_loggers=[Watcher])
-        except Exception as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise EngineError(f"vLLM does not start: {first}") from error
+        self._llm = AsyncLLM.from_engine_args(settings, stat_loggers=[Watcher])
 
     def _parameters(self, request: dict[str, Any]) -> Any:
         conditions, options = request["stop_conditions"], request["sampling_options"]

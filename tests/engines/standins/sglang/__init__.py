@@ -17,7 +17,7 @@ import zmq
 SERVER_ARGS = {
     "model_path", "skip_tokenizer_init", "incremental_streaming_output", "page_size", "context_length", "tp_size",
     "base_gpu_id", "nnodes", "node_rank", "dist_init_addr", "dp_size", "disable_radix_cache", "kv_events_config",
-    "log_level", "max_running_requests",
+    "log_level", "max_running_requests", "mem_fraction_static",
 }  # fmt: skip
 SAMPLING = {
     "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",

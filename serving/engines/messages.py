@@ -1,0 +1,120 @@
+"""What an engine's processes print while it starts: passed on as it comes, and searched for the cause when it fails.
+
+Engines start processes of their own. What those fail with is only in the log, as the first of many tracebacks: the
+engine itself raises that something below it has failed.
+"""
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+
+TAIL_BYTES = 256 * 1024
+MAX_LINES = 4
+MAX_CHARACTERS = 600
+STANDARD_ERROR = 2
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+PREFIX = re.compile(
+    r"^(?P<process>\([^()]* pid=\d+\) )?(?:(?:ERROR|CRITICAL|WARNING) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^\]]*\] ?)?"
+)
+EXCEPTION = re.compile(r"^(?P<type>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<message>.*))?$")
+CONSEQUENCE = re.compile(
+    r"root cause|initialization failed|failed to start|background process|is dead|died during|worker returned error",
+    re.IGNORECASE,
+)
+"""In what is raised because something else failed."""
+
+SPEAKING = ("ValueError", "RuntimeError", "Exception")
+"""Types that say no more than their messages."""
+
+TOO_LITTLE = re.compile(r"less than desired|less than requested|out of ?memory|not enough memory", re.IGNORECASE)
+TOO_SMALL = re.compile(r"no available memory for the cache|max seq len", re.IGNORECASE)
+
+
+class Messages:
+    """Standard error, once it is caught: passed on by a thread, the last of it kept."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catch what this process and those that it starts meanwhile print; theirs is also caught afterwards."""
+        reading, writing = os.pipe()
+        terminal = os.dup(STANDARD_ERROR)
+        os.dup2(writing, STANDARD_ERROR)
+        os.close(writing)
+        self._thread = threading.Thread(target=self._pass_on, args=(reading, terminal), name="messages", daemon=True)
+        self._thread.start()
+        try:
+            yield
+        finally:
+            os.dup2(terminal, STANDARD_ERROR)
+
+    def last(self, timeout_s: float = 1.0) -> str:
+        """Return the last of them, once all processes have closed theirs or for so long did not."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._tail.decode(errors="replace")
+
+    def _pass_on(self, reading: int, terminal: int) -> None:
+        while data := os.read(reading, TAIL_BYTES):
+            self._tail = (self._tail + data)[-TAIL_BYTES:]
+            with contextlib.suppress(OSError):  # nobody reads this any more; the engine shall not notice
+                while data:
+                    data = data[os.write(terminal, data) :]
+        os.close(reading)
+        os.close(terminal)
+
+
+def cause_of(error: BaseException, messages: str) -> str:
+    """Return why an engine failed, in one line: what it raised, or what its processes printed if that led to it."""
+    own = _one_line(type(error).__name__, str(error))
+    if not str(error) or CONSEQUENCE.search(str(error)):
+        return root_cause(messages) or own
+    return own
+
+
+def root_cause(messages: str) -> str | None:
+    """Return the last exception in a log that is not the consequence of another."""
+    lines = [_without_prefix(line) for line in COLOUR.sub("", messages).splitlines()]
+    for place in reversed(range(len(lines))):
+        process, line = lines[place]
+        found = EXCEPTION.match(line)
+        if found is None:
+            continue
+        message = [found["message"] or ""]
+        for other, more in lines[place + 1 : place + MAX_LINES]:
+            if other != process or not more.strip() or more.startswith(("Traceback", "The above", "During handling")):
+                break
+            message.append(more)
+        text = " ".join(message)
+        if not CONSEQUENCE.search(text):
+            return _one_line(found["type"].rpartition(".")[2], text)
+    return None
+
+
+def remedy(cause: str, memory_argument: str) -> str:
+    """Return what would mend a want of memory, to be put behind the cause; nothing if it is something else."""
+    where = f"{memory_argument} (after --, or in --extra-engine-args)"
+    if TOO_SMALL.search(cause):
+        return f"; set {where} higher or --context-length lower"
+    if TOO_LITTLE.search(cause):
+        return f"; set {where} lower or start fewer workers"
+    return ""
+
+
+def _without_prefix(line: str) -> tuple[str | None, str]:
+    """Return the process that a line names in front, and the line as it was printed first."""
+    match = PREFIX.match(line)
+    assert match is not None  # it matches nothing, too
+    return match["process"], line[match.end() :]
+
+
+def _one_line(kind: str, message: str) -> str:
+    text = " ".join(message.split())
+    text = text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."
+    return text if text and kind in SPEAKING else f"{kind}: {text}" if text else kind

@@ -1,0 +1,150 @@
+"""Ctrl-C: the first says what it waits for, the second ends everything at once and leaves nothing."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serving.engines.processes import descendants
+from tests.servers import free_port
+
+SLOW = '{"timing": "constant", "constant_decode_ms": 50}'
+
+
+@contextlib.contextmanager
+def running(tmp_path, *command):
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "slow.json").write_text(SLOW)
+    environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d"), "TMPDIR": str(tmp_path / "tmp")}
+    words = [sys.executable, "-m", *map(str, command)]
+    process = subprocess.Popen(
+        words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_model(url, process):
+    while process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/v1/models").json()["data"]:
+                return
+        time.sleep(0.05)
+    raise AssertionError(process.communicate()[0])
+
+
+def read_until(process, text):
+    log = []
+    while text not in (line := process.stdout.readline()):
+        assert line, "".join(log)
+        log.append(line)
+    return line
+
+
+def assert_nothing_is_left(tmp_path, pids):
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not list((tmp_path / "tmp").iterdir())
+    assert not (tmp_path / "d").exists() or not list((tmp_path / "d").iterdir())
+
+
+@pytest.mark.parametrize(
+    "way",
+    [("in=http", "out=mocker"), ("in=http", "out=dyn")],
+    ids=["engine and frontend in one process", "frontend processes"],
+)
+def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
+    port = free_port()
+    flags = ["--http-workers", 2] if way[1] == "out=dyn" else ["--extra-engine-args", tmp_path / "slow.json"]
+    worker = ("serving.run", "in=dyn://", "out=mocker", "--extra-engine-args", tmp_path / "slow.json")
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(running(tmp_path, "serving.run", *way, "--http-port", port, *flags))
+        if way[1] == "out=dyn":
+            environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d"), "TMPDIR": str(tmp_path / "tmp")}
+            other = subprocess.Popen(
+                [sys.executable, "-m", *map(str, worker)],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            stack.callback(other.wait)
+            stack.callback(other.terminate)
+        url = f"http://127.0.0.1:{port}"
+        wait_for_model(url, process)
+        pids = descendants(process.pid)
+        body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            pieces = answer.iter_lines()
+            next(pieces)
+            process.send_signal(signal.SIGINT)
+            assert "Ctrl-C again stops at once" in read_until(process, "finishing 1 request")
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert "error" in "".join(pieces)
+        log, _ = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "Traceback" not in log
+        if way[1] == "out=dyn":
+            other.terminate()
+            other.wait(60)
+    assert_nothing_is_left(tmp_path, pids)
+
+
+def test_two_interrupts_that_come_together_end_a_worker_without_waiting(tmp_path):
+    command = ("serving.run", "in=dyn://", "out=mocker", "--extra-engine-args", tmp_path / "slow.json", "-v")
+    with running(tmp_path, *command) as process:
+        while not list(tmp_path.glob("d/*.sock")):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        log, _ = process.communicate(timeout=60)
+        assert process.returncode in (0, 130)
+        assert "Traceback" not in log
+    assert_nothing_is_left(tmp_path, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_the_stack_of_a_live_run_starts_ends_it(tmp_path, number):
+    with running(tmp_path, "dynabench", "run", "--workers", 4, "--out", tmp_path / "out") as process:
+        while not (pids := descendants(process.pid)):
+            assert process.poll() is None
+        process.send_signal(number)
+        assert "Ctrl-C again stops at once" in read_until(process, "while the stack was starting")
+        log, _ = process.communicate(timeout=60)
+        assert process.returncode in (2, 130)
+        assert "Traceback" not in log
+    assert not (tmp_path / "out").exists()
+    assert_nothing_is_left(tmp_path, pids)
+
+
+def test_the_second_ctrl_c_of_a_live_run_ends_it_at_once(tmp_path):
+    command = (
+        "dynabench",
+        "run",
+        "--workers",
+        1,
+        "--concurrency",
+        4,
+        "--speedup-ratio",
+        0.01,
+        "--out",
+        tmp_path / "out",
+    )
+    with running(tmp_path, *command) as process:
+        while not list((tmp_path / "tmp").glob("dynabench-*/*.sock")):
+            assert process.poll() is None
+        pids = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        log, _ = process.communicate(timeout=60)
+        assert process.returncode in (2, 130)  # 2: nothing was measured yet
+        assert "Traceback" not in log
+    assert_nothing_is_left(tmp_path, pids)
