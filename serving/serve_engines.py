@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from serving.engine import Engine
 from serving.engine_config import WorkerConfig
+from serving.frontend.template import ChatTemplate
 from serving.kv_events import KvEventPublisher, LoadReport, WorkerReports
 from serving.model_card import BYTES_CONTEXT, ModelFiles
 from serving.runtime.distributed import DistributedRuntime
@@ -27,7 +28,7 @@ async def serve_engine(
         default_name: what to call a model without a path.
 
     Raises:
-        ModelError: the model's files cannot be had, or the endpoint serves another model.
+        ModelError: the model's files cannot be had or used, or the endpoint serves another model.
         EngineError: the engine does not start, or has failed for good.
     """
     try:
@@ -38,6 +39,7 @@ async def serve_engine(
 
 async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, default_name: str) -> None:
     files = await asyncio.to_thread(ModelFiles.read, worker.model_path, worker.model_config)
+    ChatTemplate(files)  # a frontend could only refuse it later, again and again
     stopping = asyncio.create_task(runtime.stopping.wait())
     if not await _unless(stopping, asyncio.create_task(engine.start(files))):
         return

@@ -53,7 +53,9 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
         try:
             self._template = environment.from_string(source(files))
-        except jinja2.TemplateError as error:
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the model's chat template is not valid: line {error.lineno}: {error.message}") from error
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the model's chat template is not valid: {error}") from error
 
     def render(

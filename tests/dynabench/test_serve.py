@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.servers import free_port
+from tests.serving.stacks import write_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "graph.yaml"
 
@@ -127,15 +128,25 @@ def test_a_graph_that_cannot_be_is_told_in_one_line(tmp_path, text, message):
     assert len(said.strip().splitlines()) == 1
 
 
-def test_a_worker_that_cannot_start_ends_the_stack_and_says_why(tmp_path):
-    process = start(tmp_path, "--http-port", 0, "--model-path", tmp_path / "none")
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (None, "does not exist; a folder, a GGUF file or a Hugging Face id was expected"),
+        ("tokenizer.json", "tokenizer"),
+        ("chat_template.jinja", "the model's chat template is not valid: line 1: unexpected '}'"),
+    ],
+)
+def test_a_worker_that_cannot_start_ends_the_stack_and_says_why(tmp_path, broken, message):
+    if broken is not None:
+        write_model(tmp_path / "model")
+        (tmp_path / "model" / broken).write_text("{{ x } }")
+    process = start(tmp_path, "--http-port", 0, "--model-path", tmp_path / "model")
     log, _ = process.communicate(timeout=60)
     assert process.returncode == 2, log
     last = log.splitlines()[-1]
     assert last.startswith("dynabench: backend-")
-    assert last.endswith(
-        f"does not start: {tmp_path}/none does not exist; a folder, a GGUF file or a Hugging Face id was expected"
-    )
+    assert "does not start: " in last
+    assert message in last
     assert "Traceback" not in log
 
 
