@@ -23,7 +23,7 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
 from serving.frontend.server import listen, listen_at, run_frontends, serve_frontend
 from serving.model_card import ModelFiles, model_name
-from serving.router import RouterConfig, check_live_mode
+from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -49,21 +49,6 @@ class LauncherConfig:
     context_length: int | None = None
     """Worker: tokens a sequence may reach (default: the model's)."""
 
-    migration_limit: int = 0
-    """Worker: how often a request may go on at another worker when its own is lost (0 to 1023)."""
-
-    http_host: str = "127.0.0.1"
-    """in=http: address to listen on."""
-
-    http_port: int = 8080
-    """in=http: port to listen on."""
-
-    http_workers: int = 1
-    """in=http out=dyn: frontend processes that share the port."""
-
-    router_mode: str = "round-robin"
-    """How requests are spread over the workers of a model."""
-
     kv_gpu_cache_usage_weight: float | None = None
     """Of guides before August 2025; has no effect."""
 
@@ -81,7 +66,6 @@ class LauncherConfig:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        check_live_mode(self.router_mode)
         if self.batch_concurrency < 1:
             raise ValueError(f"--batch-concurrency must be at least 1, not {self.batch_concurrency}")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -97,6 +81,7 @@ class Job:
     way_in: str
     way_out: str
     launcher: LauncherConfig
+    frontend: FrontendConfig
     model_run: ModelRunConfig
     router: RouterConfig
     runtime: RuntimeConfig
@@ -126,7 +111,7 @@ def make(job: Job) -> Engine:
     if kind in ("echo_core", "echo_full"):
         return Echo("core" if kind == "echo_core" else "full")
     if kind in FILES:
-        return OwnEngine(kind, file, worker, job.model_run, job.arguments, http_port=job.launcher.http_port)  # type: ignore[arg-type]
+        return OwnEngine(kind, file, worker, job.model_run, job.arguments, http_port=job.frontend.http_port)  # type: ignore[arg-type]
     return make_engine(kind, worker, job.model_run, job.arguments)
 
 
@@ -174,7 +159,7 @@ async def _all_in_one(job: Job, engine: Engine | None, stopping: asyncio.Event) 
         if job.asks_itself:
             listener = stack.enter_context(listen_at(Path(folder) / "frontend"))
         else:
-            listener = stack.enter_context(listen(job.launcher.http_host, job.launcher.http_port))
+            listener = stack.enter_context(listen(job.frontend.http_host, job.frontend.http_port))
         network = (
             job.runtime if engine is None else RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=folder)
         )
@@ -229,7 +214,7 @@ async def _ask(job: Job, models: Models, path: Path, stopping: asyncio.Event) ->
     wanted = (
         (launcher.model_name or model_name(launcher.model_path)) if launcher.model_path or launcher.model_name else ""
     )
-    client = ChatClient("http://frontend", socket_path=str(path))
+    client = ChatClient("http://frontend", socket_path=str(path), api_key=job.frontend.api_key)
     try:
         if job.is_remote:
             print("Waiting for remote model..", file=sys.stderr)
@@ -284,17 +269,9 @@ def _default_name(job: Job) -> str:
 
 
 def _frontend(job: Job) -> FrontendConfig:
-    launcher = job.launcher
-    frontend = FrontendConfig(
-        http_host=launcher.http_host,
-        http_port=launcher.http_port,
-        http_workers=launcher.http_workers,
-        router_mode=launcher.router_mode,
-        migration_limit=launcher.migration_limit or None,
-    )
     if job.way_out.startswith("dyn://"):
-        return dataclasses.replace(frontend, namespace=EndpointAddress.parse(job.way_out).namespace)
-    return frontend
+        return dataclasses.replace(job.frontend, namespace=EndpointAddress.parse(job.way_out).namespace)
+    return job.frontend
 
 
 def _worker(job: Job, endpoint: str) -> WorkerConfig:
@@ -305,7 +282,8 @@ def _worker(job: Job, endpoint: str) -> WorkerConfig:
         model_name=launcher.model_name,
         model_config=launcher.model_config,
         context_length=launcher.context_length,
-        migration_limit=launcher.migration_limit,
+        migration_limit=job.frontend.migration_limit or 0,
+        drain_s=job.frontend.drain_s,
     )
 
 

@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 
 from serving.batch import is_answered
 from serving.commands import (
+    FrontendSettings,
     RouterSettings,
     RunSettings,
     Verbosity,
@@ -24,6 +25,7 @@ from serving.commands import (
 )
 from serving.engine import ENGINES, check_installed
 from serving.engine_config import ModelRunConfig
+from serving.frontend.config import FrontendConfig
 from serving.launcher import FILES, Job, LauncherConfig, carry_out, make
 from serving.logs import set_up
 from serving.router import RouterConfig
@@ -103,7 +105,8 @@ def launch(
     model: Annotated[str | None, Parameter(name="MODEL")] = None,
     /,
     *,
-    launcher: Annotated[LauncherConfig, flat("Launcher", 1)] = LauncherConfig(),  # noqa: B008
+    launcher: Annotated[LauncherConfig, flat("Launcher", 0)] = LauncherConfig(),  # noqa: B008
+    frontend: FrontendSettings = FrontendConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     engine: RunSettings = ModelRunConfig(),  # noqa: B008
     runtime: Annotated[RuntimeConfig, flat("Runtime", 4)] | None = None,
@@ -118,6 +121,7 @@ def launch(
     Args:
         model: the same as --model-path.
         launcher: what to serve, and to whom.
+        frontend: how to serve it over HTTP; a worker (in=dyn://) has the migration limit and the drain of it.
         router: settings of the router.
         engine: how the engine runs the model.
         runtime: how processes find and reach each other.
@@ -136,7 +140,7 @@ def launch(
     way_out = way_out or default_engine(launcher.model_path)
     if way_in.startswith("batch:"):  # a batch keeps to --batch-concurrency and wants every answer
         router = dataclasses.replace(router, max_queue_depth=None)
-    job = Job(way_in, way_out, launcher, engine, router, runtime or RuntimeConfig(), engine_arguments)
+    job = Job(way_in, way_out, launcher, frontend, engine, router, runtime or RuntimeConfig(), engine_arguments)
     check(job)
     for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
         if getattr(launcher, name) is not None:
@@ -199,14 +203,14 @@ def check(job: Job) -> None:
         raise UsageError("out=echo_core needs a tokenizer: pass --model-path")
     if way_out == "echo_full" and not (launcher.model_path or launcher.model_name):
         raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
-    if launcher.http_workers != 1 and not (way_in == "http" and job.is_remote):
+    if job.frontend.http_workers != 1 and not (way_in == "http" and job.is_remote):
         raise UsageError("--http-workers is for in=http out=dyn: the engine of an all-in-one server is in its process")
 
 
 def _check_ingress(job: Job) -> None:
     """Refuse a worker's flags where there is no worker."""
     default, default_run = LauncherConfig(), ModelRunConfig()
-    for name in ("context_length", "migration_limit", "model_config"):
+    for name in ("context_length", "model_config"):
         if getattr(job.launcher, name) != getattr(default, name):
             raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
     for field in dataclasses.fields(ModelRunConfig):

@@ -193,6 +193,7 @@ def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_pat
         (["in=http", "out=echo_core"], "needs a tokenizer: pass --model-path"),
         (["in=http", "out=echo_full"], "so that we know which model to imitate"),
         (["in=http", "out=dyn", "--http-port", "99999"], "http_port must be from 0 to 65535"),
+        (["in=http", "out=mocker", "--max-inflight-requests", "0"], "max_inflight_requests must be from 1"),
         (["in=dyn://a", "out=mocker", "--migration-limit", "1024"], "migration_limit must be from 0 to 1023"),
         (["in=dyn://a", "out=mocker", "--bogus"], "Unknown option"),
         (["in=dyn://a", "out=mocker", "--extra-engine-args", "none.json"], "a JSON file was expected"),
@@ -243,6 +244,12 @@ def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_ar
         arguments = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids).decode()
         assert not [secret for secret in secrets.values() if secret in arguments]
         assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer xyzzy"}).status_code == 200
+
+
+def test_a_question_in_the_terminal_passes_the_key_of_the_frontend_that_it_starts(tmp_path):
+    words = ["in=stdin", "out=echo_full", "--model-name", "parrot", "--api-key", "xyzzy"]
+    done = subprocess.run([BIN / "dynamo-run", *words], input="say this", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "say this\n", "")
 
 
 def test_help_and_version():
