@@ -50,7 +50,7 @@ class EngineProcesses:
         except EngineError:
             raise
         except Exception as error:
-            cause = cause_of(error, await asyncio.to_thread(messages.last))
+            cause = cause_of(error, await asyncio.to_thread(messages.last)).rstrip(".")
             advice = remedy(cause, self._memory_argument) if self._memory_argument else ""
             raise EngineError(f"{self._name} does not start: {cause}{advice}") from error
 
