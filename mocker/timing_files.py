@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import zipfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mocker.table import StepTable
 SCHEMA = "dynabench.calibration/2"
 OVERHEADS = ("request_ms", "prompt_token_us", "spacing_ms", "answer_ms")
 COLUMNS = ("prefill_tokens", "num_decodes", "kv_tokens", "step_ms")
+MAX_NPZ_BYTES = 1 << 26
 
 
 @functools.lru_cache(maxsize=16)
@@ -66,7 +68,7 @@ def read_table(path: str) -> StepTable:
     """
     try:
         prefill, decode = _read_npz(path) if path.endswith(".npz") else _read_rows(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, zipfile.BadZipFile) as error:
         raise ValueError(f"timing_file {path}: not a table of step times ({error})") from error
     if not prefill or not decode:
         raise ValueError(f"timing_file {path}: needs rows with prefill and rows with decodes")
@@ -77,6 +79,10 @@ def read_table(path: str) -> StepTable:
 def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
     """Read Dynamo's profile: a sequence's share of the active KV tokens is its context, so their ratio counts sequences."""
     np: Any = importlib.import_module("numpy")  # by name: the cores are compiled where neither it nor pandas is
+    with zipfile.ZipFile(path) as packed:
+        size = sum(entry.file_size for entry in packed.infolist())
+    if size > MAX_NPZ_BYTES:
+        raise ValueError(f"it unpacks to {size:,} bytes; at most {MAX_NPZ_BYTES:,} are read")
     with np.load(path, allow_pickle=False) as file:
         columns = {name: np.asarray(file[name], float).ravel() for name in file.files}
     prefill: dict[float, list[float]] = defaultdict(list)

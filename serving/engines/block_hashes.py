@@ -123,13 +123,20 @@ class EventReader:
         translator = HashTranslator(block_size)
         expected = 0
         while True:
-            _, number, payload = await self._socket.recv_multipart()
-            if (came := int.from_bytes(number, "big")) != expected:
-                log.warning("KV events %d to %d of the engine are lost: starting anew", expected, came - 1)
+            parts = await self._socket.recv_multipart()
+            try:
+                _, number, payload = parts
+                _, events, *_ = msgspec.msgpack.decode(payload)
+                if (came := int.from_bytes(number, "big")) != expected:
+                    log.warning("KV events %d to %d of the engine are lost: starting anew", expected, came - 1)
+                    publish([translator.cleared()])
+                expected = came + 1
+                translated = [found for event in events if (found := translator.translate(event)) is not None]
+            except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+                # Every user of the host can send to this port: what is no event must not end the engine.
+                log.warning("KV events that cannot be read are left out: %s", error)
                 publish([translator.cleared()])
-            expected = came + 1
-            _, events, *_ = msgspec.msgpack.decode(payload)
-            translated = [found for event in events if (found := translator.translate(event)) is not None]
+                continue
             if translated:
                 publish(translated)
 

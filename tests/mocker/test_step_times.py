@@ -275,6 +275,14 @@ def test_a_table_that_is_none_says_what_it_lacks(tmp_path):
     (tmp_path / "half.csv").write_text("prefill_tokens,num_decodes,kv_tokens,step_ms\n16,0,0,2\n")
     with pytest.raises(ValueError, match="rows with decodes"):
         timing_model(EngineConfig(timing_file=str(tmp_path / "half.csv")))
+    np.savez_compressed(tmp_path / "bomb.npz", prefill_isl=np.zeros(1 << 24))
+    with pytest.raises(ValueError, match=r"bomb\.npz.*unpacks to 134,21.,... bytes"):
+        timing_model(EngineConfig(timing_file=str(tmp_path / "bomb.npz")))
+    whole = (tmp_path / "bomb.npz").read_bytes()
+    for rubbish in (b"", b"PK\x03\x04 no archive", whole[: len(whole) // 2]):
+        (tmp_path / "broken.npz").write_bytes(rubbish)
+        with pytest.raises(ValueError, match=r"broken\.npz: not a table of step times"):
+            timing_model(EngineConfig(timing_file=str(tmp_path / "broken.npz")))
 
 
 def test_a_slower_link_lengthens_all_reduces_and_nothing_else():
