@@ -93,7 +93,8 @@ class AnswerReader:
         "_counts_all",
         "_has_nvext",
         "_last",
-        "_most",
+        "_max_events",
+        "_num_events",
         "_num_patterns",
         "_pattern",
         "_rest",
@@ -112,7 +113,8 @@ class AnswerReader:
             counts_all: whether an event without text is a token, too: our frontend sends one for each.
             has_nvext: whether to read what our frontend says about routing.
         """
-        self._most = 16 * max_tokens + 1024  # some servers send an event for each character
+        self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
+        self._num_events = 0
         self._counts_all = counts_all
         self._has_nvext = has_nvext
         self._rest = bytearray()
@@ -149,8 +151,8 @@ class AnswerReader:
                 data = data[:cut]
         count = self._count(data.replace(b"\r\n", b"\n") if b"\r" in data else data)
         self.num_tokens += count
-        if self.num_tokens > self._most:
-            raise AnswerError(f"the answer does not end: {self.num_tokens} events with text came")
+        if self._num_events > self._max_events:
+            raise AnswerError(f"the answer does not end: {self._num_events} events came")
         return count
 
     def end(self) -> None:
@@ -178,8 +180,11 @@ class AnswerReader:
             before, after = self._pattern
             count = events.count(EVENT_END)
             if events.count(before) == count == events.count(after):
+                self._num_events += count
                 return count if self._counts_all else count - events.count(before + after)
-        return sum(self._read(event) for event in events.split(EVENT_END) if event)
+        found = [event for event in events.split(EVENT_END) if event]
+        self._num_events += len(found)
+        return sum(map(self._read, found))
 
     def _read(self, event: bytes) -> bool:
         """Read one event; tell whether it carries a token."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from dynabench.arms import Arm, Settings, arms_of
 from dynabench.bounds import pool_bound, ttft_bound
 from dynabench.errors import UserError
-from dynabench.interrupt import Interrupt, InterruptError
+from dynabench.interrupt import Flag, Interrupt, InterruptError
 from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, LiveConfig
 from dynabench.terminal import Terminal
@@ -31,6 +32,9 @@ from serving.model_card import model_name
 from serving.runtime.config import masked
 from workloads import Workload
 from workloads.shape import ShapeConfig, shape
+
+SERVERS = ("--url", "--etcd-endpoints", "--nats-server")
+"""Flags whose values may hold passwords."""
 
 SEEDS_APART = 1_000_003
 """Between an arm and its twin that tells the noise floor."""
@@ -160,8 +164,8 @@ def _marked(runs: list[ArmResult], plan: list[tuple[Arm, int, int]]) -> list[Arm
     return runs
 
 
-def _simulate_one(arm: Arm, repeat: int, seed: int, source: Callable[..., Workload], flag: Path) -> ArmResult:
-    return simulate_arm(arm, repeat, seed, source(config=arm.settings.shape), is_interrupted=flag.exists)
+def _simulate_one(arm: Arm, repeat: int, seed: int, source: Callable[..., Workload], flag: Flag) -> ArmResult:
+    return simulate_arm(arm, repeat, seed, source(config=arm.settings.shape), is_interrupted=flag.is_raised)
 
 
 def simulate_arm(
@@ -246,7 +250,7 @@ def manifest_of(
         "schema": folder.SCHEMA,
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
         "subtitle": _subtitle(clock, workload, experiment, settings),
-        "command": shlex.join(["dynabench", *(masked(word) if "://" in word else word for word in sys.argv[1:])]),
+        "command": _command(),
         "clock": clock,
         "created": _now().isoformat(timespec="seconds"),
         "workload": {
@@ -271,6 +275,18 @@ def manifest_of(
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": [folder.run_facts(run) for run in runs],
     }
+
+
+def _command() -> str:
+    """Return the command line without the passwords in it."""
+    words = []
+    for before, word in pairwise(sys.argv):
+        flag, _, value = word.partition("=")
+        if flag in SERVERS:
+            words.append(f"{flag}={masked(value)}" if value else flag)
+        else:
+            words.append(masked(word) if before in SERVERS or "://" in word else word)
+    return shlex.join(["dynabench", *words])
 
 
 def _live_facts(live: LiveConfig) -> dict[str, Any]:

@@ -198,8 +198,13 @@ class _Connection(asyncio.Protocol):
     # httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
-        self._headers[name.lower()] = value
+        """Keep a header; what comes behind the body counts, and is of no use."""
+        if not self._has_head:
+            self._headers[name.lower()] = value
+            return
+        self._head_size += len(name) + len(value)
+        if self._head_size > HEAD_LIMIT:
+            raise ValueError(f"its trailers are longer than {HEAD_LIMIT:,} bytes")
 
     def on_headers_complete(self) -> None:
         """Tell the exchange."""

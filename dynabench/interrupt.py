@@ -9,11 +9,24 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 
 class InterruptError(Exception):
     """The user wants no more of what was running."""
+
+
+class Flag(NamedTuple):
+    """Whether the user asked to end, for other processes of this host: a file says so by not being there any more.
+
+    One could not be made when the disk is full.
+    """
+
+    file: Path
+
+    def is_raised(self) -> bool:
+        """Tell."""
+        return not self.file.exists()
 
 
 class Interrupt:
@@ -21,7 +34,8 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dynabench-")
-        self.flag = Path(self._folder.name) / "interrupted"
+        self.flag = Flag(Path(self._folder.name) / "goes-on")
+        self.flag.file.touch()
         self.is_asked = False
         self._listeners: list[Callable[[], object]] = []
         self._before: dict[signal.Signals, Any] = {}
@@ -48,7 +62,7 @@ class Interrupt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         is_second, self.is_asked = self.is_asked, True
-        self.flag.touch()
+        self.flag.file.unlink(missing_ok=True)
         for listener in self._listeners:
             listener()
         if is_second and not self._listeners:

@@ -129,9 +129,11 @@ class LocalStack:
             await self.group.start(Program(f"worker-{number}", arguments, parts, quiet | environment))
         for program in programs(self._frontend, self._router, self._runtime, self._listener.fileno()):
             await self.group.start(dataclasses.replace(program, environment=quiet | program.environment))
-        # Each question has a connection of its own, and may reach another of several frontends.
+        # Each question has a connection of its own, and any of several frontends answers it: ask until it is all but
+        # certain (1 - e^-12) that each was asked.
+        num_questions = 12 * self._frontend.http_workers if self._frontend.http_workers > 1 else 1
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-            for _ in range(4 * self._frontend.http_workers - 3):
+            for _ in range(num_questions):
                 await self._wait_until_ready(session)
 
     async def _wait_until_ready(self, session: aiohttp.ClientSession) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from dynabench.arms import Arm, Settings, arms_of, change
 from dynabench.errors import UserError
 from dynabench.experiment import load_workload, progress_bar, simulate_arm, sweep_manifest
-from dynabench.interrupt import Interrupt
+from dynabench.interrupt import Flag, Interrupt
 from dynabench.parallel import in_parallel
 from dynabench.settings import ExperimentConfig, SweepConfig
 from dynabench.terminal import Terminal
@@ -122,11 +122,13 @@ def simulate_point(
     repeats: int,
     limits: list[slo.Limit],
     attainment: float,
-    flag: Path,
+    flag: Flag,
 ) -> Json:
     """Simulate a combination of settings and return its figures; all repeats together."""
     workload = load_workload(files, block_size, arm.settings.shape, seed, format)
-    runs = [simulate_arm(arm, repeat, seed + repeat, workload, is_interrupted=flag.exists) for repeat in range(repeats)]
+    runs = [
+        simulate_arm(arm, repeat, seed + repeat, workload, is_interrupted=flag.is_raised) for repeat in range(repeats)
+    ]
     summary = summarize(runs, limits, with_intervals=False)
     figures = summary["arms"][arm.name]
     settled = figures["stability"]

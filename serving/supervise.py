@@ -99,6 +99,10 @@ class Group:
         """Process ids by name."""
         return {name: child.process.pid for name, child in self._children.items() if child.process.returncode is None}
 
+    def returncode(self, name: str) -> int | None:
+        """Return the exit code of a process, or none while it runs."""
+        return self._children[name].process.returncode
+
     def cause(self, name: str) -> str:
         """Return why a process ended, in its own words if it had any."""
         return self._children[name].cause
@@ -190,12 +194,21 @@ class Group:
                 self._failed.set()
                 return
             failures = 0 if loop.time() - started > STABLE_S else failures + 1
-            delay = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-            if self._say is not None:
-                self._say(_labelled(program.name, colour, f"ended with code {code}; starting it again in {delay:g} s"))
-            if await self._is_stopped_within(delay):
-                return
-            child = await self._spawn(program)
+            why, again = f"ended with code {code}", None
+            while again is None:
+                delay = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+                self._note(program.name, colour, f"{why}; starting it again in {delay:g} s")
+                if await self._is_stopped_within(delay):
+                    return
+                try:
+                    again = await self._spawn(program)
+                except OSError as error:  # the host is short of files, memory or processes
+                    why, failures = f"could not be started ({error.strerror})", failures + 1
+            child = again
+
+    def _note(self, name: str, colour: int, text: str) -> None:
+        if self._say is not None:
+            self._say(_labelled(name, colour, text))
 
     async def _is_stopped_within(self, delay_s: float) -> bool:
         with contextlib.suppress(TimeoutError):

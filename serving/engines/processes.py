@@ -37,20 +37,20 @@ class EngineProcesses:
             EngineError: it does not start; the message names the cause and, if that is memory, what mends it.
         """
         from serving.engine import EngineError, in_thread
-        from serving.engines.messages import Messages, cause_of, remedy
+        from serving.engines.engine_log import EngineLog, cause_of, remedy
 
         if PROC.is_dir():
             command = [sys.executable, "-I", __file__]
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
             self._watching = asyncio.create_task(self._watch(self._reaper))
-        messages = Messages()
+        engine_log = EngineLog()
         try:
-            with messages.caught():
+            with engine_log.caught():
                 return await in_thread(work, until=self._is_over)
         except EngineError:
             raise
         except Exception as error:
-            cause = cause_of(error, await asyncio.to_thread(messages.last)).rstrip(".")
+            cause = cause_of(error, await asyncio.to_thread(engine_log.last)).rstrip(".")
             advice = remedy(cause, self._memory_argument) if self._memory_argument else ""
             raise EngineError(f"{self._name} does not start: {cause}{advice}") from error
 

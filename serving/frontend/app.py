@@ -45,7 +45,7 @@ class Frontend:
 
     def __init__(self, models: Models, config: FrontendConfig, siblings: Siblings | None = None) -> None:
         self.is_draining = False
-        self.metrics = FrontendMetrics(models.instances)
+        self.metrics = FrontendMetrics()
         self._models = models
         self.intake = Intake(models, config)
         self._config = config
@@ -94,8 +94,14 @@ class Frontend:
     async def prometheus(self, request: Request) -> Response:
         """GET /metrics."""
         others = await self._siblings() if self._siblings is not None else []
+        self.metrics.keep_workers(self._models.instances())
         body = self.metrics.exposition(others, self._models.worker_gauges())
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def state(self) -> dict[str, Any]:
+        """Return what this process counted, for another that serves /metrics."""
+        self.metrics.keep_workers(self._models.instances())
+        return self.metrics.state()
 
     async def _answer(self, request: Request, kind: Kind) -> Response:
         started = time.perf_counter()

@@ -5,6 +5,7 @@ reads the pieces notices nothing. Each attempt is a call of its own, so nothing 
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -22,6 +23,9 @@ from serving.tokenizer import Tokenizer
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 """Ends of calls that were never begun: they go elsewhere without counting as a migration."""
+
+UNPLACED = (NoWorkersError, AllBusyError, AllFullError, CallError)
+"""Nobody takes a request now."""
 
 MAX_REFUSALS = 8
 PATIENCE_S = 30.0
@@ -108,7 +112,10 @@ class Generation:
         self._is_fresh = True
         self._stream: ReplyStream | None = None
         self.placement: Placement
-        self._start()
+        try:
+            self._place()
+        except UNPLACED as error:
+            raise refusal(error) from error
         self._is_refusable = False
 
     async def pieces(self) -> list[bytes]:
@@ -264,16 +271,23 @@ class Generation:
         self.close()
         while True:
             try:
-                self._start()
-            except ApiError:
+                self._place()
+            except UNPLACED as error:
                 if loop.time() > self._waits_until:
-                    raise
+                    raise refusal(error) from error
                 await asyncio.sleep(RETRY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._waits_until):
+                        await self._routing.wait_for_workers()
             else:
                 return
 
-    def _start(self) -> None:
-        """Route and send what remains to be generated."""
+    def _place(self) -> None:
+        """Route and send what remains to be generated.
+
+        Raises:
+            UNPLACED: nobody takes it now.
+        """
         prompt, conditions, done = self._prompt, self._conditions, len(self._output)
         self._num_before = done
         if done:
@@ -284,17 +298,14 @@ class Generation:
                 max_tokens=None if conditions.max_tokens is None else conditions.max_tokens - done,
                 min_tokens=max(conditions.min_tokens - done, 0),
             )
-        try:
-            placement = self._routing.pick(
-                len(prompt.tokens),
-                prompt.hashes,
-                *self._pinned,
-                avoid=self._failed_at,
-                session=self._session,
-                is_refusable=self._is_refusable,
-            )
-        except (NoWorkersError, AllBusyError, AllFullError) as error:
-            raise refusal(error) from error
+        placement = self._routing.pick(
+            len(prompt.tokens),
+            prompt.hashes,
+            *self._pinned,
+            avoid=self._failed_at,
+            session=self._session,
+            is_refusable=self._is_refusable,
+        )
         self.placement = placement
         self._is_booked = self._is_fresh = True
         request = PreprocessedRequest(
@@ -310,9 +321,9 @@ class Generation:
         )
         try:
             self._stream = self._routing.send(placement, request)
-        except CallError as error:
+        except CallError:
             self.close()
-            raise ApiError(503, str(error)) from error
+            raise
 
     def _cut_at_eos(self, tokens: list[int]) -> list[int]:
         for place, token in enumerate(tokens):

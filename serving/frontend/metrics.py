@@ -4,7 +4,7 @@ The hot path only adds to plain lists; several frontend processes add up theirs 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -78,10 +78,8 @@ class ModelMetrics:
 class FrontendMetrics:
     """The counts of every model served."""
 
-    def __init__(self, workers: Callable[[], Collection[str]] = tuple) -> None:
-        """Count; `workers` returns those that there are, and what was counted for others is not kept."""
+    def __init__(self) -> None:
         self.models: dict[str, ModelMetrics] = {}
-        self._workers = workers
 
     def of(self, model: str) -> ModelMetrics:
         """Return a served model's counts."""
@@ -89,12 +87,14 @@ class FrontendMetrics:
 
     def state(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        workers = self._workers()
+        return {name: metrics.state() for name, metrics in self.models.items()}
+
+    def keep_workers(self, workers: Collection[str]) -> None:
+        """Forget what was counted for workers other than these."""
         for metrics in self.models.values():
             decisions = metrics.counters["router_decisions"]
             for labels in [labels for labels in decisions if labels[0] not in workers]:
                 del decisions[labels]
-        return {name: metrics.state() for name, metrics in self.models.items()}
 
     def exposition(self, others: Iterable[dict[str, Any]], workers: Iterable[Metric]) -> bytes:
         """Return the metrics of this process and others as Prometheus text."""

@@ -84,7 +84,7 @@ async def serve_frontend(
     if runtime_group := os.environ.get(GROUP):
 
         async def count(_: Any) -> Any:
-            yield frontend.metrics.state()
+            yield frontend.state()
 
         await runtime.serve(_metrics_address(runtime_group), GeneratorService(count))
     await models.start()

@@ -11,7 +11,7 @@ import msgspec
 
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.messages import Call, CallError, Cancel, End, Frame, FrameError, Frames, Pause, Ping, Resume, frame
-from serving.runtime.ports import Channel, Discovery, RequestPlane, Stop
+from serving.runtime.ports import Channel, Discovery, RequestPlane, Stop, guarded
 
 log = logging.getLogger(__name__)
 
@@ -113,14 +113,15 @@ class Connection:
             made.append(Connection(channel, on_closed))
             return made[0]
 
-        await plane.dial(address, accept)
-        connection = made[0]
-        connection._send(Ping())
         try:
+            await plane.dial(address, accept)
+            connection = made[0]
+            connection._send(Ping())
             if not await connection._answered or connection.is_closed:
                 raise ConnectionRefusedError("it took the connection and does not answer")
         except BaseException:
-            connection.close()
+            for connection in made:
+                connection.close()
             raise
         return connection
 
@@ -242,8 +243,8 @@ class Client:
         self._target = ".".join(address)
         self._discovery = discovery
         self._plane = plane
-        self._on_join = on_join
-        self._on_leave = on_leave
+        self._on_join = on_join and guarded(on_join, "a new instance")
+        self._on_leave = on_leave and guarded(on_leave, "the end of an instance")
         self._known: dict[str, Instance] = {}
         self._connections: dict[int, Connection] = {}
         self._dialing: dict[str, asyncio.Task[None]] = {}

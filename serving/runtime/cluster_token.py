@@ -32,12 +32,13 @@ class ClusterToken:
         Raises:
             RuntimeUnavailableError: etcd does not let us, or holds something else under that key.
         """
-        self.value = await self._discovery.create(KEY, secrets.token_hex(32).encode())
-        if len(self.value) < MIN_BYTES:
+        value = await self._discovery.create(KEY, secrets.token_hex(32).encode())
+        if len(value) < MIN_BYTES:
             raise RuntimeUnavailableError(
-                f"{KEY} in etcd holds {len(self.value)} bytes; at least {MIN_BYTES} were expected "
+                f"{KEY} in etcd holds {len(value)} bytes; at least {MIN_BYTES} were expected "
                 f"(etcdctl del {KEY} lets the next process make up a new one)"
             )
+        self.value = value
         await self._discovery.watch(KEY, self._on_change)
 
     def close(self) -> None:
@@ -48,9 +49,13 @@ class ClusterToken:
     def _on_change(self, key: str, value: bytes | None) -> None:
         if key != KEY or value == self.value:
             return
-        if value is None:
+        if value is not None:
+            self._take(value)
+        elif self._putting_back is None or self._putting_back.done():
             self._putting_back = asyncio.create_task(self._put_back())
-        elif len(value) < MIN_BYTES:
+
+    def _take(self, value: bytes) -> None:
+        if len(value) < MIN_BYTES:
             log.warning("%s in etcd is shorter than %d bytes and is ignored", KEY, MIN_BYTES)
         else:
             self.value = value
@@ -59,7 +64,7 @@ class ClusterToken:
         """Put ours, unless a process that joined meanwhile has made up another, which is then everybody's."""
         while True:
             try:
-                self.value = await self._discovery.create(KEY, self.value)
+                self._take(await self._discovery.create(KEY, self.value))
             except RuntimeUnavailableError:
                 await asyncio.sleep(RETRY_S)
             else:

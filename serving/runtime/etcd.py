@@ -32,7 +32,8 @@ BEGIN_S = 5.0
 GRACE_S = 1.0
 """How long a change may take from the store to a watch."""
 
-UNREACHABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError)
+UNREACHABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, LookupError)
+"""What a server that is away, or answers something else than etcd, leads to."""
 
 
 class _Watch:
@@ -44,7 +45,7 @@ class _Watch:
         self.revision = 0
         """Of the store, up to which `known` is complete; 0 if it is not."""
         self.stream: aiohttp.ClientResponse | None = None
-        self.tell = guarded(on_change)
+        self.tell = guarded(on_change, "a key in discovery")
 
     @property
     def range(self) -> dict[str, str]:
@@ -163,8 +164,9 @@ class EtcdDiscovery:
         await self._authenticate()
         granted = await self._call("lease/grant", {"TTL": str(max(int(self._ttl_s), 1))})
         self._lease = int(granted["ID"])
-        for key, value in self._keys.items():
-            await self._put(key, value)
+        for key in list(self._keys):
+            if (value := self._keys.get(key)) is not None:  # not taken out meanwhile
+                await self._put(key, value)
 
     async def _authenticate(self) -> None:
         if self._user is not None:
@@ -189,7 +191,8 @@ class EtcdDiscovery:
                     if late and (self._checking is None or self._checking.done()):
                         self._checking = asyncio.create_task(self._check(late))
                 for key in list(self._unsent):
-                    await self._put(key, self._keys[key])
+                    if (value := self._keys.get(key)) is not None:  # not taken out meanwhile
+                        await self._put(key, value)
                     self._unsent.discard(key)
             except UNREACHABLE:
                 await asyncio.sleep(RETRY_S)

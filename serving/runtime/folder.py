@@ -9,6 +9,7 @@ that somebody removed are made again with the next touch. What others put there 
 """
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import logging
@@ -90,7 +91,7 @@ class FolderDiscovery:
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Tell of keys below a prefix, now and as they change."""
-        entry = (prefix, guarded(on_change))
+        entry = (prefix, guarded(on_change, "a key in discovery"))
         self._poll()
         self._watches.append(entry)
         for key, value in list(self._known.items()):
@@ -116,20 +117,26 @@ class FolderDiscovery:
             await asyncio.sleep(min(self._ttl_s / 4, MAX_BEAT_S))
             try:
                 self._folder.reopen_if_replaced()
-                for name, restore in list(self._files.items()):
-                    await self._touch(name, restore)
-                if not self._is_written:
-                    self._write()
             except (OSError, RuntimeUnavailableError) as error:
                 self._has_trouble("this process cannot stay in discovery", error)
-            else:
-                self._is_well("this process cannot stay in discovery")
+                continue
+            self._is_well("this process cannot stay in discovery")
+            for name, restore in list(self._files.items()):
+                await self._touch(name, restore)
+            if not self._is_written:
+                self._write()
 
     async def _touch(self, name: str, restore: Restore) -> None:
+        trouble = f"{name} of this process was removed and cannot be made again"
         try:
-            self._folder.touch(name)
-        except FileNotFoundError:
-            await restore()
+            try:
+                self._folder.touch(name)
+            except FileNotFoundError:
+                await restore()
+        except OSError as error:
+            self._has_trouble(trouble, error)
+        else:
+            self._is_well(trouble)
 
     def _take_lease(self) -> int:
         fresh = f"{self._id}.new"
@@ -170,8 +177,9 @@ class FolderDiscovery:
             id, _, suffix = name.partition(".")
             if suffix not in SUFFIXES or not _is_id(id) or f"{id}.lease" in names:
                 continue
-            if time.time() - self._folder.stat(name).st_ctime > ORPHAN_S:
-                self._folder.remove(name)
+            with contextlib.suppress(FileNotFoundError):  # another process that starts was quicker
+                if time.time() - self._folder.stat(name).st_ctime > ORPHAN_S:
+                    self._folder.remove(name)
 
     def _remove(self, id: str) -> None:
         self._folder.remove(*(f"{id}.{suffix}" for suffix in SUFFIXES))

@@ -257,12 +257,15 @@ class NatsPlane:
             self.send(f"dyn.events.{subject}", data)
             return
         assert self._jetstream is not None
+        is_late = False
         while True:
             try:
                 await self._ensure_stream()
                 await self._jetstream.publish(DURABLE + subject, data, timeout=2)
-            except (TimeoutError, NatsError):
-                self._has_stream = False
+            except (TimeoutError, NatsError) as error:
+                if not is_late:
+                    log.warning("events on %s wait until JetStream takes them: %s", subject, error)
+                is_late, self._has_stream = True, False
                 await asyncio.sleep(0.25)
             else:
                 return
@@ -352,7 +355,9 @@ class NatsPlane:
         self._has_stream = True
 
     async def _on_error(self, error: Exception) -> None:
-        """Nothing: connections are retried, and lost messages sent again."""
+        """Connections are retried and lost messages sent again; anything else is a mistake of ours."""
+        if not isinstance(error, NatsError | OSError):
+            log.error("a message of NATS could not be taken in", exc_info=error)
 
     async def _on_reconnected(self) -> None:
         self._connected_at = asyncio.get_running_loop().time()

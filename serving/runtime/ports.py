@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVarTuple
 
 log = logging.getLogger(__name__)
+
+Arguments = TypeVarTuple("Arguments")
 
 OnChange = Callable[[str, bytes | None], None]
 """Called with a key and its value, or None once the key is gone."""
@@ -16,14 +18,14 @@ class RuntimeUnavailableError(Exception):
     """A server or folder that the runtime needs cannot be used; the message says which, and what to do."""
 
 
-def guarded(on_change: OnChange) -> OnChange:
-    """Return a watcher whose failure over one key is logged, and keeps nobody from hearing of the others."""
+def guarded(callback: Callable[[*Arguments], object], what: str) -> Callable[[*Arguments], None]:
+    """Return a callback whose failure over one call is logged, and keeps nobody from hearing of the others."""
 
-    def call(key: str, value: bytes | None) -> None:
+    def call(*arguments: *Arguments) -> None:
         try:
-            on_change(key, value)
+            callback(*arguments)
         except Exception:
-            log.exception("%r in discovery could not be taken in", key)
+            log.exception("%s could not be taken in: %.200r", what, arguments)
 
     return call
 

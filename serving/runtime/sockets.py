@@ -177,9 +177,14 @@ class SocketPlane:
 
     async def restore(self) -> None:
         """Listen again at our path, whose socket somebody removed; connections stay."""
-        if self._server is not None and self._path is not None and self._accept is not None:
-            self._server.close()
-            self._server = await self._bind(self._path, self._accept)
+        if (removed := self._server) is not None and self._path is not None and self._accept is not None:
+            fresh = await self._bind(self._path, self._accept)
+            if self._server is removed:
+                removed.close()
+                self._server = fresh
+            else:  # closed meanwhile
+                fresh.close()
+                self._path.unlink(missing_ok=True)
 
     async def dial(self, address: str, accept: Accept) -> Channel:
         """Open a channel."""
@@ -189,6 +194,8 @@ class SocketPlane:
         if kind == "unix":
             await loop.create_unix_connection(lambda: channel, place)
         elif kind == "tcp":
+            if self._token is None:
+                raise OSError(f"an instance at {address} needs etcd, where the token for TCP lies")
             host, _, port = place.rpartition(":")
             unproven = Unproven(self._handshake(address, is_caller=True), channel, self._listeners)
             try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from serving.runtime.ports import Discovery, RuntimeUnavailableError, Stop
+from serving.runtime.ports import Discovery, RuntimeUnavailableError, Stop, guarded
 from serving.runtime.private_folder import for_us_alone
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,16 @@ class ZeroMqPlane:
         """Bind again at our path, whose socket somebody removed.
 
         The removed socket stays bound, for those who are connected to it: ZeroMQ would remove the new one with it.
+
+        Raises:
+            OSError: it cannot be bound.
         """
         if self._publisher is not None:
-            with for_us_alone():
-                self._publisher.bind(self._address)
+            try:
+                with for_us_alone():
+                    self._publisher.bind(self._address)
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, error.strerror) from error
 
     async def publish(self, subject: str, data: bytes, *, durable: bool = False) -> None:
         """Send to all who subscribed."""
@@ -104,13 +110,13 @@ class ZeroMqPlane:
                     log.warning("%s in discovery does not say where events come from and is ignored: %s", key, error)
 
         stop_watch = await self._discovery.watch(f"{CHANNELS}{subject}/", on_change)
-        topic = subject.encode()
+        topic, hear = subject.encode(), guarded(on_event, f"an event of {subject}")
 
         async def read() -> None:
             while True:
                 frames = await subscriber.recv_multipart()
                 if len(frames) == 2 and frames[0] == topic:
-                    on_event(frames[1])
+                    hear(frames[1])
 
         reader = asyncio.create_task(read())
         self._readers.append(reader)
@@ -120,14 +126,19 @@ class ZeroMqPlane:
             reader.cancel()
             subscriber.close()
 
-        reader.add_done_callback(lambda _: subscriber.close())
+        def over(_: asyncio.Task[None]) -> None:
+            subscriber.close()
+            self._readers.remove(reader)
+
+        reader.add_done_callback(over)
         return stop
 
     async def close(self) -> None:
         """Stop publishing and hearing."""
-        for reader in self._readers:
+        readers = list(self._readers)
+        for reader in readers:
             reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
+        await asyncio.gather(*readers, return_exceptions=True)
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None

@@ -13,18 +13,18 @@ from workloads.shape import ShapeConfig
 
 
 def test_results_keep_no_password_from_an_address(monkeypatch):
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["dynabench", "run", "--url", "http://me:hunter2@host:1", "--etcd-endpoints=http://me:hunter2@host:2"],
-    )
+    words = ["--url", "http://me:hunter2@host:1", "--etcd-endpoints=me:hunter2@host:2"]
+    words += ["--nats-server", "me:hunter2@host:3", "--label", "a=b@c"]
+    monkeypatch.setattr(sys, "argv", ["dynabench", "run", *words])
     live = LiveConfig(
         url="http://me:hunter2@host:1", etcd_endpoints="http://me:hunter2@host:2", nats_server="nats://hunter2@host:3"
     )
     settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), live)
-    workload = load_workload(None, None, ShapeConfig(max_requests=1), 0)
-    manifest = manifest_of("live", None, workload, ExperimentConfig(), settings, [], [])
+    workload = load_workload((), None, ShapeConfig(max_requests=1), 0)
+    manifest = manifest_of("wall", (), workload, ExperimentConfig(), settings, [], [])
     assert "hunter2" not in json.dumps(manifest, default=str)
     assert manifest["live"]["url"] == "http://***@host:1"
     assert manifest["live"]["etcd_endpoints"] == "http://***@host:2"
-    assert manifest["command"].endswith("--url 'http://***@host:1' '--etcd-endpoints=http://***@host:2'")
+    assert manifest["command"].endswith(
+        "--url 'http://***@host:1' '--etcd-endpoints=***@host:2' --nats-server '***@host:3' --label a=b@c"
+    )

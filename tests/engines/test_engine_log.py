@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from serving.engine import EngineError
-from serving.engines.messages import root_cause
+from serving.engines.engine_log import root_cause
 from serving.engines.processes import EngineProcesses
 
 LOG = """\

@@ -7,10 +7,12 @@ engine itself raises that something below it has failed.
 import contextlib
 import os
 import re
+import select
 import threading
 from collections.abc import Iterator
 
 TAIL_BYTES = 256 * 1024
+CHUNK_BYTES = 64 * 1024
 MAX_LINES = 4
 MAX_CHARACTERS = 600
 STANDARD_ERROR = 2
@@ -33,11 +35,12 @@ TOO_LITTLE = re.compile(r"less than desired|less than requested|out of ?memory|n
 TOO_SMALL = re.compile(r"no available memory for the cache|max seq len", re.IGNORECASE)
 
 
-class Messages:
+class EngineLog:
     """Standard error, once it is caught: passed on by a thread, the last of it kept."""
 
     def __init__(self) -> None:
         self._tail = b""
+        self._is_kept = True
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
@@ -51,6 +54,7 @@ class Messages:
         self._thread.start()
         try:
             yield
+            self._is_kept, self._tail = False, b""  # the engine runs: nobody will ask for its cause
         finally:
             os.dup2(terminal, STANDARD_ERROR)
 
@@ -61,11 +65,15 @@ class Messages:
         return self._tail.decode(errors="replace")
 
     def _pass_on(self, reading: int, terminal: int) -> None:
-        while data := os.read(reading, TAIL_BYTES):
-            self._tail = (self._tail + data)[-TAIL_BYTES:]
+        while data := os.read(reading, CHUNK_BYTES):
+            if self._is_kept:
+                self._tail = (self._tail + data)[-TAIL_BYTES:]
             with contextlib.suppress(OSError):  # nobody reads this any more; the engine shall not notice
                 while data:
-                    data = data[os.write(terminal, data) :]
+                    try:
+                        data = data[os.write(terminal, data) :]
+                    except BlockingIOError:
+                        select.select([], [terminal], [])
         os.close(reading)
         os.close(terminal)
 
