@@ -296,6 +296,20 @@ async def goes_on_without_tokens(reader, writer):
         await asyncio.sleep(0.01)
 
 
+async def goes_on_without_text(reader, writer):
+    writer.write(HEAD)
+    while True:
+        writer.write(chunk('data: {"choices":[{"text":""}]}\n\n' * 1000))
+        await writer.drain()
+
+
+async def goes_on_behind_its_end(reader, writer):
+    writer.write(HEAD + chunk(EVENT + FINISH + DONE) + b"0\r\n")
+    while True:
+        writer.write(b"x: y\r\n" * 1000)
+        await writer.drain()
+
+
 async def wants_another_protocol(reader, writer):
     writer.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
     await writer.drain()
@@ -309,6 +323,8 @@ async def wants_another_protocol(reader, writer):
         (goes_on_in_an_error, "HTTP 500: xxx"),
         (goes_on_in_its_head, "the answer's head is longer than 65,536 bytes"),
         (goes_on_without_tokens, "timeout"),
+        (goes_on_without_text, "the answer does not end"),
+        (goes_on_behind_its_end, "the answer is not HTTP as we speak it: "),
         (wants_another_protocol, "the answer is not HTTP as we speak it"),
     ],
 )

@@ -295,6 +295,26 @@ def test_streams_go_on_while_their_socket_is_bound_again(tmp_path):
     uvloop.run(main())
 
 
+def test_a_socket_that_cannot_be_bound_again_holds_up_no_other_file(tmp_path, caplog):
+    async def main():
+        place = tmp_path / "d"
+        config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(place), lease_ttl_s=1.0)
+        async with await DistributedRuntime.connect(config) as worker:
+            await worker.register("v1/x", b"1")
+            await worker.events.announce("subject")
+            old_names = names(place)
+            socket_path = next(place.glob("*.zmq"))
+            socket_path.unlink()
+            socket_path.mkdir()  # in the way of the new one
+            for path in [*place.glob("*.json"), *place.glob("*.lease")]:
+                path.unlink()
+            await until(lambda: names(place) == old_names)
+            socket_path.rmdir()
+            await until(lambda: socket_path.exists() and not socket_path.is_dir())
+
+    uvloop.run(main())
+
+
 FULL_DISK = """
 import asyncio, logging, pathlib, resource, sys
 from serving.runtime.folder import FolderDiscovery

@@ -263,6 +263,29 @@ def test_processes_that_stay_and_those_that_come_agree_on_a_token(etcd, how, mon
     uvloop.run(main())
 
 
+def test_a_guessable_token_is_not_taken_for_one_that_was_lost(etcd, monkeypatch):
+    async def main():
+        async with await DistributedRuntime.connect(settings(etcd)) as process:
+            token = process.requests._token
+            before = token.value
+            put(etcd, KEY, b"sesame")
+            token._on_change(KEY, None)  # as if it had been deleted before that
+            await token._putting_back
+            assert token.value == before
+
+    uvloop.run(main())
+
+
+def test_where_there_is_no_token_nobody_is_called_over_tcp(tmp_path):
+    async def main():
+        config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as process:
+            with pytest.raises(OSError, match="needs etcd"):
+                await process.requests.dial("tcp:127.0.0.1:9", lambda channel: None)
+
+    uvloop.run(main())
+
+
 def test_a_token_that_anyone_could_guess_is_refused(etcd):
     async def main():
         put(etcd, KEY, b"sesame")

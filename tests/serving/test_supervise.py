@@ -1,10 +1,10 @@
 """Groups of processes: what they log comes through, what cannot run ends the group, and all of them end."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -111,7 +111,7 @@ def test_lines_that_a_slow_reader_missed_are_counted(tmp_path):
 def test_a_child_that_something_below_it_outlives_is_started_again(tmp_path):
     code = READY + (
         "import subprocess, sys\n"
-        "open(sys.argv[1], 'a').write(f'{subprocess.Popen(['sleep', '600']).pid}\\n')\n"
+        "open(sys.argv[1], 'a').write(str(subprocess.Popen(['sleep', '600']).pid) + ' ')\n"
         "print('once more')\nsys.exit(7)"
     )
     try:
@@ -153,6 +153,26 @@ def test_a_group_that_is_stopped_while_it_pauses_leaves_no_process(tmp_path):
         return group.processes
 
     assert asyncio.run(main()) == {}
+
+
+def test_a_child_that_cannot_be_started_again_is_tried_again(monkeypatch):
+    spawn, tries = asyncio.create_subprocess_exec, []
+
+    async def sometimes(*arguments, **options):
+        tries.append(1)
+        if len(tries) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await spawn(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", sometimes)
+    lines = watch(READY + "print('up')\nraise SystemExit(1)", restart=True, until="in 2 s")
+    assert lines == [
+        "up",
+        "ended with code 1; starting it again in 0.5 s",
+        "could not be started (Too many open files); starting it again in 1 s",
+        "up",
+        "ended with code 1; starting it again in 2 s",
+    ]
 
 
 def test_a_child_that_ignores_the_first_request_to_end_is_asked_again():
