@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Group, Parameter
-from rich.console import Console
 
+from dynabench.terminal import Terminal
 from dynabench.workload_file import read_workload, write_whole, write_workload
 from workloads import Workload, WorkloadError, formats, tools
 from workloads.describe import Description, advice, describe
@@ -54,7 +54,7 @@ def inspect(
     if json_output:
         print(json.dumps(facts | {"notes": workload.notes, "advice": hints}))
         return
-    console = Console(highlight=False)
+    console = Terminal()
     for name, value in (facts | {"notes": "; ".join(workload.notes) or "-"}).items():
         label = UNITS.get(name, name.replace("_", " "))
         if isinstance(value, dict):
@@ -63,9 +63,9 @@ def inspect(
             text = f"{value:.1%}"
         else:
             text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        console.print(f"{label:26} {text}", soft_wrap=True, markup=False)
+        console.print(f"{label:26} {text}", soft_wrap=True)
     for hint in hints:
-        console.print(hint, soft_wrap=True, markup=False)
+        console.print(hint, soft_wrap=True)
 
 
 @workload_app.command(name="formats")

@@ -204,6 +204,8 @@ class AnswerReader:
         if found.error is not None:
             raise AnswerError(f"error in the stream: {one_line(str(found.error))}")
         if found.usage is not None:
+            if (found.usage.completion_tokens or 0) > self._max_events:
+                raise AnswerError(f"the usage is wrong: {found.usage.completion_tokens} completion tokens")
             self.usage = found.usage
         elif found.choices is msgspec.UNSET:
             raise AnswerError(f"an event is malformed (no choices): {one_line(data, 200)}")

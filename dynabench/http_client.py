@@ -210,6 +210,8 @@ class _Connection(asyncio.Protocol):
         """Tell the exchange."""
         assert self.exchange is not None
         self._has_head = True
+        if self._parser.get_status_code() < 200:
+            return
         self.exchange.on_status(self._parser.get_status_code(), self._headers, self._now)
 
     def on_body(self, body: bytes) -> None:
@@ -217,6 +219,9 @@ class _Connection(asyncio.Protocol):
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """Note the end."""
+        """Note the end; an interim answer (100, 103) is none."""
+        if self._parser.get_status_code() < 200:
+            self._has_head, self._headers = False, {}
+            return
         self._has_ended = True
         self._keeps_alive = self._parser.should_keep_alive()

@@ -6,6 +6,8 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 
+from workloads.request import WorkloadError
+
 Encode = Callable[[str], Sequence[int]]
 
 _PIECE = re.compile(r"\s?\w{1,6}|\s?[^\w\s]|\s")
@@ -14,6 +16,10 @@ _PIECE = re.compile(r"\s?\w{1,6}|\s?[^\w\s]|\s")
 def estimate_tokens(text: str) -> list[int]:
     """Split text into about as many pieces as a tokenizer would; equal pieces get equal numbers."""
     return [zlib.crc32(piece.encode()) & 0x7FFFFFFF for piece in _PIECE.findall(text)]
+
+
+MAX_MEAN_UNSHARED, FREE_UNSHARED = 2_000, 4_000_000
+"""Blocks that a prompt without ids may have, in the mean (a million tokens); a workload may always have so many in all."""
 
 
 class BlockNamer:
@@ -25,6 +31,7 @@ class BlockNamer:
         self._scopes: dict[str, dict[int, int]] = {}
         self._chains: dict[tuple[int, int], int] = {}
         self._fresh = itertools.count()
+        self._num_prompts = self._num_unshared = 0
 
     def named(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Name the blocks of a prompt, a partial last one included."""
@@ -39,8 +46,20 @@ class BlockNamer:
         return tuple(ids)
 
     def unshared(self, num_tokens: int) -> tuple[int, ...]:
-        """Name blocks that no other prompt has."""
-        return tuple(itertools.islice(self._fresh, -(-num_tokens // self.block_size)))
+        """Name blocks that no other prompt has.
+
+        Raises:
+            WorkloadError: there are more of them than memory should hold; a short line may ask for any number.
+        """
+        num_blocks = -(-num_tokens // self.block_size)
+        self._num_prompts += 1
+        self._num_unshared += num_blocks
+        if self._num_unshared > max(FREE_UNSHARED, MAX_MEAN_UNSHARED * self._num_prompts):
+            raise WorkloadError(
+                f"the first {self._num_prompts:,} prompts have {self._num_unshared:,} blocks of {self.block_size} tokens "
+                f"in all; at most {MAX_MEAN_UNSHARED:,} each are taken, in the mean (larger blocks: --trace-block-size)"
+            )
+        return tuple(itertools.islice(self._fresh, num_blocks))
 
     def renamed(self, scope: str, ids: Sequence[int]) -> tuple[int, ...]:
         """Translate ids that are chained and unique within a scope, such as a session."""

@@ -26,8 +26,8 @@ MAX_PACKING = 250
 """Traces pack to a tenth of their size; what unpacks to far more than that is a bomb."""
 UNCHECKED_BYTES = 1 << 24
 """What a packed file may always unpack to, however well it packs."""
-MAX_TOKENS = 10**8
-"""Of a prompt or an answer: a hundred times the longest context of any model."""
+MAX_TOKENS = 10**7
+"""Of a prompt or an answer: the longest context of any model."""
 MAX_BLANK_LINES = 1_000_000
 SUFFIXES = (".json", ".jsonl", ".csv")
 

@@ -7,7 +7,7 @@ import msgspec
 
 from workloads.blocks import Encode
 from workloads.request import Request, Workload, WorkloadError
-from workloads.source import Row, Source
+from workloads.source import MAX_TOKENS, Row, Source
 
 Requests = Iterator[Request]
 LENGTHS = ("output_length", "output_tokens", "output_len", "max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -104,6 +104,8 @@ class TextReader:
             for turn in conversation.items("turns"):
                 request = self._turn(turn, history, session, before)
                 yield request
+                if len(history) + 3 * request.output_length > MAX_TOKENS:
+                    raise turn.fail(f"the conversation has grown to more than {MAX_TOKENS:,} characters")
                 answer = " ".join(f"a{number}" for _ in range(request.output_length))
                 history += f"{_text(turn)}\n{answer}\n"
                 before = number
@@ -154,6 +156,12 @@ def flatten(messages: list[dict[str, Any]]) -> str:
 
 def _text(row: Row) -> str:
     texts = row.values.get("texts")
-    if isinstance(texts, list):
-        return "".join(text if isinstance(text, str) else "".join(text.get("contents", [])) for text in texts)
-    return row.text("text")
+    if not isinstance(texts, list):
+        return row.text("text")
+    parts: list[Any] = []
+    for text in texts:
+        contents = text.get("contents", []) if isinstance(text, dict) else [text]
+        parts += contents if isinstance(contents, list) else [contents]
+    if not all(isinstance(part, str) for part in parts):
+        raise row.fail("texts must be a list of texts, or of objects with contents")
+    return "".join(parts)

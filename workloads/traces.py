@@ -8,7 +8,7 @@ from typing import IO
 import msgspec
 
 from workloads.request import Request, Workload, WorkloadError
-from workloads.source import Row, Source
+from workloads.source import MAX_TOKENS, Row, Source
 
 Requests = Iterator[Request]
 FAILED = "rows without prompt or response tokens left out"
@@ -38,6 +38,8 @@ def read_mooncake_delta(source: Source) -> Requests:
         before, earlier = last.get(session, (None, None))
         if earlier is not None:
             length += earlier.input_length + earlier.output_length
+            if length > MAX_TOKENS:
+                raise row.fail(f"the session's prompt has grown to {length:,} tokens; at most {MAX_TOKENS:,} are taken")
             kept = earlier.hash_ids[: earlier.input_length // size]
             ids = kept + source.namer.unshared(length - len(kept) * size)
         arrival_s, after, delay_s = row.timing(before)

@@ -33,7 +33,7 @@ GRACE_S = 1.0
 """How long a change may take from the store to a watch."""
 
 UNREACHABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, LookupError)
-"""What a server that is away, or answers something else than etcd, leads to."""
+"""What comes of a server that is away, or of something else that answers in its place."""
 
 
 class _Watch:
@@ -78,7 +78,8 @@ class EtcdDiscovery:
         self._tasks: list[asyncio.Task[None]] = []
         self._watches: dict[_Watch, asyncio.Task[None]] = {}
         self._checking: asyncio.Task[None] | None = None
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._ssl))
+        # No limit on connections: each watch holds one, and there are seven for a model.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._ssl, limit=0))
 
     async def connect(self) -> None:
         """Take a lease and keep it.
@@ -300,7 +301,9 @@ class EtcdDiscovery:
             f"{self._endpoints[0]}/v3/{path}", json=body, headers=headers, timeout=TIMEOUT
         ) as response:
             response.raise_for_status()
-            answer: dict[str, Any] = json.loads(await response.text())
+            answer = json.loads(await response.text())
+            if not isinstance(answer, dict) or not isinstance(answer.get("result", answer).get("header"), dict):
+                raise ValueError(f"{path} was answered by something that is no etcd server")
             return answer
 
     def _headers(self) -> dict[str, str]:
@@ -332,7 +335,7 @@ def _decode(text: str) -> bytes:
 
 
 def _name(kv: dict[str, str]) -> str:
-    return _decode(kv["key"]).decode(errors="replace")
+    return _decode(kv["key"]).decode(errors="backslashreplace")
 
 
 def _reason(error: BaseException) -> str:

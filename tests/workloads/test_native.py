@@ -123,7 +123,7 @@ HEAD = {"schema": "dynabench.workload/1", "block_size": 64}
         ([HEAD, ONE, ONE | {"arrival_s": 0.5}], r"line 3: arrival_s 0.5 is before the line above \(1\)"),
         ([HEAD, ONE | {"arrival_s": -1}], "line 2: arrival_s must not be negative, not -1"),
         ([HEAD, ONE | {"delay": 1}], "line 2: not a request .*unknown field `delay`"),
-        ([HEAD, ONE | {"output_length": 0}], "line 2: output_length must be from 1 to 100,000,000, not 0"),
+        ([HEAD, ONE | {"output_length": 0}], "line 2: output_length must be from 1 to 10,000,000, not 0"),
         ([HEAD, ONE | {"after": [], "delay_s": -1}], "line 2: delay_s must not be negative, not -1"),
         ([HEAD, []], "line 2: not a request"),
     ],

@@ -64,15 +64,15 @@ def test_a_document_that_is_too_long_to_be_decoded_at_once_is_refused(tmp_path, 
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("azure", CSV + "2024-01-01 00:00:00,1e18,1\n", "line 2: ContextTokens must be at most 100,000,000, not 1e+18"),
+        ("azure", CSV + "2024-01-01 00:00:00,1e18,1\n", "line 2: ContextTokens must be at most 10,000,000, not 1e+18"),
         ("azure", CSV + "2024-01-01 00:00:00,1e400,1\n", "line 2: ContextTokens must be a finite number, not '1e400'"),
         ("azure", CSV + "2024-01-01 00:00:00,nan,1\n", "ContextTokens must be a finite number"),
         ("azure", CSV + '2024-01-01 00:00:00,"' + "x" * 200_000 + '",1\n', "line 2: not CSV (field larger than"),
         ("azure", CSV.encode() + b"2024-01-01 00:00:00,\xff,1\n", "line 2: not CSV"),
         ("bailian", {"chat_id": 1, "timestamp": "1e999", "input_length": 1, "output_length": 1, "hash_ids": [1]}, "timestamp must be a finite number"),
         ("bailian", {"chat_id": 1, "timestamp": [1], "input_length": 1, "output_length": 1, "hash_ids": [1]}, "timestamp must be a number, not [1]"),
-        ("vllm-custom", {"prompt": "a", "output_tokens": 10**12}, "output_tokens must be at most 100,000,000"),
-        ("mooncake", ROW | {"output_length": 10**12}, "line 1: lengths must be at most 100,000,000"),
+        ("vllm-custom", {"prompt": "a", "output_tokens": 10**12}, "output_tokens must be at most 10,000,000"),
+        ("mooncake", ROW | {"output_length": 10**12}, "line 1: lengths must be at most 10,000,000"),
         ("mooncake", '{"hash_ids": ' + "[" * 100_000, "line 1: "),
         ("openai-messages", '{"messages": ' + "[" * 100_000, "not JSON"),
         ("vllm-custom", {"prompt": list(range(10_000))}, "line 1: prompt must be text, not [0, 1, 2"),
@@ -134,3 +134,31 @@ def test_files_of_several_formats_are_not_one_workload(tmp_path):
 def test_a_folder_without_traces_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("")
     assert "holds no .json, .jsonl, .csv files, plain or .gz" in refused(tmp_path)
+
+
+BURST = "Timestamp,Request tokens,Response tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "problem"),
+    [
+        ("burstgpt", BURST + "0,10000000,1\n" * 3000, r"the first 205 prompts have 4,0..,... blocks of 512 tokens"),
+        (
+            "mooncake-delta",
+            '{"session_id":"s","input_length":1,"output_length":9000000,"hash_ids":[1],"delay":1}\n' * 9,
+            "line 3: the session's prompt has grown to 18,000,00. tokens",
+        ),
+        (
+            "aiperf-multi",
+            '{"session_id":"x","turns":[{"text":"hi","output_length":9000000},{"text":"x"},{"text":"y","output_length":9000000}]}',
+            "turns\\[0\\]: the conversation has grown to more than 10,000,000 characters",
+        ),
+        ("aiperf-single", '{"texts":[5]}\n', "line 1: texts must be a list of texts"),
+        ("aiperf-single", '{"texts":[{"contents":[null]}]}\n', "line 1: texts must be a list of texts"),
+    ],
+)
+def test_short_lines_that_ask_for_gigabytes_or_nonsense_are_refused(tmp_path, format, text, problem):
+    file = tmp_path / ("w.csv" if format == "burstgpt" else "w.jsonl")
+    file.write_text(text)
+    with pytest.raises(WorkloadError, match=problem):
+        formats.read(file, format=format)
