@@ -1,14 +1,15 @@
 """Many independent simulations at once: on the cores of this machine, or on a Ray or Dask cluster."""
 
+import multiprocessing.resource_tracker
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import joblib
+from joblib.externals.loky.backend import resource_tracker
 
 from dynabench.errors import UserError
-from dynabench.interrupt import Interrupt, held_back
+from dynabench.interrupt import Flag, Interrupt, held_back
 
 Backend = Literal["local", "ray", "dask"]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -38,6 +39,9 @@ def in_parallel(
     """
     with _backend(backend, jobs or -1, address):
         parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
+        # Starting one of these trackers takes signals that are held back up again.
+        multiprocessing.resource_tracker.ensure_running()
+        resource_tracker.ensure_running()
         with held_back():
             results = parallel(
                 joblib.delayed(_carry_out)(*call, place, interrupt.flag) for place, call in enumerate(calls)
@@ -50,10 +54,10 @@ def in_parallel(
             results.close()
 
 
-def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], place: int, flag: Path) -> tuple[int, Any, bool]:
+def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], place: int, flag: Flag) -> tuple[int, Any, bool]:
     """Carry out a call in a process of its own, unless the user has asked to end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on a cluster we did not start the process
-    return (place, None, False) if flag.exists() else (place, call(*args), True)
+    return (place, None, False) if flag.is_raised() else (place, call(*args), True)
 
 
 def _backend(backend: Backend, jobs: int, address: str | None) -> Any:

@@ -11,10 +11,11 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from reports import charts, page, tables
 from reports.foreign import one_line, printable
@@ -23,8 +24,14 @@ from reports.records import ArmResult, Floats
 from reports.slo import parse
 from reports.summary import PAIRED, summarize
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Json = dict[str, Any]
 SCHEMA = "dynabench.experiment/2"
+MAX_HEAD_BYTES = 1 << 28
+MAX_ROWS = 20_000_000
+"""Requests of all runs: some 5 GB of memory."""
 GAPS_LIMIT = 4 << 30
 """Bytes: gaps of a hundred million tokens, each in a row of its own."""
 NEEDED = (
@@ -112,9 +119,9 @@ class RunFacts(msgspec.Struct):
     """What experiment.json keeps of a run beside its requests."""
 
     arm: str
-    repeat: int
-    wall_s: float
-    num_workers: int
+    repeat: Annotated[int, Meta(ge=0)]
+    wall_s: Annotated[float, Meta(ge=0, le=1e12)]
+    num_workers: Annotated[int, Meta(ge=1, le=1_000_000)]
     is_complete: bool
     notes: tuple[str, ...]
     facts: dict[str, float]
@@ -129,7 +136,9 @@ class Head(msgspec.Struct):
     subtitle: str
     command: str
     limits: list[str]
-    runs: list[RunFacts]
+    workload: dict[str, Any]
+    runs: Annotated[list[RunFacts], Meta(min_length=1)]
+    bound_s: float | None = None
 
 
 def read(folder: Path) -> tuple[Json, list[ArmResult]]:
@@ -138,17 +147,20 @@ def read(folder: Path) -> tuple[Json, list[ArmResult]]:
     Raises:
         ReportError: it is none.
     """
-    import pandas as pd
-
     try:
+        for name in ("experiment.json", "requests.parquet", "gaps.npz"):
+            if not (folder / name).is_file():
+                raise ValueError(f"{name} is missing, or no file")
+        if (folder / "experiment.json").stat().st_size > MAX_HEAD_BYTES:
+            raise ValueError(f"experiment.json is larger than {MAX_HEAD_BYTES:,} bytes")
         experiment: Json = json.loads((folder / "experiment.json").read_text())
         schema = experiment.get("schema") if isinstance(experiment, dict) else None
         if schema != SCHEMA:
             raise ReportError(f"{folder}: was written by another version (schema {schema}, expected {SCHEMA})")
         head = msgspec.convert(experiment, Head)
-        frame = pd.read_parquet(folder / "requests.parquet")
-        if missing := [name for name in NEEDED if name not in frame.columns]:
-            raise ReportError(f"{folder}: requests.parquet has no column {', '.join(missing)}")
+        for limit in head.limits:
+            parse(limit)
+        frame = _read_requests(folder / "requests.parquet")
         gaps = _read_gaps(folder / "gaps.npz", len(head.runs))
     except (
         OSError,
@@ -171,6 +183,32 @@ def read(folder: Path) -> tuple[Json, list[ArmResult]]:
     return experiment, runs
 
 
+def _read_requests(path: Path) -> "pd.DataFrame":
+    """Read the requests of all runs.
+
+    Raises:
+        ValueError: a column is missing or holds what it cannot, or there are too many rows.
+    """
+    import pandas as pd
+    from pyarrow import parquet
+
+    if (num_rows := parquet.read_metadata(path).num_rows) > MAX_ROWS:
+        raise ValueError(f"requests.parquet has {num_rows:,} rows; at most {MAX_ROWS:,} are read")
+    frame = pd.read_parquet(path)
+    if missing := [name for name in NEEDED if name not in frame.columns]:
+        raise ValueError(f"requests.parquet has no column {', '.join(missing)}")
+    for name in NEEDED:
+        column = frame[name]
+        if name == "error":
+            if not column.map(lambda error: isinstance(error, str)).all():
+                raise ValueError("error in requests.parquet is not text")
+        elif not pd.api.types.is_numeric_dtype(column) or np.isinf(column).any():
+            raise ValueError(f"{name} in requests.parquet is not a column of finite numbers")
+    if len(frame) and frame["worker"].max() >= 1_000_000:
+        raise ValueError(f"worker in requests.parquet is {frame['worker'].max()}")
+    return frame
+
+
 def _read_gaps(path: Path, count: int) -> list[Floats]:
     """Read the gaps of so many runs.
 
@@ -185,6 +223,8 @@ def _read_gaps(path: Path, count: int) -> list[Floats]:
         gaps = [stored[str(place)] if str(place) in stored else np.empty(0) for place in range(count)]
     if any(rows.shape[1:] != (5,) or rows.dtype != float for rows in gaps):
         raise ValueError("gaps.npz does not hold five columns for each run")
+    if not all(np.isfinite(rows).all() for rows in gaps):
+        raise ValueError("gaps.npz holds what is no number")
     return gaps
 
 

@@ -265,9 +265,9 @@ class EtcdDiscovery:
             response.raise_for_status()
             watch.stream = response
             async for line in response.content:
-                result = json.loads(line).get("result")
-                if result is None or result.get("canceled"):
-                    return  # an error of the server's, or revisions that are no more
+                result = _answer(line)["result"]
+                if result.get("canceled"):
+                    return  # the revisions that we wait for are no more
                 for event in result.get("events", []):
                     key = _name(event["kv"])
                     if event.get("type") == "DELETE":
@@ -301,10 +301,7 @@ class EtcdDiscovery:
             f"{self._endpoints[0]}/v3/{path}", json=body, headers=headers, timeout=TIMEOUT
         ) as response:
             response.raise_for_status()
-            answer = json.loads(await response.text())
-            if not isinstance(answer, dict) or not isinstance(answer.get("result", answer).get("header"), dict):
-                raise ValueError(f"{path} was answered by something that is no etcd server")
-            return answer
+            return _answer(await response.text())
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": self._token} if self._token else {}
@@ -332,6 +329,19 @@ def _encode(key: str) -> str:
 
 def _decode(text: str) -> bytes:
     return b64decode(text)
+
+
+def _answer(text: str | bytes) -> dict[str, Any]:
+    """Read an answer.
+
+    Raises:
+        ValueError: it is no success, or nothing that etcd says: a proxy may answer in its place.
+    """
+    answer: dict[str, Any] = json.loads(text)
+    body = answer.get("result", answer) if isinstance(answer, dict) else None
+    if not isinstance(body, dict) or not isinstance(body.get("header"), dict):
+        raise ValueError(f"not an answer of etcd's: {text[:100]!r}")
+    return answer
 
 
 def _name(kv: dict[str, str]) -> str:

@@ -1,5 +1,6 @@
 """No room to write: one line, nothing half-written, and what was measured is kept where it can be."""
 
+import json
 import os
 import resource
 import shutil
@@ -8,6 +9,7 @@ import sys
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from reports import charts, folder
@@ -149,6 +151,61 @@ def test_a_spoilt_results_folder_is_named_in_one_line(tmp_path, name, how):
     with pytest.raises(ReportError, match="x: ") as caught:
         folder.read(out)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_workers", -1), ("num_workers", 10**9), ("wall_s", -1.0), ("limits", ["nonsense"]), ("workload", [1]),
+        ("runs", []), ("bound_s", "x"),
+    ],
+)  # fmt: skip
+def test_facts_of_a_run_that_cannot_be_are_refused(tmp_path, field, value):
+    run = result("a")
+    out = tmp_path / "x"
+    facts = folder.run_facts(run)
+    if field in facts:
+        manifest = MANIFEST | {"runs": [facts | {field: value}]}
+    else:
+        manifest = MANIFEST | {"runs": [facts], field: value}
+    folder.write(out, MANIFEST | {"runs": [facts]}, [run])
+    (out / "experiment.json").write_text(json.dumps(json.loads((out / "experiment.json").read_text()) | manifest))
+    with pytest.raises(ReportError, match="not a results folder"):
+        folder.read(out)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("isl", "x"), ("sent_s", "x"), ("error", 5), ("last_token_s", np.inf), ("worker", 10**12), ("run", "a")],
+)
+def test_columns_that_hold_what_they_cannot_are_refused(tmp_path, column, value):
+    run = result("a")
+    out = tmp_path / "x"
+    folder.write(out, MANIFEST | {"runs": [folder.run_facts(run)]}, [run])
+    frame = pd.read_parquet(out / "requests.parquet").assign(**{column: value})
+    frame.to_parquet(out / "requests.parquet", index=False)
+    with pytest.raises(ReportError, match=f"not a results folder .*{column}"):
+        folder.read(out)
+
+
+def test_more_requests_than_memory_should_hold_are_not_read(tmp_path, monkeypatch):
+    run = result("a")
+    out = tmp_path / "x"
+    folder.write(out, MANIFEST | {"runs": [folder.run_facts(run)]}, [run])
+    monkeypatch.setattr(folder, "MAX_ROWS", 1)
+    with pytest.raises(ReportError, match="rows; at most 1 are read"):
+        folder.read(out)
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "requests.parquet", "gaps.npz"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
+    run = result("a")
+    out = tmp_path / "x"
+    folder.write(out, MANIFEST | {"runs": [folder.run_facts(run)]}, [run])
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    with pytest.raises(ReportError, match=f"{name} is missing, or no file"):
+        folder.read(out)
 
 
 def test_gaps_that_unpack_to_more_than_any_run_has_are_not_unpacked(tmp_path):

@@ -39,9 +39,9 @@ def announced(started, config):
     return long_workload()
 
 
-def wait(started, path):
+def wait(started, flag):
     Path(started).touch()
-    while not path.exists():
+    while not flag.is_raised():
         time.sleep(0.01)
     return "ended"
 
@@ -182,3 +182,22 @@ def test_ctrl_c_in_a_live_run_ends_it_at_once(tmp_path, temporary, times):
     assert "interrupted" in stderr
     assert "Traceback" not in stdout + stderr
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+
+
+def blocked_signals():
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+
+
+class AsItArrives:
+    """Becomes, where it is unpickled, the signals that are blocked there then: before the call itself begins."""
+
+    def __reduce__(self):
+        return blocked_signals, ()
+
+
+def test_no_interrupt_reaches_a_process_that_simulates_from_its_start_on():
+    with Interrupt() as interrupt:
+        calls = [(int, (AsItArrives(),))] * 4
+        masks = [mask for _, mask in in_parallel(calls, 2, interrupt=interrupt)]
+    assert [bool(mask & 1 << (signal.SIGINT - 1)) for mask in masks] == [True] * 4

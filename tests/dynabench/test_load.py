@@ -368,6 +368,21 @@ def test_events_may_have_comments_names_and_other_line_ends(end):
     assert (columns["error"][0], columns["osl"][0]) == ("", 4)
 
 
+def test_interim_answers_are_passed_over():
+    async def answer(reader, writer):
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n")
+        writer.write(HEAD + chunk(EVENT + FINISH + DONE) + b"0\r\n\r\n")
+        await writer.drain()
+
+    with strange_server(answer) as url:
+        assert send(url, workload(3)).columns["error"].tolist() == [""] * 3
+
+
+def test_a_usage_that_cannot_be_fails_the_request():
+    with strange_server(says(EVENT, FINISH + usage(333, 2**31 - 1) + DONE)) as url:
+        assert send(url, workload(1)).columns["error"][0].startswith("the usage is wrong: 2147483647")
+
+
 def test_lengths_are_those_that_the_server_counted():
     with strange_server(says(EVENT * 2, EVENT * 2, FINISH + usage(333, 12) + DONE)) as url:
         sent = send(url, workload(3, tokens=32))

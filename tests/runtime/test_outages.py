@@ -1,10 +1,15 @@
 """A server that is away when something happens: it happens when the server is back."""
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
+from base64 import b64encode
 
+import httpx
 import msgspec
+import pytest
 import uvloop
 
 from serving.kv_events import KvEventPublisher, KvEvents, decode, subject
@@ -100,6 +105,100 @@ def test_a_watch_whose_connection_died_unseen_is_begun_anew():
 
     with Etcd() as etcd:
         uvloop.run(main(etcd))
+
+
+def test_any_number_of_watches_leaves_room_for_everything_else():
+    async def main(etcd):
+        config = RuntimeConfig(etcd_endpoints=etcd.url, nats_server="", lease_ttl_s=2.0)
+        async with await DistributedRuntime.connect(config) as one:
+            seen = []
+            for number in range(120):
+                await one.discovery.watch(f"test/{number}/", lambda key, value: seen.append(key))
+            await one.discovery.put("test/119/x", b"1")
+            await until(lambda: seen == ["test/119/x"])
+
+    with Etcd() as etcd:
+        uvloop.run(main(etcd))
+
+
+class Impostor:
+    """Answers in etcd's place, for a while, as a proxy does that says it is being mended."""
+
+    def __init__(self, port):
+        self._target = port
+        self.body = None
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+
+    async def _answer(self, reader, writer):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE)[1])
+            request = head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + await reader.readexactly(length)
+            if self.body is not None:
+                writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(self.body))
+                writer.write(self.body)
+            else:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+                far_writer.write(request)
+                while (data := await far_reader.read(1 << 16)) and self.body is None:
+                    writer.write(data)
+                far_writer.close()
+        writer.close()
+
+
+@pytest.mark.parametrize("body", [b'{"status":"maintenance"}', b"[]", b"{}", b'{"result":{}}', b"null"])
+def test_what_is_no_etcd_and_answers_in_its_place_changes_nothing_for_long(body):
+    async def main(etcd):
+        async with Impostor(etcd.port) as proxy:
+            config = {"nats_server": "", "lease_ttl_s": 2.0}
+            through = RuntimeConfig(etcd_endpoints=f"127.0.0.1:{proxy.port}", **config)
+            direct = RuntimeConfig(etcd_endpoints=etcd.url, **config)
+            async with (
+                await DistributedRuntime.connect(through) as one,
+                await DistributedRuntime.connect(direct) as two,
+            ):
+                ours, theirs = {}, {}
+                await one.discovery.put("test/ours", b"1")
+                await two.discovery.watch("test/ours", theirs.__setitem__)
+                await one.discovery.watch("test/theirs", ours.__setitem__)
+                proxy.body = body
+                await until(lambda: theirs == {"test/ours": None})  # its lease ran out
+                await two.discovery.put("test/theirs", b"2")
+                proxy.body = None
+                await until(lambda: theirs == {"test/ours": b"1"} and ours == {"test/theirs": b"2"})
+
+    with Etcd() as etcd:
+        uvloop.run(main(etcd))
+
+
+def test_keys_that_are_no_text_begin_no_watch_anew(caplog):
+    caplog.set_level("INFO")
+
+    async def main(etcd):
+        config = RuntimeConfig(etcd_endpoints=etcd.url, nats_server="", lease_ttl_s=2.0)
+        async with await DistributedRuntime.connect(config) as one, httpx.AsyncClient() as client:
+            for key in (b"test/\xff", b"test/\xfe"):
+                body = {"key": b64encode(key).decode(), "value": ""}
+                (await client.post(f"{etcd.url}/v3/kv/put", json=body)).raise_for_status()
+            seen = []
+            await one.discovery.watch("test/", lambda key, value: seen.append(key))
+            watch = next(watch for watch in one.discovery._watches if watch.prefix == "test/")
+            for number in range(3):
+                before = watch.revision
+                await one.discovery.put("elsewhere", b"%d" % number)
+                await until(lambda before=before: watch.revision > before)
+            assert sorted(seen) == ["test/\\xfe", "test/\\xff"]
+
+    with Etcd() as etcd:
+        uvloop.run(main(etcd))
+    assert "begun anew" not in caplog.text
 
 
 def test_what_a_watcher_does_not_understand_ends_no_watch():
