@@ -1,6 +1,13 @@
-"""What every run of the tests should say."""
+"""What every run of the tests should say, and how patient its clients are."""
 
 import os
+
+import httpx
+
+from tests.waiting import PATIENCE_S
+
+# The default of httpx.get, httpx.Client and their like: 5 s are soon over on a busy machine.
+vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(PATIENCE_S).as_dict())
 
 
 def pytest_report_header():

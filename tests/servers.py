@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from tests.waiting import until
 
 BIN = Path(sys.executable).parent
 
@@ -40,15 +41,18 @@ class Server:
         log = (self.folder / "log").open("ab")
         self.process = subprocess.Popen(self.command(), stdout=log, stderr=log, start_new_session=True)
         log.close()
-        for _ in range(600):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return self
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.05)
-        said = (self.folder / "log").read_text()[-2000:]
-        self.close()
-        raise RuntimeError(f"{self.command()[0]} did not start:\n{said}")
+        try:
+            until(self.is_listening, self.process)
+        except AssertionError as error:
+            said = (self.folder / "log").read_text()[-2000:]
+            self.close()
+            raise RuntimeError(f"{self.command()[0]} did not start:\n{said}") from error
+        return self
+
+    def is_listening(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+        return False
 
     def stop(self):
         if self.process is not None:

@@ -1,5 +1,6 @@
 """The command line, run as a user runs it."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,14 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 
 from dynabench.workload_file import BUNDLED
 from tests.serving.stacks import running
+from tests.waiting import PATIENCE_S, until
 from workloads.formats import FORMATS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -180,18 +181,15 @@ def test_live_and_virtual_agree_on_what_is_cached(tmp_path):
     assert shares[0] == pytest.approx(shares[1], abs=0.05)
 
 
-def wait_for_answers(port):
+def wait_for_answers(port, process):
     """Wait until the frontend has answered some requests."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
-        except OSError:
-            text = ""
-        if any("requests_total" in line and 'status="success"' in line for line in text.splitlines()):
-            return
-        time.sleep(0.1)
-    raise AssertionError("no request was answered")
+
+    def has_answered():
+        with contextlib.suppress(httpx.HTTPError):
+            lines = httpx.get(f"http://127.0.0.1:{port}/metrics").text.splitlines()
+            return any("requests_total" in line and 'status="success"' in line for line in lines)
+
+    until(has_answered, process)
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path, sockets):
@@ -202,9 +200,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, sockets):
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": sockets}
     )
-    wait_for_answers(port)
+    wait_for_answers(port, process)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     assert "interrupted" in stdout
     summary = json.loads((out / "summary.json").read_text())

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from mocker import EngineConfig
 from reports import metrics
 from serving.router import ROUTER_MODES, RouterConfig
 from tests.dynabench.test_cli import dynabench
+from tests.waiting import PATIENCE_S, until
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -248,11 +248,9 @@ def test_ctrl_c_in_a_parallel_simulation_leaves_no_process(tmp_path):
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 60
-    while not list(out.glob("points/*.json")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: list(out.glob("points/*.json")), process)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr, stderr
     assert "interrupted" in stdout

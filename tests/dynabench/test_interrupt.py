@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from dynabench.virtual import simulate
 from mocker import EngineConfig
 from serving.router import RouterConfig
 from tests.strange_server import EVENT, HEAD, chunk, strange_server
+from tests.waiting import PATIENCE_S, until
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -41,8 +41,7 @@ def announced(started, config):
 
 def wait(started, flag):
     Path(started).touch()
-    while not flag.is_raised():
-        time.sleep(0.01)
+    until(flag.is_raised)
     return "ended"
 
 
@@ -50,8 +49,7 @@ def once_there(path, do):
     """Do something as soon as a file exists, from another thread."""
 
     def watch():
-        while not path.exists():
-            time.sleep(0.01)
+        until(path.exists)
         do()
 
     thread = threading.Thread(target=watch)
@@ -150,7 +148,7 @@ def test_ctrl_c_in_a_terminal_ends_simulate_with_130_and_a_report(tmp_path, temp
             os.killpg(process.pid, signal.SIGINT)
             is_sent = True
     os.close(ours)
-    assert process.wait(60) == 130, said[-2000:]
+    assert process.wait(PATIENCE_S) == 130, said[-2000:]
     assert is_sent
     assert b"Traceback" not in said
     summary = json.loads((out / "summary.json").read_text())
@@ -173,11 +171,10 @@ def test_ctrl_c_in_a_live_run_ends_it_at_once(tmp_path, temporary, times):
             "run", "--url", url, "--max-requests", "20", "--out", tmp_path / "x",
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(temporary)},
         )  # fmt: skip
-        while not seen:
-            time.sleep(0.01)
+        until(lambda: seen, process)
         for _ in range(times):
             os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "interrupted" in stderr
     assert "Traceback" not in stdout + stderr

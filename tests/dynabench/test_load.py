@@ -19,6 +19,7 @@ from reports import metrics
 from reports.records import ArmResult
 from serving.router import RouterConfig
 from tests.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
+from tests.waiting import PATIENCE_S
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -28,7 +29,7 @@ def workload(count=40, *, gap=0.005, tokens=6, **changes):
     return Workload("w", 64, requests)
 
 
-def send(url, requests, load=None, *, clients=1, timeout_s=20.0, **target) -> Sent:
+def send(url, requests, load=None, *, clients=1, timeout_s=PATIENCE_S, **target) -> Sent:
     order = Order(requests, Target(url, MODEL, **target), load or LoadConfig(), "", timeout_s)
 
     async def run():
@@ -201,7 +202,7 @@ def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
 )
 def test_a_failed_request_says_why_and_the_next_is_sent(answer, error):
     with strange_server(answer) as url:
-        sent = send(url, workload(3), timeout_s=1.0)
+        sent = send(url, workload(3), timeout_s=1.0 if error == "timeout" else PATIENCE_S)
     assert all(found.startswith(error) for found in sent.columns["error"]), sent.columns["error"]
     assert len(sent.columns["error"]) == 3
     assert spoilt(sent, LoadConfig(), is_complete=True)[0].startswith("every request failed")
@@ -330,7 +331,7 @@ async def wants_another_protocol(reader, writer):
 )
 def test_what_never_ends_is_given_up_in_one_line(answer, error):
     with strange_server(answer) as url:
-        columns = send(url, workload(2), timeout_s=2.0).columns
+        columns = send(url, workload(2), timeout_s=2.0 if error == "timeout" else PATIENCE_S).columns
     for found in columns["error"]:
         assert found.startswith(error), found
         assert len(found) < 400

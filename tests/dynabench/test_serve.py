@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -12,6 +11,7 @@ import pytest
 
 from tests.servers import free_port
 from tests.serving.stacks import write_model
+from tests.waiting import PATIENCE_S, instances, until, wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "graph.yaml"
 
@@ -26,22 +26,10 @@ def children(process):
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def wait_for(url, instances):
-    deadline = time.monotonic() + 40
-    while time.monotonic() < deadline:
-        try:
-            if len(httpx.get(f"{url}/health").json()["instances"]) == instances:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.05)
-    raise AssertionError(f"{instances} instances did not come to {url}")
-
-
 def finish(process, number):
     pids = children(process)
     process.send_signal(number)
-    log, _ = process.communicate(timeout=40)
+    log, _ = process.communicate(timeout=PATIENCE_S)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert process.returncode == 0, log
     assert "Traceback" not in log
@@ -54,14 +42,14 @@ def test_the_example_graph_serves_two_models_restarts_what_dies_and_stops_clean(
     graph.write_text(EXAMPLE.read_text().replace("8080", str(port)))
     process = start(tmp_path, "-f", graph)
     url = f"http://127.0.0.1:{port}"
-    wait_for(url, 3)
+    wait_for(url, 3, process)
     assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["chatty", "parrot"]
     body = {"model": "parrot", "messages": [{"role": "user", "content": "say this"}]}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body).json()
     assert answer["choices"][0]["message"]["content"] == "say this"
+    before = instances(url)
     os.kill(children(process)[0], signal.SIGKILL)
-    wait_for(url, 2)
-    wait_for(url, 3)
+    until(lambda: len(instances(url)) == 3 and instances(url) != before, process)
     log = finish(process, signal.SIGINT)
     assert "chatty-0 ended with code -9; starting it again" in log
 
@@ -69,7 +57,7 @@ def test_the_example_graph_serves_two_models_restarts_what_dies_and_stops_clean(
 def test_several_frontends_share_the_port(tmp_path):
     port = free_port()
     process = start(tmp_path, "--http-port", port, "--http-workers", 2, "--workers", 1, "--speedup-ratio", 0)
-    wait_for(f"http://127.0.0.1:{port}", 1)
+    wait_for(f"http://127.0.0.1:{port}", 1, process)
     command_lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(process)]
     assert sum(b"serving.frontend" in line for line in command_lines) == 2
     log = finish(process, signal.SIGTERM)
@@ -92,7 +80,7 @@ def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
         20,
     )
     url = f"http://127.0.0.1:{port}"
-    wait_for(url, 1)  # the router is what the frontend sees
+    wait_for(url, 1, process)  # the router is what the frontend sees
     answer = httpx.post(f"{url}/v1/completions", json={"model": "mock", "prompt": "x", "max_tokens": 4})
     assert len(answer.json()["choices"][0]["text"]) == 4
     finish(process, signal.SIGTERM)
@@ -122,7 +110,7 @@ def test_a_graph_that_cannot_be_is_told_in_one_line(tmp_path, text, message):
     if text is not None:
         path.write_text(text if "http_port" in text else f"{text}\nfrontend: {{http_port: 0}}")
     process = start(tmp_path, "-f", path)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, said
     assert message in said
     assert len(said.strip().splitlines()) == 1
@@ -141,7 +129,7 @@ def test_a_worker_that_cannot_start_ends_the_stack_and_says_why(tmp_path, broken
         write_model(tmp_path / "model")
         (tmp_path / "model" / broken).write_text("{{ x } }")
     process = start(tmp_path, "--http-port", 0, "--model-path", tmp_path / "model")
-    log, _ = process.communicate(timeout=60)
+    log, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, log
     last = log.splitlines()[-1]
     assert last.startswith("dynabench: backend-")
@@ -156,10 +144,10 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_leaves_nothing(tmp_path):
         tmp_path, "--http-port", port, "--timing", "constant", "--constant-decode-ms", 50, "--speedup-ratio", 1
     )
     url = f"http://127.0.0.1:{port}"
-    wait_for(url, 2)
+    wait_for(url, 2, process)
     pids = children(process)
     body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
         pieces = answer.iter_lines()
         next(pieces)
         process.send_signal(signal.SIGINT)
@@ -170,7 +158,7 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_leaves_nothing(tmp_path):
         assert any("Ctrl-C again stops at once" in line for line in log)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=40)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
         assert "error" in "".join(pieces)  # told, not cut
     assert process.returncode == 130
     assert "Traceback" not in "".join(log) + rest

@@ -1,6 +1,5 @@
 """Blocks under an engine's names and under ours."""
 
-import asyncio
 import struct
 
 import msgspec
@@ -15,6 +14,7 @@ from serving.engines.block_hashes import EventReaders, HashTranslator
 from serving.kv_events import BlockLedger
 from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
+from tests.waiting import until_async
 
 SIZE = 2
 
@@ -109,12 +109,12 @@ def test_what_was_stored_and_not_removed_is_what_routers_hold(steps):
 def test_a_gap_in_the_numbers_and_what_cannot_be_read_forget_what_was_known():
     async def main():
         readers = EventReaders(2)
-        publisher = zmq.Context.instance().socket(zmq.PUB)
+        publisher = zmq.Context.instance().socket(zmq.XPUB)
         host, _, port = readers.endpoint.rpartition(":")
         publisher.connect(f"{host}:{int(port) + 1}")  # rank 1
         found = [[], []]
         readers.start(SIZE, [into.extend for into in found])
-        await asyncio.sleep(0.3)
+        await until_async(lambda: publisher.poll(0))  # the reader has subscribed
 
         def send(number, *events):
             publisher.send_multipart([b"", struct.pack(">q", number), msgspec.msgpack.encode([0.0, events, 1])])
@@ -124,9 +124,7 @@ def test_a_gap_in_the_numbers_and_what_cannot_be_read_forget_what_was_known():
         send(0, stored([1], None, [1, 2]))
         send(1, stored([2], 1, [3, 4]))
         send(4, stored([3], 2, [5, 6]), stored([4], None, [7, 8]))
-        async with asyncio.timeout(20):
-            while len(found[1]) < 7:
-                await asyncio.sleep(0.005)
+        await until_async(lambda: len(found[1]) >= 7)
         publisher.close(0)
         await readers.close()
         chain = ours([1, 2, 3, 4])

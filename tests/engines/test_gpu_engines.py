@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -24,6 +23,7 @@ from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from tests.serving.stacks import write_model
+from tests.waiting import PATIENCE_S, in_time, until, until_async, wait_for
 
 STANDINS = Path(__file__).parent / "standins"
 PACKAGES = {"sglang": "sglang", "trtllm": "tensorrt_llm"}
@@ -65,17 +65,12 @@ def with_engine(name, talk, run=None, **arguments):
         try:
             await engine.start(ModelFiles({"config.json": b'{"vocab_size": 50}'}))
             engine.publish_to([publisher])
-            async with asyncio.timeout(30):
+            async with in_time():
                 await talk(engine, publisher, importlib.import_module(PACKAGES[name]))
         finally:
             await engine.close()
 
     uvloop.run(main())
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def tokens_of(items):
@@ -185,16 +180,11 @@ def test_a_node_that_follows_runs_until_it_is_asked_to_end(tmp_path):
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        deadline = time.monotonic() + 30
-        while not (below := [int(pid) for task in children.parent.parent.iterdir() for pid in (task / "children").read_text().split()]):  # fmt: skip
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        below = until(lambda: [int(pid) for task in children.parent.parent.iterdir() for pid in (task / "children").read_text().split()], process)  # fmt: skip
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, errors) == (0, "")
-        while Path(f"/proc/{below[0]}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not Path(f"/proc/{below[0]}").exists())
     finally:
         process.kill()
         process.wait()
@@ -240,25 +230,24 @@ def test_kv_events_name_blocks_as_the_router_does(name):
     tokens = list(range(20, 33))  # three blocks and one token
 
     async def talk(engine, publisher, package):
-        await asyncio.sleep(0.3)  # the stand-in's socket connects, as the real one does while the model loads
         [item async for item in engine.generate(request(tokens, 1))]
-        await until(lambda: publisher.events)
+        await until_async(lambda: publisher.events)
         ours = names(tokens[:12], size)
         assert publisher.events == [BlocksStored(ours, None)]
         [item async for item in engine.generate(request([*tokens[:8], 40, 41, 42, 43, 44], 1))]
-        await until(lambda: len(publisher.events) > 1)
+        await until_async(lambda: len(publisher.events) > 1)
         longer = names([*tokens[:8], 40, 41, 42, 43], size)
         assert publisher.events[1] == BlocksStored(longer[2:], ours[1])
         if name == "sglang":
             package.Engine.latest.forget_all()
-            await until(lambda: len(publisher.events) > 2)
+            await until_async(lambda: len(publisher.events) > 2)
             assert publisher.events[2] == BlocksCleared()
         else:
             llm = package.LLM.latest
             last = [theirs for theirs, (_, block) in llm._held.items() if block == (40, 41, 42, 43)]
             llm._tell({"type": "removed", "block_hashes": last}, window=512)  # of layers with a shorter memory
             llm.forget(*last)
-            await until(lambda: len(publisher.events) > 2)
+            await until_async(lambda: len(publisher.events) > 2)
             assert publisher.events[2:] == [BlocksRemoved([longer[2]])]
 
     size_flag = {"page-size": size} if name == "sglang" else {"kv-cache-config": '{"tokens_per_block": 4}'}
@@ -270,9 +259,9 @@ def test_load_is_told(name):
     async def talk(engine, publisher, package):
         answer = engine.generate(request([10, 20], 200))
         await anext(answer)
-        await until(lambda: engine.load(0).num_running == 1)
+        await until_async(lambda: engine.load(0).num_running == 1)
         await answer.aclose()
-        await until(lambda: engine.load(0).num_running == 0)
+        await until_async(lambda: engine.load(0).num_running == 0)
         if name == "trtllm":
             assert engine.load(0).kv_total_blocks == 100
 
@@ -314,19 +303,18 @@ def test_the_whole_stack_serves_it_and_the_router_finds_its_blocks(name, monkeyp
             engine=EngineChoice(name, ModelRunConfig(extra_engine_args=extra)),
             num_workers=2,
         )
-        async with stack, httpx.AsyncClient(base_url=stack.url, timeout=30) as client:
+        async with stack, httpx.AsyncClient(base_url=stack.url) as client:
 
             async def ask(prompt):
                 body = {"model": stack.model, "prompt": prompt, "max_tokens": 3, "stream": True}
                 answer = await client.post("/v1/completions", json=body)
                 return int(answer.headers["x-worker-slot"]), int(answer.headers["x-overlap-tokens"])
 
-            await asyncio.sleep(0.3)
+            await asyncio.to_thread(wait_for, stack.url, 2)
             first = [await ask([number + 3] * 70) for number in range(4)]
             assert {slot for slot, _ in first} == {0, 1}
-            deadline = time.monotonic() + 20
-            while (await ask([3] * 70 + [9] * 5)) != (first[0][0], 64):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.02)
+            async with in_time():
+                while (await ask([3] * 70 + [9] * 5)) != (first[0][0], 64):
+                    await asyncio.sleep(0.02)
 
     uvloop.run(main())

@@ -4,27 +4,29 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from serving.engines.processes import descendants
+from tests.waiting import PATIENCE_S, until
 
 WORKER = """
-import asyncio, subprocess, sys
-from serving.engines.processes import EngineProcesses
+import asyncio, os, subprocess, sys
+from serving.engines.processes import POLL_S, EngineProcesses, descendants
 
 async def main():
     processes = EngineProcesses()
     child = await processes.start(lambda: subprocess.Popen(
         [sys.executable, "-c", "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"]
     ))
-    await asyncio.sleep(1.5)
+    while len(descendants(os.getpid())) < 3:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(2 * POLL_S)  # the reaper is told of them
     print("ready", flush=True)
     await asyncio.sleep(600 if sys.argv[1] == "stay" else 0)
     await processes.close()
-    print("closed", child.wait(10), flush=True)
+    print("closed", child.wait(60), flush=True)
 
 asyncio.run(main())
 """
@@ -37,13 +39,6 @@ def is_alive(pid):
         return False
 
 
-def wait_until_gone(pids):
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline, [pid for pid in pids if is_alive(pid)]
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_killed_worker_leaves_is_ended(number):
     worker = subprocess.Popen([sys.executable, "-c", WORKER, "stay"], stdout=subprocess.PIPE, text=True)
@@ -52,15 +47,17 @@ def test_what_a_killed_worker_leaves_is_ended(number):
         below = descendants(worker.pid)
         assert len(below) == 3  # the engine, its own child, and the reaper
         worker.send_signal(number)
-        worker.wait(20)
-        wait_until_gone(below)
+        worker.wait(PATIENCE_S)
+        until(lambda: not any(map(is_alive, below)))
     finally:
         worker.kill()
         worker.communicate()
 
 
 def test_what_an_engine_leaves_behind_is_ended_when_the_worker_closes_it():
-    done = subprocess.run([sys.executable, "-c", WORKER, "go"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, "go"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert done.stdout == f"ready\nclosed {-signal.SIGKILL}\n"
     assert done.stderr == ""
 

@@ -17,6 +17,7 @@ from serving.engine import EngineChoice
 from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from tests import waiting
 from tests.real_engines.reference import Reference
 from tests.serving.stacks import in_background
 
@@ -37,8 +38,10 @@ os.environ.setdefault("MISTRALRS_CPU_KV_F32", "1")  # or batches of different si
 
 if not ENGINE:
     collect_ignore_glob = ["test_*.py"]
-elif ENGINE != "vllm":
-    collect_ignore_glob = ["test_vllm*.py"]
+else:
+    waiting.PATIENCE_S = 240.0  # without a GPU a model may take minutes to load
+    if ENGINE != "vllm":
+        collect_ignore_glob = ["test_vllm*.py"]
 
 
 class Engine(NamedTuple):

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -19,6 +18,7 @@ from serving.engine_config import flags_to_arguments
 from tests.real_engines.reference import Reference
 from tests.servers import Etcd, Nats, free_port
 from tests.serving import hub_server
+from tests.waiting import PATIENCE_S, until, wait_for
 
 pytestmark = pytest.mark.timeout(500)
 BIN = Path(sys.executable).parent
@@ -68,7 +68,7 @@ def running_shell(home, environment):
         for process, _ in processes:
             process.send_signal(signal.SIGTERM)
         for process, log in processes:
-            assert process.wait(60) == 0, Path(log.name).read_text()[-3000:]
+            assert process.wait(PATIENCE_S) == 0, Path(log.name).read_text()[-3000:]
             assert "Traceback" not in Path(log.name).read_text()
     finally:
         for process, log in processes:
@@ -78,18 +78,8 @@ def running_shell(home, environment):
             log.close()
 
 
-def wait_for(url, count=1):
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            if len(httpx.get(f"{url}/health").json()["instances"]) >= count:
-                return httpx.get(f"{url}/v1/models").json()["data"]
-        time.sleep(0.1)
-    raise AssertionError(f"{count} instances did not come to {url}")
-
-
 def chat(url, **more):
-    answer = httpx.post(f"{url}/v1/chat/completions", json=QUESTION | more, timeout=120)
+    answer = httpx.post(f"{url}/v1/chat/completions", json=QUESTION | more)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -99,7 +89,9 @@ def test_http_interface_list_the_models_send_a_request(shell, engine, model):
     flags = ["--http-port", port, "--extra-engine-args", "extra.json"]
     shell("dynamo-run", "in=http", f"out={engine.name}", model, *flags)
     url = f"http://127.0.0.1:{port}"
-    assert [entry["id"] for entry in wait_for(url)] == ["Llama-3.2-3B-Instruct-Q4_K_M"]
+    wait_for(url, 1)
+    models = httpx.get(f"{url}/v1/models").json()["data"]
+    assert [entry["id"] for entry in models] == ["Llama-3.2-3B-Instruct-Q4_K_M"]
     answer = chat(url, max_completion_tokens=20, ignore_eos=True)  # or a random model may end by chance
     assert answer["usage"]["completion_tokens"] == 20
     assert answer["choices"][0]["message"]["content"]
@@ -122,7 +114,8 @@ def test_a_distributed_system_routed_by_kv_over_etcd_and_nats(home, engine, mode
             assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             conversation.append(first["choices"][0]["message"])
             conversation.append({"role": "user", "content": "And then?"})
-            time.sleep(0.5)
+            again = QUESTION | {"messages": conversation[:1], "max_completion_tokens": 1}
+            until(lambda: int(httpx.post(f"{url}/v1/chat/completions", json=again).headers["x-overlap-tokens"]) > 0)
             second = chat(url, messages=conversation, max_completion_tokens=8)
             cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached > first["usage"]["prompt_tokens"] - 64
@@ -183,7 +176,7 @@ def test_the_multi_process_quick_start(shell, engine, model):
     flags = ["--", *engine.flags] if engine.flags else []
     shell("python", "-m", f"serving.{module}", "--model-path", model, *flags)
     url = f"http://127.0.0.1:{port}"
-    wait_for(url)
+    wait_for(url, 1)
     answer = chat(url, stream=False, max_tokens=30, max_completion_tokens=None, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 30
 

@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from tests.real_engines.conftest import VLLM_FLAGS, running
-from tests.real_engines.test_engine import load, until
+from tests.real_engines.test_engine import load
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.timeout(500)
 BLOCK = 32
@@ -179,19 +180,19 @@ def test_nothing_is_left_of_a_worker_that_ends(folder, tmp_path, number, is_load
         start_new_session=True,
     )
     try:
-        until(lambda: len(descendants(worker.pid)) > 1, 120)
+        until(lambda: len(descendants(worker.pid)) > 1, worker)
         if is_loaded:
             until(
                 lambda: any(b"v1/mdc/" in file.read_bytes() for file in (tmp_path / "d").rglob("*") if file.is_file()),
-                120,
+                worker,
             )
         children = descendants(worker.pid)
         if number == signal.SIGINT:
             os.killpg(worker.pid, number)  # as a terminal does: everyone in the group gets it
         else:
             worker.send_signal(number)
-        worker.communicate(timeout=60)
-        until(lambda: not any(map(is_alive, children)), 30)
+        worker.communicate(timeout=PATIENCE_S)
+        until(lambda: not any(map(is_alive, children)))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)

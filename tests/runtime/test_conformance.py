@@ -14,15 +14,14 @@ import uvloop
 
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import CallError, DistributedRuntime
-
-TIMEOUT_S = 20
+from tests.waiting import in_time, until_async
 
 
 def run(main):
     """Run a test's coroutine; a hang fails it."""
 
     async def limited():
-        async with asyncio.timeout(TIMEOUT_S * 2):
+        async with in_time():
             return await main
 
     return uvloop.run(limited())
@@ -30,12 +29,6 @@ def run(main):
 
 def somewhere():
     return EndpointAddress(f"ns{uuid.uuid4().hex[:8]}", "backend", "generate")
-
-
-async def until(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 class Network:
@@ -66,8 +59,19 @@ def network(config, talk):
 async def count(request):
     for number in range(request["up_to"]):
         yield number
-        if request.get("slowly"):
-            await asyncio.sleep(0.01)
+
+
+class Gate:
+    """A handler that yields one thing, waits until it may go on if asked to, and yields another."""
+
+    def __init__(self):
+        self.goes_on = asyncio.Event()
+
+    async def __call__(self, request):
+        yield 1
+        if request == "wait":
+            await self.goes_on.wait()
+        yield 2
 
 
 def test_a_client_streams_what_an_async_generator_yields(config):
@@ -143,15 +147,16 @@ def test_instances_are_found_addressed_and_taken_in_turn(config):
 def test_an_instance_that_leaves_finishes_its_streams_and_gets_no_more(config):
     async def talk(net):
         address = somewhere()
-        runtime, serving = await net.serve(address, count)
+        gate = Gate()
+        runtime, serving = await net.serve(address, gate)
         client = await (await net.join()).client(address)
         await client.wait_for_instances()
-        stream = client.generate({"up_to": 60, "slowly": True})
-        assert await stream.take()
+        stream = client.generate("wait")
+        assert await stream.take() == [1]
         runtime.stopping.set()
-        await until(lambda: not client.instance_ids())
-        got = [item async for item in stream]
-        assert got[-1] == 59
+        await until_async(lambda: not client.instance_ids())
+        gate.goes_on.set()
+        assert [item async for item in stream] == [2]
         await serving
 
     network(config, talk)
@@ -160,19 +165,22 @@ def test_an_instance_that_leaves_finishes_its_streams_and_gets_no_more(config):
 def test_a_draining_instance_refuses_calls(config):
     async def talk(net):
         address = somewhere()
-        runtime, _ = await net.serve(address, count)
+        gate = Gate()
+        runtime, _ = await net.serve(address, gate)
         client = await (await net.join()).client(address)
         (id,) = await client.wait_for_instances()
-        held = client.generate({"up_to": 100, "slowly": True})
-        await held.take()
+        held = client.generate("wait")
+        assert await held.take() == [1]
         runtime.stopping.set()
-        late = client.direct({"up_to": 1}, id)
+        late = client.direct(None, id)
         await asyncio.sleep(0)
         with pytest.raises(CallError) as refused:
             while True:
-                assert [item async for item in late]
-                late = client.direct({"up_to": 1}, id)
+                assert [item async for item in late] == [1, 2]
+                late = client.direct(None, id)
         assert refused.value.kind in ("draining", "lost")
+        gate.goes_on.set()
+        assert [item async for item in held] == [2]
 
     network(config, talk)
 
@@ -215,7 +223,7 @@ def test_cancelling_a_stream_cancels_its_handler(config):
         stream = client.generate("mine")
         await stream.take()
         stream.cancel()
-        await until(lambda: stopped == ["mine"])
+        await until_async(lambda: stopped == ["mine"])
 
     network(config, talk)
 
@@ -236,7 +244,7 @@ def test_a_slow_reader_holds_up_its_producer_and_nobody_else(config):
         client = await (await net.join()).client(address)
         await client.wait_for_instances()
         slow = client.generate({"up_to": 200_000, "who": "slow"})
-        await until(lambda: len(slow.items) > 1000)
+        await until_async(lambda: len(slow.items) > 1000)
         fast = [item async for item in client.generate({"up_to": 20_000, "who": "fast"})]
         assert fast == list(range(20_000))
         held = -1
@@ -263,7 +271,7 @@ def test_events_reach_every_subscriber_and_only_of_the_subject(config):
             await asyncio.sleep(0.02)
         last = str(number).encode()
         await speaker.events.publish(subject, last, durable=True)
-        await until(lambda: heard["one"][-1] == last and heard["two"][-1] == last)
+        await until_async(lambda: heard["one"][-1] == last and heard["two"][-1] == last)
         for messages in heard.values():
             numbers = [int(message) for message in messages]
             assert numbers == list(range(numbers[0], number + 1))
@@ -296,7 +304,6 @@ def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config, nu
     import json
 
     monkeypatch.setattr("serving.runtime.client.PING_S", 0.1)
-    monkeypatch.setattr("serving.runtime.client.SILENT_S", 1.0)
 
     async def talk(net):
         address = somewhere()
@@ -307,11 +314,12 @@ def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config, nu
             stream = client.generate(None)
             await stream.take()
             process.send_signal(number)
+            monkeypatch.setattr("serving.runtime.client.SILENT_S", 1.0)
             with pytest.raises(CallError) as lost:
                 async for _ in stream:
                     pass
             assert lost.value.kind == "lost"
-            await until(lambda: not client.instance_ids() and not client._known)
+            await until_async(lambda: not client.instance_ids() and not client._known)
         finally:
             process.kill()
             process.wait()

@@ -21,15 +21,9 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.folder import FolderDiscovery
 from serving.runtime.ports import RuntimeUnavailableError
+from tests.waiting import PATIENCE_S, in_time, until_async
 
-TIMEOUT_S = 20
 OTHER = 0xABC
-
-
-async def until(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -84,8 +78,8 @@ def test_rubbish_in_one_file_of_keys_hides_nobody_else(tmp_path, keys):
                 await one.watch("", seen)
                 async with joined(tmp_path / "d", 2) as two:
                     await two.put("v1/two/2", b"2")
-                    await until(lambda: seen == {"v1/two/2": b"2"})
-                await until(lambda: seen == {})
+                    await until_async(lambda: seen == {"v1/two/2": b"2"})
+                await until_async(lambda: seen == {})
 
     uvloop.run(main())
 
@@ -133,7 +127,7 @@ def test_what_is_no_file_is_no_lease_and_no_keys(tmp_path, kind, suffix):
                 await one.watch("", seen)
                 async with joined(tmp_path / "d", 2) as two:
                     await two.put("v1/two/2", b"2")
-                    await until(lambda: seen == {"v1/two/2": b"2"})
+                    await until_async(lambda: seen == {"v1/two/2": b"2"})
         assert (tmp_path / "elsewhere").read_text() == '{"v1/planted": "x"}'
 
     uvloop.run(main())
@@ -152,7 +146,7 @@ def test_a_watcher_that_fails_over_one_key_hears_of_the_next_and_so_do_others(tm
             await one.watch("", others)
             await two.put("v1/a/2", b"1")
             await two.put("v1/b/2", b"2")
-            await until(lambda: heard == ["v1/a/2", "v1/b/2"] and len(others) == 2)
+            await until_async(lambda: heard == ["v1/a/2", "v1/b/2"] and len(others) == 2)
 
     uvloop.run(main())
 
@@ -206,7 +200,9 @@ def test_keys_that_a_cleaner_removed_are_written_again(tmp_path, lost):
                 place.rmdir()
             one._poll()
             assert seen == {} or lost == "lease"
-            await until(lambda: seen == {"v1/two/2": b"2"} and {"1.lease", "2.lease", "2.json"} <= set(names(place)))
+            await until_async(
+                lambda: seen == {"v1/two/2": b"2"} and {"1.lease", "2.lease", "2.json"} <= set(names(place))
+            )
             async with joined(place, 3) as three:
                 late = Seen()
                 await three.watch("", late)
@@ -223,7 +219,7 @@ def test_cleaners_see_that_files_are_in_use(tmp_path):
             paths = [tmp_path / "d" / name for name in ("1.lease", "1.json")]
             for path in paths:
                 os.utime(path, (1, 1))
-            await until(lambda: all(path.stat().st_atime > 1 for path in paths))
+            await until_async(lambda: all(path.stat().st_atime > 1 for path in paths))
 
     uvloop.run(main())
 
@@ -240,17 +236,17 @@ def test_sockets_that_a_cleaner_removed_are_bound_again(tmp_path, lost):
         async with await DistributedRuntime.connect(config) as worker:
             serving = asyncio.create_task(worker.endpoint(address).serve_endpoint(double))
             await worker.events.announce("subject")
-            await until(lambda: len(names(place)) == 4)
+            await until_async(lambda: len(names(place)) == 4)
             old_names = names(place)
             for path in place.iterdir():
                 if lost in ("all", "folder") or path.suffix == f".{lost}":
                     path.unlink()
             if lost == "folder":
                 place.rmdir()
-            await until(lambda: names(place) == old_names)
+            await until_async(lambda: names(place) == old_names)
             async with await DistributedRuntime.connect(config) as caller:
                 client, heard = await caller.client(address), []
-                async with asyncio.timeout(TIMEOUT_S):
+                async with in_time():
                     await client.wait_for_instances()
                 assert [item async for item in client.generate(21)] == [42]
                 await caller.events.subscribe("subject", heard.append)
@@ -265,29 +261,32 @@ def test_sockets_that_a_cleaner_removed_are_bound_again(tmp_path, lost):
 
 
 def test_streams_go_on_while_their_socket_is_bound_again(tmp_path):
-    async def slowly(request):
-        for number in range(request):
-            yield number
-            await asyncio.sleep(0.01)
-
     async def main():
+        goes_on = asyncio.Event()
+
+        async def wait(request):
+            yield 1
+            await goes_on.wait()
+            yield 2
+
         place, address = tmp_path / "d", EndpointAddress()
         config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(place), lease_ttl_s=1.0)
         async with (
             await DistributedRuntime.connect(config) as worker,
             await DistributedRuntime.connect(config) as caller,
         ):
-            serving = asyncio.create_task(worker.endpoint(address).serve_endpoint(slowly))
+            serving = asyncio.create_task(worker.endpoint(address).serve_endpoint(wait))
             client = await caller.client(address)
             await client.wait_for_instances()
-            stream = client.generate(200)
-            await stream.take()
+            stream = client.generate(None)
+            assert await stream.take() == [1]
             path = next(place.glob("*.sock"))
             before = path.stat().st_ino
             path.rename(path.with_suffix(".gone"))  # as good as removed, and its inode is not given to the next one
-            await until(path.exists)
+            await until_async(path.exists)
             assert path.stat().st_ino != before
-            assert [item async for item in stream][-1] == 199
+            goes_on.set()
+            assert [item async for item in stream] == [2]
             path.with_suffix(".gone").unlink()
             worker.stopping.set()
             await serving
@@ -339,7 +338,7 @@ asyncio.run(main())
 
 def test_keys_that_a_full_disk_did_not_take_are_written_once_there_is_room(tmp_path):
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "d")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     what = "what this process serves cannot be written, so others do not see it yet"
     assert done.stdout.splitlines() == [
@@ -419,7 +418,7 @@ def test_a_folder_that_others_may_only_read_will_do_and_its_sockets_are_ours_alo
             async with await DistributedRuntime.connect(config) as worker:
                 serving = asyncio.create_task(worker.endpoint(EndpointAddress()).serve_endpoint(double))
                 await worker.events.announce("subject")
-                await until(lambda: len(names(tmp_path / "d")) == 4)
+                await until_async(lambda: len(names(tmp_path / "d")) == 4)
                 modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (tmp_path / "d").iterdir()}
                 worker.stopping.set()
                 await serving
@@ -438,10 +437,10 @@ def test_a_link_that_takes_the_folders_place_is_not_followed(tmp_path, caplog):
             (tmp_path / "theirs").mkdir(mode=0o700)
             place.rename(tmp_path / "away")
             place.symlink_to("theirs")
-            await until(lambda: "is a symbolic link" in caplog.text)
+            await until_async(lambda: "is a symbolic link" in caplog.text)
             assert list((tmp_path / "theirs").iterdir()) == []
             place.unlink()
-            await until(lambda: (place / "1.json").exists())
+            await until_async(lambda: (place / "1.json").exists())
 
     uvloop.run(main())
 

@@ -21,14 +21,9 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import Frame, frame
 from tests.servers import Etcd, Nats, Proxy
+from tests.waiting import until_async
 
 ADDRESS = EndpointAddress("outages", "backend", "generate")
-
-
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def test_keys_and_watches_made_while_etcd_is_away_count_once_it_is_back(tmp_path):
@@ -53,7 +48,7 @@ def test_keys_and_watches_made_while_etcd_is_away_count_once_it_is_back(tmp_path
             assert late == {}
             assert seen == {"test/before": b"1"}  # what was known stands
             await asyncio.to_thread(etcd.start)
-            await until(lambda: seen == late == {"test/before": b"1", "test/during": b"2"})
+            await until_async(lambda: seen == late == {"test/before": b"1", "test/during": b"2"})
         async with await DistributedRuntime.connect(config) as three:
             left = {}
             await three.discovery.watch("test/", left.__setitem__)
@@ -70,7 +65,7 @@ def test_the_next_etcd_server_is_asked_when_the_first_is_away():
             seen = {}
             await one.discovery.watch("test/", seen.__setitem__)
             await one.discovery.put("test/x", b"1")
-            await until(lambda: seen == {"test/x": b"1"})
+            await until_async(lambda: seen == {"test/x": b"1"})
 
     with Etcd() as etcd:
         uvloop.run(main(etcd))
@@ -97,11 +92,11 @@ def test_a_watch_whose_connection_died_unseen_is_begun_anew():
                 await one.discovery.put("test/before", b"1")
                 await two.discovery.watch("test/", on_change)
                 await one.discovery.put("test/stays", b"2")
-                await until(lambda: seen == {"test/before": b"1", "test/stays": b"2"})
+                await until_async(lambda: seen == {"test/before": b"1", "test/stays": b"2"})
                 proxy.forget()
                 await one.discovery.put("test/after", b"3")
                 await one.discovery.delete("test/before")
-                await until(lambda: seen == {"test/stays": b"2", "test/after": b"3"})
+                await until_async(lambda: seen == {"test/stays": b"2", "test/after": b"3"})
 
     with Etcd() as etcd:
         uvloop.run(main(etcd))
@@ -214,7 +209,7 @@ def test_what_a_watcher_does_not_understand_ends_no_watch():
             await one.discovery.watch("test/", on_change)
             await one.discovery.put("test/x", b"1")
             await one.discovery.put("test/y", b"1")
-            await until(lambda: seen == ["test/x", "test/y"])
+            await until_async(lambda: seen == ["test/x", "test/y"])
 
     with Etcd() as etcd:
         uvloop.run(main(etcd))
@@ -244,7 +239,7 @@ def test_a_process_that_takes_connections_and_does_not_answer_is_no_instance_unt
             serving = asyncio.create_task(one.endpoint(ADDRESS).serve_endpoint(echo))
             assert await client.wait_for_instances() == [one.instance_id]
             goes_on.set()
-            await until(lambda: client.instance_ids() == sorted([7, one.instance_id]))
+            await until_async(lambda: client.instance_ids() == sorted([7, one.instance_id]))
             server.close()
             one.stopping.set()
             await serving
@@ -294,7 +289,7 @@ def test_a_nats_server_that_hangs_is_noticed(monkeypatch, tmp_path):
         async with await DistributedRuntime.connect(config) as one:
             os.kill(nats.process.pid, signal.SIGSTOP)
             try:
-                await until(lambda: not one.requests.is_settled)
+                await until_async(lambda: not one.requests.is_settled)
             finally:
                 os.kill(nats.process.pid, signal.SIGCONT)
 
@@ -323,7 +318,7 @@ def test_kv_events_of_any_size_come_through_nats_and_are_followed_by_others(tmp_
             large = [(1 << 63) + number for number in range(200_000)]  # 1.8 MB as they travel
             publisher.publish([BlocksStored(large, 5), BlocksRemoved(large)])
             publisher.publish([BlocksStored([3], large[-1])])
-            await until(lambda: chain == [*large, 3] and removed == large)
+            await until_async(lambda: chain == [*large, 3] and removed == large)
             assert numbers == list(range(len(numbers)))
             await publisher.close()
 
@@ -340,7 +335,7 @@ def test_a_message_that_nats_does_not_take_is_told_and_holds_up_no_other(tmp_pat
                 await one.events.subscribe(f"s.{durable}", heard.append, durable=durable)
                 for data in (bytes(2 << 20), b"small"):
                     await one.events.publish(f"s.{durable}", data, durable=durable)
-            await until(lambda: heard == [b"small", b"small"])
+            await until_async(lambda: heard == [b"small", b"small"])
 
     with Nats() as nats:
         uvloop.run(main(nats))
@@ -354,7 +349,7 @@ def test_durable_events_published_while_a_subscriber_is_cut_off_reach_it(tmp_pat
             heard = []
             await two.events.subscribe("s.kv_events", heard.append, durable=True)
             await one.events.publish("s.kv_events", b"1", durable=True)
-            await until(lambda: heard == [b"1"])
+            await until_async(lambda: heard == [b"1"])
             await asyncio.to_thread(nats.stop)
             pending = asyncio.create_task(one.events.publish("s.kv_events", b"2", durable=True))
             await asyncio.sleep(0.5)
@@ -362,7 +357,7 @@ def test_durable_events_published_while_a_subscriber_is_cut_off_reach_it(tmp_pat
             await asyncio.to_thread(nats.start)
             await pending
             await one.events.publish("s.kv_events", b"3", durable=True)
-            await until(lambda: heard == [b"1", b"2", b"3"])
+            await until_async(lambda: heard == [b"1", b"2", b"3"])
 
     with Nats() as nats:
         uvloop.run(main(nats))

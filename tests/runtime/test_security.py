@@ -15,6 +15,7 @@ from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
 from tests.servers import Etcd, Nats
+from tests.waiting import PATIENCE_S, in_time, until_async
 
 ADDRESS = EndpointAddress("secure", "backend", "generate")
 
@@ -49,7 +50,7 @@ def talk(config):
         async with await DistributedRuntime.connect(config) as one, await DistributedRuntime.connect(config) as two:
             serving = asyncio.create_task(one.endpoint(ADDRESS).serve_endpoint(double))
             client = await two.client(ADDRESS)
-            async with asyncio.timeout(20):
+            async with in_time():
                 await client.wait_for_instances()
                 answer = [item async for item in client.generate(21)]
             one.stopping.set()
@@ -120,16 +121,14 @@ async def over_a_restart(etcd, config):
         await asyncio.to_thread(etcd.stop)
         await asyncio.to_thread(etcd.start)
         await one.discovery.put("test/after", b"2")
-        async with asyncio.timeout(20):
-            while set(seen) != {"test/before", "test/after"}:
-                await asyncio.sleep(0.02)
+        await until_async(lambda: set(seen) == {"test/before", "test/after"})
 
 
 @pytest.mark.parametrize("module", ["serving.mocker", "serving.frontend", "serving.router_service"])
 def test_help_shows_no_password_of_the_environment(module):
     secrets = {"ETCD_ENDPOINTS": "http://me:hunter2@host:1", "NATS_SERVER": "nats://me:hunter2@host:2"}
     command = [sys.executable, "-m", module, "--help"]
-    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0
     assert "hunter2" not in done.stdout
     assert "***@host" in done.stdout

@@ -22,8 +22,7 @@ from serving.runtime.messages import Call, frame
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.proof import GREETING
 from tests.servers import Etcd
-
-TIMEOUT_S = 20
+from tests.waiting import in_time, until_async
 
 
 @pytest.fixture
@@ -34,12 +33,6 @@ def etcd():
 
 def settings(etcd):
     return RuntimeConfig(etcd_endpoints=etcd.url, nats_server="", lease_ttl_s=2.0)
-
-
-async def until(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def somewhere():
@@ -68,9 +61,9 @@ def with_worker(etcd, talk, handler=double):
         address = somewhere()
         async with await DistributedRuntime.connect(settings(etcd)) as worker:
             serving = asyncio.create_task(worker.endpoint(address).serve_endpoint(handler))
-            await until(lambda: worker._transport)
+            await until_async(lambda: worker._transport)
             await talk(int(worker._transport.rpartition(":")[2]), address)
-            async with await DistributedRuntime.connect(settings(etcd)) as caller, asyncio.timeout(TIMEOUT_S):
+            async with await DistributedRuntime.connect(settings(etcd)) as caller, in_time():
                 client = await caller.client(address)
                 await client.wait_for_instances()
                 assert [item async for item in client.generate(21)] == [42]
@@ -103,7 +96,7 @@ def test_a_call_without_a_proof_is_not_served_and_is_mentioned_once(etcd, caplog
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             call = Call(0, ".".join(address), msgspec.Raw(msgspec.msgpack.encode("theirs")))
             writer.write(frame(call) + b"x" * 1000)
-            async with asyncio.timeout(TIMEOUT_S):
+            async with in_time():
                 heard = await hear_all(reader)
             assert heard.startswith(GREETING)
             assert len(heard) == len(GREETING) + 32
@@ -118,14 +111,14 @@ def test_a_call_without_a_proof_is_not_served_and_is_mentioned_once(etcd, caplog
 
 
 def test_a_connection_that_proves_nothing_is_closed_in_time(etcd, monkeypatch):
-    monkeypatch.setattr(sockets, "PROOF_S", 0.1)
-
     async def talk(port, address):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"x")
-        async with asyncio.timeout(TIMEOUT_S):
-            assert len(await hear_all(reader)) == len(GREETING) + 32
-        writer.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(sockets, "PROOF_S", 0.1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"x")
+            async with in_time():
+                assert len(await hear_all(reader)) == len(GREETING) + 32
+            writer.close()
 
     with_worker(etcd, talk)
 
@@ -138,7 +131,7 @@ def test_strangers_that_hold_many_connections_keep_nobody_out(etcd, monkeypatch)
     async def talk(port, address):
         for _ in range(10):
             held.append(await asyncio.open_connection("127.0.0.1", port))  # noqa: PERF401 (one after the other)
-        async with asyncio.timeout(TIMEOUT_S):
+        async with in_time():
             for reader, _ in held[:6]:
                 await hear_all(reader)
             for reader, _ in held[6:]:
@@ -173,7 +166,7 @@ def test_a_stranger_that_discovery_names_gets_no_request(etcd, caplog, monkeypat
         async with await DistributedRuntime.connect(settings(etcd)) as caller:
             await caller.discovery.put(instance.key, msgspec.json.encode(instance))
             client = await caller.client(address)
-            await until(lambda: len(heard) >= 3)
+            await until_async(lambda: len(heard) >= 3)
             assert client.instance_ids() == []
         server.close()
         assert {len(said) for said in heard} <= {0, 64}
@@ -249,12 +242,12 @@ def test_processes_that_stay_and_those_that_come_agree_on_a_token(etcd, how, mon
                 await asyncio.to_thread(etcd.stop)
                 shutil.rmtree(etcd.folder / "data")
                 await asyncio.to_thread(etcd.start)
-            async with await DistributedRuntime.connect(settings(etcd)) as caller, asyncio.timeout(TIMEOUT_S):
+            async with await DistributedRuntime.connect(settings(etcd)) as caller, in_time():
                 client = await caller.client(address)
                 await client.wait_for_instances()
                 for known in (client, old):
                     assert [item async for item in known.generate(21)] == [42]
-                await until(lambda: KEY in keys(etcd))
+                await until_async(lambda: KEY in keys(etcd))
                 if how == "another token is put":
                     assert keys(etcd)[KEY] == b"a token of the operator's own" != before
             worker.stopping.set()

@@ -13,6 +13,7 @@ from mocker import EngineConfig
 from serving.engine_config import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from tests.waiting import PATIENCE_S
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -37,6 +38,7 @@ def running(num_workers=2, frontend=None, router=None, worker=None, engine=None,
         num_workers=num_workers,
         **options,
     )
+    stack._start_timeout_s = PATIENCE_S
     with in_background(stack):
         yield stack
 

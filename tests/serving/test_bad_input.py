@@ -8,6 +8,8 @@ import socket
 import httpx
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 GOOD = {"model": "mock", "prompt": "x", "max_tokens": 1}
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -259,7 +261,7 @@ def test_too_much_of_anything_is_refused(stack):
 
 
 def test_a_body_larger_than_the_limit_is_413(stack):
-    check(httpx.post(stack.url + COMPLETIONS, content=b"x" * (46 << 20), timeout=30), 413)
+    check(httpx.post(stack.url + COMPLETIONS, content=b"x" * (46 << 20)), 413)
 
 
 def test_a_body_that_never_ends_is_413_and_not_kept(stack):
@@ -268,7 +270,7 @@ def test_a_body_that_never_ends_is_413_and_not_kept(stack):
             yield b"x" * (1 << 20)
 
     with contextlib.suppress(httpx.WriteError):  # hung up on while writing: that is a refusal, too
-        check(httpx.post(stack.url + COMPLETIONS, content=forever(), timeout=30), 413)
+        check(httpx.post(stack.url + COMPLETIONS, content=forever()), 413)
 
 
 def test_broken_http_is_400_and_the_connection_closed(stack):
@@ -312,7 +314,7 @@ def test_nothing_is_open_without_the_key():
 
 
 def test_expect_100_continue_is_handled(stack):
-    connection = http.client.HTTPConnection("127.0.0.1", int(stack.url.rpartition(":")[2]), timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", int(stack.url.rpartition(":")[2]), timeout=PATIENCE_S)
     body = json.dumps(GOOD)
     connection.putrequest("POST", COMPLETIONS)
     for name, value in {

@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from serving.batch import BatchError, is_answered, read
 from tests.serving.stacks import write_model
+from tests.waiting import PATIENCE_S, until
 
 DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
 
@@ -21,7 +21,7 @@ DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
 def run(folder, *words, delay_ms=1):
     environment = os.environ | {"DYN_TOKEN_ECHO_DELAY_MS": str(delay_ms)}
     command = [DYNAMO_RUN, f"in=batch:{folder / 'prompts.jsonl'}", "out=echo_full", "--model-name", "m", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
 
 
 def write(folder, *texts):
@@ -56,7 +56,7 @@ def test_tokens_in_are_those_of_the_text_without_the_template(tmp_path):
     model = write_model(tmp_path / "model")
     write(tmp_path, "the quick brown fox")
     command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=echo_core", model]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     (answer,) = answers(tmp_path)
@@ -77,24 +77,22 @@ def test_a_bad_line_is_told_and_the_others_are_answered(tmp_path):
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     texts = [f"prompt {number} " + "x" * number for number in range(40)] + ["twice", "twice"]
+    texts.append("not soon over " * 1000)
     write(tmp_path, *texts)
     environment = os.environ | {"DYN_TOKEN_ECHO_DELAY_MS": "10"}
     flags = ["--model-name", "m", "--batch-concurrency", "8"]
     command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=echo_full", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "output.jsonl").exists() or len(answers(tmp_path)) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: (tmp_path / "output.jsonl").exists() and len(answers(tmp_path)) >= 5, process)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "run it again to go on" in errors
     before = len(answers(tmp_path))
     assert 5 <= before < len(texts)
     with (tmp_path / "output.jsonl").open("a") as file:
         file.write('{"text": "prom')  # as a killed run leaves it
-    done = run(tmp_path)
+    done = run(tmp_path, delay_ms=0)
     assert done.returncode == 0, done.stderr
     assert f"has {before} of {len(texts)} answers already" in done.stderr
     assert f"Ran {len(texts) - before} prompts" in done.stdout
@@ -105,7 +103,7 @@ def test_what_is_all_answered_needs_no_engine(tmp_path):
     write(tmp_path, "one")
     assert run(tmp_path).returncode == 0
     command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=vllm", "no/model"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert "has all 1 answers already" in done.stderr
 
@@ -147,11 +145,11 @@ async def generate(request):
     (tmp_path / "e.py").write_text(source)
     write(tmp_path, "good", "bad")
     command = [DYNAMO_RUN, "in=batch:prompts.jsonl", "out=pystr:e.py"]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    first = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
     assert first.returncode == 1
     assert "no answer to 'bad'" in first.stderr
     assert "not today" in first.stderr
     (tmp_path / "mended").touch()
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     assert [(answer["text"], answer["response"]) for answer in answers(tmp_path)] == [("good", "GOOD"), ("bad", "BAD")]

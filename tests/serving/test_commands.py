@@ -1,20 +1,27 @@
 """The commands that serve, run as a user runs them."""
 
+import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
+from serving.router.hashing import block_hashes, sequence_hashes
+from serving.runtime.address import EndpointAddress
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime
 from tests.servers import BIN, Etcd, Nats, free_port
+from tests.waiting import PATIENCE_S, until, wait_for
 
 ROOT = Path(__file__).parents[2]
 EXTRA = {"speedup_ratio": 10.0, "block_size": 16, "num_gpu_blocks": 500}
@@ -39,7 +46,7 @@ class Terminal:
             process.send_signal(signal.SIGTERM)
         codes = []
         for process in self.processes:
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=PATIENCE_S)
             codes.append(process.returncode)
             assert "Traceback" not in errors, errors[-3000:]
         return codes
@@ -55,16 +62,6 @@ def terminal(folder, environment=None):
         for process in shell.processes:
             process.kill()
             process.wait()
-
-
-def wait_for(url, instances):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            if len(httpx.get(f"{url}/health").json()["instances"]) >= instances:
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"{instances} instances did not come to {url}")
 
 
 @pytest.mark.parametrize("with_servers", [False, True], ids=["no server", "etcd and NATS"])
@@ -95,15 +92,22 @@ def test_the_guides_four_terminals(tmp_path, model_path, with_servers):
         wait_for(url, 2)
         messages = [{"role": "user", "content": "once upon a time there was a small server " * 6}]
         workers, overlaps = set(), []
-        for _ in range(3):
-            body = {"model": "tiny", "messages": messages, "max_tokens": 20}
+
+        def ask(max_tokens, **nvext):
+            body = {"model": "tiny", "messages": messages, "max_tokens": max_tokens, "nvext": nvext}
             answer = httpx.post(f"{url}/v1/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
-            workers.add(answer.headers["x-worker-id"])
+            return answer
+
+        for _ in range(3):
+            answer = ask(20)
+            worker = answer.headers["x-worker-id"]
+            workers.add(worker)
             overlaps.append(int(answer.headers["x-overlap-tokens"]))
+            again = functools.partial(ask, 1, backend_instance_id=int(worker, 16))
+            until(lambda again=again: int(again().headers["x-overlap-tokens"]) > overlaps[-1])  # the router has heard
             messages.append(answer.json()["choices"][0]["message"])
             messages.append({"role": "user", "content": "and then"})
-            time.sleep(0.5)
         assert len(workers) == 1
         assert 0 == overlaps[0] < overlaps[1] < overlaps[2]
 
@@ -140,6 +144,18 @@ def test_an_engine_and_http_in_one_process(tmp_path, model_path, engine):
             assert whole == "user\nhéllo 🙂\nassistant\n"
 
 
+async def known_blocks(folder, prompt):
+    """Ask the stand-alone router how many blocks of a prompt it knows some worker to hold."""
+    config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(folder / "d"))
+    tokens = np.frombuffer(prompt.encode(), np.uint8).astype(np.uint32)
+    asked = {"num_tokens": len(tokens), "sequence_hashes": sequence_hashes(block_hashes(tokens, 16))}
+    async with await DistributedRuntime.connect(config) as runtime:
+        client = await runtime.client(EndpointAddress("dynamo", "router", "best_worker"))
+        await client.wait_for_instances()
+        (told,) = [item async for item in client.generate(asked)]
+    return told["overlap_blocks"]
+
+
 def test_a_router_of_its_own_between_frontend_and_workers(tmp_path):
     with terminal(tmp_path) as shell:
         port = free_port()
@@ -152,10 +168,10 @@ def test_a_router_of_its_own_between_frontend_and_workers(tmp_path):
         wait_for(url, 1)
         cached = []
         for turn in range(3):
-            body = {"model": "m", "prompt": "a prompt of some length to be cached " * (4 + turn), "max_tokens": 5}
-            answer = httpx.post(f"{url}/v1/completions", json=body).json()
+            prompt = "a prompt of some length to be cached " * (4 + turn)
+            answer = httpx.post(f"{url}/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 5}).json()
             cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-            time.sleep(0.3)
+            until(lambda prompt=prompt: asyncio.run(known_blocks(tmp_path, prompt)) == len(prompt) // 16)
         assert 0 == cached[0] < cached[1] < cached[2]
 
 
@@ -166,15 +182,17 @@ def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_pat
         shell.run(sys.executable, "-m", "serving.frontend", "--http-port", port, "--http-workers", "3")
         url = f"http://127.0.0.1:{port}"
         wait_for(url, 1)
-        deadline, answered = time.monotonic() + 30, 0
-        while answered < 40 and time.monotonic() < deadline:  # each on a connection of its own
-            answer = httpx.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 2})
-            answered += answer.status_code == 200
+
+        def is_answered():
+            body = {"model": "m", "prompt": "x", "max_tokens": 2}
+            return httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+
+        for _ in range(40):  # each on a connection of its own, to a process that may not know the model yet
+            until(is_answered)
         counts = set()
         for _ in range(10):
             lines = httpx.get(f"{url}/metrics").text.splitlines()
             counts.add(next(line for line in lines if line.startswith("dynamo_frontend_output_tokens_total")))
-        assert answered == 40
         assert counts == {'dynamo_frontend_output_tokens_total{model="m"} 80.0'}
 
 
@@ -216,7 +234,12 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, arguments, message):
         words = [str(taken.getsockname()[1]) if word == "PORT" else word for word in arguments]
         environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
         done = subprocess.run(
-            [BIN / "dynamo-run", *words], capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path
+            [BIN / "dynamo-run", *words],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environment,
+            cwd=tmp_path,
         )
     assert done.returncode == 2
     assert message in done.stderr
@@ -233,12 +256,13 @@ def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_ar
     with terminal(tmp_path, secrets) as shell:
         port = free_port()
         parent = shell.run(sys.executable, "-m", "serving.frontend", "--http-port", port, "--http-workers", "2")
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 30
-        while time.monotonic() < deadline:
+        url = f"http://127.0.0.1:{port}"
+
+        def asks_for_the_key():
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/v1/models").status_code == 401:
-                    break
-            time.sleep(0.05)
+                return httpx.get(f"{url}/v1/models").status_code == 401
+
+        until(asks_for_the_key, parent)
         pids = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
         assert len(pids) == 2
         arguments = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids).decode()
@@ -248,7 +272,9 @@ def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_ar
 
 def test_a_question_in_the_terminal_passes_the_key_of_the_frontend_that_it_starts(tmp_path):
     words = ["in=stdin", "out=echo_full", "--model-name", "parrot", "--api-key", "xyzzy"]
-    done = subprocess.run([BIN / "dynamo-run", *words], input="say this", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [BIN / "dynamo-run", *words], input="say this", capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "say this\n", "")
 
 
@@ -264,7 +290,7 @@ def test_help_and_version():
 @pytest.mark.parametrize("module", ["serving.run", "serving.vllm", "serving.mocker", "serving.frontend", "dynabench"])
 def test_no_box_of_the_help_is_empty(module):
     done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     lines = done.stdout.splitlines()
     boxes = [place for place, line in enumerate(lines) if line.startswith("╭")]

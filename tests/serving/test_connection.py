@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.connection import PIECE_BYTES, Connection, Limits, sweep
 from serving.frontend.openai import ApiError
 from tests.serving.stacks import running
+from tests.waiting import PATIENCE_S, until
 
 BIG = 64 << 20
 GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -93,7 +95,7 @@ class Server:
         self.state = self.server.server_state
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self.errors.append(context))
-        sweeping = asyncio.ensure_future(sweep(self.state.connections, self.limits))
+        sweeping = asyncio.ensure_future(sweep(self.state.connections, replace(self.limits, linger_s=0.1)))  # often
         await self.server.serve(sockets=[self._listener])
         sweeping.cancel()
 
@@ -108,7 +110,7 @@ class Server:
         assert not self.errors
 
     def open(self, data=b""):
-        client = socket.create_connection(("127.0.0.1", self.port), 20)
+        client = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
         client.sendall(data)
         return client
 
@@ -118,6 +120,11 @@ class Server:
             with contextlib.suppress(ConnectionError):
                 client.sendall(data)
             return everything(client)
+
+    def limit(self, **limits):
+        """Change the limits of the connections that there are."""
+        for connection in self.connections:
+            connection._limits = replace(self.limits, **limits)
 
     def is_empty(self):
         return not self.state.connections and not self.state.tasks
@@ -145,14 +152,6 @@ def until_read(client, end):
         data += (more := client.recv(1 << 16))
         assert more, data[-300:]
     return data
-
-
-def until(condition, what):
-    for _ in range(4000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError(what)
 
 
 def flood(client, block, most=BIG):
@@ -198,7 +197,7 @@ def test_a_head_without_end_is_refused_and_not_parsed(start, start_of_head, bloc
         check_refusal(data, status)
     assert server.connections[0]._num_fed < 32 * 1024
     assert server.calls == []
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000, 100_000])
@@ -242,7 +241,7 @@ def test_what_is_neither_body_nor_head_is_bounded(start, block):
     data = everything(client)
     if data:
         check_refusal(data, 400)
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 def test_bodies_in_small_chunks_and_with_trailers_are_served(start):
@@ -271,7 +270,7 @@ def test_a_request_answered_before_its_end_is_not_read_forever(start):
     server = start(linger_bytes=1 << 20)
     client = server.open(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (1 << 40))
     assert flood(client, b"x" * 65536) < BIG
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 def test_an_unwanted_body_that_was_announced_closes_the_connection(start):
@@ -296,7 +295,7 @@ def test_pipelined_requests_are_all_answered_in_order(start, one, size):
             assert more, got[-300:]
     places = [got.index(b"x-path: /%d\r\n" % number) for number in range(400)]
     assert places == sorted(places)
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 def test_few_requests_are_queued_however_many_are_sent(start):
@@ -307,7 +306,7 @@ def test_few_requests_are_queued_however_many_are_sent(start):
     with contextlib.suppress(BlockingIOError):
         while True:
             client.send(b"GET / HTTP/1.1\r\n\r\n" * 4000)
-    until(lambda: server.connections and server.connections[0].flow.is_held, "reading is paused")
+    until(lambda: server.connections and server.connections[0].flow.is_held)
     connection = server.connections[0]
     for _ in range(20):
         assert len(connection.pipeline) <= 4 + PIECE_BYTES // SHORTEST + 1
@@ -316,7 +315,7 @@ def test_few_requests_are_queued_however_many_are_sent(start):
     assert server.calls == ["/"]
     client.close()
     server.gate.set()
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 def test_a_client_that_pipelines_and_never_reads_is_hung_up_on(start):
@@ -324,7 +323,7 @@ def test_a_client_that_pipelines_and_never_reads_is_hung_up_on(start):
     server.answer = b"x" * 100_000
     client = server.open()
     assert flood(client, GET % 1 * 1000, most=1 << 30) < 1 << 30
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
     assert len(server.calls) < 1000
 
 
@@ -332,8 +331,8 @@ def test_a_client_that_leaves_its_last_answer_unread_is_hung_up_on(start):
     server = start(unread_timeout_s=0.2)
     server.answer = b"x" * (16 << 20)
     client = server.open(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
-    until(lambda: server.calls, "it is asked")
-    until(server.is_empty, "it is closed")
+    until(lambda: server.calls)
+    until(server.is_empty)
     client.close()
 
 
@@ -341,7 +340,7 @@ def test_a_client_that_hangs_up_ends_the_request_in_progress_and_those_behind_it
     server = start()
     with server.open(b"GET /endless HTTP/1.1\r\n\r\n" + GET % 1 * 3) as client:
         until_read(client, b"more")
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
     assert not server.connections[0].pipeline
     assert server.calls == ["/endless"]
 
@@ -350,8 +349,10 @@ def test_a_client_that_hangs_up_ends_the_request_in_progress_and_those_behind_it
 
 
 def test_a_head_that_comes_slowly_is_408(start):
-    server = start(head_timeout_s=0.3)
+    server = start()
     with server.open(b"GET / HTTP/1.1\r\nhost: x\r\nx-") as client:
+        until(lambda: server.connections and server.connections[0]._num_fed)
+        server.limit(head_timeout_s=0.3)
         client.settimeout(0.02)
         data = b""
         for _ in range(1000):
@@ -360,14 +361,17 @@ def test_a_head_that_comes_slowly_is_408(start):
                 break
             with contextlib.suppress(ConnectionError):
                 client.sendall(b"a")
-        client.settimeout(20)
+        client.settimeout(PATIENCE_S)
         check_refusal(data + everything(client), 408)
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 def test_the_second_head_of_a_connection_is_held_to_its_time(start):
-    server = start(head_timeout_s=0.3)
-    data = server.ask(GET % 1 + b"GET / HTTP/1.1\r\n")
+    server = start()
+    with server.open(GET % 1 + b"GET / HTTP/1.1\r\n") as client:
+        until(lambda: server.calls)
+        server.limit(head_timeout_s=0.3)
+        data = everything(client)
     assert data.startswith(b"HTTP/1.1 200")
     check_refusal(data[data.index(b"HTTP/1.1 408") :], 408)
 
@@ -376,23 +380,28 @@ def test_the_second_head_of_a_connection_is_held_to_its_time(start):
 def test_a_silent_connection_is_closed(start, data):
     server = start(head_timeout_s=0.3)
     assert server.ask(data) == b""
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 def test_an_idle_connection_is_closed_later_than_a_silent_one(start):
-    server = start(head_timeout_s=0.1, idle_timeout_s=0.8)
+    server = start()
     with server.open(GET % 1) as client:
         until_read(client, b"yes 0\r\n0\r\n")
+        server.limit(head_timeout_s=0.05)
         time.sleep(0.3)
+        server.limit()
         client.sendall(GET % 2)
         until_read(client, b"yes 0\r\n0\r\n")
+        server.limit(idle_timeout_s=0.05)
         assert everything(client) == b""
 
 
 def test_a_request_in_progress_is_not_hung_up_on(start):
-    server = start(head_timeout_s=0.05, idle_timeout_s=0.05, unread_timeout_s=0.05, linger_s=0.05)
+    server = start()
     server.gate.clear()
     with server.open(GET % 1 + b"GET /2") as client:
+        until(lambda: server.calls)
+        server.limit(head_timeout_s=0.05, idle_timeout_s=0.05, unread_timeout_s=0.05, linger_s=0.05)
         time.sleep(0.4)
         server.gate.set()
         data = everything(client)
@@ -403,14 +412,14 @@ def test_an_answered_request_whose_body_does_not_come_is_closed(start):
     server = start(linger_s=0.2)
     data = server.ask(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
     assert data.startswith(b"HTTP/1.1 200")
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 def test_a_refused_client_that_stays_is_hung_up_on(start):
     server = start(linger_s=0.2)
     with server.open(b"garbage\r\n\r\n") as client:
         check_refusal(everything(client), 400)
-        until(server.is_empty, "it is closed")
+        until(server.is_empty)
 
 
 # What is not HTTP
@@ -436,14 +445,14 @@ def test_a_refused_client_that_stays_is_hung_up_on(start):
 def test_what_is_not_http_is_refused_with_openais_error(start, data, status):
     server = start()
     check_refusal(server.ask(data), status)
-    until(server.is_empty, "it is closed")
+    until(server.is_empty)
 
 
 def test_a_refusal_waits_for_the_answers_before_it(start):
     server = start()
     server.gate.clear()
     with server.open(b"GET /stream HTTP/1.1\r\n\r\n" + GET % 1 + CHUNKED + b"zz\r\n") as client:
-        until(lambda: server.connections and server.connections[0]._refusal, "it is refused")
+        until(lambda: server.connections and server.connections[0]._refusal)
         server.gate.set()
         data = everything(client)
     first, second, last = data.split(b"HTTP/1.1 ")[1:]
@@ -475,7 +484,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(start):
         server.open(GET % 1 * 40).close()
         server.open(CHUNKED + b"5\r\nhel").close()
         server.open(b"garbage").close()
-    until(server.is_empty, "all are closed")
+    until(server.is_empty)
     for connection in server.connections:
         assert connection._unparsed is None
         assert not connection.pipeline
@@ -518,7 +527,7 @@ def tight():
 
 
 def half_a_body(stack, size=1 << 20):
-    client = socket.create_connection(("127.0.0.1", int(stack.url.rpartition(":")[2])), 20)
+    client = socket.create_connection(("127.0.0.1", int(stack.url.rpartition(":")[2])), PATIENCE_S)
     client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (size + 1) + b" " * size)
     return client
 
@@ -527,14 +536,14 @@ def test_bodies_beyond_the_budget_are_503_while_small_requests_are_served(tight)
     url, small = f"{tight.url}/v1/completions", {"model": "mock", "prompt": "x", "max_tokens": 1}
     large = json.dumps(small).encode() + b" " * (1 << 20)
     clients = [half_a_body(tight, (1 << 20) + FREE_BYTES - 1000) for _ in range(2)]
-    until(lambda: httpx.post(url, content=large).status_code == 503, "the budget is used up")
+    until(lambda: httpx.post(url, content=large).status_code == 503)
     refused = httpx.post(url, content=large)
     assert refused.headers["retry-after"]
     assert set(refused.json()["error"]) == {"message", "type", "param", "code"}
     assert httpx.post(url, json=small).status_code == 200
     for client in clients:
         client.close()
-    until(lambda: httpx.post(url, content=large).status_code == 200, "the budget is free again")
+    until(lambda: httpx.post(url, content=large).status_code == 200)
 
 
 def test_a_body_that_is_refused_gives_its_share_back(tight):
@@ -546,12 +555,12 @@ def test_a_body_that_is_refused_gives_its_share_back(tight):
         with half_a_body(tight) as client:
             client.shutdown(socket.SHUT_WR)
     good = json.dumps({"model": "mock", "prompt": "x", "max_tokens": 1}).encode() + b" " * (2_000_000)
-    until(lambda: httpx.post(url, content=good).status_code == 200, "the budget is free again")
+    until(lambda: httpx.post(url, content=good).status_code == 200)
 
 
 def test_a_length_over_the_limit_is_413_before_anything_is_read(tight):
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", int(tight.url.rpartition(":")[2])), 20) as client:
+    with socket.create_connection(("127.0.0.1", int(tight.url.rpartition(":")[2])), PATIENCE_S) as client:
         client.sendall(head % ((2 << 20) + 1))
         check_refusal(everything(client), 413)
 
@@ -582,6 +591,6 @@ def test_every_route_is_within_the_limits(stack, path):
         (b"?" + b"x" * 9_000 + b" HTTP/1.1\r\n\r\n", 414),
         (b" HTTP/1.1\r\nx-a: " + b"y" * 17_000 + b"\r\n\r\n", 431),
     ):
-        with socket.create_connection(("127.0.0.1", int(stack.url.rpartition(":")[2])), 20) as client:
+        with socket.create_connection(("127.0.0.1", int(stack.url.rpartition(":")[2])), PATIENCE_S) as client:
             client.sendall(b"GET " + path.encode() + extra)
             check_refusal(everything(client), status)

@@ -15,6 +15,7 @@ from serving.model_card import ModelFiles
 from serving.protocol import PreprocessedRequest, StopConditions
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
+from tests.waiting import in_time, until_async
 
 
 class Reader:
@@ -48,7 +49,7 @@ def with_engine(talk, max_waiting=100, **settings):
         fast = {"block_size": 4, "num_gpu_blocks": 100, "timing": "constant", "speedup_ratio": 20.0}
         engine = MockEngine(EngineConfig(**(fast | settings)), max_waiting=max_waiting)
         running = asyncio.create_task(engine.run())
-        async with asyncio.timeout(30):
+        async with in_time():
             await talk(engine, Reader())
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -57,8 +58,7 @@ def with_engine(talk, max_waiting=100, **settings):
 
 
 async def ended(reader, *ids):
-    while not all(id in reader.ends for id in ids):
-        await asyncio.sleep(0.001)
+    await until_async(lambda: all(id in reader.ends for id in ids))
 
 
 def test_an_answer_that_goes_on_elsewhere_is_the_same_answer():
@@ -115,13 +115,11 @@ def test_a_cancelled_request_gives_its_blocks_back_within_a_step():
     async def talk(engine, reader):
         stream = Stream(reader, 1)
         engine.submit(request([1] * 40, 300), stream)
-        while not reader.tokens(1):
-            await asyncio.sleep(0.001)
+        await until_async(lambda: reader.tokens(1))
         before = len(reader.tokens(1))
         stream.cancel()
-        await asyncio.sleep(0.05)
+        await until_async(lambda: engine.load().kv_active_blocks == 0)
         assert len(reader.tokens(1)) <= before + 1
-        assert engine.load().kv_active_blocks == 0
 
     with_engine(talk)
 

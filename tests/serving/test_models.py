@@ -13,6 +13,7 @@ from serving.hub import is_hub_id
 from serving.model_card import ModelError, ModelFiles, model_name
 from tests.serving import hub_server
 from tests.serving.stacks import write_model
+from tests.waiting import PATIENCE_S
 
 NAME = "acme/tiny-model"
 PROGRAM = """
@@ -47,7 +48,7 @@ def fetch(hub, tmp_path, name=NAME, what="files", **environment):
         env=inherited | settings | environment,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
         cwd=tmp_path,
     )
 

@@ -1,13 +1,13 @@
 """The frontend, asked by OpenAI's own client."""
 
 import json
-import time
 
 import httpx
 import openai
 import pytest
 
 from tests.serving.stacks import running
+from tests.waiting import until
 
 HELLO = [{"role": "user", "content": "what is the capital of south africa"}]
 
@@ -249,11 +249,18 @@ def test_a_real_tokenizer_and_template_are_fetched_from_the_worker(tiny_client):
 
 def test_the_second_turn_of_a_conversation_goes_where_the_first_is_cached(tiny_client):
     messages = [{"role": "user", "content": "once upon a time there was a small server " * 8}]
-    first = tiny_client.chat.completions.with_raw_response.create(model="tiny", messages=messages, max_tokens=40)
+
+    def ask(max_tokens, **nvext):
+        return tiny_client.chat.completions.with_raw_response.create(
+            model="tiny", messages=messages, max_tokens=max_tokens, extra_body={"nvext": nvext}
+        )
+
+    first = ask(40)
+    there = {"backend_instance_id": int(first.headers["x-worker-id"], 16)}
+    until(lambda: int(ask(1, **there).headers["x-overlap-tokens"]) > 0)  # the router has heard of the blocks
     told = first.parse().choices[0].message.content
     messages += [{"role": "assistant", "content": told}, {"role": "user", "content": "and then"}]
-    time.sleep(0.3)  # until the router has heard of the blocks
-    second = tiny_client.chat.completions.with_raw_response.create(model="tiny", messages=messages, max_tokens=5)
+    second = ask(5)
     assert second.headers["x-worker-id"] == first.headers["x-worker-id"]
     cached = second.parse().usage.prompt_tokens_details.cached_tokens
     assert cached >= int(second.headers["x-overlap-tokens"]) > 0
@@ -310,9 +317,8 @@ def test_metrics_count_what_happened(client, stack):
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
-    blocks, deadline = "dynamo_component_kv_total_blocks{", time.monotonic() + 10
-    while sum(name.startswith(blocks) for name in read()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)  # workers report once a second
+    blocks = "dynamo_component_kv_total_blocks{"
+    until(lambda: sum(name.startswith(blocks) for name in read()) == 2)  # workers report once a second
     before = read()
     list(client.completions.create(model="mock", prompt="count me", max_tokens=7, stream=True))
     after = read()

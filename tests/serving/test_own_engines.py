@@ -1,9 +1,9 @@
 """Engines of all kinds behind the frontend: what they give reaches the client, what they break does not."""
 
+import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.servers import free_port
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -24,21 +25,21 @@ def url(tmp_path_factory):
     processes = [subprocess.Popen([sys.executable, *map(str, command)], env=environment) for command in commands]
     try:
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 30
-        while True:
-            try:
+
+        def has_both():
+            with contextlib.suppress(httpx.HTTPError):
                 if len(httpx.get(f"{url}/v1/models").json()["data"]) == 2:
-                    break
+                    return True
                 early = httpx.post(f"{url}/v1/completions", json={"model": "tokens", "prompt": "A", "max_tokens": 1})
                 assert early.status_code in (200, 503)  # clients try again after 503, not after 404
-            except httpx.HTTPError:
-                assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return False
+
+        until(has_both)
         yield url
     finally:
         for process in processes:
             process.terminate()
-        assert [process.wait(20) for process in processes] == [0, 0]
+        assert [process.wait(PATIENCE_S) for process in processes] == [0, 0]
 
 
 @pytest.fixture
@@ -146,10 +147,7 @@ def test_a_client_that_hangs_up_ends_the_work_of_an_engine_that_takes_whole_requ
     with pytest.raises(openai.APITimeoutError):
         for _ in client.completions.create(model="whole", prompt="forever", stream=stream, timeout=0.5):
             pass
-    deadline = time.monotonic() + 20
-    while inflight() != ['dynamo_frontend_inflight_requests{model="whole"} 0.0']:
-        assert time.monotonic() < deadline, inflight()
-        time.sleep(0.05)
+    until(lambda: inflight() == ['dynamo_frontend_inflight_requests{model="whole"} 0.0'])
 
 
 def test_log_probabilities_that_an_engine_does_not_give_are_400(client):

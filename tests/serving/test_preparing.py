@@ -23,7 +23,7 @@ from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_q
 from serving.model_card import ModelCard, ModelFiles, ModelType
 from serving.tokenizer import HuggingFaceTokenizer
 from tests.serving.stacks import CORPUS, TEMPLATE, running, write_model
-from tests.serving.test_faults import until
+from tests.waiting import until
 
 GPT_2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -290,7 +290,7 @@ def test_while_a_long_text_is_encoded_others_are_answered(tmp_path):
 
         def ask():
             body = {"model": "slow", "prompt": "a b, " * 200_000, "max_tokens": 1}
-            answer.append(httpx.post(f"{stack.url}/v1/completions", json=body, timeout=120))
+            answer.append(httpx.post(f"{stack.url}/v1/completions", json=body))
 
         asking = threading.Thread(target=ask)
         asking.start()
@@ -301,7 +301,7 @@ def test_while_a_long_text_is_encoded_others_are_answered(tmp_path):
                 answered += 1
         assert answer[0].status_code == 200
         assert answer[0].json()["usage"]["prompt_tokens"] == 600_000
-        assert answered > 20
+        assert answered > 5  # two at most if the frontend did nothing else meanwhile
 
 
 def test_a_template_without_end_holds_up_neither_other_models_nor_the_end(tmp_path):
@@ -317,7 +317,7 @@ def test_a_template_without_end_holds_up_neither_other_models_nor_the_end(tmp_pa
                     )
             fine = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], max_tokens=2)
             assert fine.usage.completion_tokens == 2
-        process = stack.group._processes["frontend"]
+        process = stack.group._children["frontend"].process
         preparers = descendants(process.pid)
         assert preparers
         process.send_signal(signal.SIGTERM)  # nobody waits for the three: there is nothing to finish

@@ -16,6 +16,7 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
+from tests.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("test", "backend", "generate")
 SIZE = 16
@@ -46,7 +47,7 @@ class FakeWorker:
 def network(tmp_path, talk):
     async def main():
         config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(tmp_path / "d"))
-        async with AsyncExitStack() as stack, asyncio.timeout(60):
+        async with AsyncExitStack() as stack, in_time():
 
             async def join():
                 return await stack.enter_async_context(await DistributedRuntime.connect(config))
@@ -74,12 +75,6 @@ def network(tmp_path, talk):
     uvloop.run(main())
 
 
-async def until(condition):
-    async with asyncio.timeout(15):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def overlaps(router, hashes):
     placement = router.pick(len(hashes) * SIZE, hashes)
     router.on_finish(placement)
@@ -92,11 +87,11 @@ def test_a_router_that_starts_late_learns_what_is_cached_and_follows_from_there(
         one = await worker()
         one.publisher.publish([BlocksStored([1, 2, 3], None), BlocksStored([9], 1)])
         late = await router()
-        await until(lambda: late.num_workers == 1 and overlaps(late, [1, 2, 3]))
+        await until_async(lambda: late.num_workers == 1 and overlaps(late, [1, 2, 3]))
         id = one.runtime.instance_id
         assert overlaps(late, [1, 2, 3]) == {id: 3}
         one.publisher.publish([BlocksStored([4], 3), BlocksRemoved([9])])
-        await until(lambda: overlaps(late, [1, 2, 3, 4]) == {id: 4})
+        await until_async(lambda: overlaps(late, [1, 2, 3, 4]) == {id: 4})
         assert overlaps(late, [1, 9]) == {id: 1}
 
     network(tmp_path, talk)
@@ -115,12 +110,12 @@ def test_bookings_are_told_in_messages_that_every_event_plane_takes():
 def test_lost_events_are_mended_from_a_snapshot(tmp_path):
     async def talk(worker, router):
         one, here = await worker(), await router()
-        await until(lambda: here.num_workers == 1)
+        await until_async(lambda: here.num_workers == 1)
         one.publisher.publish([BlocksStored([1], None)])
-        await until(lambda: overlaps(here, [1]))
+        await until_async(lambda: overlaps(here, [1]))
         one.publisher.ledger.apply(BlocksStored([2, 3], 1))  # told to nobody
         one.publisher.number += 1
-        await until(lambda: overlaps(here, [1, 2, 3]) == {one.runtime.instance_id: 3})
+        await until_async(lambda: overlaps(here, [1, 2, 3]) == {one.runtime.instance_id: 3})
 
     network(tmp_path, talk)
 
@@ -129,9 +124,9 @@ def test_a_worker_that_reports_no_events_is_predicted_beside_one_that_does(tmp_p
     async def talk(worker, router):
         told, silent = await worker(), await worker()
         here = await router(traits=lambda instance: WorkerTraits(1, instance == told.runtime.instance_id))
-        await until(lambda: here.num_workers == 2)
+        await until_async(lambda: here.num_workers == 2)
         told.publisher.publish([BlocksStored([1, 2], None)])
-        await until(lambda: overlaps(here, [1, 2]).get(told.runtime.instance_id) == 2)  # asking is routing, too
+        await until_async(lambda: overlaps(here, [1, 2]).get(told.runtime.instance_id) == 2)  # asking is routing, too
         for hashes in ([7, 8], [7, 8]):
             here.on_finish(here.pick(2 * SIZE, hashes, silent.runtime.instance_id))
         assert overlaps(here, [7, 8]) == {silent.runtime.instance_id: 2}
@@ -144,7 +139,7 @@ def test_routers_know_what_the_others_sent_and_forget_it_with_them(tmp_path):
         await worker()
         await worker()
         here, there = await router(), await router()
-        await until(lambda: here.num_workers == there.num_workers == 2 and here._peers and there._peers)
+        await until_async(lambda: here.num_workers == there.num_workers == 2 and here._peers and there._peers)
 
         def load(of, placement):
             slot = of._slots[placement.worker]
@@ -157,19 +152,19 @@ def test_routers_know_what_the_others_sent_and_forget_it_with_them(tmp_path):
             await asyncio.sleep(0.05)
         for placement in placements:
             here.on_finish(placement)
-        await until(lambda: load(there, placements[-1]) == (0, 0, 0))
+        await until_async(lambda: load(there, placements[-1]) == (0, 0, 0))
         placement = here.pick(3 * SIZE, [1, 2, 3])
-        await until(lambda: load(there, placement) == load(here, placement) == (1, 3 * SIZE, 3))
+        await until_async(lambda: load(there, placement) == load(here, placement) == (1, 3 * SIZE, 3))
         here.on_first_token(placement)
-        await until(lambda: load(there, placement) == load(here, placement) == (1, 0, 3))
+        await until_async(lambda: load(there, placement) == load(here, placement) == (1, 0, 3))
         here._tell = lambda message: None  # the end gets lost
         here.on_finish(placement)
         del here._tell
-        await until(lambda: load(there, placement) == (0, 0, 0))
+        await until_async(lambda: load(there, placement) == (0, 0, 0))
         last = here.pick(3 * SIZE, [1, 2, 3])
-        await until(lambda: load(there, last)[0] == 1)
+        await until_async(lambda: load(there, last)[0] == 1)
         await here._runtime.close()
-        await until(lambda: load(there, last) == (0, 0, 0))
+        await until_async(lambda: load(there, last) == (0, 0, 0))
 
     network(tmp_path, talk)
 
@@ -178,17 +173,17 @@ def test_busy_workers_are_left_out_and_all_busy_is_an_error(tmp_path):
     async def talk(worker, router):
         one, two = await worker(), await worker()
         here = await router(busy_threshold=0.5)
-        await until(lambda: here.num_workers == 2)
+        await until_async(lambda: here.num_workers == 2)
         one.usage = 90
-        await until(lambda: len(here.loads) == 2 and here.core._busy)
+        await until_async(lambda: len(here.loads) == 2 and here.core._busy)
         for _ in range(5):
             assert here.pick(SIZE, [1]).worker.instance_id == two.runtime.instance_id
         two.usage = 90
-        await until(lambda: len(here.core._busy) == 2)
+        await until_async(lambda: len(here.core._busy) == 2)
         with pytest.raises(AllBusyError):
             here.pick(SIZE, [1])
         one.usage = 10
-        await until(lambda: len(here.core._busy) == 1)
+        await until_async(lambda: len(here.core._busy) == 1)
         assert here.pick(SIZE, [1]).worker.instance_id == one.runtime.instance_id
 
     network(tmp_path, talk)
@@ -198,7 +193,7 @@ def test_load_is_served_beside_generate(tmp_path):
     async def talk(worker, router):
         one, here = await worker(), await router()
         one.usage = 25
-        await until(lambda: here.num_workers == 1)
+        await until_async(lambda: here.num_workers == 1)
         metrics = ADDRESS._replace(endpoint="load_metrics")
         client = await here._runtime.client(metrics)
         await client.wait_for_instances()
@@ -212,14 +207,14 @@ def test_load_is_served_beside_generate(tmp_path):
 def test_garbage_on_the_event_plane_is_ignored(tmp_path):
     async def talk(worker, router):
         one, here = await worker(), await router()
-        await until(lambda: here.num_workers == 1)
+        await until_async(lambda: here.num_workers == 1)
         for topic in ("kv_events", "load_metrics", "router_sync"):
             for data in (b"", b"\xc1", msgspec.msgpack.encode([1, 2]), msgspec.msgpack.encode({"a": 1})):
                 await one.runtime.events.publish(subject(ADDRESS, topic), data)
         bad = [one.runtime.instance_id, 0, 1 << 60, 0, [["x", 5]]]
         await one.runtime.events.publish(subject(ADDRESS, "kv_events"), msgspec.msgpack.encode(bad))
         one.publisher.publish([BlocksStored([1], None)])
-        await until(lambda: overlaps(here, [1]) == {one.runtime.instance_id: 1})
+        await until_async(lambda: overlaps(here, [1]) == {one.runtime.instance_id: 1})
         with pytest.raises(NoWorkersError, match="has no instance 1"):
             here.pick(SIZE, [1], 1)
 
@@ -231,7 +226,7 @@ def test_garbage_in_discovery_is_ignored(tmp_path):
         one, here = await worker(), await router()
         await one.runtime.register("v1/instances/test/backend/generate/zz", b"not json")
         await one.runtime.register("v1/instances/test/backend/generate/yy", b"{}")
-        await until(lambda: here.num_workers == 1)
+        await until_async(lambda: here.num_workers == 1)
         await asyncio.sleep(0.5)
         assert here.num_workers == 1
 

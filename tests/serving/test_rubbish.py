@@ -1,6 +1,5 @@
 """What nobody can read in discovery hides no worker from a frontend, and keeps none from starting."""
 
-import asyncio
 import json
 import logging
 
@@ -18,6 +17,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
 from serving.worker import register_llm
 from tests.servers import Etcd
+from tests.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("dynamo", "backend", "generate")
 EVENTS = "v1/event_channels/namespace.dynamo.component.backend.kv_events/"
@@ -79,10 +79,6 @@ async def work(config):
 async def check(config, key, value):
     """Have two workers join, one leave, and frontends from before and after see it, all beside a planted key."""
 
-    async def until(condition):
-        while not condition():
-            await asyncio.sleep(0.01)
-
     def sees(models, count):
         model = models.get("mock")
         return model is not None and model.routing.num_workers == count
@@ -93,18 +89,18 @@ async def check(config, key, value):
         await models.start()
         return runtime, models
 
-    async with asyncio.timeout(30):
+    async with in_time():
         planter = await DistributedRuntime.connect(config)
         await planter.discovery.put(key, value.encode())
         runtime, models = await watch()
         workers = [await work(config), await work(config)]
-        await until(lambda: sees(models, 2))
+        await until_async(lambda: sees(models, 2))
         gone, reports = workers.pop()
         await reports.close()
         await gone.close()
-        await until(lambda: sees(models, 1))
+        await until_async(lambda: sees(models, 1))
         late_runtime, late = await watch()
-        await until(lambda: sees(late, 1))
+        await until_async(lambda: sees(late, 1))
         for known in (models, late):
             await known.close()
         for _, reports in workers:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -13,8 +13,16 @@ import pytest
 
 from serving.engines.processes import descendants
 from tests.servers import free_port
+from tests.waiting import PATIENCE_S, until
 
 SLOW = '{"timing": "constant", "constant_decode_ms": 50}'
+
+
+@pytest.fixture
+def tmp_path():
+    """A folder with a short name: below it are sockets, whose names the kernel limits."""
+    with tempfile.TemporaryDirectory(prefix="d-") as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager
@@ -34,12 +42,11 @@ def running(tmp_path, *command):
 
 
 def wait_for_model(url, process):
-    while process.poll() is None:
+    def is_listed():
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/v1/models").json()["data"]:
-                return
-        time.sleep(0.05)
-    raise AssertionError(process.communicate()[0])
+            return httpx.get(f"{url}/v1/models").json()["data"]
+
+    until(is_listed, process)
 
 
 def read_until(process, text):
@@ -81,7 +88,7 @@ def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
         wait_for_model(url, process)
         pids = descendants(process.pid)
         body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
             pieces = answer.iter_lines()
             next(pieces)
             process.send_signal(signal.SIGINT)
@@ -89,23 +96,22 @@ def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert "error" in "".join(pieces)
-        log, _ = process.communicate(timeout=60)
+        log, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
         assert "Traceback" not in log
         if way[1] == "out=dyn":
             other.terminate()
-            other.wait(60)
+            other.wait(PATIENCE_S)
     assert_nothing_is_left(tmp_path, pids)
 
 
 def test_two_interrupts_that_come_together_end_a_worker_without_waiting(tmp_path):
     command = ("serving.run", "in=dyn://", "out=mocker", "--extra-engine-args", tmp_path / "slow.json", "-v")
     with running(tmp_path, *command) as process:
-        while not list(tmp_path.glob("d/*.sock")):
-            assert process.poll() is None
+        until(lambda: list(tmp_path.glob("d/*.sock")), process)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        log, _ = process.communicate(timeout=60)
+        log, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode in (0, 130)
         assert "Traceback" not in log
     assert_nothing_is_left(tmp_path, [])
@@ -114,11 +120,10 @@ def test_two_interrupts_that_come_together_end_a_worker_without_waiting(tmp_path
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_the_stack_of_a_live_run_starts_ends_it(tmp_path, number):
     with running(tmp_path, "dynabench", "run", "--workers", 4, "--out", tmp_path / "out") as process:
-        while not (pids := descendants(process.pid)):
-            assert process.poll() is None
+        pids = until(lambda: descendants(process.pid), process)
         process.send_signal(number)
         assert "Ctrl-C again stops at once" in read_until(process, "while the stack was starting")
-        log, _ = process.communicate(timeout=60)
+        log, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode in (2, 130)
         assert "Traceback" not in log
     assert not (tmp_path / "out").exists()
@@ -139,12 +144,11 @@ def test_the_second_ctrl_c_of_a_live_run_ends_it_at_once(tmp_path):
         tmp_path / "out",
     )
     with running(tmp_path, *command) as process:
-        while not list((tmp_path / "tmp").glob("dynabench-*/*.sock")):
-            assert process.poll() is None
+        until(lambda: list((tmp_path / "tmp").glob("dynabench-*/*.sock")), process)
         pids = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        log, _ = process.communicate(timeout=60)
+        log, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode in (2, 130)  # 2: nothing was measured yet
         assert "Traceback" not in log
     assert_nothing_is_left(tmp_path, pids)

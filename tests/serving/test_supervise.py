@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from serving.supervise import LINE_CHARACTERS, Group, GroupError, Program
+from tests.waiting import PATIENCE_S, until
 
 READY = "import serving.supervise as s; s.report_ready()\n"
 HELD = """
@@ -79,14 +80,14 @@ def test_empty_lines_and_bytes_that_are_no_text_come_through():
 def test_a_reader_that_stops_reading_our_log_stops_neither_us_nor_the_child(tmp_path):
     command = [sys.executable, "-c", HELD, tmp_path / "pipe", TALKATIVE, "0.1"]
     group = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert group.wait(60) == 0  # nobody has read anything
+    assert group.wait(PATIENCE_S) == 0  # nobody has read anything
     group.stdout.close()
 
 
 def test_a_reader_of_our_log_that_has_gone_stops_neither_us_nor_the_child(tmp_path):
     group = subprocess.Popen([sys.executable, "-c", HELD, tmp_path / "pipe", TALKATIVE, "5"], stdout=subprocess.PIPE)
     group.stdout.close()
-    assert group.wait(60) == 0
+    assert group.wait(PATIENCE_S) == 0
 
 
 def test_lines_that_a_slow_reader_missed_are_counted(tmp_path):
@@ -99,9 +100,8 @@ def test_lines_that_a_slow_reader_missed_are_counted(tmp_path):
         "20",
     ]
     group = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    while not (tmp_path / "pipe.written").exists():
-        assert group.poll() is None
-    lines = group.communicate(timeout=60)[0].splitlines()
+    until((tmp_path / "pipe.written").exists, group)
+    lines = group.communicate(timeout=PATIENCE_S)[0].splitlines()
     left_out = sum(int(line[1:].split()[0]) for line in lines if line.startswith("("))
     kept = sum(line.endswith(" line") for line in lines)
     assert left_out > 0

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pexpect
 import pytest
+
+from tests.servers import free_port
+from tests.waiting import PATIENCE_S, until
 
 DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
 PROMPT = "User.*›"
@@ -35,7 +37,7 @@ def spawn(environment, *words, columns=80):
         list(map(str, words[1:])) if words[0] is DYNAMO_RUN else list(map(str, words)),
         env=environment,
         encoding="utf8",
-        timeout=15,
+        timeout=PATIENCE_S,
         dimensions=(24, columns),
     )
 
@@ -226,10 +228,7 @@ def test_a_terminal_that_is_closed_ends_it_and_leaves_no_files(talk, environment
     child.expect(PROMPT)
     assert list(short_folder.glob("dynamo-run-*"))
     child.close(force=False)
-    deadline = time.monotonic() + 20
-    while list(short_folder.glob("dynamo-run-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not list(short_folder.glob("dynamo-run-*")))
 
 
 def test_a_conversation_with_what_the_network_serves(talk, environment):
@@ -248,12 +247,10 @@ def test_a_conversation_with_what_the_network_serves(talk, environment):
         assert leave(child) == 0
     finally:
         worker.terminate()
-        assert worker.wait(30) == 0
+        assert worker.wait(PATIENCE_S) == 0
 
 
 def test_the_frontends_own_conversation(environment):
-    from tests.servers import free_port
-
     child = spawn(environment, "-m", "serving.frontend", "--interactive", "--http-port", free_port())
     worker = subprocess.Popen(
         [sys.executable, "-m", "serving.echo", "full", "--model-name", "far"],
@@ -270,7 +267,7 @@ def test_the_frontends_own_conversation(environment):
     finally:
         child.close(force=True)
         worker.terminate()
-        assert worker.wait(30) == 0
+        assert worker.wait(PATIENCE_S) == 0
 
 
 def test_ctrl_c_ends_the_wait_for_a_model(talk):
@@ -283,7 +280,9 @@ def test_ctrl_c_ends_the_wait_for_a_model(talk):
 
 
 def run(environment, text, *words):
-    return subprocess.run([DYNAMO_RUN, *words], input=text, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(
+        [DYNAMO_RUN, *words], input=text, capture_output=True, text=True, timeout=PATIENCE_S, env=environment
+    )
 
 
 def test_what_comes_through_a_pipe_is_one_question(environment):
@@ -302,7 +301,7 @@ def test_a_pipe_that_says_nothing_does_not_keep_it_from_ending(environment, way_
             if "is served at" in line:
                 break
         process.send_signal(signal.SIGTERM)
-        process.wait(20)  # its input stays open
+        process.wait(PATIENCE_S)  # its input stays open
         assert process.returncode == code
         assert "Traceback" not in process.stderr.read()
     finally:

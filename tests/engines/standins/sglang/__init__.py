@@ -60,7 +60,7 @@ class Engine:
         if "kv_events_config" in kwargs:
             config = json.loads(kwargs["kv_events_config"])
             assert config["publisher"] == "zmq"
-            self._publisher = zmq.Context.instance().socket(zmq.PUB)
+            self._publisher = zmq.Context.instance().socket(zmq.XPUB)
             assert not any(wild in config["endpoint"] for wild in ("*", "::", "0.0.0.0"))
             self._publisher.connect(config["endpoint"])  # as SGLang does for a host that is no wildcard
             self._number = 0
@@ -113,6 +113,8 @@ class Engine:
         if len(tokens) >= CONTEXT:
             message = f"The input ({len(tokens)} tokens) is longer than the model's context length ({CONTEXT} tokens)."
             raise ValueError(message)
+        while self._publisher is not None and not self._publisher.poll(0):
+            await asyncio.sleep(STEP_S)  # until somebody subscribes: what is sent before is lost
         cached = self._store(tokens)
         if tokens[0] == 13:
             reason = {"type": "abort", "message": "out of luck", "status_code": 500}
