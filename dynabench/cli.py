@@ -37,6 +37,7 @@ from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from reports.foreign import printable
 from serving.frontend.config import FrontendConfig
+from serving.logs import open_standard_streams
 from serving.router import ROUTER_MODES, RouterConfig
 from serving.router.modes import ADDITIONS
 from serving.runtime.config import RuntimeConfig
@@ -324,6 +325,7 @@ def main() -> None:
     """Run the command line; bad input is one line and exit code 2."""
     from reports.folder import ReportError
 
+    open_standard_streams()
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:

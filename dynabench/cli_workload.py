@@ -1,7 +1,6 @@
 """`dynabench workload`: look at workloads, make them, change them."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +51,9 @@ def inspect(
     facts: dict[str, Any] = dataclasses.asdict(describe(workload))
     hints = advice(workload)
     if json_output:
-        print(json.dumps(facts | {"notes": workload.notes, "advice": hints}))
+        print(
+            msgspec.json.encode(facts | {"notes": workload.notes, "advice": hints}).decode()
+        )  # what is no number is null
         return
     console = Terminal()
     for name, value in (facts | {"notes": "; ".join(workload.notes) or "-"}).items():
@@ -116,6 +117,8 @@ def convert(
             f"leave out --to, choose another format, or accept it with --lossy"
         )
     write_workload(after, out, to)
+    if lost:
+        after = read_workload([out], format=to, block_size=trace_block_size, tokenizer=tokenizer)
     _print_sharing(describe(before), describe(after), out, lost)
 
 

@@ -21,7 +21,7 @@ from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
-from serving.logs import LogError, set_up
+from serving.logs import LogError, open_standard_streams, set_up
 from serving.model_card import ModelError
 from serving.router import RouterConfig
 from serving.router_service import RouterService, RouterServiceConfig
@@ -352,7 +352,8 @@ def split_arguments(words: list[str]) -> tuple[list[str], list[str]]:
 
 @contextlib.contextmanager
 def failing_in_one_line(name: str) -> Iterator[None]:
-    """End the process with one line and exit code 2 on bad input, and on what cannot be had."""
+    """End the process with one line and exit code 2 on bad input, and on what is not there."""
+    open_standard_streams()
     try:
         yield
     except (CycloptsError, ValueError, LogError) as error:

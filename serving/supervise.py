@@ -41,7 +41,7 @@ LINE_CHARACTERS = 16 * 1024
 """Longer lines are passed on in pieces, each a line."""
 
 STATUS_BYTES = 4096
-HURRY_S = 3.0
+HURRY_S = 10.0
 """How long a process may take to end once it was asked a second time."""
 
 RELAY_S = 0.5

@@ -198,6 +198,8 @@ def detect(path: Path) -> str:
     for name, format in FORMATS.items():
         if format.is_like(first, start):
             return name
+    if not start.strip():
+        raise WorkloadError(f"{path}: is empty")
     shown = (
         f"its first object has {', '.join(list(first)[:8]) or 'nothing'}"
         if first is not None

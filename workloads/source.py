@@ -167,6 +167,10 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             raise WorkloadError(f"{path}: is not a regular file; write what it gives to a file first")
         else:
             found.append(path)
+    unpacked = [path.resolve().with_suffix("") if path.suffix == ".gz" else path.resolve() for path in found]
+    if len(set(unpacked)) < len(found):
+        twice = next(path for path in unpacked if unpacked.count(path) > 1)
+        raise WorkloadError(f"{twice} is given twice, perhaps once packed; name each file once")
     return found
 
 

@@ -164,3 +164,18 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_leaves_nothing(tmp_path):
     assert "Traceback" not in "".join(log) + rest
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not list((tmp_path / "d").iterdir())
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_a_stack_runs_without_its_standard_streams(tmp_path, closed):
+    port = free_port()
+    environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
+    command = f'exec "$0" -m dynabench serve --http-port {port} --workers 1 {closed}'
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command, sys.executable], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    wait_for(f"http://127.0.0.1:{port}", 1, process)
+    process.terminate()
+    log, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, log
+    assert b"Traceback" not in log

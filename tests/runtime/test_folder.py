@@ -307,9 +307,9 @@ def test_a_socket_that_cannot_be_bound_again_holds_up_no_other_file(tmp_path, ca
             socket_path.mkdir()  # in the way of the new one
             for path in [*place.glob("*.json"), *place.glob("*.lease")]:
                 path.unlink()
-            await until(lambda: names(place) == old_names)
+            await until_async(lambda: names(place) == old_names)
             socket_path.rmdir()
-            await until(lambda: socket_path.exists() and not socket_path.is_dir())
+            await until_async(lambda: socket_path.exists() and not socket_path.is_dir())
 
     uvloop.run(main())
 

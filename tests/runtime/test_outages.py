@@ -110,7 +110,7 @@ def test_any_number_of_watches_leaves_room_for_everything_else():
             for number in range(120):
                 await one.discovery.watch(f"test/{number}/", lambda key, value: seen.append(key))
             await one.discovery.put("test/119/x", b"1")
-            await until(lambda: seen == ["test/119/x"])
+            await until_async(lambda: seen == ["test/119/x"])
 
     with Etcd() as etcd:
         uvloop.run(main(etcd))
@@ -164,10 +164,10 @@ def test_what_is_no_etcd_and_answers_in_its_place_changes_nothing_for_long(body)
                 await two.discovery.watch("test/ours", theirs.__setitem__)
                 await one.discovery.watch("test/theirs", ours.__setitem__)
                 proxy.body = body
-                await until(lambda: theirs == {"test/ours": None})  # its lease ran out
+                await until_async(lambda: theirs == {"test/ours": None})  # its lease ran out
                 await two.discovery.put("test/theirs", b"2")
                 proxy.body = None
-                await until(lambda: theirs == {"test/ours": b"1"} and ours == {"test/theirs": b"2"})
+                await until_async(lambda: theirs == {"test/ours": b"1"} and ours == {"test/theirs": b"2"})
 
     with Etcd() as etcd:
         uvloop.run(main(etcd))
@@ -188,7 +188,7 @@ def test_keys_that_are_no_text_begin_no_watch_anew(caplog):
             for number in range(3):
                 before = watch.revision
                 await one.discovery.put("elsewhere", b"%d" % number)
-                await until(lambda before=before: watch.revision > before)
+                await until_async(lambda before=before: watch.revision > before)
             assert sorted(seen) == ["test/\\xfe", "test/\\xff"]
 
     with Etcd() as etcd:

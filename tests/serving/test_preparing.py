@@ -1,6 +1,7 @@
 """Requests become tokens without holding others up: what is quick at once, what may take long in a process of its own."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -317,9 +318,9 @@ def test_a_template_without_end_holds_up_neither_other_models_nor_the_end(tmp_pa
                     )
             fine = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], max_tokens=2)
             assert fine.usage.completion_tokens == 2
-        process = stack.group._children["frontend"].process
-        preparers = descendants(process.pid)
+        frontend = stack.group.processes["frontend"]
+        preparers = descendants(frontend)
         assert preparers
-        process.send_signal(signal.SIGTERM)  # nobody waits for the three: there is nothing to finish
-        until(lambda: process.returncode == 0)
+        os.kill(frontend, signal.SIGTERM)  # nobody waits for the three: there is nothing to finish
+        until(lambda: stack.group.returncode("frontend") == 0)
     assert not any(Path(f"/proc/{pid}").exists() for pid in preparers)

@@ -162,3 +162,19 @@ def test_short_lines_that_ask_for_gigabytes_or_nonsense_are_refused(tmp_path, fo
     file.write_text(text)
     with pytest.raises(WorkloadError, match=problem):
         formats.read(file, format=format)
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path):
+    line = json.dumps({"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1]})
+    (tmp_path / "a.jsonl").write_text(line)
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as packed:
+        packed.write(line)
+    for paths in ([tmp_path / "a.jsonl"] * 2, [tmp_path]):
+        with pytest.raises(WorkloadError, match=r"a\.jsonl.* is given twice"):
+            formats.read(paths)
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n")
+    with pytest.raises(WorkloadError, match=r"a\.jsonl: is empty"):
+        formats.read(tmp_path / "a.jsonl")
