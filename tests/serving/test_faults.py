@@ -1,6 +1,7 @@
 """Workers and frontends that die, drain or hang up in the middle of things: every request has one end, and it is told."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -270,16 +271,22 @@ def test_a_model_goes_with_its_last_instance_and_comes_back_with_the_next():
 GRAPH = """
 frontend: {{http_port: {port}, router_mode: kv}}
 runtime: {{discovery_dir: {folder}}}
-standalone_router: true
+standalone_router: {has_router}
 workers:
-- {{count: 2, worker: {{model_name: mock, migration_limit: 3}}, engine_args: {engine}}}
+- {{count: {count}, worker: {{model_name: mock, migration_limit: 3}}, engine_args: {engine}}}
 """
 
 
-def test_streams_wait_for_a_killed_router_to_be_started_again(tmp_path):
+@pytest.mark.parametrize(
+    ("has_router", "count", "killed"),
+    [("true", 2, "serving.router_service"), ("false", 1, "serving.mocker")],
+    ids=["the router's process", "the only worker"],
+)
+def test_streams_wait_for_what_was_killed_to_be_started_again(tmp_path, has_router, count, killed):
     port = free_port()
     graph = tmp_path / "graph.yaml"
-    graph.write_text(GRAPH.format(port=port, folder=tmp_path / "d", engine=json.dumps(STEADY)))
+    settings = {"port": port, "folder": tmp_path / "d", "engine": json.dumps(STEADY)}
+    graph.write_text(GRAPH.format(**settings, has_router=has_router, count=count))
     url = f"http://127.0.0.1:{port}"
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([sys.executable, "-m", "dynabench", "serve", "-f", graph], stdout=log, stderr=log)
@@ -288,16 +295,30 @@ def test_streams_wait_for_a_killed_router_to_be_started_again(tmp_path):
 
         def kill():
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            (router,) = [
-                pid for pid in children if "serving.router_service" in Path(f"/proc/{pid}/cmdline").read_text()
-            ]
-            os.kill(int(router), signal.SIGKILL)
+            (victim,) = [pid for pid in children if killed in Path(f"/proc/{pid}/cmdline").read_text()]
+            os.kill(int(victim), signal.SIGKILL)
 
         prompts = [f"prompt number {number}" for number in range(6)]
-        assert are_beginnings(ask(url, prompts, ENDLESS, kill, more=50), prompts)
+        assert are_beginnings(ask(url, prompts, ENDLESS, kill, more=200), prompts)
     finally:
         process.terminate()
         process.wait()
+
+
+def test_a_worker_that_hangs_loses_its_streams_to_others_and_is_back_when_it_answers():
+    with running(2, engine=STEADY, frontend={"router_mode": "round-robin"}) as stack:
+        pid = stack.group.processes["worker-0"]
+        prompts = [f"prompt number {number}" for number in range(8)]
+        try:
+            stop = functools.partial(os.kill, pid, signal.SIGSTOP)
+            assert are_beginnings(ask(stack.url, prompts, ENDLESS, stop, more=200), prompts)
+            until(lambda: len(instances(stack.url)) == 1)
+            assert [whole(stack.url, prompt, 3) for prompt in prompts] == [expected(prompt, 3) for prompt in prompts]
+            assert len(instances(stack.url)) == 1  # its socket takes connections, and it does not answer
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_for(stack.url, 2)
+        assert [whole(stack.url, prompt, 3) for prompt in prompts] == [expected(prompt, 3) for prompt in prompts]
 
 
 def test_a_model_that_comes_back_with_other_settings_is_served_with_those(tmp_path, monkeypatch):
