@@ -80,6 +80,15 @@ def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
     names = [name for name, _ in axes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{', '.join(sorted(twice))} is varied twice")
+    if settings.live is not None and settings.live.url:
+        ours = [
+            name for name in names[1:] if name == "workers" or owner(name, settings) not in ("load", "shape", "live")
+        ]
+        if ours:
+            raise ValueError(
+                f"{', '.join(ours)} cannot be varied with --url: what answers there has settings of its own; "
+                "vary what is sent to it, such as concurrency=8,16"
+            )
     alone = "endpoint" if settings.live is not None and settings.live.url else experiment.router_mode[0]
     arms = []
     for values in itertools.product(*(values for _, values in axes)):

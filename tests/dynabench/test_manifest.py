@@ -3,7 +3,9 @@
 import json
 import sys
 
-from dynabench.arms import Settings
+import pytest
+
+from dynabench.arms import Settings, arms_of
 from dynabench.experiment import load_workload, manifest_of
 from dynabench.settings import ExperimentConfig, LiveConfig
 from mocker import EngineConfig
@@ -28,3 +30,12 @@ def test_results_keep_no_password_from_an_address(monkeypatch):
     assert manifest["command"].endswith(
         "--url 'http://***@host:1' '--etcd-endpoints=***@host:2' --nats-server '***@host:3' --label a=b@c"
     )
+
+
+@pytest.mark.parametrize("axis", ["workers=1,2", "num_gpu_blocks=77,88", "kv_overlap_score_weight=0,1"])
+def test_settings_of_our_stack_are_not_varied_where_somebody_elses_answers(axis):
+    live = LiveConfig(url="http://host:1")
+    settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), live)
+    with pytest.raises(ValueError, match=f"{axis.partition('=')[0]} cannot be varied with --url"):
+        arms_of(ExperimentConfig(vary=(axis,)), settings)
+    assert len(arms_of(ExperimentConfig(router_mode=("kv",), vary=("concurrency=1,2",)), settings)) == 2
