@@ -5,6 +5,7 @@ import datetime
 import functools
 import platform
 import shlex
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -76,6 +78,7 @@ def run_experiment(
             f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {settings.live.engine}"
         )
     if settings.live is not None and settings.live.url is not None:
+        _check_reachable(settings.live.url)
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint routes by itself
     arms = arms_of(experiment, settings)
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
@@ -275,6 +278,20 @@ def manifest_of(
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": [folder.run_facts(run) for run in runs],
     }
+
+
+def _check_reachable(url: str) -> None:
+    """Refuse an endpoint where nothing listens, before a whole workload is sent to it.
+
+    Raises:
+        UserError: so it is.
+    """
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise UserError(f"nothing answers at {masked(url)} ({error})") from error
 
 
 def _command() -> str:

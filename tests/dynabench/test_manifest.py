@@ -6,10 +6,13 @@ import sys
 import pytest
 
 from dynabench.arms import Settings, arms_of
-from dynabench.experiment import load_workload, manifest_of
+from dynabench.errors import UserError
+from dynabench.experiment import load_workload, manifest_of, run_experiment
 from dynabench.settings import ExperimentConfig, LiveConfig
+from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from serving.router import RouterConfig
+from tests.servers import free_port
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -39,3 +42,11 @@ def test_settings_of_our_stack_are_not_varied_where_somebody_elses_answers(axis)
     with pytest.raises(ValueError, match=f"{axis.partition('=')[0]} cannot be varied with --url"):
         arms_of(ExperimentConfig(vary=(axis,)), settings)
     assert len(arms_of(ExperimentConfig(router_mode=("kv",), vary=("concurrency=1,2",)), settings)) == 2
+
+
+def test_an_endpoint_where_nothing_listens_is_sent_nothing(tmp_path):
+    url = f"http://127.0.0.1:{free_port()}"
+    settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), LiveConfig(url=url))
+    with pytest.raises(UserError, match=rf"nothing answers at {url} \(.*refused\)"):
+        run_experiment("wall", (), ExperimentConfig(out=tmp_path / "x"), settings, console=Terminal())
+    assert not (tmp_path / "x").exists()
