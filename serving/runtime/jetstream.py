@@ -1,0 +1,158 @@
+"""Events over NATS's JetStream, which keeps them for those who were away for a while."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
+from nats.js.errors import NotFoundError
+
+from serving.runtime.ports import Stop
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.25
+STREAM = "dynabench-events"
+"""One JetStream stream holds the events of all subjects, so that nothing is left behind by a namespace that is no more."""
+
+DURABLE = "dyn.durable."
+MAX_EVENT_MESSAGES = 100_000
+MAX_EVENT_BYTES = 1 << 28
+MAX_EVENT_AGE_S = 3600.0
+
+
+class DurableEvents:
+    """Publishes and hears events over one NATS connection."""
+
+    def __init__(self, client: Client) -> None:
+        self.jetstream = client.jetstream()
+        self.consumers: list[_Consumer] = []
+        self._has_stream = False
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Send; returns once JetStream has it."""
+        is_late = False
+        while True:
+            try:
+                await self.ensure_stream()
+                await self.jetstream.publish(DURABLE + subject, data, timeout=2)
+            except (TimeoutError, NatsError) as error:
+                if not is_late:
+                    log.warning("events on %s wait until JetStream takes them: %s", subject, error)
+                is_late, self._has_stream = True, False
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def subscribe(self, subject: str, on_event: Callable[[bytes], None]) -> Stop:
+        """Hear what is published from now on, also after a time without connection."""
+        consumer = _Consumer(self, subject, on_event)
+        self.consumers.append(consumer)
+        try:
+            await consumer.start()
+        except (TimeoutError, NatsError):
+            consumer.restart()  # the server is away just now
+        return consumer.stop
+
+    async def ensure_stream(self) -> None:
+        """Make the stream, unless it is there."""
+        if self._has_stream:
+            return
+        await self.jetstream.add_stream(
+            StreamConfig(
+                name=STREAM,
+                subjects=[f"{DURABLE}>"],
+                max_msgs_per_subject=MAX_EVENT_MESSAGES,
+                max_bytes=MAX_EVENT_BYTES,
+                max_age=MAX_EVENT_AGE_S,
+            )
+        )
+        self._has_stream = True
+
+    def on_reconnected(self) -> None:
+        """The server may have forgotten everything."""
+        self._has_stream = False
+        for consumer in self.consumers:
+            consumer.restart()
+
+    def close(self) -> None:
+        """Hear no more."""
+        for consumer in self.consumers:
+            consumer.cancel()
+
+
+class _Consumer:
+    """Follows a JetStream stream from where it was, also over restarts of the server."""
+
+    def __init__(self, events: DurableEvents, subject: str, on_event: Callable[[bytes], None]) -> None:
+        self._events = events
+        self._subject = subject
+        self._on_event = on_event
+        self._seen = 0
+        self._subscription: Subscription | None = None
+        self._restarting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Subscribe behind the last message seen; at first, to what is new."""
+        events = self._events
+        await events.ensure_stream()
+        state = (await events.jetstream.stream_info(STREAM)).state
+        if not self._seen or state.last_seq < self._seen:  # a new stream: its numbers start again
+            self._seen = state.last_seq
+        self._subscription = await events.jetstream.subscribe(
+            DURABLE + self._subject,
+            stream=STREAM,
+            cb=self._heard,
+            config=ConsumerConfig(
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+                opt_start_seq=self._seen + 1,
+                ack_policy=AckPolicy.NONE,
+                inactive_threshold=30,
+            ),
+        )
+
+    def restart(self) -> None:
+        """Subscribe again: the server may have forgotten us."""
+        self.cancel()
+        self._restarting = asyncio.create_task(self._restart())
+
+    def stop(self) -> None:
+        """Hear no more."""
+        self.cancel()
+        if self in self._events.consumers:
+            self._events.consumers.remove(self)
+        if self._subscription is not None:
+            unsubscribe(self._subscription)
+
+    def cancel(self) -> None:
+        """Stop restarting."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+
+    async def _restart(self) -> None:
+        while True:
+            try:
+                if self._subscription is not None:
+                    await self._subscription.unsubscribe()
+                    self._subscription = None
+                await self.start()
+            except (TimeoutError, NatsError, NotFoundError):
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _heard(self, message: Msg) -> None:
+        number = message.metadata.sequence.stream
+        if number > self._seen:
+            self._seen = number
+            self._on_event(message.data)
+
+
+def unsubscribe(subscription: Subscription) -> None:
+    """Hear no more, whether or not the server is there to be told."""
+    task = asyncio.ensure_future(subscription.unsubscribe())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
