@@ -325,7 +325,7 @@ def _write_report(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file anew, whole or not at all."""
+    """Replace a file as a whole, or leave it as it is."""
     work = path.with_name(f".{path.name}.tmp")
     try:
         work.write_text(text, encoding="utf-8", errors="replace")  # a file's name may hold what is no text

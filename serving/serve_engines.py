@@ -28,7 +28,7 @@ async def serve_engine(
         default_name: what to call a model without a path.
 
     Raises:
-        ModelError: the model's files cannot be had or used, or the endpoint serves another model.
+        ModelError: the model's files cannot be found or used, or the endpoint serves another model.
         EngineError: the engine does not start, or has failed for good.
     """
     try:

@@ -128,7 +128,9 @@ class EventReader:
                 _, number, payload = parts
                 _, events, *_ = msgspec.msgpack.decode(payload)
                 if (came := int.from_bytes(number, "big")) != expected:
-                    log.warning("KV events %d to %d of the engine are lost: starting anew", expected, came - 1)
+                    log.warning(
+                        "KV events %d to %d of the engine are lost: what was known is forgotten", expected, came - 1
+                    )
                     publish([translator.cleared()])
                 expected = came + 1
                 translated = [found for event in events if (found := translator.translate(event)) is not None]

@@ -1,11 +1,11 @@
 """Discovery over etcd, through the JSON gateway that every etcd server has (docs/decisions/0005).
 
-While etcd is away the last known keys stand. When it is back the keys are read anew; those that are missing are told
+While etcd is away the last known keys stand. When it is back the keys are read again; those that are missing are told
 as gone only after a lease's time, because their owners need that long to notice that they must register again.
 
 A connection can die unseen (a NAT that forgets it, a server that hangs), and a watch is silent by nature. Every answer
 to our lease's keep-alive names the store's revision, though: a watch that lags behind it is compared with the store,
-and begun anew if it missed something.
+and started again if it missed something.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class _Watch:
         return {"key": _encode(self.prefix), "range_end": _encode(_end(self.prefix))}
 
     def cut(self) -> None:
-        """Begin anew."""
+        """End the stream, so that the watch starts again."""
         self.revision = 0
         if self.stream is not None:
             self.stream.close()
@@ -199,7 +199,7 @@ class EtcdDiscovery:
                 await asyncio.sleep(RETRY_S)
 
     async def _list(self, watch: _Watch) -> None:
-        """Read all keys, and tell what changed."""
+        """Read all keys, and report what changed."""
         answer = await self._call("kv/range", watch.range)
         known = watch.known
         found = {_name(kv): _decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
@@ -215,7 +215,7 @@ class EtcdDiscovery:
         watch.revision = int(answer["header"]["revision"])
 
     async def _check(self, watches: list[_Watch]) -> None:
-        """Compare watches with the store; begin anew those that missed something."""
+        """Compare watches with the store; start again those that missed something."""
         missed: list[tuple[_Watch, int]] = []
         for watch in watches:
             seen = watch.revision
@@ -233,7 +233,7 @@ class EtcdDiscovery:
             await asyncio.sleep(GRACE_S)  # it may be on its way
         for watch, seen in missed:
             if watch.revision == seen:
-                log.info("the watch on %s in etcd missed something and is begun anew", watch.prefix)
+                log.info("the watch on %s in etcd missed something and is started again", watch.prefix)
                 watch.cut()
 
     async def _follow(self, watch: _Watch) -> None:

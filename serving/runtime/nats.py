@@ -27,7 +27,7 @@ SEGMENT_BYTES = 512 * 1024
 """Bytes in one message of a channel; fewer where the server takes fewer (1 MiB by default)."""
 
 PING_S = 2.0
-"""How often the server is asked whether it is there; when it has not answered three times we connect anew."""
+"""How often the server is asked whether it is there; after three questions without an answer we connect again."""
 
 ACK_DELAY_S = 0.02
 PROBE_S = 0.5

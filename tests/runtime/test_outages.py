@@ -71,7 +71,7 @@ def test_the_next_etcd_server_is_asked_when_the_first_is_away():
         uvloop.run(main(etcd))
 
 
-def test_a_watch_whose_connection_died_unseen_is_begun_anew():
+def test_a_watch_whose_connection_died_unseen_starts_again():
     async def main(etcd):
         async with Proxy(etcd.port) as proxy:
             config = {"nats_server": "", "lease_ttl_s": 2.0}
@@ -173,7 +173,7 @@ def test_what_is_no_etcd_and_answers_in_its_place_changes_nothing_for_long(body)
         uvloop.run(main(etcd))
 
 
-def test_keys_that_are_no_text_begin_no_watch_anew(caplog):
+def test_keys_that_are_no_text_start_no_watch_again(caplog):
     caplog.set_level("INFO")
 
     async def main(etcd):
@@ -193,7 +193,7 @@ def test_keys_that_are_no_text_begin_no_watch_anew(caplog):
 
     with Etcd() as etcd:
         uvloop.run(main(etcd))
-    assert "begun anew" not in caplog.text
+    assert "started again" not in caplog.text
 
 
 def test_what_a_watcher_does_not_understand_ends_no_watch():
