@@ -36,8 +36,8 @@ from dynabench.settings import (
 from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from reports.foreign import printable
+from serving.command_line import one_line, open_standard_streams
 from serving.frontend.config import FrontendConfig
-from serving.logs import open_standard_streams
 from serving.router import ROUTER_MODES, RouterConfig
 from serving.router.modes import ADDITIONS
 from serving.runtime.config import RuntimeConfig
@@ -329,7 +329,7 @@ def main() -> None:
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
-        _fail(_one_line(error))
+        _fail(one_line(error))
     try:
         code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
@@ -350,11 +350,6 @@ def main() -> None:
 def _drop_output() -> None:
     """Keep Python from writing once more, at its end, what could not be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _one_line(error: Exception) -> str:
-    cause = error.__cause__
-    return " ".join(str(cause if isinstance(cause, ValueError) else error).split())
 
 
 def _fail(message: str) -> NoReturn:

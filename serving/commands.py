@@ -15,13 +15,14 @@ import uvloop
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from serving.chat_client import AskError, ChatClient
+from serving.command_line import one_line, open_standard_streams
 from serving.engine import ENGINES, Engine, EngineError, check_installed, make_engine
 from serving.engine_config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
-from serving.logs import LogError, open_standard_streams, set_up
+from serving.logs import LogError, set_up
 from serving.model_card import ModelError
 from serving.router import RouterConfig
 from serving.router_service import RouterService, RouterServiceConfig
@@ -362,12 +363,6 @@ def failing_in_one_line(name: str) -> Iterator[None]:
         fail(name, str(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-
-
-def one_line(error: Exception) -> str:
-    """Return what was wrong with the input in one line."""
-    cause = error.__cause__
-    return " ".join(str(cause if isinstance(cause, ValueError) else error).split())
 
 
 def fail(name: str, message: str) -> NoReturn:

@@ -19,16 +19,6 @@ class LogError(ValueError):
     """A filter that cannot be read."""
 
 
-def open_standard_streams() -> None:
-    """Put /dev/null where a standard stream was closed: a socket of ours would get its number, and children take it for it."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (a number, for good)
-
-
 def set_up(verbosity: int = 0, *, default: str = "info") -> None:
     """Log to standard error: `-v` debug, `-vv` everything; otherwise what DYN_LOG says, or the default.
 
