@@ -19,7 +19,7 @@ from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.launch import LaunchError, LocalStack
 from dynabench.live_view import LiveView
 from dynabench.load import Target
-from dynabench.settings import LiveConfig
+from dynabench.settings import MAX_FAILED_SHARE, LiveConfig
 from dynabench.virtual import check_fits
 from mocker import EngineConfig
 from reports.records import ArmResult
@@ -145,7 +145,7 @@ async def warm_up(workload: Workload, target: Target, count: int, timeout_s: flo
     await send_all(order, num_clients=1, stop=stop)
 
 
-def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = 0.01) -> list[str]:
+def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE) -> list[str]:
     """Say what spoiled the run: failed requests, or the client itself; such a run is not valid."""
     columns, notes = sent.columns, []
     errors = [error for error in columns["error"] if error]

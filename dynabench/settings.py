@@ -8,6 +8,9 @@ from reports import fidelity
 from reports.slo import Limit, parse, preset
 from serving.router import ROUTER_MODES, Mode, RouterConfig
 
+MAX_FAILED_SHARE = 0.01
+"""Share of failed requests above which a run is not valid."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig:
@@ -147,7 +150,7 @@ class LiveConfig:
     timeout_s: float = 600.0
     """Time after which a request counts as failed (s)."""
 
-    max_failed_share: float = 0.01
+    max_failed_share: float = MAX_FAILED_SHARE
     """Share of the requests that may fail; with more a run is not valid, and the exit code is 1."""
 
     def __post_init__(self) -> None:

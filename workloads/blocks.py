@@ -18,6 +18,14 @@ def estimate_tokens(text: str) -> list[int]:
     return [zlib.crc32(piece.encode()) & 0x7FFFFFFF for piece in _PIECE.findall(text)]
 
 
+def wrong_count(num_tokens: int, ids: Sequence[int], block_size: int) -> str | None:
+    """Return what is wrong with the number of a prompt's block ids, if anything is."""
+    expected = -(-num_tokens // block_size)
+    if len(ids) == expected:
+        return None
+    return f"{num_tokens} tokens in blocks of {block_size} need {expected} hash_ids, not {len(ids)}"
+
+
 MAX_MEAN_UNSHARED, FREE_UNSHARED = 2_000, 4_000_000
 """Blocks that a prompt without ids may have, in the mean (a million tokens); a workload may always have so many in all."""
 

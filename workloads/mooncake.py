@@ -10,6 +10,7 @@ from typing import IO
 
 import msgspec
 
+from workloads.blocks import wrong_count
 from workloads.request import Request, WorkloadError
 from workloads.source import MAX_TOKENS, lines
 
@@ -65,10 +66,5 @@ def _problem(row: Row, block_size: int, last: float) -> str | None:
         return f"output_length must be at least 1, not {row.output_length}"
     if max(row.input_length, row.output_length) > MAX_TOKENS:
         return f"lengths must be at most {MAX_TOKENS:,}, not {max(row.input_length, row.output_length)}"
-    expected = -(-row.input_length // block_size)
-    if len(row.hash_ids) != expected:
-        return (
-            f"{row.input_length} tokens in blocks of {block_size} need {expected} hash_ids, "
-            f"not {len(row.hash_ids)} (is --trace-block-size right?)"
-        )
-    return None
+    problem = wrong_count(row.input_length, row.hash_ids, block_size)
+    return None if problem is None else f"{problem} (is --trace-block-size right?)"

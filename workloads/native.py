@@ -12,6 +12,7 @@ from typing import IO, Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from workloads.blocks import wrong_count
 from workloads.request import Request, Workload, WorkloadError
 from workloads.source import MAX_TOKENS, Source, lines
 
@@ -104,12 +105,8 @@ def _problem(request: Request, block_size: int, last: float, number: int) -> str
         )
     if request.delay_s < 0:
         return f"delay_s must not be negative, not {request.delay_s:g}"
-    blocks = -(-request.input_length // block_size)
-    if len(request.hash_ids) != blocks:
-        return (
-            f"{request.input_length} tokens in blocks of {block_size} need {blocks} hash_ids, "
-            f"not {len(request.hash_ids)}"
-        )
+    if (problem := wrong_count(request.input_length, request.hash_ids, block_size)) is not None:
+        return problem
     if not all(0 <= earlier < number for earlier in request.after):
         expected = f"numbers of earlier requests, 0 to {number - 1}" if number else "none, as it is the first"
         return f"after names {list(request.after)}; expected {expected}"

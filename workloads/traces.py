@@ -7,6 +7,7 @@ from typing import IO
 
 import msgspec
 
+from workloads.blocks import wrong_count
 from workloads.request import Request, Workload, WorkloadError
 from workloads.source import MAX_TOKENS, Row, Source
 
@@ -204,10 +205,9 @@ class _Conversation:
         if not output:
             self._source.count("calls without output, taken as of 1 token")
         ids, expected = entry.ids("hash_ids"), -(-length // namer.block_size)
-        if not expected - 1 <= len(ids) <= expected:  # a partial last block has no id
-            raise entry.fail(
-                f"{length} tokens in blocks of {namer.block_size} need {expected} hash_ids, not {len(ids)}"
-            )
+        problem = wrong_count(length, ids, namer.block_size)
+        if problem is not None and len(ids) != expected - 1:  # a partial last block may have no id
+            raise entry.fail(problem)
         named = namer.renamed(self._scope, ids) + namer.unshared((expected - len(ids)) * namer.block_size)
         return Request(time, length, output or 1, named, self._name, after, delay)
 
@@ -238,9 +238,7 @@ def in_order(requests: list[Request], name: str) -> list[Request]:
 
 def _ids(row: Row, length: int, size: int) -> tuple[int, ...]:
     """Return a row's ids, one for each block."""
-    ids, expected = row.ids("hash_ids"), -(-length // size)
-    if len(ids) != expected:
-        raise row.fail(
-            f"{length} tokens in blocks of {size} need {expected} hash_ids, not {len(ids)} (is --trace-block-size right?)"
-        )
+    ids = row.ids("hash_ids")
+    if (problem := wrong_count(length, ids, size)) is not None:
+        raise row.fail(f"{problem} (is --trace-block-size right?)")
     return ids
