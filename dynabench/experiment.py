@@ -291,7 +291,8 @@ def _check_reachable(url: str) -> None:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), timeout=10).close()
     except (OSError, ValueError) as error:
-        raise UserError(f"nothing answers at {masked(url)} ({error})") from error
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"nothing answers at {masked(url)} ({why})") from error
 
 
 def _command() -> str:

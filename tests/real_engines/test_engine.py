@@ -160,10 +160,15 @@ def test_requests_run_side_by_side_without_disturbing_each_other(client, stack):
 
 
 def test_a_request_that_nobody_waits_for_is_stopped(client, stack):
-    stream = ask(client, max_tokens=1800, stream=True, extra_body={"ignore_eos": True})
-    next(iter(stream))
-    until(lambda: load(stack)[0] >= 1)
-    stream.close()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        left = ask(client, max_tokens=3000, stream=True, extra_body={"ignore_eos": True})
+        next(iter(left))
+        stays = thread.submit(ask, client, max_tokens=2500, extra_body={"ignore_eos": True})
+        until(lambda: load(stack)[0] == 2)
+        left.close()
+        until(lambda: load(stack) == (1, 0))
+        assert not stays.done()  # which would have ended first
+        assert stays.result().usage.completion_tokens == 2500
     until(lambda: load(stack) == (0, 0))
 
 
