@@ -13,11 +13,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-CORES = ("mocker", "serving/router")
+CORES = ("mocker", "mocker/timing", "serving/router")
 # Settings and what reads files: plain Python there, and seldom called.
 INTERPRETED = (
     "__init__.py", "config.py", "hashing.py",
-    "gpu.py", "model_shape.py", "memory.py", "table.py", "timing_files.py", "timing_models.py",
+    "gpu.py", "model_shape.py", "memory.py", "table.py", "files.py", "choose.py",
 )  # fmt: skip
 SETUP = """
 import sys

@@ -14,11 +14,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dynabench.arms import Settings
-from dynabench.calibrate import calibrate
-from dynabench.settings import CalibrateConfig, ExperimentConfig, ExperimentRouterConfig, LiveConfig, ValidateConfig
-from dynabench.validate import validate
-from dynabench.workload_file import write_whole
+from dynabench.experiment.arms import Settings
+from dynabench.experiment.settings import (
+    CalibrateConfig,
+    ExperimentConfig,
+    ExperimentRouterConfig,
+    LiveConfig,
+    ValidateConfig,
+)
+from dynabench.experiment.workload_file import write_whole
+from dynabench.fidelity.calibrate import calibrate
+from dynabench.fidelity.validate import validate
 from mocker import EngineConfig
 from reports.tables import distances, fidelity_table
 from workloads import mooncake

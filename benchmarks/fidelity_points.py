@@ -4,7 +4,7 @@
 
 Each point is a closed loop of C requests at a time, 10 C in all, lengths uniform from 80 % of ISL and OSL to all of them,
 as InferenceX sends them; its figures are means over all requests, the burst at the start included. Every second point of
-the dense vLLM ones was used to choose the constants of mocker/data/engines.json; the table shows the halves apart.
+the dense vLLM ones was used to choose the constants of mocker/timing/data/engines.json; the table shows the halves apart.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from joblib import Parallel, delayed
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 
-from dynabench.settings import OverheadConfig
-from dynabench.virtual import simulate
+from dynabench.experiment.settings import OverheadConfig
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
-from mocker.gpu import gpu_names
+from mocker.timing.gpu import gpu_names
 from serving.router import RouterConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig

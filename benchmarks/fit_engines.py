@@ -1,4 +1,4 @@
-"""Fit what engines add to their kernels (mocker/data/engines.json) to published end-to-end points.
+"""Fit what engines add to their kernels (mocker/timing/data/engines.json) to published end-to-end points.
 
     python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv            # print the times and errors of both halves
     python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write    # write them too; four minutes
@@ -24,10 +24,10 @@ from fit_kernels import written
 from joblib import Parallel, delayed
 from scipy.optimize import minimize, minimize_scalar
 
-from mocker import gpu as bundled
-from mocker.timing_models import timing_model
+from mocker.timing import gpu as bundled
+from mocker.timing.choose import timing_model
 
-ENGINES = Path("mocker/data/engines.json")
+ENGINES = Path("mocker/timing/data/engines.json")
 ARCHITECTURES = {"hopper": ("h100", "h200"), "blackwell": ("b200",)}
 COMMON = {"layer_s": 2.5e-5, "request_s": 0.02}
 START = {

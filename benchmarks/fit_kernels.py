@@ -1,4 +1,4 @@
-"""Fit the coefficients of mocker/data/gpus.json to measured kernels.
+"""Fit the coefficients of mocker/timing/data/gpus.json to measured kernels.
 
     python benchmarks/fit_kernels.py ../shared/perfdata/kernels                        # coefficients, held-out errors
     python benchmarks/fit_kernels.py ../shared/perfdata/kernels --layers perf --write  # the RTX cards too; write them
@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from mocker.gpu import over_link
-from mocker.model_shape import BYTES, find_model
+from mocker.timing.gpu import over_link
+from mocker.timing.model_shape import BYTES, find_model
 
 SYSTEMS = {
     "h100": "h100_sxm",
@@ -195,7 +195,7 @@ def fit_prefill(table: pd.DataFrame, peak: float) -> Fit:
 
 
 def fit_experts(table: pd.DataFrame, weight_bytes: float, peak: float, bandwidth: float) -> Fit:
-    """Fit [compute, memory, launch_s, sharpness, spread, pad, passes] of `mocker.gpu.Experts`.
+    """Fit [compute, memory, launch_s, sharpness, spread, pad, passes] of `mocker.timing.gpu.Experts`.
 
     Columns: num_tokens, routed (rows of all experts), num_experts, share (of the experts that a token chooses), hidden_size,
     weights (of one expert).
@@ -281,7 +281,7 @@ PARTS = {"qkv_proj": "attention", "o_proj": "attention", "gate_up_proj": "ffn", 
 def layer_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the multiplications (flops, bytes, latency_us) and the attention of all models that were profiled on a card.
 
-    The matrices around attention are taken together, and those of the FFN, as `mocker.roofline` does: each row is their mean.
+    The matrices around attention are taken together, and those of the FFN, as `mocker.timing.roofline` does: each row is their mean.
     """
     gemm, attention = [], []
     for path in sorted(folder.glob("*/*/bf16/tp*")):
@@ -403,7 +403,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", type=Path)
     parser.add_argument("--layers", type=Path)
-    parser.add_argument("--gpus", type=Path, default=Path("mocker/data/gpus.json"))
+    parser.add_argument("--gpus", type=Path, default=Path("mocker/timing/data/gpus.json"))
     parser.add_argument("--write", action="store_true", help="put the coefficients into the file of GPUs")
     options = parser.parse_args()
     gpus = json.loads(options.gpus.read_text())

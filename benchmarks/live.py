@@ -18,14 +18,14 @@ import msgspec
 import numpy as np
 import uvloop
 
-from dynabench.launch import LocalStack
-from dynabench.settings import ExperimentRouterConfig
+from dynabench.experiment.settings import ExperimentRouterConfig
+from dynabench.live.stack import LocalStack
 from mocker import EngineConfig
-from serving.engine import EngineChoice
-from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.engines.processes import descendants
 from serving.frontend.config import FrontendConfig
 from serving.runtime.config import RuntimeConfig
+from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.engine import EngineChoice
 from workloads.tokens import tokens_of
 
 HEADERS = {"content-type": "application/json"}

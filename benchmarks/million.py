@@ -12,7 +12,7 @@ import sys
 
 def measure(requests: int, osl: int) -> dict[str, float]:
     """Simulate in this process."""
-    from dynabench.virtual import simulate
+    from dynabench.virtual.run import simulate
     from mocker import EngineConfig
     from serving.router import RouterConfig
     from workloads import Workload

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dynabench.virtual import simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from reports import metrics
 from reports.statistics import PairedDifference, blocks_of, paired_difference

@@ -3,7 +3,7 @@
     python benchmarks/peers.py [--only dynabench aiperf ...] [--requests 2000] [--cache ~/.cache/dynabench/peers]
 
 Installs each peer into an environment of its own (some GB, minutes), runs every client one after the other against
-fresh servers (`dynabench.known_server`), and prints: requests/s and tokens/s as the server counted them, and the error
+fresh servers (`dynabench.live.known_server`), and prints: requests/s and tokens/s as the server counted them, and the error
 of TTFT and ITL as each client reports them. Everything shares this machine's cores, the server too.
 """
 
@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import uvloop
 
-from dynabench.clients import Order, send_all
-from dynabench.known_server import MODEL
-from dynabench.load import Target
-from dynabench.selftest import known_server
-from dynabench.settings import SelftestConfig
+from dynabench.experiment.settings import SelftestConfig
+from dynabench.live.clients import Order, send_all
+from dynabench.live.known_server import MODEL
+from dynabench.live.load import Target
+from dynabench.live.selftest import known_server
 from reports import metrics
 from reports.records import ArmResult
 from workloads import Request, Workload

@@ -23,7 +23,7 @@ CASES = [
 
 def measure(trace: Path, case: dict[str, object], repeats: int) -> dict[str, float]:
     """Run one case in this process."""
-    from dynabench.virtual import simulate
+    from dynabench.virtual.run import simulate
     from mocker import EngineConfig
     from serving.router import RouterConfig
     from workloads import Workload, mooncake
@@ -56,7 +56,7 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(options.trace, options.case, options.repeats)))
         return
-    from dynabench.experiment import is_compiled
+    from dynabench.experiment.run import is_compiled
 
     print(f"cores: {'compiled' if is_compiled() else 'interpreted'}")
     print("block  workers  mode          seconds  requests/s  peak MB  TTFT mean ms  hit share")

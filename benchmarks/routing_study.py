@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from dynabench.bounds import belady_share, pool_bound, ttft_bound
-from dynabench.virtual import simulate
+from dynabench.experiment.bounds import belady_share, pool_bound, ttft_bound
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from reports import insight, metrics, slo
 from reports.stability import stability

@@ -14,7 +14,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from serving.tokenizer import HuggingFaceTokenizer
+from serving.model.tokenizer import HuggingFaceTokenizer
 
 VOCAB_SIZE = 32_000
 CONTEXT = 100_000

@@ -1,5 +1,5 @@
 """python -m dynabench."""
 
-from dynabench.cli import main
+from dynabench.cli.app import main
 
 main()

@@ -192,10 +192,10 @@ class EngineConfig:
 
 @functools.lru_cache(maxsize=256)
 def _blocks_that_fit(config: EngineConfig) -> int:
-    from mocker import timing_files
-    from mocker.gpu import find_gpu
-    from mocker.memory import num_kv_blocks
-    from mocker.model_shape import find_model
+    from mocker.timing import files as timing_files
+    from mocker.timing.gpu import find_gpu
+    from mocker.timing.memory import num_kv_blocks
+    from mocker.timing.model_shape import find_model
 
     if config.timing_file is not None:
         return timing_files.num_blocks(config.timing_file) or DEFAULT_NUM_BLOCKS

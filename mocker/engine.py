@@ -16,8 +16,8 @@ from mocker.config import EngineConfig
 from mocker.events import KvEvent
 from mocker.scheduler import Batch, Scheduler
 from mocker.sequence import Sequence
-from mocker.timing import Prefill, Ramp, TimingModel, chunk
-from mocker.timing_models import timing_model
+from mocker.timing.choose import timing_model
+from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
 
 NO_LIMIT = 1 << 62
 

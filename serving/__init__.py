@@ -12,12 +12,12 @@ _PLACES = {
     "Context": "serving.runtime.server",
     "DistributedRuntime": "serving.runtime.distributed",
     "Endpoint": "serving.runtime.distributed",
-    "KvEventPublisher": "serving.kv_events",
-    "ModelType": "serving.model_card",
+    "KvEventPublisher": "serving.worker.kv_events",
+    "ModelType": "serving.model.card",
     "Namespace": "serving.runtime.distributed",
     "RuntimeConfig": "serving.runtime.config",
     "dynamo_worker": "serving.runtime.distributed",
-    "register_llm": "serving.worker",
+    "register_llm": "serving.worker.registration",
 }
 
 __all__ = sorted(_PLACES)

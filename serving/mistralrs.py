@@ -1,6 +1,6 @@
 """`python -m serving.mistralrs MODEL`: a worker with mistral.rs."""
 
-from serving.commands import run_engine
+from serving.cli.commands import run_engine
 
 if __name__ == "__main__":
     run_engine("mistralrs")

@@ -1,6 +1,6 @@
 """`python -m serving.trtllm MODEL`: a worker with TensorRT-LLM."""
 
-from serving.commands import run_engine
+from serving.cli.commands import run_engine
 
 if __name__ == "__main__":
     run_engine("trtllm")

@@ -5,10 +5,10 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-from serving.engine import EngineCall, EngineLoad, EngineTraits
-from serving.kv_events import KvEventPublisher
-from serving.model_card import ModelFiles, ModelType
+from serving.model.card import ModelFiles, ModelType
 from serving.runtime.server import GeneratorService
+from serving.worker.engine import EngineCall, EngineLoad, EngineTraits
+from serving.worker.kv_events import KvEventPublisher
 
 DELAY_VARIABLE = "DYN_TOKEN_ECHO_DELAY_MS"
 
@@ -48,7 +48,7 @@ async def echo_full(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 
 
 class Echo:
-    """An echo engine (see `serving.engine.Engine`): `core` answers in token ids, `full` takes whole chat requests."""
+    """An echo engine (see `serving.worker.engine.Engine`): `core` answers in token ids, `full` takes whole chat requests."""
 
     def __init__(self, kind: Literal["core", "full"]) -> None:
         self.calls = (EngineCall(f"echo_{kind}"),)

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread, require
-from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
 from serving.engines.llama_batch import Job, LlamaBatcher
-from serving.kv_events import KvEventPublisher
-from serving.model_card import ModelFiles, local_weights
+from serving.model.card import ModelFiles, local_weights
 from serving.router.follower import BlocksEvent
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread, require
+from serving.worker.kv_events import KvEventPublisher
 
 DEFAULT_CONTEXT = 8192
 """Tokens of a slot where --context-length does not say: models are made for more than most hosts can hold."""
@@ -25,7 +25,7 @@ MODEL_ARGUMENTS = frozenset({"n_gpu_layers", "split_mode", "main_gpu", "use_mmap
 
 
 class LlamaCpp:
-    """See `serving.engine.Engine`."""
+    """See `serving.worker.engine.Engine`."""
 
     def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
         refuse_nodes("llamacpp", run, "llama.cpp uses all the GPUs it sees (CUDA_VISIBLE_DEVICES)")

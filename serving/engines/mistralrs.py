@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread, require
-from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
-from serving.kv_events import KvEventPublisher
-from serving.model_card import ModelFiles, local_weights
-from serving.protocol import sampling
+from serving.model.card import ModelFiles, local_weights
+from serving.model.tokenizer import Tokenizer, load
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
-from serving.tokenizer import Tokenizer, load
+from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread, require
+from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import sampling
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ RAW_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %
 
 
 class MistralRs:
-    """See `serving.engine.Engine`."""
+    """See `serving.worker.engine.Engine`."""
 
     def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
         refuse_nodes("mistralrs", run, "mistral.rs uses all the GPUs it sees (CUDA_VISIBLE_DEVICES)")

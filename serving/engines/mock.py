@@ -17,16 +17,16 @@ from xxhash import xxh3_64_intdigest
 
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
-from serving.engine import EngineCall, EngineLoad, EngineTraits
-from serving.engine_config import WorkerConfig
 from serving.engines.timer import StepTimer
-from serving.kv_events import KvEventPublisher
-from serving.model_card import BYTES_CONTEXT, ModelFiles
-from serving.protocol import PreprocessedRequest
+from serving.model.card import BYTES_CONTEXT, ModelFiles
+from serving.model.tokenizer import load
 from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.server import Stream
-from serving.tokenizer import load
+from serving.worker.config import WorkerConfig
+from serving.worker.engine import EngineCall, EngineLoad, EngineTraits
+from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import PreprocessedRequest
 
 LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
 """What the mocker says where tokens are bytes."""
@@ -254,7 +254,7 @@ class MockEngine:
 
 
 class Mocker:
-    """The mocker as an engine (see `serving.engine.Engine`): one simulated engine for each data-parallel rank."""
+    """The mocker as an engine (see `serving.worker.engine.Engine`): one simulated engine for each data-parallel rank."""
 
     def __init__(self, worker: WorkerConfig, config: EngineConfig) -> None:
         self.calls = (EngineCall("mocker.Engine", {"config": config}),)

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from serving.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread
-from serving.engine_config import ModelRunConfig, WorkerConfig
-from serving.kv_events import KvEventPublisher
-from serving.model_card import ModelFiles, ModelType
+from serving.model.card import ModelFiles, ModelType
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread
+from serving.worker.kv_events import KvEventPublisher
 
 CAPACITY = 128
 """Items of an answer that may wait for us before the engine does."""
@@ -62,7 +62,7 @@ def standard_arguments(path: Path, worker: WorkerConfig, run: ModelRunConfig, ht
 
 
 class OwnEngine:
-    """See `serving.engine.Engine`."""
+    """See `serving.worker.engine.Engine`."""
 
     def __init__(
         self,

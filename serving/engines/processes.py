@@ -36,8 +36,8 @@ class EngineProcesses:
         Raises:
             EngineError: it does not start; the message names the cause and, if that is memory, what mends it.
         """
-        from serving.engine import EngineError, in_thread
         from serving.engines.engine_log import EngineLog, cause_of, remedy
+        from serving.worker.engine import EngineError, in_thread
 
         if PROC.is_dir():
             command = [sys.executable, "-I", __file__]

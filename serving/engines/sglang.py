@@ -6,15 +6,15 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engine import ENGINES, EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
-from serving.engine_config import ModelRunConfig, WorkerConfig, required_model
 from serving.engines.block_hashes import EventReaders
 from serving.engines.processes import EngineProcesses
-from serving.kv_events import KvEventPublisher
-from serving.model_card import ModelFiles, local_weights
-from serving.protocol import sampling
+from serving.model.card import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.worker.config import ModelRunConfig, WorkerConfig, required_model
+from serving.worker.engine import ENGINES, EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import sampling
 
 PAGE_SIZE = 16
 """SGLang's own is one token, which would make every token a KV event."""
@@ -23,7 +23,7 @@ BAD_REQUEST = 400
 
 
 class SgLang:
-    """See `serving.engine.Engine`."""
+    """See `serving.worker.engine.Engine`."""
 
     def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
         given: dict[str, Any] = {

@@ -5,16 +5,16 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engine import ENGINES, EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
-from serving.engine_config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
 from serving.engines.block_hashes import HashTranslator
 from serving.engines.processes import EngineProcesses
-from serving.kv_events import KvEventPublisher
-from serving.model_card import ModelFiles, local_weights
-from serving.protocol import sampling
+from serving.model.card import ModelFiles, local_weights
 from serving.router.follower import BlocksEvent
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
+from serving.worker.engine import ENGINES, EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import sampling
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ POLL_GAP_S = 0.01
 
 
 class TrtLlm:
-    """See `serving.engine.Engine`."""
+    """See `serving.worker.engine.Engine`."""
 
     def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
         refuse_gpu_choice("trtllm", run)

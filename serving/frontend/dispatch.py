@@ -12,8 +12,8 @@ from serving.frontend.metrics import ModelMetrics
 from serving.frontend.models import ServedModel
 from serving.frontend.openai import DP_RANK, NvExt, Request
 from serving.frontend.preprocess import Prepared, Prompt
-from serving.protocol import StopConditions
 from serving.router.router import AllBusyError, NoWorkersError
+from serving.worker.protocol import StopConditions
 
 
 def dispatch(

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from serving.frontend.intake import Intake
 from serving.frontend.models import ServedModel
 from serving.frontend.preprocess import Detokenized, Tokenized
-from serving.frontend.template import PLAIN, source
-from serving.model_card import ModelType
+from serving.model.card import ModelType
+from serving.model.template import PLAIN, source
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 

@@ -14,12 +14,12 @@ import numpy as np
 from serving.frontend.openai import ApiError
 from serving.frontend.preprocess import Prompt
 from serving.frontend.stops import StopMatcher
-from serving.protocol import PreprocessedRequest, StopConditions
+from serving.model.tokenizer import Tokenizer
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing import Placement, Routing
+from serving.routing.live import Placement, Routing
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError, End, pack_u32, pack_u64
-from serving.tokenizer import Tokenizer
+from serving.worker.protocol import PreprocessedRequest, StopConditions
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 """Ends of calls that were never begun: they go elsewhere without counting as a migration."""

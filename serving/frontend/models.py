@@ -10,12 +10,12 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.generation import PATIENCE_S
 from serving.frontend.preparer import Preparer
 from serving.frontend.preprocess import TextModel
-from serving.model_card import CARDS, ModelCard, ModelError, ModelFiles
+from serving.model.card import CARDS, ModelCard, ModelError, ModelFiles
 from serving.router import RouterConfig
-from serving.routing import Routing, WorkerTraits
+from serving.routing.live import Routing, WorkerTraits
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
-from serving.worker import files_address
+from serving.worker.registration import files_address
 
 log = logging.getLogger(__name__)
 

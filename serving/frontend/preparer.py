@@ -24,7 +24,7 @@ import numpy as np
 from serving.frontend import openai
 from serving.frontend.openai import ApiError
 from serving.frontend.preprocess import AnyRequest, Prompt, Taken
-from serving.model_card import ModelCard, ModelError, ModelFiles
+from serving.model.card import ModelCard, ModelError, ModelFiles
 
 log = logging.getLogger(__name__)
 

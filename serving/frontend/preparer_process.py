@@ -30,7 +30,7 @@ from serving.frontend.preparer import (
     framed,
 )
 from serving.frontend.preprocess import Prepared, TextModel, take
-from serving.model_card import ModelError, ModelFiles
+from serving.model.card import ModelError, ModelFiles
 
 log = logging.getLogger(__name__)
 

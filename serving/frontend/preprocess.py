@@ -19,10 +19,10 @@ from serving.frontend.openai import (
     TokenizeRequest,
     check_fields,
 )
-from serving.frontend.template import PLAIN, ChatTemplate, TemplateError, source
-from serving.model_card import ModelCard, ModelFiles, ModelType
+from serving.model.card import ModelCard, ModelFiles, ModelType
+from serving.model.template import PLAIN, ChatTemplate, TemplateError, source
+from serving.model.tokenizer import Ids, load
 from serving.router.hashing import block_hashes, sequence_hashes
-from serving.tokenizer import Ids, load
 
 MAX_WORK = 1 << 20
 """Tokens one request may ask for in all its choices together."""

@@ -25,7 +25,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.server import GeneratorService
-from serving.supervise import Group, Program, report_ready
+from serving.supervision.group import Group, Program, report_ready
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dynabench.workload_file import BUNDLED
+from dynabench.experiment.workload_file import BUNDLED
 from tests.serving.stacks import running
 from tests.waiting import PATIENCE_S, until
 from workloads.formats import FORMATS

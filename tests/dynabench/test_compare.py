@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from dynabench.arms import Settings, arms_of
-from dynabench.bounds import belady_share, pool_bound, ttft_bound, utilisation
-from dynabench.settings import ExperimentConfig
-from dynabench.virtual import simulate
+from dynabench.experiment.arms import Settings, arms_of
+from dynabench.experiment.bounds import belady_share, pool_bound, ttft_bound, utilisation
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from reports import metrics
 from serving.router import ROUTER_MODES, RouterConfig

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dynabench.arms import arm_name
+from dynabench.experiment.arms import arm_name
 from dynabench.terminal import Terminal
 from reports import folder, tables
 from reports.foreign import csv_cell, markdown_cell, one_line, printable, script_json

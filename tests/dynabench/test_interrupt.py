@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.arms import Settings, arms_of
-from dynabench.experiment import _plan, _simulate_all
+from dynabench.experiment.arms import Settings, arms_of
+from dynabench.experiment.parallel import in_parallel
+from dynabench.experiment.run import _plan, _simulate_all
+from dynabench.experiment.settings import ExperimentConfig
 from dynabench.interrupt import Interrupt
-from dynabench.parallel import in_parallel
-from dynabench.settings import ExperimentConfig
 from dynabench.terminal import Terminal
-from dynabench.virtual import simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from serving.router import RouterConfig
 from tests.strange_server import EVENT, HEAD, chunk, strange_server

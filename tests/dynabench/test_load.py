@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import uvloop
 
-from dynabench.clients import Order, Sent, send_all, shares
-from dynabench.known_server import MODEL
-from dynabench.live import run_live, spoilt
-from dynabench.load import LoadGenerator, Target
-from dynabench.selftest import known_server
-from dynabench.settings import LiveConfig, SelftestConfig
+from dynabench.experiment.settings import LiveConfig, SelftestConfig
+from dynabench.live.clients import Order, Sent, send_all, shares
+from dynabench.live.known_server import MODEL
+from dynabench.live.load import LoadGenerator, Target
+from dynabench.live.run import run_live, spoilt
+from dynabench.live.selftest import known_server
 from mocker import EngineConfig
 from reports import metrics
 from reports.records import ArmResult

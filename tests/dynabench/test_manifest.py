@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from dynabench.arms import Settings, arms_of
 from dynabench.errors import UserError
-from dynabench.experiment import load_workload, manifest_of, run_experiment
-from dynabench.settings import ExperimentConfig, LiveConfig
+from dynabench.experiment.arms import Settings, arms_of
+from dynabench.experiment.run import load_workload, manifest_of, run_experiment
+from dynabench.experiment.settings import ExperimentConfig, LiveConfig
 from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from serving.router import RouterConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynabench.past_runs import read_requests
-from dynabench.virtual import simulate
+from dynabench.fidelity.past_runs import read_requests
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from reports import fidelity
 from serving.router import RouterConfig

@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynabench.calibrate import Probe, Sent, noise, overheads, probes, spacing
 from dynabench.errors import UserError
-from dynabench.fitting import fit_steps, predicted
-from dynabench.overhead import Overhead, overhead_of
-from dynabench.past_runs import read_requests
-from dynabench.settings import OverheadConfig
-from dynabench.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
-from dynabench.validate import Speed, as_calibrated, at, speed_of
-from dynabench.virtual import simulate
+from dynabench.experiment.settings import OverheadConfig
+from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, spacing
+from dynabench.fidelity.fitting import fit_steps, predicted
+from dynabench.fidelity.past_runs import read_requests
+from dynabench.fidelity.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
+from dynabench.fidelity.validate import Speed, as_calibrated, at, speed_of
+from dynabench.virtual.overhead import Overhead, overhead_of
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
-from mocker.calibrated import StepCosts
-from mocker.timing import chunk
-from mocker.timing_files import SCHEMA
-from mocker.timing_models import timing_model
+from mocker.timing.calibrated import StepCosts
+from mocker.timing.choose import timing_model
+from mocker.timing.files import SCHEMA
+from mocker.timing.model import chunk
 from reports.folder import read
 from reports.metrics import TokenGaps
 from serving.router import RouterConfig

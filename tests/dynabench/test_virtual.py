@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dynabench.virtual import simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from reports import folder
 from serving.router import ROUTER_MODES, RouterConfig

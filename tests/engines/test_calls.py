@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine import ENGINES, make_engine
-from serving.engine_config import ModelRunConfig, WorkerConfig, flags_to_arguments
+from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments
+from serving.worker.engine import ENGINES, make_engine
 from tests.waiting import PATIENCE_S
 
 DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
@@ -140,7 +140,7 @@ def test_what_does_not_fit_an_engine_is_told_in_one_line(words, message, tmp_pat
 def test_a_missing_package_is_named_with_what_installs_it(name, tmp_path):
     model = tmp_path / "m.gguf"
     model.touch()
-    program = "import sys; sys.modules[sys.argv[1]] = None; from serving.run import main; main(sys.argv[2:])"
+    program = "import sys; sys.modules[sys.argv[1]] = None; from serving.cli.dynamo_run import main; main(sys.argv[2:])"
     words = ["in=http", f"out={name}", str(model)]
     done = subprocess.run(
         [sys.executable, "-c", program, ENGINES[name].package, *words],

@@ -2,9 +2,9 @@
 
 import pytest
 
-from serving.devices import Host, allot, assign, describe, this_host, visible_gpus
-from serving.engine import EngineChoice
-from serving.engine_config import ModelRunConfig, WorkerConfig
+from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.devices import Host, allot, assign, describe, this_host, visible_gpus
+from serving.worker.engine import EngineChoice
 
 WORKER = WorkerConfig(model_path="m")
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from serving.engine import EngineError
 from serving.engines.engine_log import root_cause
 from serving.engines.processes import EngineProcesses
+from serving.worker.engine import EngineError
 
 LOG = """\
 (Worker pid=12) ERROR 11-22 06:50:56 [executor.py:953] Traceback (most recent call last):

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import uvloop
 
-from dynabench.launch import LocalStack
-from serving.engine import EngineChoice, EngineError, make_engine
-from serving.engine_config import ModelRunConfig, WorkerConfig
+from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
-from serving.model_card import ModelFiles
+from serving.model.card import ModelFiles
 from serving.router import RouterConfig
 from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
+from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.engine import EngineChoice, EngineError, make_engine
 from tests.serving.stacks import write_model
 from tests.waiting import PATIENCE_S, in_time, until, until_async, wait_for
 
@@ -176,7 +176,7 @@ def test_a_node_that_follows_runs_until_it_is_asked_to_end(tmp_path):
     model = write_model(tmp_path / "model")
     words = ["in=none", "out=sglang", str(model), "--num-nodes", "2", "--node-rank", "1", "--leader-addr", "10.0.0.1:5"]
     environment = os.environ | {"PYTHONPATH": str(STANDINS)}
-    command = [sys.executable, "-m", "serving.run", *words]
+    command = [sys.executable, "-m", "serving.cli.dynamo_run", *words]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import uvloop
 
-from serving.engine import EngineError
-from serving.engine_config import ModelRunConfig, WorkerConfig
 from serving.engines.own import CAPACITY, OwnEngine
-from serving.model_card import ModelFiles
+from serving.model.card import ModelFiles
 from serving.runtime.messages import CallError
+from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.engine import EngineError
 from tests.servers import free_port
 from tests.serving.stacks import write_model
 from tests.waiting import PATIENCE_S, in_time, until_async, wait_for

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynabench import recordings
+from dynabench.fidelity import recordings
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES = sorted(GOLDEN.rglob("*.jsonl.gz"))

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
-from mocker.gpu import find_engine, find_gpu, gpu_names, over_link
-from mocker.model_shape import find_model, model_configs, shape_of
-from mocker.roofline import Roofline
-from mocker.timing import Prefill, chunk
-from mocker.timing_files import SCHEMA
-from mocker.timing_models import timing_model
+from mocker.timing.choose import timing_model
+from mocker.timing.files import SCHEMA
+from mocker.timing.gpu import find_engine, find_gpu, gpu_names, over_link
+from mocker.timing.model import Prefill, chunk
+from mocker.timing.model_shape import find_model, model_configs, shape_of
+from mocker.timing.roofline import Roofline
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pytest
 import tokenizers
 
-from dynabench.launch import LocalStack
-from serving.engine import EngineChoice
-from serving.engine_config import ModelRunConfig, WorkerConfig
+from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.engine import EngineChoice
 from tests import waiting
 from tests.real_engines.reference import Reference
 from tests.serving.stacks import in_background

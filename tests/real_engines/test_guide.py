@@ -14,7 +14,7 @@ import pexpect
 import pytest
 from tokenizers import Tokenizer
 
-from serving.engine_config import flags_to_arguments
+from serving.worker.config import flags_to_arguments
 from tests.real_engines.reference import Reference
 from tests.servers import Etcd, Nats, free_port
 from tests.serving import hub_server

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.kv_events import EVENT_HASHES, BlockLedger, decode, encode
 from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored, KvFollower
 from serving.router.index import PrefixIndex
+from serving.worker.kv_events import EVENT_HASHES, BlockLedger, decode, encode
 
 
 def blocks(index, worker, universe):

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import uvloop
 
-from serving.kv_events import KvEventPublisher, KvEvents, decode, subject
 from serving.router.follower import BlocksRemoved, BlocksStored
 from serving.runtime import client as calling
 from serving.runtime import nats as plane
@@ -20,6 +19,7 @@ from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import Frame, frame
+from serving.worker.kv_events import KvEventPublisher, KvEvents, decode, subject
 from tests.servers import Etcd, Nats, Proxy
 from tests.waiting import until_async
 

@@ -8,11 +8,11 @@ import threading
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from dynabench.launch import LocalStack
+from dynabench.live.stack import LocalStack
 from mocker import EngineConfig
-from serving.engine_config import WorkerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from serving.worker.config import WorkerConfig
 from tests.waiting import PATIENCE_S
 
 TEMPLATE = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.batch import BatchError, is_answered, read
+from serving.cli.batch import BatchError, is_answered, read
 from tests.serving.stacks import write_model
 from tests.waiting import PATIENCE_S, until
 

@@ -287,7 +287,9 @@ def test_help_and_version():
     )
 
 
-@pytest.mark.parametrize("module", ["serving.run", "serving.vllm", "serving.mocker", "serving.frontend", "dynabench"])
+@pytest.mark.parametrize(
+    "module", ["serving.cli.dynamo_run", "serving.vllm", "serving.mocker", "serving.frontend", "dynabench"]
+)
 def test_no_box_of_the_help_is_empty(module):
     done = subprocess.run(
         [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=PATIENCE_S, check=True

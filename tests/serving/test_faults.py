@@ -22,7 +22,7 @@ import uvloop
 from serving.engines.mock import LETTERS, answer_tokens
 from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
-from serving.model_card import ModelCard, ModelType
+from serving.model.card import ModelCard, ModelType
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig

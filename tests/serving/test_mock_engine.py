@@ -8,13 +8,13 @@ import pytest
 import uvloop
 
 from mocker import EngineConfig
-from serving.engine_config import WorkerConfig
 from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_tokens
 from serving.engines.timer import StepTimer
-from serving.model_card import ModelFiles
-from serving.protocol import PreprocessedRequest, StopConditions
+from serving.model.card import ModelFiles
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
+from serving.worker.config import WorkerConfig
+from serving.worker.protocol import PreprocessedRequest, StopConditions
 from tests.waiting import in_time, until_async
 
 

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 import uvloop
 
-from serving.kv_events import MESSAGE_HASHES, KvEventPublisher, LoadReport, WorkerReports, subject
 from serving.router import RouterConfig
 from serving.router.follower import BlocksRemoved, BlocksStored
 from serving.router.router import AllBusyError, NoWorkersError
-from serving.routing import BookingMessage, Routing, WorkerTraits, _portions
+from serving.routing.live import BookingMessage, Routing, WorkerTraits, _portions
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
+from serving.worker.kv_events import MESSAGE_HASHES, KvEventPublisher, LoadReport, WorkerReports, subject
 from tests.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("test", "backend", "generate")

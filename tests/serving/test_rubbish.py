@@ -8,14 +8,14 @@ import uvloop
 
 from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
-from serving.kv_events import KvEventPublisher, LoadReport, WorkerReports
-from serving.model_card import ModelCard, ModelType
+from serving.model.card import ModelCard, ModelType
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
-from serving.worker import register_llm
+from serving.worker.kv_events import KvEventPublisher, LoadReport, WorkerReports
+from serving.worker.registration import register_llm
 from tests.servers import Etcd
 from tests.waiting import in_time, until_async
 

@@ -71,9 +71,9 @@ def assert_nothing_is_left(tmp_path, pids):
 def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
     port = free_port()
     flags = ["--http-workers", 2] if way[1] == "out=dyn" else ["--extra-engine-args", tmp_path / "slow.json"]
-    worker = ("serving.run", "in=dyn://", "out=mocker", "--extra-engine-args", tmp_path / "slow.json")
+    worker = ("serving.cli.dynamo_run", "in=dyn://", "out=mocker", "--extra-engine-args", tmp_path / "slow.json")
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(running(tmp_path, "serving.run", *way, "--http-port", port, *flags))
+        process = stack.enter_context(running(tmp_path, "serving.cli.dynamo_run", *way, "--http-port", port, *flags))
         if way[1] == "out=dyn":
             environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d"), "TMPDIR": str(tmp_path / "tmp")}
             other = subprocess.Popen(
@@ -106,7 +106,7 @@ def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
 
 
 def test_two_interrupts_that_come_together_end_a_worker_without_waiting(tmp_path):
-    command = ("serving.run", "in=dyn://", "out=mocker", "--extra-engine-args", tmp_path / "slow.json", "-v")
+    command = ("serving.cli.dynamo_run", "in=dyn://", "out=mocker", "--extra-engine-args", tmp_path / "slow.json", "-v")
     with running(tmp_path, *command) as process:
         until(lambda: list(tmp_path.glob("d/*.sock")), process)
         process.send_signal(signal.SIGINT)

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from serving.supervise import LINE_CHARACTERS, Group, GroupError, Program
+from serving.supervision.group import LINE_CHARACTERS, Group, GroupError, Program
 from tests.waiting import PATIENCE_S, until
 
-READY = "import serving.supervise as s; s.report_ready()\n"
+READY = "import serving.supervision.group as s; s.report_ready()\n"
 HELD = """
 import asyncio, os, signal, sys
-from serving.log_writer import LogWriter
-from serving.supervise import Group, Program
+from serving.supervision.log_writer import LogWriter
+from serving.supervision.group import Group, Program
 
 async def main():
     log = LogWriter(1)
@@ -123,7 +123,7 @@ def test_a_child_that_something_below_it_outlives_is_started_again(tmp_path):
 
 
 def test_a_child_whose_settings_are_wrong_ends_the_group_with_its_reason():
-    code = "import serving.commands as c; print('noise'); c.fail('serving.x', 'no such model')"
+    code = "import serving.cli.commands as c; print('noise'); c.fail('serving.x', 'no such model')"
     with pytest.raises(GroupError, match=r"^child does not start: no such model$"):
         watch(code, restart=True, until="never")
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from serving.frontend.stops import StopMatcher
-from serving.frontend.template import ChatTemplate, TemplateError
-from serving.model_card import ModelError, ModelFiles
-from serving.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from serving.model.card import ModelError, ModelFiles
+from serving.model.template import ChatTemplate, TemplateError
+from serving.model.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from tests.serving.stacks import CORPUS, write_model
 
 

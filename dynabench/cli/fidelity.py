@@ -1,0 +1,204 @@
+"""Commands that hold the simulator against real engines."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dynabench.cli.groups import (
+    EngineSettings,
+    ExperimentRouter,
+    Live,
+    Load,
+    Overheads,
+    Shape,
+    plain_errors,
+)
+from dynabench.cli.workload import flat
+from dynabench.errors import UserError
+from dynabench.experiment.arms import Settings
+from dynabench.experiment.settings import (
+    CalibrateConfig,
+    ExperimentRouterConfig,
+    LiveConfig,
+    OverheadConfig,
+    ValidateConfig,
+    ValidateExperimentConfig,
+)
+from dynabench.terminal import Terminal
+from mocker import EngineConfig
+from reports.foreign import printable
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+
+def hardware() -> None:
+    """List the GPUs and models whose step times are bundled, for --gpu and --model."""
+    from mocker.timing.gpu import find_gpu, gpu_names
+    from mocker.timing.model_shape import find_model, model_configs
+
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        peaks = ", ".join(f"{dtype} {peak / 1e12:,.0f}" for dtype, peak in gpu.flops.items())
+        print(f"{name:14} {gpu.memory / 2**30:5.0f} GiB  {gpu.bandwidth / 1e9:5,.0f} GB/s  dense TFLOP/s: {peaks}")
+    print()
+    for name in model_configs():
+        shape = find_model(name)
+        layers, embeddings = shape.num_parameters(1)
+        kind = f", {shape.num_experts} experts" if shape.num_experts else ""
+        print(f"{name:34} {(layers + embeddings) / 1e9:7.1f} B parameters, {shape.weights}{kind}")
+    print("\nAny other: --model with a folder or file that has the model's config.json.")
+
+
+def calibrate(
+    model: str,
+    /,
+    *,
+    config: Annotated[CalibrateConfig, flat("Calibration", 1)] = CalibrateConfig(),  # noqa: B008 (frozen)
+) -> None:
+    """Measure how long the steps of a real vLLM take on this machine, for `--timing-file`.
+
+    Args:
+        model: folder or Hugging Face id.
+        config: how to measure.
+    """
+    from dynabench.fidelity.calibrate import calibrate, described
+
+    for line in described(calibrate(model, config, Terminal()), config.out):
+        print(line)
+
+
+def validate(
+    workload: tuple[Path, ...] = (),
+    /,
+    *,
+    config: Annotated[ValidateConfig, flat("Validation", 0)] = ValidateConfig(),  # noqa: B008 (frozen)
+    experiment: Annotated[ValidateExperimentConfig, flat("Experiment", 1)] = ValidateExperimentConfig(),  # noqa: B008
+    shape: Shape = ShapeConfig(),  # noqa: B008
+    load: Load = LoadConfig(),  # noqa: B008
+    router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
+    live: Live = LiveConfig(),  # noqa: B008
+    engine: EngineSettings = EngineConfig(),  # noqa: B008
+    overhead: Overheads = OverheadConfig(),  # noqa: B008
+) -> int:
+    """Compare real runs with simulated ones of the same workload, figure by figure.
+
+    Args:
+        workload: files or a folder that are one workload; none where --real names records of requests.
+        config: what to compare with, and when to fail.
+        experiment: router modes and repeats.
+        shape: what to change about the workload.
+        load: how the workload is sent.
+        router: settings of the router.
+        live: the real engine.
+        engine: settings of the simulated engine, its step times with --timing-file or --gpu.
+        overhead: what lies between a client and the simulated engines.
+    """
+    from dynabench.fidelity.recordings import is_recording
+    from dynabench.fidelity.validate import validate as hold
+    from reports.tables import distances, fidelity_table
+
+    console = Terminal()
+    settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, live, overhead)
+    if config.real is not None and is_recording(config.real):
+        if config.fail_if:
+            raise UserError("--fail-if is for runs; a recording has only the times of steps")
+        with plain_errors():
+            return _validate_steps(config.real, engine)
+    with plain_errors():
+        out, found = hold(workload, config, experiment, settings, console)
+    for note in found["notes"]:
+        console.print(f"not valid: {note}", style="red", soft_wrap=True)
+    for arm, part in found["arms"].items():
+        console.print(fidelity_table(arm, part))
+        console.print(distances(part))
+    for name, best in found["best"].items():
+        agree = "as in" if best["real"] == best["simulated"] else "but"
+        doubt = "" if best["is_clear"] else " (by less than real runs differ among themselves)"
+        console.print(f"lowest {name}: {best['simulated']} simulated, {agree} {best['real']} real{doubt}")
+    failures = [f"{arm}: {text}" for arm, part in found["arms"].items() for text in part["failed"]]
+    for failure in failures:
+        console.print(f"failed: {failure}", soft_wrap=True)
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    return 1 if failures or found["notes"] else 0
+
+
+def _validate_steps(path: Path, engine: EngineConfig) -> int:
+    """Print how the times of a recording's steps compare with simulated ones."""
+    from dynabench.fidelity.recordings import read, step_times
+
+    times = step_times(read(path), engine)
+    print(printable(str(path)) + ": steps, mean real, mean simulated (ms), error of their sum, median error of a step")
+    for label, wanted in (("with prefill", True), ("decode only", False)):
+        rows = [(real, simulated) for has_prefill, real, simulated in times if has_prefill == wanted]
+        if rows:
+            real, simulated = (sum(column) for column in zip(*rows, strict=True))
+            errors = sorted(abs(b / a - 1) for a, b in rows)
+            print(
+                f"{label:13}{len(rows):6}{real / len(rows) * 1e3:10.3f}{simulated / len(rows) * 1e3:10.3f}"
+                f"{simulated / real - 1:+10.1%}{errors[len(errors) // 2]:10.1%}"
+            )
+    return 0
+
+
+def record(*, scenario: Path, out: Path) -> None:
+    """Record what an installed vLLM does with a scenario, for `dynabench verify`.
+
+    Args:
+        scenario: a scenario as JSON, or a recording whose scenario is to be repeated.
+        out: the file to write (.jsonl or .jsonl.gz); it must not exist.
+    """
+    from dynabench.fidelity import record as recorder
+
+    steps = recorder.record(scenario, out)
+    print(printable(f"{out}: {steps} steps"))
+
+
+def verify(
+    recordings: list[Path], /, *, json_output: Annotated[bool, Parameter(name="--json", negative=())] = False
+) -> int:
+    """Replay recordings of a real vLLM scheduler through the mocker and compare step by step.
+
+    Args:
+        recordings: recording files, as `dynabench record` writes them.
+        json_output: print one JSON object per file.
+    """
+    from dynabench.fidelity import recordings as recorded
+
+    failed = 0
+    for path in recordings:
+        try:
+            verdict = recorded.verify(recorded.read(path))
+        except recorded.RecordingError as error:
+            failed += 1
+            _print_verdict({"file": str(path), "matched": None, "error": str(error)}, json_output)
+            continue
+        failed += verdict.difference is not None
+        facts = {
+            "file": str(path),
+            "matched": verdict.difference is None,
+            "vllm": verdict.vllm_version,
+            "steps": verdict.num_steps,
+            "events": verdict.num_events,
+            "difference": verdict.difference,
+        }
+        _print_verdict(facts, json_output)
+    return 1 if failed else 0
+
+
+def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(facts, default=str))
+    elif facts["matched"] is None:
+        print(printable(f"not compared: {facts['error']}"))
+    elif facts["matched"]:
+        print(
+            printable(
+                f"{facts['file']}: matches vLLM {facts['vllm']} ({facts['steps']} steps, {facts['events']} events)"
+            )
+        )
+    else:
+        difference = facts["difference"]
+        print(printable(f"{facts['file']}: differs at step {difference['step']} in {difference['what']}"))
+        print(f"  vLLM:   {difference['vllm']}\n  mocker: {difference['mocker']}")

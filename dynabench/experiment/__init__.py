@@ -1,0 +1,1 @@
+"""What to run, on which clock, into which folder."""

@@ -1,0 +1,311 @@
+"""Sweeps: every combination of settings, or the highest rate that meets the limits, in virtual time on all cores.
+
+Each simulated point is kept in a file of its own as soon as it is known, so that an interrupted sweep goes on where it was.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from dynabench.errors import UserError
+from dynabench.experiment.arms import Arm, Settings, arms_of, change
+from dynabench.experiment.parallel import in_parallel
+from dynabench.experiment.run import load_workload, progress_bar, simulate_arm, sweep_manifest
+from dynabench.experiment.settings import ExperimentConfig, SweepConfig
+from dynabench.interrupt import Flag, Interrupt
+from dynabench.terminal import Terminal
+from reports import metrics, slo
+from reports.folder import replace_text
+from reports.summary import summarize
+from serving.router import ROUTER_MODES
+from workloads.source import files_of
+
+Json = dict[str, Any]
+KEPT = ("ttft_sched", "ttft", "itl", "tpot", "e2e_sched")
+
+
+def run_sweep(
+    files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+) -> tuple[Path, Json]:
+    """Carry out a sweep and write its folder; one that exists is gone on with if it holds the same sweep.
+
+    Raises:
+        UserError: the folder holds something else, or a search has no limits.
+        ValueError: an axis is not understood.
+    """
+    from reports import sweep_report
+
+    limits = experiment.limits
+    if config.find is not None and not limits:
+        raise UserError("--find searches for the highest value that meets limits; give --slo or --slo-preset")
+    modes = replace(experiment, noise_floor=False)
+    arms = arms_of(modes, settings)
+    identity = _identity(files, config, experiment, settings)
+    out = experiment.out or Path("results") / f"sweep-{identity}"
+    points = _open(out, identity)
+    with Interrupt() as interrupt:
+        work = _Work(files, experiment, config, points, limits, interrupt)
+        if config.find is None:
+            is_complete = _grid(work, arms, console)
+            found: list[Json] = []
+        else:
+            is_complete, found = _search(work, arms, console)
+        rows = [row for row in (work.known(arm) for arm in arms) if row is not None] if config.find is None else found
+        manifest = sweep_manifest(files, experiment, settings, arms) | {"sweep": asdict(config), "identity": identity}
+        return out, sweep_report.write(out, manifest, rows, work.all_points(), is_complete=is_complete)
+
+
+class _Work:
+    """What every point of a sweep needs, and what is known of them."""
+
+    def __init__(
+        self,
+        files: tuple[Path, ...],
+        experiment: ExperimentConfig,
+        config: SweepConfig,
+        points: Path,
+        limits: list[slo.Limit],
+        interrupt: Interrupt,
+    ) -> None:
+        self.interrupt = interrupt
+        self.files = files
+        self.experiment = experiment
+        self.config = config
+        self.points = points
+        self.limits = limits
+
+    def known(self, arm: Arm) -> Json | None:
+        """Return a point that was simulated before."""
+        file = self._file(arm)
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def keep(self, arm: Arm, row: Json) -> None:
+        """Write a point down, whole.
+
+        Raises:
+            UserError: there is no room for it.
+        """
+        try:
+            replace_text(self._file(arm), json.dumps(row))
+        except OSError as error:
+            raise UserError(
+                f"{self.points}: cannot be written ({error.strerror}); the points so far are kept: make room and run the "
+                "same command again"
+            ) from error
+
+    def all_points(self) -> list[Json]:
+        """Return every point in the folder."""
+        return [json.loads(file.read_text()) for file in sorted(self.points.glob("*.json"))]
+
+    def call(self, arm: Arm) -> tuple[Any, tuple[Any, ...]]:
+        """Return what simulates a point."""
+        experiment = self.experiment
+        return simulate_point, (
+            arm, self.files, experiment.trace_block_size, experiment.format, experiment.seed, experiment.repeats, self.limits,
+            self.config.attainment, self.interrupt.flag,
+        )  # fmt: skip
+
+    def _file(self, arm: Arm) -> Path:
+        key = json.dumps({name: str(value) for name, value in arm.changes.items()}, sort_keys=True)
+        return self.points / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def simulate_point(
+    arm: Arm,
+    files: tuple[Path, ...],
+    block_size: int | None,
+    format: str | None,
+    seed: int,
+    repeats: int,
+    limits: list[slo.Limit],
+    attainment: float,
+    flag: Flag,
+) -> Json:
+    """Simulate a combination of settings and return its figures; all repeats together."""
+    workload = load_workload(files, block_size, arm.settings.shape, seed, format)
+    runs = [
+        simulate_arm(arm, repeat, seed + repeat, workload, is_interrupted=flag.is_raised) for repeat in range(repeats)
+    ]
+    summary = summarize(runs, limits, with_intervals=False)
+    figures = summary["arms"][arm.name]
+    settled = figures["stability"]
+    missed = slo.missed(figures, limits) if limits else []
+    if (
+        limits
+        and (figures["goodput"]["attainment"] or 0.0) < attainment
+        and any(limit.statistic is None for limit in limits)
+    ):
+        missed.append(f"attainment >= {attainment:g} ({figures['goodput']['attainment']:.4g})")
+    if not settled["is_stable"]:
+        missed.append("a queue that does not grow")
+    start, stop = (float(edge) for edge in (runs[0].columns["intended_s"].min(), runs[0].columns["intended_s"].max()))
+    return {
+        "name": arm.name,
+        "changes": arm.plain_changes,
+        "workers": arm.settings.workers,
+        "offered_per_s": len(workload) / (stop - start) if stop > start else None,
+        "is_stable": settled["is_stable"],
+        "stability": settled,
+        "missed": missed,
+        "is_complete": figures["is_complete"],
+        **{name: {key: figures[name][key] for key in ("mean", "p50", "p90", "p99")} for name in KEPT},
+        "throughput": figures["throughput"],
+        "goodput": figures.get("goodput"),
+        "cache": figures["cache"],
+        "imbalance": figures["imbalance"],
+        "preemptions": figures["preemptions"],
+        "wall_s": sum(run.wall_s for run in runs),
+    }
+
+
+def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
+    """Simulate what is not known yet; tell whether everything is known then."""
+    todo = [arm for arm in arms if work.known(arm) is None]
+    if len(todo) < len(arms):
+        console.print(f"{len(arms) - len(todo)} of {len(arms)} points are known already")
+    done = 0
+    with progress_bar(console, "points") as progress:
+        bar = progress.add_task("sweeping", total=len(todo))
+        for place, row in _results(work, todo):
+            if row["is_complete"]:
+                work.keep(todo[place], row)
+                done += 1
+            progress.update(bar, advance=1)
+    return done == len(todo)
+
+
+def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Json]]:
+    """Bisect each combination for the highest value at which nothing is missed, all combinations at once."""
+    name = work.config.find
+    assert name is not None
+    if any(name in arm.changes for arm in arms):
+        raise UserError(f"{name} is searched for; it cannot be varied as well")
+    kind = int if name == "concurrency" else float
+    bounds = {arm.name: (None, None) for arm in arms}  # highest value that is met, lowest that is missed
+    best: dict[str, Json | None] = dict.fromkeys(bounds)
+    is_complete = True
+    with progress_bar(console, "combinations") as progress:
+        bar = progress.add_task(f"searching {name}", total=len(arms))
+        open_ = {arm.name: arm for arm in arms}
+        while open_ and is_complete:
+            tried = {label: _at(arm, name, _next(bounds[label], work.config, kind)) for label, arm in open_.items()}
+            fresh = [arm for arm in tried.values() if work.known(arm) is None]
+            count = 0
+            for place, row in _results(work, fresh):
+                if row["is_complete"]:
+                    work.keep(fresh[place], row)
+                    count += 1
+            if count < len(fresh):
+                is_complete = False
+                break
+            for label, arm in tried.items():
+                row, value = work.known(arm), arm.changes[name]
+                assert row is not None
+                met, missed = bounds[label]
+                bounds[label] = (met, value) if row["missed"] else (value, missed)
+                if not row["missed"]:
+                    best[label] = row
+                if _is_found(bounds[label], work.config, kind):
+                    del open_[label]
+                    progress.update(bar, advance=1)
+    rows = []
+    for arm in arms:
+        met, missed = bounds[arm.name]
+        row = best[arm.name]
+        rows.append(
+            {"arm": arm.name, "changes": arm.plain_changes, "find": name, "met": met, "missed_at": missed, "point": row}
+        )
+    return is_complete, rows
+
+
+def _results(work: _Work, arms: list[Arm]) -> Any:
+    config = work.config
+    calls = [work.call(arm) for arm in arms]
+    if not calls:
+        return iter(())
+    return in_parallel(
+        calls, work.experiment.jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
+    )
+
+
+def _next(bounds: tuple[Any, Any], config: SweepConfig, kind: Any) -> Any:
+    """Return the value to try next: double until something is missed, then halve the ratio."""
+    met, missed = bounds
+    if met is None and missed is None:
+        return kind(max(config.low, 1) if kind is int else config.low)
+    if missed is None:
+        return kind(min(met * 2, config.high))
+    if met is None:
+        raise AssertionError("a search ends where its first value is missed")
+    value = math.sqrt(met * missed) if kind is float else (met + missed) // 2
+    return round(value, 6) if kind is float else value
+
+
+def _is_found(bounds: tuple[Any, Any], config: SweepConfig, kind: Any) -> bool:
+    met, missed = bounds
+    if met is None:
+        return True
+    if missed is None:
+        return bool(met >= (int(config.high) if kind is int else config.high))
+    return bool(missed - met <= 1) if kind is int else bool(missed / met - 1 <= config.precision)
+
+
+def _at(arm: Arm, name: str, value: Any) -> Arm:
+    """Give an arm a value of what is searched for."""
+    settings = arm.settings
+    if name == "rate" and settings.shape.arrival is None:
+        settings = replace(settings, shape=replace(settings.shape, arrival="poisson", rate=value))
+    else:
+        settings = change(settings, name, value)
+    return Arm(arm.name, settings, arm.changes | {name: value})
+
+
+def _identity(files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings) -> str:
+    """Name a sweep by everything its points depend on."""
+    parts = {
+        "files": [(str(file), file.stat().st_size if file.is_file() else None) for file in files_of(files)],
+        "seed": experiment.seed,
+        "repeats": experiment.repeats,
+        "block": experiment.trace_block_size,
+        "format": experiment.format,
+        "slo": [str(limit) for limit in experiment.limits],
+        "attainment": config.attainment,
+        "settings": [
+            asdict(part)
+            for part in (settings.shape, settings.load, settings.router, settings.engine, settings.overhead)
+        ],
+        "times": _digest(settings.engine.timing_file),
+        "workers": settings.workers,
+        "modes": list(ROUTER_MODES),
+        "metrics": list(metrics.FORMULAS),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _open(out: Path, identity: str) -> Path:
+    """Make the folder of a sweep, or take up one that was begun.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    points, mark = out / "points", out / "sweep.id"
+    try:
+        if out.exists() and not mark.exists():
+            raise UserError(f"{out} exists and is no sweep; name another results folder with --out, or remove it")
+        if mark.exists() and mark.read_text().strip() != identity:
+            raise UserError(
+                f"{out} holds a sweep with other settings; name another results folder with --out, or remove it"
+            )
+        points.mkdir(parents=True, exist_ok=True)
+        mark.write_text(identity + "\n")
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror})") from error
+    return points
+
+
+def _digest(file: str | None) -> str | None:
+    path = Path(file) if file else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None

@@ -1,0 +1,87 @@
+"""What a real engine computed in each step, and how long that took."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dynabench.errors import UserError
+
+RECORDER = "dynabench.fidelity.step_recorder.StepRecorder"
+"""What vLLM's `--scheduler-cls` is to be, to have a log written."""
+LOG = "DYNABENCH_STEP_LOG"
+"""The environment variable with the log's path; each engine process adds its number."""
+Array = npt.NDArray[np.float64]
+STEP_COLUMNS = (
+    "scheduled_s",
+    "ended_s",
+    "prefill_tokens",
+    "prefill_context",
+    "prefill_pairs",
+    "num_prefills",
+    "num_decodes",
+    "kv_tokens",
+    "preempted",
+    "goes_on",
+)
+FIRST_COLUMNS = ("arrived_s", "added_s", "first_token_s", "prompt_tokens")
+
+
+class StepLog(NamedTuple):
+    """One engine's steps and its requests' first tokens; times in seconds on a clock that all processes share."""
+
+    engine: dict[str, Any]
+    """The engine's settings as it resolved them."""
+    steps: dict[str, Array]
+    """By `STEP_COLUMNS`."""
+    firsts: dict[str, Array]
+    """By `FIRST_COLUMNS`."""
+
+    @property
+    def duration_s(self) -> Array:
+        """How long each step took: from the end of the one before while the engine was busy, else from its schedule."""
+        scheduled, ended = self.steps["scheduled_s"], self.steps["ended_s"]
+        started = scheduled.copy()
+        is_busy = self.steps["goes_on"][:-1] > 0
+        started[1:][is_busy] = ended[:-1][is_busy]
+        return ended - started
+
+    def between(self, start_s: float, end_s: float) -> "StepLog":
+        """Keep what began in a stretch of time."""
+        steps = (self.steps["scheduled_s"] >= start_s) & (self.steps["scheduled_s"] < end_s)
+        firsts = (self.firsts["added_s"] >= start_s) & (self.firsts["added_s"] < end_s)
+        return StepLog(
+            self.engine,
+            {name: column[steps] for name, column in self.steps.items()},
+            {name: column[firsts] for name, column in self.firsts.items()},
+        )
+
+
+def read_step_log(path: Path) -> StepLog:
+    """Read what `dynabench.fidelity.step_recorder` wrote.
+
+    Raises:
+        UserError: the file is none, or no step was taken.
+    """
+    engine: dict[str, Any] = {}
+    rows: dict[str, list[list[float]]] = {"step": [], "first": []}
+    try:
+        with path.open() as lines:
+            for line in lines:
+                kind, row = json.loads(line)
+                if kind == "engine":
+                    engine = row
+                else:
+                    rows[kind].append(row)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a log of an engine's steps ({error})") from error
+    if not rows["step"] or not engine:
+        raise UserError(f"{path}: the engine took no step")
+    return StepLog(engine, _columns(rows["step"], STEP_COLUMNS), _columns(rows["first"], FIRST_COLUMNS))
+
+
+def _columns(rows: list[list[float]], names: tuple[str, ...]) -> dict[str, Array]:
+    table = np.array(rows, float).reshape(len(rows), len(names))
+    return dict(zip(names, table.T, strict=True))

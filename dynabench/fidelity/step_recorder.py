@@ -1,0 +1,99 @@
+"""A vLLM scheduler that notes what each step computes and how long it takes (vLLM's `--scheduler-cls` takes its name).
+
+It runs inside vLLM's engine process and changes nothing about the schedule. Rows go to the file that
+DYNABENCH_STEP_LOG names, one JSON array a line (see `dynabench.fidelity.step_log`); the clock is CLOCK_MONOTONIC,
+which client and engine share on one host.
+"""
+
+import json
+import os
+from time import perf_counter as clock
+from time import time
+from typing import Any
+
+import vllm
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from dynabench.fidelity.step_log import LOG
+
+ENGINE_SETTINGS = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
+SCHEDULER_SETTINGS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "scheduler_reserve_full_isl",
+    "watermark",
+    "policy",
+    "async_scheduling",
+)
+
+
+class StepRecorder(Scheduler if current_platform.is_cpu() else AsyncScheduler):  # type: ignore[misc]
+    """vLLM's own scheduler, watched. On CPUs vLLM does not schedule ahead, elsewhere it does."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._log = open(f"{os.environ[LOG]}.{os.getpid()}", "w", buffering=1)  # noqa: SIM115, PTH123 (the process's)
+        self._pending: dict[int, list[float]] = {}
+        self._added_s: dict[str, float] = {}
+        self._epoch = clock() - time()  # vLLM stamps arrivals with the time of day
+        config = self.vllm_config
+        facts = {name: getattr(config.cache_config, name) for name in ENGINE_SETTINGS}
+        facts |= {name: getattr(config.scheduler_config, name, None) for name in SCHEDULER_SETTINGS}
+        facts |= {
+            "version": vllm.__version__,
+            "max_model_len": config.model_config.max_model_len,
+            "model": config.model_config.model,
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "device": current_platform.get_device_name(),
+        }
+        self._write("engine", facts)
+
+    def add_request(self, request: Any) -> None:
+        """As vLLM, noting when."""
+        self._added_s[request.request_id] = clock()
+        super().add_request(request)
+
+    def schedule(self, *arguments: Any, **options: Any) -> Any:
+        """As vLLM, noting what."""
+        started = clock()
+        output = super().schedule(*arguments, **options)
+        if output.total_num_scheduled_tokens:
+            self._pending[id(output)] = [started, *self._work(output.num_scheduled_tokens)]
+        return output
+
+    def update_from_output(self, scheduler_output: Any, *arguments: Any, **options: Any) -> Any:
+        """As vLLM, noting when the step's tokens are there."""
+        new = [self.requests[id] for id in scheduler_output.num_scheduled_tokens if id in self._added_s]
+        outputs = super().update_from_output(scheduler_output, *arguments, **options)
+        now = clock()
+        if (row := self._pending.pop(id(scheduler_output), None)) is not None:
+            preempted = len(getattr(scheduler_output, "preempted_req_ids", None) or ())
+            self._write("step", [row[0], now, *row[1:], preempted, int(self.has_unfinished_requests())])
+        for request in new:
+            if request.num_output_tokens:
+                added = self._added_s.pop(request.request_id, now)
+                self._write("first", [request.arrival_time + self._epoch, added, now, request.num_prompt_tokens])
+        return outputs
+
+    def _work(self, counts: dict[str, int]) -> tuple[float, ...]:
+        """Return prefill tokens, their contexts, their pairs, prefilling sequences, decoding sequences, their contexts."""
+        tokens = contexts = sequences = decodes = kv = 0
+        pairs = 0.0
+        for id, count in counts.items():
+            request = self.requests[id]
+            context = request.num_computed_tokens - count  # scheduling has counted them already
+            if count == 1 and context >= request.num_prompt_tokens:
+                decodes += 1
+                kv += context + 1
+            else:
+                tokens, contexts, sequences = tokens + count, contexts + context, sequences + 1
+                pairs += count * (context + count / 2)
+        return tokens, contexts, pairs, sequences, decodes, kv
+
+    def _write(self, kind: str, row: Any) -> None:
+        self._log.write(json.dumps([kind, row]) + "\n")

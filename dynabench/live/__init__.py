@@ -1,0 +1,1 @@
+"""A run over HTTP, on the wall clock."""

@@ -1,0 +1,226 @@
+"""Client processes: one in this process, or several that share one schedule and whose records are merged."""
+
+import asyncio
+import contextlib
+import dataclasses
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import uvloop
+
+from dynabench.interrupt import held_back
+from dynabench.live.http_client import clock
+from dynabench.live.load import LoadGenerator, Target, facts_of
+from dynabench.live.timeline import Stats, as_columns
+from workloads import Workload
+from workloads.pacing import LoadConfig
+from workloads.request import select
+
+STATS_S = 0.25
+READY_S = 60.0
+
+
+class Sent(NamedTuple):
+    """What clients measured."""
+
+    columns: dict[str, np.ndarray]
+    gaps: np.ndarray
+    facts: dict[str, float]
+
+
+class Order(NamedTuple):
+    """What a client is to do."""
+
+    workload: Workload
+    target: Target
+    load: LoadConfig
+    salt: str
+    timeout_s: float
+
+
+async def send_all(
+    order: Order,
+    *,
+    num_clients: int,
+    stop: asyncio.Event,
+    on_stats: Callable[[Stats], None] | None = None,
+    start: float | None = None,
+) -> Sent:
+    """Send a workload from one or several processes; end early once `stop` is set.
+
+    With one process, `start` says when time 0 of the workload is, on the clock of `time.perf_counter` (none: at once).
+    """
+    if num_clients == 1:
+        return await _send(order, start, stop, on_stats)
+    shards = shares(order.workload, num_clients)
+    loads = [_share_load(order.load, place, len(shards)) for place in range(len(shards))]
+    context = multiprocessing.get_context("spawn")
+    connections: list[Connection] = []
+    processes = []
+    try:
+        for numbers, load in zip(shards, loads, strict=True):
+            ours, theirs = context.Pipe()
+            part = dataclasses.replace(order.workload, requests=select(order.workload.requests, numbers))
+            process = context.Process(
+                target=_client, args=(theirs, order._replace(workload=part, load=load)), daemon=True
+            )
+            with held_back():
+                process.start()
+            theirs.close()
+            connections.append(ours)
+            processes.append(process)
+        for connection in connections:
+            await asyncio.wait_for(asyncio.to_thread(connection.recv), READY_S)
+        start = clock() + 0.3
+        for connection in connections:
+            connection.send(start)
+        stats: dict[int, Stats] = {}
+
+        def told(place: int, news: Stats) -> None:
+            stats[place] = news
+            if on_stats is not None:
+                on_stats(_merged_stats(list(stats.values())))
+
+        parts = await asyncio.gather(
+            *(_follow(connection, place, stop, told) for place, connection in enumerate(connections))
+        )
+    finally:
+        for connection in connections:
+            connection.close()
+        for process in processes:
+            await asyncio.to_thread(process.join, 5)
+            if process.is_alive():
+                process.kill()
+    return _merged(parts, shards)
+
+
+def shares(workload: Workload, count: int) -> list[list[int]]:
+    """Divide a workload's requests; those of a session, and those that wait for each other, stay together."""
+    parent = list(range(len(workload)))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = number = parent[parent[number]]
+        return number
+
+    of_session: dict[str, int] = {}
+    for number, request in enumerate(workload):
+        for other in request.after:
+            parent[root(number)] = root(other)
+        if request.session:
+            parent[root(number)] = root(of_session.setdefault(request.session, number))
+    groups: dict[int, list[int]] = {}
+    for number in range(len(workload)):
+        groups.setdefault(root(number), []).append(number)
+    result: list[list[int]] = [[] for _ in range(min(count, len(groups)))]
+    for place, group in enumerate(groups.values()):
+        result[place % len(result)] += group
+    return [sorted(numbers) for numbers in result]
+
+
+async def _send(
+    order: Order, start: float | None, stop: asyncio.Event, on_stats: Callable[[Stats], None] | None
+) -> Sent:
+    generator = LoadGenerator(
+        order.workload, target=order.target, load=order.load, salt=order.salt, timeout_s=order.timeout_s, start=start
+    )
+
+    async def tell() -> None:
+        while on_stats is not None:
+            await asyncio.sleep(STATS_S)
+            on_stats(generator.stats())
+
+    telling = asyncio.create_task(tell())
+    try:
+        timeline = await generator.run(stop)
+    finally:
+        telling.cancel()
+    if on_stats is not None:
+        on_stats(generator.stats())
+    columns = as_columns(timeline, order.workload, order.load)
+    return Sent(columns, np.array(timeline.gaps).reshape(-1, 5), facts_of(generator))
+
+
+def _client(connection: Connection, order: Order) -> None:
+    """Run a client process: say ready, take the start time, tell how it goes, hand over what was measured."""
+    connection.send("ready")
+    start = connection.recv()
+
+    async def run() -> Sent:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_reader(connection.fileno(), stop.set)  # "stop", or our parent is gone
+        return await _send(order, start, stop, connection.send)
+
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(uvloop.run(run()))
+
+
+async def _follow(connection: Connection, place: int, stop: asyncio.Event, told: Callable[[int, Stats], None]) -> Sent:
+    """Wait for what a client measured, and pass on how it goes."""
+    stopping = asyncio.create_task(_tell_stop(connection, stop))
+    try:
+        while True:
+            message: Any = await asyncio.to_thread(connection.recv)
+            if isinstance(message, Sent):
+                return message
+            told(place, message)
+    except EOFError as error:
+        raise RuntimeError(f"client process {place} ended without a word") from error
+    finally:
+        stopping.cancel()
+
+
+async def _tell_stop(connection: Connection, stop: asyncio.Event) -> None:
+    await stop.wait()
+    with contextlib.suppress(OSError):
+        connection.send("stop")
+
+
+def _share_load(load: LoadConfig, place: int, count: int) -> LoadConfig:
+    """Give a client its part of the limits."""
+    changes = {}
+    for name in ("concurrency", "max_concurrency", "session_concurrency"):
+        value = getattr(load, name)
+        if value is not None:
+            changes[name] = max(value // count + (place < value % count), 1)
+    return dataclasses.replace(load, **changes)
+
+
+def _merged(parts: list[Sent], shards: list[list[int]]) -> Sent:
+    columns: dict[str, np.ndarray] = {}
+    for name in parts[0].columns:
+        pieces = [part.columns[name] for part in parts]
+        if name == "request":
+            pieces = [np.array(numbers, np.int32)[piece] for numbers, piece in zip(shards, pieces, strict=True)]
+        columns[name] = np.concatenate(pieces)
+    order = np.argsort(columns["request"])
+    facts = {name: sum(part.facts[name] for part in parts) for name in parts[0].facts}
+    facts["cpu_share"] = max(part.facts["cpu_share"] for part in parts)
+    return Sent(
+        {name: column[order] for name, column in columns.items()}, np.concatenate([p.gaps for p in parts]), facts
+    )
+
+
+def _merged_stats(parts: list[Stats]) -> Stats:
+    workers: dict[int, int] = {}
+    for part in parts:
+        for worker, count in part.workers.items():
+            workers[worker] = workers.get(worker, 0) + count
+
+    def worst(values: list[tuple[float, float] | None]) -> tuple[float, float] | None:
+        known = [value for value in values if value is not None]
+        return (max(v[0] for v in known), max(v[1] for v in known)) if known else None
+
+    return Stats(
+        max(part.now_s for part in parts),
+        sum(part.num_sent for part in parts),
+        sum(part.num_ended for part in parts),
+        sum(part.num_failed for part in parts),
+        sum(part.num_tokens for part in parts),
+        worst([part.ttft_ms for part in parts]),
+        worst([part.tpot_ms for part in parts]),
+        dict(sorted(workers.items())),
+    )

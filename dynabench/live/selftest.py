@@ -1,0 +1,114 @@
+"""The self-test: the load generator against a server whose delays are known, and the error of every metric."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import uvloop
+from rich.table import Table
+
+from dynabench.errors import UserError
+from dynabench.experiment.settings import SelftestConfig
+from dynabench.live.clients import Order, Sent, send_all
+from dynabench.live.known_server import MODEL
+from dynabench.live.load import Target
+from dynabench.terminal import Terminal
+from reports import metrics
+from reports.records import ArmResult
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
+
+LIMITS_MS = {"TTFT": 2.0, "ITL": 0.5, "TPOT": 0.1, "E2E": 2.0, "schedule lag": 2.0}
+"""Errors of the median that a machine which is not overloaded stays below."""
+
+
+def run_selftest(config: SelftestConfig, console: Terminal) -> int:
+    """Measure, print what was sent, expected and found, and return 1 if a metric is off or a token was lost."""
+    with known_server(config) as url:
+        sent = uvloop.run(measure(url, config))
+    run = ArmResult("self-test", sent.columns, sent.gaps, 0.0, 1, is_live=True)
+    table = Table(title="Self-test: what the client measured of a server of known delays (ms)", title_justify="left")
+    for column in ("metric", "expected", "mean", "p50", "p99", "error of p50"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    bad = []
+    for name, (expected, figures) in _results(run, config).items():
+        error = (figures["p50"] or 0.0) * 1000 - expected
+        if not abs(error) <= LIMITS_MS[name]:
+            bad.append(f"{name} is off by {error:+.2f} ms (limit {LIMITS_MS[name]:g} ms)")
+        cells = [_ms(figures[key]) for key in ("mean", "p50", "p99")]
+        table.add_row(name, f"{expected:.2f}", *cells, f"{error:+.3f}")
+    console.print(table)
+    columns = sent.columns
+    failed = [error for error in columns["error"] if error]
+    wanted, came = config.requests * config.tokens, int(columns["osl"].sum())
+    if failed:
+        bad.append(f"{len(failed)} requests failed, the first with: {failed[0]}")
+    if came != wanted:
+        bad.append(f"{came:,} tokens were counted of {wanted:,}")
+    together = sent.facts["tokens_together"] / max(sent.facts["tokens"], 1)
+    console.print(
+        f"{len(columns['request']):,} requests, {came:,} tokens of {wanted:,}; client CPU {sent.facts['cpu_share']:.0%} of a core; "
+        f"{together:.1%} of the tokens came in a read with others",
+    )
+    for problem in bad:
+        console.print(f"failed: {problem}")
+    return 1 if bad else 0
+
+
+async def measure(url: str, config: SelftestConfig) -> Sent:
+    """Send the self-test's requests."""
+    requests = [Request(number / config.rate, 32, config.tokens, (number,)) for number in range(config.requests)]
+    order = Order(Workload("self-test", 64, requests), Target(url, MODEL, is_ours=True), LoadConfig(), "", 60.0)
+    return await send_all(order, num_clients=config.clients, stop=asyncio.Event())
+
+
+@contextmanager
+def known_server(config: SelftestConfig) -> Iterator[str]:
+    """Run the server in a process of its own and give its address.
+
+    Raises:
+        UserError: it does not start.
+    """
+    delays = {"ttft-ms": config.ttft_ms, "itl-ms": config.itl_ms, "tokens-per-chunk": config.tokens_per_chunk}
+    command = [sys.executable, "-m", "dynabench.live.known_server", "--with-parent"]
+    command += [f"--{name}={value}" for name, value in delays.items()]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603 (our own words)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        url = server.stdout.readline().strip()
+        if not url:
+            raise UserError("the self-test's server did not start")
+        yield url
+    finally:
+        server.stdin.close()
+        server.stdout.close()
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _results(run: ArmResult, config: SelftestConfig) -> dict[str, tuple[float, dict[str, float | int | None]]]:
+    """Return what each metric should be (ms) and what was found."""
+    values = metrics.per_request(run)
+    chunks = -(-config.tokens // config.tokens_per_chunk)
+    behind = config.tokens - min(config.tokens_per_chunk, config.tokens)
+    decoding = (chunks - 1) * config.itl_ms
+    lag = metrics.describe(run.columns["sent_s"] - run.columns["intended_s"])
+    results = {"TTFT": (config.ttft_ms, metrics.describe(values["ttft"]))}
+    if behind:
+        gap = config.itl_ms / config.tokens_per_chunk
+        results["ITL"] = (gap, metrics.describe_gaps(metrics.TokenGaps(run.gaps)))
+        results["TPOT"] = (decoding / behind, metrics.describe(values["tpot"]))
+    results["E2E"] = (config.ttft_ms + decoding, metrics.describe(values["e2e"]))
+    results["schedule lag"] = (0.0, lag)
+    return results
+
+
+def _ms(seconds: float | int | None) -> str:
+    return "n/a" if seconds is None else f"{np.multiply(seconds, 1000):.3f}"

@@ -1,0 +1,74 @@
+"""How a live run is going, on a terminal; nothing in a pipe."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dynabench.live.timeline import Stats
+from dynabench.terminal import Terminal
+
+
+class LiveView:
+    """Progress, rates, TTFT, TPOT, requests in flight, and how the last requests were spread over the workers."""
+
+    def __init__(self, console: Terminal, title: str, total: int) -> None:
+        self._title = title
+        self._total = total
+        self._before: Stats | None = None
+        self._rates = (0.0, 0.0)
+        self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, stats: Stats) -> None:
+        """Show the latest."""
+        if self._live is None:
+            return
+        before = self._before
+        if before is not None and stats.now_s - before.now_s > 0.1:
+            span = stats.now_s - before.now_s
+            self._rates = (stats.num_ended - before.num_ended) / span, (stats.num_tokens - before.num_tokens) / span
+        self._before = stats
+        self._live.update(self._shown(stats), refresh=True)
+
+    def _shown(self, stats: Stats) -> RenderableType:
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            self._title, ProgressBar(self._total, stats.num_ended, width=24), f"{stats.num_ended:,}/{self._total:,} requests",
+            f"{stats.now_s:.0f} s",
+        )  # fmt: skip
+        requests, tokens = self._rates
+        counts = f"{requests:,.1f} requests/s   {tokens:,.0f} tokens/s   in flight {stats.num_sent - stats.num_ended:,}"
+        lines: list[RenderableType] = [
+            head,
+            Text(counts, no_wrap=True, overflow="ellipsis"),
+            Text(f"TTFT {_range(stats.ttft_ms)}   TPOT {_range(stats.tpot_ms)}", no_wrap=True, overflow="ellipsis"),
+        ]
+        if stats.num_failed:
+            lines.append(Text(f"failed {stats.num_failed:,}", style="red"))
+        known = {worker: count for worker, count in stats.workers.items() if worker >= 0}
+        if known:
+            most = max(known.values())
+            bars = "  ".join(
+                f"{worker} {'▁▂▃▄▅▆▇█'[min(count * 8 // (most + 1), 7)]}" for worker, count in known.items()
+            )
+            lines.append(Text(f"workers  {bars}", overflow="ellipsis", no_wrap=True))
+        return Group(*lines)
+
+
+def _range(values: tuple[float, float] | None) -> str:
+    return "-" if values is None else f"{values[0]:.1f} ms (p90 {values[1]:.1f})"

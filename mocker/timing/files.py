@@ -1,0 +1,117 @@
+"""Files of step times: calibrations (JSON) and tables (Dynamo's profiler NPZ, or CSV and Parquet of our own)."""
+
+import functools
+import importlib
+import json
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from mocker.config import EngineConfig
+from mocker.timing.calibrated import StepCosts
+from mocker.timing.table import StepTable
+
+SCHEMA = "dynabench.calibration/2"
+OVERHEADS = ("request_ms", "prompt_token_us", "spacing_ms", "answer_ms")
+COLUMNS = ("prefill_tokens", "num_decodes", "kv_tokens", "step_ms")
+MAX_NPZ_BYTES = 1 << 26
+
+
+@functools.lru_cache(maxsize=16)
+def read_calibration(path: str) -> dict[str, Any]:
+    """Read what `dynabench calibrate` wrote; `step` is its `StepCosts`.
+
+    Raises:
+        ValueError: the file is none.
+    """
+    try:
+        found: dict[str, Any] = json.loads(Path(path).read_text())
+        if found.get("schema") != SCHEMA:
+            raise ValueError(f"expected schema {SCHEMA}, not {found.get('schema')!r}; calibrate again")
+        step = dict(found["step"])
+        step["tokens"] = tuple((float(knot), float(slope)) for knot, slope in step["tokens"])
+        return found | {
+            "engine": dict(found["engine"]),
+            "step": StepCosts(**step),
+            "overhead": {name: float(found["overhead"][name]) for name in OVERHEADS},
+            "noise": tuple(float(factor) for factor in found["noise"]),
+        }
+    except KeyError as error:
+        raise ValueError(f"timing_file {path}: not a calibration (it has no {error})") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"timing_file {path}: not a calibration ({error})") from error
+
+
+def step_noise(config: EngineConfig) -> tuple[float, ...]:
+    """Return what a calibrated engine's steps took against their model: equally likely factors whose mean is 1, or none."""
+    if config.timing_name != "calibrated" or config.timing_file is None:
+        return ()
+    noise: tuple[float, ...] = read_calibration(config.timing_file)["noise"]
+    return noise
+
+
+def num_blocks(path: str) -> int | None:
+    """Return the KV blocks that the calibrated engine had, if the file says so."""
+    return read_calibration(path)["engine"].get("num_gpu_blocks") if path.endswith(".json") else None
+
+
+@functools.lru_cache(maxsize=16)
+def read_table(path: str) -> StepTable:
+    """Read a table of step times.
+
+    An NPZ has prefill_isl, prefill_ttft_ms, decode_active_kv_tokens, decode_context_length and decode_itl, as Dynamo's
+    profiler writes them; a CSV or Parquet has prefill_tokens, num_decodes, kv_tokens and step_ms.
+
+    Raises:
+        ValueError: the file is none of these, or lacks one kind of step.
+    """
+    try:
+        prefill, decode = _read_npz(path) if path.endswith(".npz") else _read_rows(path)
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, zipfile.BadZipFile) as error:
+        raise ValueError(f"timing_file {path}: not a table of step times ({error})") from error
+    if not prefill or not decode:
+        raise ValueError(f"timing_file {path}: needs rows with prefill and rows with decodes")
+    curves = tuple((count, _curve(points)) for count, points in sorted(decode.items()))
+    return StepTable(prefill=_curve(prefill), decode=curves)
+
+
+def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
+    """Read Dynamo's profile: a sequence's share of the active KV tokens is its context, so their ratio counts sequences."""
+    np: Any = importlib.import_module("numpy")  # by name: the cores are compiled where neither it nor pandas is
+    with zipfile.ZipFile(path) as packed:
+        size = sum(entry.file_size for entry in packed.infolist())
+    if size > MAX_NPZ_BYTES:
+        raise ValueError(f"it unpacks to {size:,} bytes; at most {MAX_NPZ_BYTES:,} are read")
+    with np.load(path, allow_pickle=False) as file:
+        columns = {name: np.asarray(file[name], float).ravel() for name in file.files}
+    prefill: dict[float, list[float]] = defaultdict(list)
+    decode: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for tokens, time in zip(columns["prefill_isl"], columns["prefill_ttft_ms"], strict=True):
+        prefill[tokens].append(time / 1e3)
+    rows = (columns[name] for name in ("decode_active_kv_tokens", "decode_context_length", "decode_itl"))
+    for kv, context, time in zip(*rows, strict=True):
+        decode[max(round(kv / context), 1)][kv].append(time / 1e3)
+    return prefill, decode
+
+
+def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
+    pd: Any = importlib.import_module("pandas")
+    table = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
+    if missing := [name for name in COLUMNS if name not in table]:
+        raise ValueError(f"column {missing[0]} is missing; expected {', '.join(COLUMNS)}")
+    prefill: dict[float, list[float]] = defaultdict(list)
+    decode: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for tokens, count, kv, time in table[list(COLUMNS)].itertuples(index=False):
+        if tokens > 0 and count > 0:
+            continue  # a mixed step: what its parts take by themselves is not in it
+        if tokens > 0:
+            prefill[float(tokens)].append(time / 1e3)
+        elif count > 0:
+            decode[int(count)][float(kv)].append(time / 1e3)
+    return prefill, decode
+
+
+def _curve(points: dict[float, list[float]]) -> tuple[tuple[float, float], ...]:
+    """Take the median of what was measured at the same place."""
+    return tuple((x, sorted(values)[len(values) // 2]) for x, values in sorted(points.items()))

@@ -1,0 +1,155 @@
+"""What of a GPU, and of the engine on it, decides how long a step takes: peaks, measured efficiencies, host times."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from mocker.timing.model_shape import DATA
+
+
+class Gemm(NamedTuple):
+    """t = ((flops / (peak * compute))^sharpness + (bytes / (bandwidth * memory))^sharpness)^(1/sharpness) + launch_s."""
+
+    compute: float
+    memory: float
+    launch_s: float
+    sharpness: float
+    quantise: float
+    """Passes over the inputs at full bandwidth that quantise them, where the engine does not fuse that into other kernels."""
+
+
+class Experts(NamedTuple):
+    """A routed layer: like `Gemm` over the experts that any token chose, each padded to `pad` rows, plus moving the rows."""
+
+    compute: float
+    memory: float
+    launch_s: float
+    sharpness: float
+    spread: float
+    """How much faster experts are reached than by T independent draws (1: as fast)."""
+    pad: float
+    passes: float
+    """Passes over the routed activations at full bandwidth."""
+
+
+class Decode(NamedTuple):
+    """t = KV bytes / (bandwidth * memory) + row_s for every sequence and KV head; `launch_s` once a layer."""
+
+    memory: float
+    launch_s: float
+    row_s: float
+
+
+AllReduces = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU: peaks from its data sheet (dense), efficiencies from measured kernels."""
+
+    name: str
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Bytes/s."""
+    flops: dict[str, float] = field(hash=False)
+    """Peak flop/s by dtype."""
+    gemm: dict[str, Gemm] = field(hash=False)
+    experts: dict[str, Experts] = field(hash=False)
+    decode: dict[str, Decode] = field(hash=False)
+    prefill: float
+    """Share of the 16-bit peak that attention over a prompt reaches."""
+    prefill_pad: float = 64
+    """Tokens by which a prefill's attention is padded."""
+    all_reduce: dict[int, AllReduces] = field(hash=False)
+    """By number of GPUs: (bytes, seconds), in order."""
+    architecture: str = ""
+    mixed_decode_slowdown: float = 0.0
+    """How much longer a decode's KV takes to read beside a prefill, for each query head that shares a KV head (at least 1)."""
+    mixed_row_s: float = 0.0
+    """A sequence's and KV head's time beside a prefill, where it is longer."""
+    mixed_tile_s: float = 0.0
+    """For each decode, query head and token of the prefill beside it: the grid of such kernels is as long for every sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """What an engine adds to its kernels, and one scale for all of it."""
+
+    step_s: float
+    """Host time of a step."""
+    sequence_s: float
+    """Host time for each sequence of a step."""
+    layer_s: float
+    """Small kernels of a layer: norms, rotation, cache writes."""
+    prefill_layer_s: float
+    """Added to each layer of a step with prefill, which runs without a CUDA graph."""
+    prefill_least_layer_s: float
+    """What a layer of such a step takes at least, as the host cannot launch its kernels faster."""
+    request_s: float
+    """Between client and scheduler, both ways together."""
+    quantise: float
+    """Share of the inputs' quantisation that is not hidden in other kernels."""
+    exchange_s: float
+    """Added in each layer whose experts are shared by ranks that attend by themselves: launches, and agreeing on sizes."""
+    fused_all_reduce: float
+    """Factor on the time of all-reduces that are fused with what follows."""
+    fused_bytes: dict[str, float] = field(hash=False)
+    """Largest message that is fused, by number of GPUs."""
+    scale: float
+    """Factor on the time of kernels."""
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return a bundled GPU.
+
+    Raises:
+        ValueError: it is not bundled.
+    """
+    known = _read("gpus")
+    plain = name.lower().replace("_", "-").removeprefix("nvidia-").removesuffix("-sxm")
+    if plain not in known:
+        raise ValueError(f"gpu {name!r} is not known; expected one of {', '.join(known)}")
+    facts = known[plain]
+    return Gpu(
+        name=plain,
+        memory=facts["memory"],
+        bandwidth=facts["bandwidth"],
+        flops=facts["flops"],
+        gemm={dtype: Gemm(*row) for dtype, row in facts["gemm"].items()},
+        experts={dtype: Experts(*row) for dtype, row in facts["experts"].items()},
+        decode={dtype: Decode(*row) for dtype, row in facts["decode"].items()},
+        prefill=facts["prefill"],
+        all_reduce={int(n): [(size, time * 1e-6) for size, time in rows] for n, rows in facts["all_reduce"].items()},
+        architecture=facts["architecture"],
+        **{
+            name: facts[name]
+            for name in ("prefill_pad", "mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s")
+            if name in facts
+        },
+    )
+
+
+def over_link(measured: AllReduces, num_gpus: int, bandwidth: float) -> AllReduces:
+    """Return all-reduces over a link of another bandwidth (bytes/s): the least one's time and 2 (n-1)/n bytes / bandwidth."""
+    least = measured[0][1]
+    return [(size, least + 2 * (num_gpus - 1) / num_gpus * size / bandwidth) for size, _ in measured]
+
+
+def find_engine(name: str, architecture: str) -> EngineTimes:
+    """Return what a bundled engine adds to its kernels on GPUs of an architecture: vLLM's times, and where it differs."""
+    known = _read("engines")
+    facts: dict[str, Any] = {}
+    for engine in dict.fromkeys(("vllm", name)):
+        facts |= known[engine]["any"] | known[engine].get(architecture, {})
+    return EngineTimes(**facts)
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the bundled GPUs."""
+    return list(_read("gpus"))
+
+
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    known: dict[str, dict[str, Any]] = json.loads((DATA / f"{name}.json").read_text())
+    return known

@@ -1,0 +1,252 @@
+"""`in=batch:FILE`: every prompt of a jsonl file asked at once, the answers in output.jsonl beside it.
+
+An interrupted run goes on where it was: what output.jsonl answers already is not asked again.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from serving.cli.chat_client import Answer, AskError, ChatClient
+
+OUTPUT = "output.jsonl"
+
+
+class BatchError(ValueError):
+    """Input or output that cannot be used."""
+
+
+@dataclass
+class Prompts:
+    """What a file asks for."""
+
+    texts: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Lines that ask for nothing, each with why."""
+
+
+@dataclass
+class Totals:
+    """What a run did."""
+
+    num_answered: int = 0
+    num_failed: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+def read(path: Path) -> Prompts:
+    """Read a file of `{"text": ...}` lines.
+
+    Raises:
+        BatchError: it cannot be read.
+    """
+    if not path.is_file():
+        raise BatchError(f"in=batch:{path}: there is no such file; a JSON Lines file was expected")
+    prompts = Prompts()
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BatchError(f"in=batch:{path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            text = entry["text"] if isinstance(entry, dict) else None
+        except (ValueError, KeyError):
+            text = None
+        if isinstance(text, str) and text:
+            prompts.texts.append(text)
+        else:
+            prompts.problems.append(f'{path}:{number}: {{"text": "..."}} was expected, not {line.strip()[:80]!r}')
+    return prompts
+
+
+def is_answered(path: Path) -> bool:
+    """Tell whether an earlier run has answered everything, so that no engine is needed.
+
+    Raises:
+        BatchError: the input or the earlier output cannot be used.
+    """
+    prompts = read(path)
+    with _output(path.with_name(OUTPUT)) as file:
+        if missing := _missing(prompts.texts, file):
+            return not missing
+    print(f"{path.with_name(OUTPUT)} has all {len(prompts.texts)} answers already", file=sys.stderr)
+    return True
+
+
+async def run_batch(
+    client: ChatClient,
+    path: Path,
+    stopping: asyncio.Event,
+    *,
+    model: str = "",
+    options: dict[str, Any],
+    concurrency: int,
+    count: Callable[[str, str], int],
+) -> int:
+    """Ask everything that has no answer yet; return the process's exit code.
+
+    Args:
+        client: asks the frontend.
+        path: the prompts.
+        stopping: is set when the process is to end.
+        model: whom to ask (default: the first model that is served).
+        options: of each request.
+        concurrency: requests in progress at a time.
+        count: returns the tokens of a text for a model, without any template.
+
+    Raises:
+        BatchError: the input or an earlier output cannot be used.
+    """
+    prompts = read(path)
+    for problem in prompts.problems:
+        print(problem, file=sys.stderr)
+    with _output(path.with_name(OUTPUT)) as file:
+        missing = _missing(prompts.texts, file)
+        if done := len(prompts.texts) - len(missing):
+            print(f"{file.name} has {done} of {len(prompts.texts)} answers already", file=sys.stderr)
+        started = time.perf_counter()
+        run = _Run(client, file, options, concurrency, count, Totals())
+        asking = asyncio.create_task(run.ask_all(missing, model))
+        stopped = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait([asking, stopped], return_when=asyncio.FIRST_COMPLETED)
+            is_done = asking.done()
+            if is_done:
+                await asking
+        finally:
+            stopped.cancel()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+    if not is_done:
+        print(f"interrupted: {run.totals.num_answered} more are answered; run it again to go on", file=sys.stderr)
+        return 130
+    print(_summary(run.totals, time.perf_counter() - started))
+    if failed := run.totals.num_failed + len(prompts.problems):
+        print(f"{failed} of {len(prompts.texts) + len(prompts.problems)} lines have no answer", file=sys.stderr)
+    return 1 if failed else 0
+
+
+class _Run:
+    """Requests in progress, and the file that their answers go to."""
+
+    def __init__(
+        self,
+        client: ChatClient,
+        file: IO[str],
+        options: dict[str, Any],
+        concurrency: int,
+        count: Callable[[str, str], int],
+        totals: Totals,
+    ) -> None:
+        self._client = client
+        self._file = file
+        self._options = options
+        self._places = asyncio.Semaphore(concurrency)
+        self._count = count
+        self.totals = totals
+
+    async def ask_all(self, texts: list[str], wanted: str) -> None:
+        model = await self._client.model(wanted)
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            bar = progress.add_task(model, total=len(texts))
+
+            def done(task: asyncio.Task[None]) -> None:
+                self._places.release()
+                progress.advance(bar)
+
+            async with asyncio.TaskGroup() as group:
+                for text in texts:
+                    await self._places.acquire()
+                    task = group.create_task(self._ask(text, model, console))
+                    task.add_done_callback(done)
+
+    async def _ask(self, text: str, model: str, console: Console) -> None:
+        answer = Answer()
+        try:
+            async for _ in self._client.ask(answer, [{"role": "user", "content": text}], model=model, **self._options):
+                pass
+        except AskError as error:
+            self.totals.num_failed += 1
+            console.print(f"no answer to {text[:60]!r}: {error}", highlight=False, soft_wrap=True)
+            return
+        tokens_in = self._count(model, text)
+        tokens_out = answer.num_tokens if answer.num_tokens is not None else self._count(model, answer.text)
+        record = {
+            "text": text,
+            "response": answer.text,
+            "tokens_in": tokens_in,
+            "tokens_out": tokens_out,
+            "elapsed_ms": round((time.perf_counter() - answer.started) * 1000),
+            "finish_reason": answer.finish_reason,
+        }
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+        self.totals.num_answered += 1
+        self.totals.tokens_in += tokens_in
+        self.totals.tokens_out += tokens_out
+
+
+@contextlib.contextmanager
+def _output(path: Path) -> Iterator[IO[str]]:
+    """Open the output for this run alone."""
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        raise BatchError(f"{path} cannot be written: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BatchError(f"{path} is being written by another run") from error
+        yield file
+
+
+def _missing(texts: list[str], file: IO[str]) -> list[str]:
+    """Return the prompts that an earlier run did not answer; a line that it left half-written is cut off."""
+    file.seek(0)
+    content = file.read()
+    whole = content[: content.rfind("\n") + 1]
+    if whole != content:
+        file.truncate(len(whole.encode()))
+    asked, answered = Counter(texts), Counter[str]()
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            answered[json.loads(line)["text"]] += 1
+        except (ValueError, KeyError, TypeError) as error:
+            raise BatchError(f"{file.name}:{number} is no answer of an earlier run; move the file away") from error
+    if answered - asked:
+        raise BatchError(f"{file.name} answers prompts that are not asked here; move it away")
+    missing = []
+    for text in texts:
+        if answered[text]:
+            answered[text] -= 1
+        else:
+            missing.append(text)
+    return missing
+
+
+def _summary(totals: Totals, seconds: float) -> str:
+    def rate(tokens: int) -> str:
+        return f"{tokens} ({tokens / max(seconds, 1e-9):.0f}/s)"
+
+    return (
+        f"Ran {totals.num_answered} prompts in {seconds:.2f} s. "
+        f"Tokens in: {rate(totals.tokens_in)}. Tokens out: {rate(totals.tokens_out)}"
+    )

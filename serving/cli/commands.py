@@ -1,0 +1,372 @@
+"""The command lines of serving: `python -m serving.frontend`, `python -m serving.mocker`."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import msgspec
+import uvloop
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from serving.cli.chat_client import AskError, ChatClient
+from serving.cli.command_line import one_line, open_standard_streams
+from serving.engines.echo import Echo
+from serving.engines.mock import EngineConfig, Mocker
+from serving.frontend.config import FrontendConfig
+from serving.frontend.server import run_frontends
+from serving.model.card import ModelError
+from serving.router import RouterConfig
+from serving.routing.service import RouterService, RouterServiceConfig
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime, stop_on_signals
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.supervision.group import SETTINGS, USAGE_ERROR, GroupError, Program, end_with_parent, report_failure
+from serving.supervision.group import Group as Processes
+from serving.supervision.logs import LogError, set_up
+from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
+from serving.worker.engine import ENGINES, Engine, EngineError, check_installed, make_engine
+from serving.worker.loop import serve_engine
+
+INTERRUPTED = 130
+"""Exit code of a process that was stopped at once."""
+
+
+def flat(title: str, order: int) -> Parameter:
+    """Return how a settings dataclass becomes flags of its own group."""
+    return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
+
+
+FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
+WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
+RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
+RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
+EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
+RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
+Verbosity = Annotated[
+    int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
+]
+
+frontend_app = App(name="serving.frontend", help="The OpenAI frontend, with the router inside.")
+mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines that serve in real time.")
+
+
+echo_app = App(name="serving.echo", help="An echo engine as a worker.")
+router_app = App(name="serving.router_service", help="The router as a process of its own.")
+
+
+@frontend_app.default
+def frontend(
+    *,
+    frontend: FrontendSettings = FrontendConfig(),  # noqa: B008 (frozen)
+    router: RouterSettings = RouterConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    interactive: Annotated[bool, Parameter(name=["--interactive", "-i"], negative=())] = False,
+    verbose: Verbosity = 0,
+) -> None:
+    """Serve OpenAI's API for the models that workers register.
+
+    Args:
+        frontend: how to serve.
+        router: settings of the router.
+        runtime: how to find the workers.
+        interactive: talk to the first model that appears, in this terminal, until you leave.
+        verbose: how much to log.
+    """
+    set_up(verbose, default="warn" if interactive else "info")
+    frontend, router, network = _resolve(frontend, router, runtime or RuntimeConfig())
+    if interactive and not frontend.http_port:
+        raise ValueError("--interactive needs a --http-port to ask at")
+
+    async def main(stopping: asyncio.Event) -> None:
+        serving = asyncio.create_task(run_frontends(frontend, router, network, stopping))
+        if interactive:
+            await _talk(frontend, stopping, serving)
+        await serving
+
+    run(main)
+
+
+async def _talk(frontend: FrontendConfig, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    """Talk to what a frontend serves, until the user leaves or it ends."""
+    from serving.cli.chat import chat
+
+    client = ChatClient(f"http://{frontend.http_host}:{frontend.http_port}", api_key=frontend.api_key)
+    print("Waiting for a model...", file=sys.stderr)
+    talking = asyncio.create_task(chat(client, stopping, options={}))
+    try:
+        await asyncio.wait([talking, serving], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.set()
+        await asyncio.gather(talking, return_exceptions=True)
+        await client.close()
+
+
+@mocker_app.default
+def mocker(
+    model: Annotated[str | None, Parameter(name="MODEL")] = None,
+    /,
+    *,
+    worker: WorkerSettings = WorkerConfig(),  # noqa: B008
+    engine: EngineSettings = EngineConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    num_workers: int = 1,
+    extra_engine_args: Path | None = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Serve the mocker.
+
+    Args:
+        model: the same as --model-path.
+        worker: what to serve, and where.
+        engine: settings of the simulated engine.
+        runtime: how to be found.
+        num_workers: worker processes.
+        extra_engine_args: JSON file with settings of the simulated engine; flags win over it.
+        verbose: how much to log.
+    """
+    set_up(verbose)
+    worker, engine, network = _resolve(worker, engine, runtime or RuntimeConfig())
+    worker = replace_model(worker, model)
+    if extra_engine_args is not None:
+        engine = engine_settings(extra_engine_args, engine)
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, not {num_workers}")
+
+    async def main(stopping: asyncio.Event) -> None:
+        if num_workers > 1:
+            await run_copies("serving.mocker", num_workers, [worker, engine, network], worker.drain_s, stopping)
+            return
+        await work(network, worker, Mocker(worker, engine), stopping, default_name="mock")
+
+    run(main)
+
+
+def engine_app(name: str) -> App:
+    """Return the command line of an engine that runs models."""
+    entry = ENGINES[name]
+    engine_command = App(
+        name=f"serving.{entry.command}",
+        help=f"A worker with {entry.description}. Arguments of the engine itself go behind --.",
+    )
+
+    @engine_command.default
+    def serve(
+        model: Annotated[str | None, Parameter(name="MODEL")] = None,
+        /,
+        *,
+        worker: WorkerSettings = WorkerConfig(),  # noqa: B008
+        engine: RunSettings = ModelRunConfig(),  # noqa: B008
+        runtime: RuntimeSettings | None = None,
+        dry_run: Annotated[bool, Parameter(negative=())] = False,
+        verbose: Verbosity = 0,
+        arguments: Annotated[list[str] | None, Parameter(parse=False, show=False)] = None,
+    ) -> None:
+        """Serve a model.
+
+        Args:
+            model: the same as --model-path.
+            worker: what to serve, and where.
+            engine: how to run it.
+            runtime: how to be found.
+            dry_run: print the exact call of the engine, and end.
+            verbose: how much to log.
+            arguments: what stood behind --.
+        """
+        set_up(verbose)
+        worker, engine, network, given = _resolve(worker, engine, runtime or RuntimeConfig(), arguments or [])
+        worker = replace_model(worker, model)
+        made = make_engine(name, worker, engine, given)
+        if dry_run:
+            print(*made.calls, sep="\n")
+            return
+        check_installed(name)
+
+        async def main(stopping: asyncio.Event) -> None:
+            await work(network, worker, made, stopping)
+
+        run(main)
+
+    return engine_command
+
+
+async def work(
+    network: RuntimeConfig, worker: WorkerConfig, engine: Engine, stopping: asyncio.Event, *, default_name: str = ""
+) -> None:
+    """Be a worker until the process is asked to end."""
+    async with await DistributedRuntime.connect(network, drain_s=worker.drain_s) as connected:
+        connected.stopping = stopping
+        await serve_engine(connected, worker, engine, default_name=default_name)
+
+
+@echo_app.default
+def echo(
+    kind: Literal["core", "full"] = "full",
+    /,
+    *,
+    worker: WorkerSettings = WorkerConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Serve an echo engine.
+
+    Args:
+        kind: core (token ids, template included) or full (the last user message).
+        worker: what to serve, and where.
+        runtime: how to be found.
+        verbose: how much to log.
+    """
+    set_up(verbose)
+    worker, network = _resolve(worker, runtime or RuntimeConfig())
+
+    async def main(stopping: asyncio.Event) -> None:
+        await work(network, worker, Echo(kind), stopping)
+
+    run(main)
+
+
+@router_app.default
+def router(
+    *,
+    service: Annotated[RouterServiceConfig, flat("Service", 1)] = RouterServiceConfig(),  # noqa: B008
+    router: RouterSettings = RouterConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Route to workers on behalf of frontends.
+
+    Args:
+        service: where to serve, and for whom.
+        router: settings of the router.
+        runtime: how to find the workers, and be found.
+        verbose: how much to log.
+    """
+    set_up(verbose)
+    service, router, network = _resolve(service, router, runtime or RuntimeConfig())
+
+    async def main(stopping: asyncio.Event) -> None:
+        async with await DistributedRuntime.connect(network, drain_s=service.drain_s) as connected:
+            connected.stopping = stopping
+            await RouterService(connected, service, router).run()
+
+    run(main)
+
+
+def _resolve(*given: Any) -> tuple[Any, ...]:
+    """Return the settings given as flags, or those of the process that started us."""
+    text = os.environ.get(SETTINGS)
+    if text is None:
+        return given
+    parts = zip(json.loads(text), given, strict=True)
+    return tuple(msgspec.convert(part, type(value), dec_hook=lambda kind, text: kind(text)) for part, value in parts)
+
+
+def engine_settings(path: Path, engine: EngineConfig) -> EngineConfig:
+    """Read settings of the simulated engine from a JSON file; what `engine` has other than by default wins.
+
+    Raises:
+        ValueError: the file cannot be read, or holds something else.
+    """
+    values = read_arguments(path)
+    names = {field.name for field in dataclasses.fields(EngineConfig)}
+    if unknown := sorted(set(values) - names):
+        raise ValueError(
+            f"--extra-engine-args {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}"
+        )
+    default = EngineConfig()
+    given = {name: getattr(engine, name) for name in names if getattr(engine, name) != getattr(default, name)}
+    try:
+        return msgspec.convert(values | given, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--extra-engine-args {path}: {error}") from error
+
+
+async def run_copies(module: str, count: int, settings: list[Any], drain_s: float, stopping: asyncio.Event) -> None:
+    """Run several processes of a module with the same settings, and restart those that end.
+
+    Raises:
+        GroupError: one of them does not start.
+    """
+    group = Processes(restart=True)
+    try:
+        for number in range(count):
+            await group.start(Program(f"{module.rpartition('.')[2]}-{number}", ["-m", module], settings))
+        await group.wait(stopping)
+        await group.stop(drain_s + 5)
+    finally:
+        await group.stop(0)
+
+
+def run(main: Any) -> None:
+    """Run a process's coroutine until it returns.
+
+    SIGTERM, SIGINT or the end of the parent set the event it is given. A second signal cancels it: it gives back what
+    it holds, finishes nothing, and the process exits with 130.
+    """
+
+    async def whole() -> None:
+        stopping = asyncio.Event()
+        work: asyncio.Task[None] = asyncio.create_task(main(stopping))
+        stop_on_signals(stopping, again=work.cancel)
+        watching = asyncio.create_task(end_with_parent(stopping))
+        try:
+            await work
+        finally:
+            watching.cancel()
+
+    try:
+        uvloop.run(whole())
+    except asyncio.CancelledError:
+        sys.exit(INTERRUPTED)
+
+
+def run_app(app: App, name: str) -> None:
+    """Run a command line; bad input is one line and exit code 2."""
+    with failing_in_one_line(name):
+        command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
+        command(*bound.args, **bound.kwargs)
+
+
+def run_engine(name: str) -> None:
+    """Run the command line of an engine that runs models."""
+    app = engine_app(name)
+    with failing_in_one_line(f"serving.{ENGINES[name].command}"):
+        words, arguments = split_arguments(sys.argv[1:])
+        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        if "dry_run" in bound.signature.parameters:  # not --help
+            bound.arguments["arguments"] = arguments
+        command(*bound.args, **bound.kwargs)
+
+
+def split_arguments(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before -- and those behind it."""
+    if "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+@contextlib.contextmanager
+def failing_in_one_line(name: str) -> Iterator[None]:
+    """End the process with one line and exit code 2 on bad input, and on what is not there."""
+    open_standard_streams()
+    try:
+        yield
+    except (CycloptsError, ValueError, LogError) as error:
+        fail(name, one_line(error))
+    except (RuntimeUnavailableError, ModelError, EngineError, AskError, GroupError) as error:
+        fail(name, str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def fail(name: str, message: str) -> NoReturn:
+    """End with a message."""
+    print(f"{name}: {message}", file=sys.stderr)
+    report_failure(message)
+    sys.exit(USAGE_ERROR)

@@ -1,0 +1,1 @@
+"""Models: their cards, files and tokenizers."""

@@ -1,0 +1,1 @@
+"""The router fed by a live system."""

@@ -1,0 +1,210 @@
+"""`python -m serving.routing.service`: the router as a process of its own, between frontends and workers.
+
+It registers the workers' model under its own address and forwards. Frontends that see only its namespace
+(`--namespace`) then leave all routing to it.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from serving.model.card import CARDS, ModelCard, ModelError
+from serving.router import RouterConfig, check_live_mode
+from serving.router.router import AllBusyError, AllFullError, NoWorkersError
+from serving.routing.live import Placement, Routing, WorkerTraits
+from serving.runtime.address import EndpointAddress
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.messages import CallError, pack_u32, pack_u64
+from serving.runtime.server import GeneratorService, Stream
+from serving.supervision.group import report_ready
+from serving.worker.kv_events import beside
+from serving.worker.protocol import PreprocessedRequest
+from serving.worker.registration import files_address
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterServiceConfig:
+    """Settings of a router process."""
+
+    workers: str = "dyn://workers.backend.generate"
+    """Endpoint of the workers to route to."""
+
+    endpoint: str = "dyn://dynamo.router.generate"
+    """Where the router itself serves."""
+
+    router_mode: str = "kv"
+    """How requests are spread over the workers."""
+
+    seed: int = 0
+    """Seed of the router's random choices."""
+
+    drain_s: float = 30.0
+    """How long requests in progress may take to finish once the process was asked to end (s)."""
+
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning."""
+        check_live_mode(self.router_mode)
+
+
+class RouterService:
+    """Serves `generate`, which routes and forwards, and `best_worker`, which only tells."""
+
+    def __init__(self, runtime: DistributedRuntime, config: RouterServiceConfig, router: RouterConfig) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._router = router
+        self._cards: dict[str, ModelCard] = {}
+        self._news = asyncio.Event()
+        self._routing: Routing | None = None
+        self._files: dict[str, bytes] = {}
+
+    async def run(self) -> None:
+        """Wait for workers, then serve until the process is asked to end."""
+        runtime = self._runtime
+        target, own = EndpointAddress.parse(self._config.workers), EndpointAddress.parse(self._config.endpoint)
+        if target == own:
+            raise ModelError(f"the router cannot serve at its workers' own address {own}")
+        await runtime.discovery.watch("/".join((CARDS[:-1], *target)) + "/", self._on_card)
+        stopping = asyncio.create_task(runtime.stopping.wait())
+        waiting = asyncio.create_task(self._news.wait())
+        await asyncio.wait([stopping, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if stopping.done():
+            return
+        card = next(iter(self._cards.values()))
+        self._routing = routing = Routing(
+            runtime,
+            target,
+            mode=self._config.router_mode,
+            config=self._router,
+            block_size=card.kv_cache_block_size,
+            seed=self._config.seed,
+            traits=self._traits,
+        )
+        await routing.start()
+        await routing.wait_for_workers()
+        await self._fetch_files(card)
+        await runtime.serve(files_address(own), GeneratorService(self._send_file), is_public=False)
+        await runtime.serve(beside(own, "best_worker"), GeneratorService(self._best_worker))
+        ours = msgspec.structs.replace(
+            card,
+            namespace=own.namespace,
+            component=own.component,
+            endpoint=own.endpoint,
+            instance_id=runtime.instance_id,
+            num_ranks=1,
+            has_kv_events=False,
+            router_mode="round-robin",
+            created=int(time.time()),
+        )
+        await runtime.register(ours.key, msgspec.json.encode(ours))
+        await runtime.serve(own, self._forward)
+        report_ready()
+        log.info("routing %s from %s to %s", card.name, own, target)
+        await stopping
+        await runtime.drain()
+
+    def _on_card(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._cards.pop(key, None)
+            return
+        try:
+            card = self._cards[key] = ModelCard.parse(key, value)
+        except ValueError as error:
+            log.warning("%s in discovery is no model card and is ignored: %s", key, error)
+            return
+        self._news.set()
+        if self._routing is not None:
+            self._routing.on_card(card.instance_id)
+
+    def _traits(self, instance_id: int) -> WorkerTraits | None:
+        for card in self._cards.values():
+            if card.instance_id == instance_id:
+                return WorkerTraits(card.num_ranks, card.has_kv_events)
+        return None
+
+    async def _fetch_files(self, card: ModelCard) -> None:
+        assert self._routing is not None
+        for name, digest in card.files.items():
+            pieces = [piece async for piece in self._routing.call_any(files_address(card.address), name)]
+            content = b"".join(pieces)
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise ModelError(f"{name} of {card.name} came damaged")
+            self._files[name] = content
+
+    async def _send_file(self, name: Any) -> AsyncIterator[bytes]:
+        content = self._files.get(str(name), b"")
+        for start in range(0, len(content), 1 << 18):
+            yield content[start : start + (1 << 18)]
+
+    def _pick(self, num_tokens: int, hashes: list[int], *, is_refusable: bool) -> Placement:
+        assert self._routing is not None
+        try:
+            return self._routing.pick(num_tokens, hashes, is_refusable=is_refusable)
+        except AllFullError as error:
+            raise CallError(str(error), "full") from error
+        except (NoWorkersError, AllBusyError) as error:
+            raise CallError(str(error), "unavailable") from error
+
+    async def _best_worker(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Tell where a request, given as `num_tokens` and `sequence_hashes`, would go."""
+        assert self._routing is not None
+        placement = self._pick(int(request["num_tokens"]), list(request["sequence_hashes"]), is_refusable=False)
+        self._routing.on_finish(placement)
+        yield {
+            "instance_id": placement.worker.instance_id,
+            "dp_rank": placement.worker.rank,
+            "overlap_blocks": placement.overlap_blocks,
+            "candidates": [
+                {"instance_id": self._routing.worker(slot).instance_id, "cost": cost, "overlap_blocks": overlap}
+                for slot, cost, overlap in placement.decision.candidates
+            ],
+        }
+
+    def _forward(self, raw: msgspec.Raw, stream: Stream) -> None:
+        request = msgspec.msgpack.decode(raw, type=PreprocessedRequest)
+        task = asyncio.ensure_future(self._relay(request, stream))
+        stream.on_cancel = task.cancel
+
+    async def _relay(self, request: PreprocessedRequest, stream: Stream) -> None:
+        assert self._routing is not None
+        hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
+        tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
+        try:
+            placement = self._pick(len(tokens), hashes, is_refusable=request.is_refusable)
+        except CallError as error:
+            stream.end(str(error), error.kind)
+            return
+        request.dp_rank = placement.worker.rank
+        request.token_ids = pack_u32(tokens)
+        request.sequence_hashes = pack_u64(np.array(hashes, np.uint64))
+        gate = asyncio.Event()
+        stream.on_unblocked = gate.set
+        reply, is_first = None, True
+        try:
+            reply = self._routing.send(placement, request)
+            while reply.end is None or reply.items:
+                for item in await reply.take():
+                    stream.send(item)
+                if is_first:
+                    is_first = False
+                    self._routing.on_first_token(placement)
+                while stream.is_blocked:
+                    gate.clear()
+                    await gate.wait()
+            stream.end(reply.end.error, reply.end.kind)
+        except CallError as error:
+            stream.end(str(error), error.kind)
+        finally:
+            if reply is not None:
+                reply.cancel()
+            self._routing.on_finish(placement)

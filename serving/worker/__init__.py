@@ -1,0 +1,1 @@
+"""Workers: the engine protocol, and what serves an engine."""

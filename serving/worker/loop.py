@@ -1,0 +1,101 @@
+"""Serving an engine: its model registered, its KV events and load reported, its requests taken, until asked to end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from serving.model.card import BYTES_CONTEXT, ModelFiles
+from serving.model.template import ChatTemplate
+from serving.runtime.distributed import DistributedRuntime
+from serving.supervision.group import report_ready
+from serving.worker.config import WorkerConfig
+from serving.worker.engine import Engine
+from serving.worker.kv_events import KvEventPublisher, LoadReport, WorkerReports
+from serving.worker.registration import register_llm
+
+log = logging.getLogger(__name__)
+
+
+async def serve_engine(
+    runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, *, default_name: str = ""
+) -> None:
+    """Serve an engine until the process is asked to end, then drain.
+
+    Args:
+        runtime: a connected one.
+        worker: what to serve, and where.
+        engine: is started here, and closed.
+        default_name: what to call a model without a path.
+
+    Raises:
+        ModelError: the model's files cannot be found or used, or the endpoint serves another model.
+        EngineError: the engine does not start, or has failed for good.
+    """
+    try:
+        await _serve(runtime, worker, engine, default_name)
+    finally:
+        await engine.close()
+
+
+async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, default_name: str) -> None:
+    files = await asyncio.to_thread(ModelFiles.read, worker.model_path, worker.model_config)
+    ChatTemplate(files)  # a frontend could only refuse it later, again and again
+    stopping = asyncio.create_task(runtime.stopping.wait())
+    if not await _unless(stopping, asyncio.create_task(engine.start(files))):
+        return
+    traits = engine.traits
+    address = worker.address
+    has_events = worker.kv_events and traits.has_kv_events
+    ranks = range(traits.num_ranks)
+    publishers = [KvEventPublisher(runtime, address, rank) for rank in ranks] if has_events else []
+    engine.publish_to(publishers)
+    reports = WorkerReports(runtime, address, publishers, _reporter(runtime, engine, publishers), traits.num_ranks)
+    await reports.start()
+    context = worker.context_length or traits.context_length or (None if files.contents else BYTES_CONTEXT)
+    await register_llm(
+        traits.model_type,
+        runtime.endpoint(address),
+        worker.model_path,
+        worker.model_name or (None if worker.model_path else default_name or None),
+        context_length=context,
+        kv_cache_block_size=traits.block_size,
+        migration_limit=worker.migration_limit,
+        has_kv_events=has_events,
+        num_ranks=traits.num_ranks,
+        files=files,
+    )
+    await runtime.serve(address, engine.service)
+    report_ready()
+    try:
+        waiting = _unless(stopping, asyncio.create_task(engine.failed()))
+        [outcome] = await asyncio.gather(waiting, return_exceptions=True)
+        if runtime.num_streams:
+            log.info("finishing %d request(s); Ctrl-C again stops at once", runtime.num_streams)
+        await runtime.drain()  # also of an engine that failed: nobody should be sent to it while it is taken down
+    finally:
+        await reports.close()
+    if isinstance(outcome, BaseException):
+        raise outcome
+
+
+async def _unless(stopping: asyncio.Task[bool], work: asyncio.Task[None]) -> bool:
+    """Wait for work, or until the process is asked to end; tell whether the work is done."""
+    try:
+        await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            await work
+            return True
+        return False
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def _reporter(
+    runtime: DistributedRuntime, engine: Engine, publishers: list[KvEventPublisher]
+) -> Callable[[int], LoadReport]:
+    def report(rank: int) -> LoadReport:
+        told = (publishers[rank].epoch, publishers[rank].number) if publishers else (0, 0)
+        return LoadReport(runtime.instance_id, rank, *told, *engine.load(rank))
+
+    return report

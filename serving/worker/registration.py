@@ -1,0 +1,118 @@
+"""Workers: how an engine registers its model and serves it."""
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+
+from serving.model.card import BYTES_CONTEXT, CARDS, FILES, ModelCard, ModelError, ModelFiles, ModelType, model_name
+from serving.router import check_live_mode
+from serving.runtime.address import EndpointAddress
+from serving.runtime.distributed import DistributedRuntime, Endpoint
+from serving.runtime.server import GeneratorService
+
+
+async def register_llm(
+    model_type: ModelType,
+    endpoint: Endpoint,
+    model_path: str,
+    model_name: str | None = None,
+    *,
+    context_length: int | None = None,
+    kv_cache_block_size: int | None = None,
+    router_mode: str | None = None,
+    migration_limit: int = 0,
+    user_data: dict[str, Any] | None = None,
+    has_kv_events: bool = False,
+    num_ranks: int = 1,
+    files: ModelFiles | None = None,
+) -> ModelCard:
+    """Tell the network which model an endpoint serves; frontends then offer it.
+
+    Args:
+        model_type: what the engine takes.
+        endpoint: where the model is served.
+        model_path: a folder with tokenizer.json and config.json or a Hugging Face id; empty: tokens are bytes of UTF-8.
+        model_name: the name that clients use (default: the folder's or repository's).
+        context_length: tokens a sequence may reach (default: the model's).
+        kv_cache_block_size: tokens in a KV block (default 16).
+        router_mode: overrides the frontend's router mode.
+        migration_limit: how often a request may go on at another instance when its own is lost.
+        user_data: whatever the engine's users want to see.
+        has_kv_events: whether the engine reports its KV events; otherwise routers predict what it holds.
+        num_ranks: data-parallel ranks, each of which is routed to by itself.
+        files: the model's files, if they were read already.
+
+    Raises:
+        ModelError: the model's files cannot be had, or the endpoint serves another model already.
+    """
+    if files is None:
+        files = await asyncio.to_thread(ModelFiles.read, model_path)
+    if router_mode is not None:
+        try:
+            check_live_mode(router_mode)
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+    if not 0 <= migration_limit <= 1023:
+        raise ModelError(f"migration_limit must be from 0 to 1023, not {migration_limit}")
+    runtime, address = endpoint.runtime, endpoint.address
+    card = ModelCard(
+        name=model_name or _name(model_path),
+        model_type=model_type,
+        namespace=address.namespace,
+        component=address.component,
+        endpoint=address.endpoint,
+        instance_id=runtime.instance_id,
+        model_path=model_path,
+        context_length=_context(context_length, files),
+        kv_cache_block_size=kv_cache_block_size or 16,
+        migration_limit=migration_limit,
+        files=files.digests,
+        eos_token_ids=files.eos_token_ids,
+        num_ranks=num_ranks,
+        has_kv_events=has_kv_events,
+        router_mode=router_mode,
+        user_data=user_data,
+        created=int(time.time()),
+    )
+    await _check_alike(runtime, card)
+    await runtime.serve(files_address(address), GeneratorService(files.send), is_public=False)
+    await runtime.register(card.key, msgspec.json.encode(card))
+    return card
+
+
+def files_address(address: EndpointAddress) -> EndpointAddress:
+    """Return the endpoint that sends the files of the model at an address."""
+    return EndpointAddress(address.namespace, address.component, FILES)
+
+
+async def _check_alike(runtime: DistributedRuntime, card: ModelCard) -> None:
+    """Refuse to serve a model where another is served, or the same with another block size or tokenizer."""
+    others: list[ModelCard] = []
+
+    def collect(key: str, value: bytes | None) -> None:
+        if value is not None:
+            with contextlib.suppress(ValueError):  # what no frontend can read serves nothing
+                others.append(ModelCard.parse(key, value))
+
+    stop = await runtime.discovery.watch("/".join((CARDS[:-1], *card.address)) + "/", collect)
+    stop()
+    for other in others:
+        if other.checksum != card.checksum:
+            raise ModelError(
+                f"{card.address} serves {other.name!r} with KV blocks of {other.kv_cache_block_size} tokens already; "
+                f"{card.name!r} with blocks of {card.kv_cache_block_size} needs an address of its own, or the same files"
+            )
+
+
+def _context(asked: int | None, files: ModelFiles) -> int:
+    """Return the context length: never more than the model's own, if it has one."""
+    return min(asked or files.context_length, files.context_length) if files.contents else asked or BYTES_CONTEXT
+
+
+def _name(model_path: str) -> str:
+    if not model_path:
+        raise ModelError("a model without a path needs a name (--model-name)")
+    return model_name(model_path)
