@@ -22,9 +22,9 @@ from dynabench.experiment.settings import (
     LiveConfig,
     ValidateConfig,
 )
-from dynabench.experiment.workload_file import write_whole
 from dynabench.fidelity.calibrate import calibrate
 from dynabench.fidelity.validate import validate
+from foundation.files import new_file
 from mocker import EngineConfig
 from reports.tables import distances, fidelity_table
 from workloads import mooncake
@@ -139,7 +139,8 @@ def main() -> None:
         path = folder / f"{results.name}.jsonl"
         path.unlink(missing_ok=True)
         requests = synthesize(config)
-        write_whole(path, lambda file, requests=requests: mooncake.write(requests, file))
+        with new_file(path) as file:
+            mooncake.write(requests, file)
         engine = EngineConfig(model=model, timing_file=str(folder / f"calibration-{workers}.json"))
         live = LiveConfig(engine="vllm", extra_engine_args=arguments_file(folder, blocks))
         experiment = ExperimentConfig(

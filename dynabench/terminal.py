@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from reports.foreign import printable
+from foundation.text import printable
 
 
 class Terminal(Console):

@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from foundation.files import replace_text
+from foundation.text import one_line, printable
 from reports import charts, page, tables
-from reports.foreign import one_line, printable
 from reports.metrics import LABELS
 from reports.records import ArmResult, Floats
 from reports.slo import parse
@@ -322,14 +323,3 @@ def _write_report(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json
     )
     replace_text(folder / "report.html", text)
     return summary
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file as a whole, or leave it as it is."""
-    work = path.with_name(f".{path.name}.tmp")
-    try:
-        work.write_text(text, encoding="utf-8", errors="replace")  # a file's name may hold what is no text
-        work.replace(path)
-    except OSError:
-        work.unlink(missing_ok=True)
-        raise

@@ -4,22 +4,7 @@ import json
 import re
 from typing import Any
 
-
-def printable(text: str) -> str:
-    """Spell out what a terminal would obey: control characters and those that change the direction of writing."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-def one_line(text: str | bytes, limit: int = 300) -> str:
-    """Return the beginning of a text as one printable line."""
-    if isinstance(text, bytes):
-        text = text[: 4 * limit].decode(errors="replace")
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= limit else f"{line[:limit]}..."
+from foundation.text import printable
 
 
 def csv_cell(value: Any) -> Any:

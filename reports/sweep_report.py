@@ -8,9 +8,10 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 
+from foundation.files import replace_text
 from reports import drawing, page
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
-from reports.folder import ReportError, replace_text
+from reports.folder import ReportError
 from reports.foreign import csv_cell
 from reports.metrics import FORMULAS, LABELS
 from reports.tables import milliseconds

@@ -34,8 +34,9 @@ from dynabench.experiment.settings import (
 )
 from dynabench.interrupt import InterruptError
 from dynabench.terminal import Terminal
+from foundation.files import new_file
+from foundation.text import printable
 from mocker import EngineConfig
-from reports.foreign import printable
 from serving.cli.command_line import one_line, open_standard_streams
 from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
@@ -302,12 +303,12 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
         out: the file to write; it must not exist.
         to: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm).
     """
-    from dynabench.experiment.workload_file import write_whole
     from reports import exports, folder
 
     manifest, runs = folder.read(results)
     data = exports.export(manifest, runs, to)
-    write_whole(out, lambda file: file.write(data))
+    with new_file(out) as file:
+        file.write(data)
     print(printable(str(out)))
 
 

@@ -27,8 +27,8 @@ from dynabench.experiment.settings import (
     ValidateExperimentConfig,
 )
 from dynabench.terminal import Terminal
+from foundation.text import printable
 from mocker import EngineConfig
-from reports.foreign import printable
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Group, Parameter
 
-from dynabench.experiment.workload_file import read_workload, write_whole, write_workload
+from dynabench.experiment.workload_file import read_workload, write_workload
 from dynabench.terminal import Terminal
+from foundation.files import new_file
 from workloads import Workload, WorkloadError, formats, tools
 from workloads.describe import Description, advice, describe
 from workloads.fit import fit as fit_to
@@ -198,7 +199,8 @@ def fit(paths: tuple[Path, ...], /, *, format: str | None = None, trace_block_si
     *files, out = _with_last(paths)
     workload = read_workload(files, format=format, block_size=trace_block_size)
     spec = fit_to(workload)
-    write_whole(out, lambda to: to.write(msgspec.json.format(msgspec.json.encode(spec), indent=1) + b"\n"))
+    with new_file(out) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(spec), indent=1) + b"\n")
     like = Workload("", spec.block_size, make(spec))
     _print_sharing(describe(workload), describe(like), out, [])
 

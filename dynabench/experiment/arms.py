@@ -10,8 +10,8 @@ import msgspec
 
 from dynabench.errors import UserError
 from dynabench.experiment.settings import ExperimentConfig, LiveConfig, OverheadConfig
+from foundation.text import printable
 from mocker import EngineConfig
-from reports.foreign import printable
 from reports.summary import NOISE_FLOOR
 from serving.router import RouterConfig
 from workloads.pacing import LoadConfig

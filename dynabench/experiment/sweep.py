@@ -17,8 +17,8 @@ from dynabench.experiment.run import load_workload, progress_bar, simulate_arm, 
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.interrupt import Flag, Interrupt
 from dynabench.terminal import Terminal
+from foundation.files import replace_text
 from reports import metrics, slo
-from reports.folder import replace_text
 from reports.summary import summarize
 from serving.router import ROUTER_MODES
 from workloads.source import files_of

@@ -1,12 +1,9 @@
 """Read workload files; write them whole or not at all."""
 
-import gzip
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, cast
 
+from foundation.files import new_file
 from workloads import Workload, WorkloadError, formats, mooncake
 from workloads.blocks import Encode
 
@@ -37,40 +34,10 @@ def write_workload(workload: Workload, out: Path, format: str = formats.DEFAULT)
     """Write a workload to a new file, compressed if its name ends in .gz.
 
     Raises:
-        WorkloadError: the file exists or cannot be written.
+        OSError: the file exists or cannot be written.
     """
-
-    def fill(file: IO[bytes]) -> None:
+    with new_file(out) as file:
         formats.write(workload, format, file)
-
-    write_whole(out, fill)
-
-
-def write_whole(out: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Write a new file under a temporary name beside it, compressed if its name ends in .gz, and rename it.
-
-    Raises:
-        WorkloadError: the file exists or cannot be written.
-    """
-    if out.exists():
-        raise WorkloadError(f"{out} exists; name another file, or remove it")
-    work = None
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.absolute().parent)
-        work = Path(name)
-        with os.fdopen(handle, "wb") as raw:
-            if out.suffix == ".gz":
-                with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
-                    fill(cast(IO[bytes], packed))
-            else:
-                fill(raw)
-        work.chmod(0o644)
-        work.rename(out)
-    except OSError as error:
-        raise WorkloadError(f"{out}: cannot be written ({error.strerror})") from error
-    finally:
-        if work is not None:
-            work.unlink(missing_ok=True)
 
 
 def _encoder(tokenizer: str | None) -> Encode | None:

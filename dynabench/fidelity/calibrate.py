@@ -17,7 +17,6 @@ import numpy as np
 
 from dynabench.errors import UserError
 from dynabench.experiment.settings import CalibrateConfig, ExperimentRouterConfig
-from dynabench.experiment.workload_file import write_whole
 from dynabench.fidelity.fitting import OUTLIER, Fit, fit_steps, predicted
 from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log
 from dynabench.live.clients import Order, send_all
@@ -25,6 +24,7 @@ from dynabench.live.http_client import clock
 from dynabench.live.load import Target
 from dynabench.live.stack import LocalStack
 from dynabench.terminal import Terminal
+from foundation.files import new_file
 from mocker.timing.calibrated import StepCosts
 from mocker.timing.files import SCHEMA
 from serving.frontend.config import FrontendConfig
@@ -93,7 +93,8 @@ def calibrate(model: str, config: CalibrateConfig, console: Terminal) -> dict[st
     found = calibration(logs[0], fit, overheads(logs, sent), model, config.workers)
     found["noise"] = noise(logs, sent, fit.costs)
     found["batches"] = batches(logs, sent, fit.costs)
-    write_whole(config.out, lambda file: file.write((json.dumps(found, indent=1) + "\n").encode()))
+    with new_file(config.out) as file:
+        file.write((json.dumps(found, indent=1) + "\n").encode())
     return found
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dynabench.experiment.workload_file import write_whole
 from dynabench.fidelity.recordings import Json, RecordingError
+from foundation.files import new_file
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,7 +74,8 @@ def record(scenario_path: Path, out: Path) -> int:
     }
     head = {"scenario": scenario | {"vllm_version": vllm.__version__, "resolved": resolved}}
     lines = (json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in (head, *rows))
-    write_whole(out, lambda file: file.writelines(lines))
+    with new_file(out) as file:
+        file.writelines(lines)
     return len(rows)
 
 

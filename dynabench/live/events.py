@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from reports.foreign import one_line
+from foundation.text import one_line
 
 EVENT_LIMIT = 1 << 20
 """Bytes of one event, and of an error's body."""

@@ -11,7 +11,7 @@ import numpy as np
 from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Usage
 from dynabench.live.http_client import HttpPool, clock
 from dynabench.live.timeline import Stats, Timeline
-from reports.foreign import one_line
+from foundation.text import one_line
 from serving.engines.timer import StepTimer
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig, Pacer

@@ -105,7 +105,7 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
         (["simulate", "--no-such-flag"], "no-such-flag"),
         (["run", "--http-port", "PORT"], "on 127.0.0.1 cannot be used: Address already in use; name another"),
         (["report", "taken"], "taken: not a results folder"),
-        (["workload", "synth", "bad.jsonl"], "bad.jsonl exists"),
+        (["workload", "synth", "bad.jsonl"], "bad.jsonl: exists"),
         (["workload", "synth", "new.jsonl", "--rate", "-1"], "rate must be greater than 0, not -1"),
     ],
 )

@@ -16,8 +16,9 @@ import pytest
 
 from dynabench.experiment.arms import arm_name
 from dynabench.terminal import Terminal
+from foundation.text import one_line, printable
 from reports import folder, tables
-from reports.foreign import csv_cell, markdown_cell, one_line, printable, script_json
+from reports.foreign import csv_cell, markdown_cell, script_json
 from reports.records import ArmResult
 from reports.summary import summarize
 from tests.strange_server import answers, strange_server

@@ -1,0 +1,20 @@
+"""Text that others wrote (servers, file names, errors), made fit to be shown."""
+
+
+def printable(text: str) -> str:
+    """Spell out what a terminal would obey: control characters and those that change the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def one_line(text: str | bytes | BaseException, limit: int = 300) -> str:
+    """Return the beginning of a text, or of an error's message, as one printable line."""
+    if isinstance(text, BaseException):
+        text = str(text) or type(text).__name__
+    if isinstance(text, bytes):
+        text = text[: 4 * limit].decode(errors="replace")
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= limit else f"{line[:limit]}..."
