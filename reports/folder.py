@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from foundation.errors import UserError
 from foundation.files import replace_text
 from foundation.text import one_line, printable
 from reports import charts, page, tables
@@ -41,7 +42,7 @@ NEEDED = (
 )  # fmt: skip
 
 
-class ReportError(Exception):
+class ReportError(UserError):
     """A results folder that cannot be written or read."""
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from foundation.errors import UserError
 
-class WorkloadError(Exception):
+
+class WorkloadError(UserError):
     """A workload that cannot be used; the message names the file and line, or the setting."""
 
 

@@ -6,29 +6,20 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dynabench.cli.groups import (
-    EngineSettings,
-    ExperimentRouter,
-    Live,
-    Load,
-    Overheads,
-    Shape,
-    plain_errors,
-)
-from dynabench.cli.workload import flat
-from dynabench.errors import UserError
-from dynabench.experiment.arms import Settings
-from dynabench.experiment.settings import (
-    CalibrateConfig,
-    ExperimentRouterConfig,
-    LiveConfig,
-    OverheadConfig,
-    ValidateConfig,
-    ValidateExperimentConfig,
-)
+from dynabench.cli.groups import Client, Engine, Load, MeasuredFrontend, MeasuredRouter, Overheads, Shape, Timing, flat
+from dynabench.cli.groups import Runtime as RuntimeFlags
+from dynabench.cli.groups import plain_errors
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pool, simulated_pool
+from dynabench.deployment.overhead import OverheadConfig
+from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig, ValidateExperimentConfig, ValidatePoolConfig
+from dynabench.live.settings import ClientConfig
+from dynabench.plan import Settings
 from dynabench.terminal import Terminal
+from foundation.errors import UserError
 from foundation.text import printable
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -77,9 +68,13 @@ def validate(
     experiment: Annotated[ValidateExperimentConfig, flat("Experiment", 1)] = ValidateExperimentConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
-    router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
-    live: Live = LiveConfig(),  # noqa: B008
-    engine: EngineSettings = EngineConfig(),  # noqa: B008
+    client: Client = ClientConfig(),  # noqa: B008
+    pool: Annotated[ValidatePoolConfig, flat("Workers", 5)] = ValidatePoolConfig(),  # noqa: B008
+    router: MeasuredRouter = MeasuredRouterConfig(),  # noqa: B008
+    frontend: MeasuredFrontend = MeasuredFrontendConfig(),  # noqa: B008
+    runtime: RuntimeFlags | None = None,
+    engine: Engine = EngineConfig(),  # noqa: B008
+    timing: Timing = TimingConfig(),  # noqa: B008
     overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:
     """Compare real runs with simulated ones of the same workload, figure by figure.
@@ -90,9 +85,13 @@ def validate(
         experiment: router modes and repeats.
         shape: what to change about the workload.
         load: how the workload is sent.
+        client: how requests are sent and measured.
+        pool: the real engine, and how many workers there are on both sides.
         router: settings of the router.
-        live: the real engine.
-        engine: settings of the simulated engine, its step times with --timing-file or --gpu.
+        frontend: settings of the real frontend.
+        runtime: how the real processes find and reach each other (default: in a folder of their own).
+        engine: settings of the simulated engine's scheduler.
+        timing: its step times, with --timing-file or --gpu.
         overhead: what lies between a client and the simulated engines.
     """
     from dynabench.fidelity.recordings import is_recording
@@ -100,14 +99,20 @@ def validate(
     from reports.tables import distances, fidelity_table
 
     console = Terminal()
-    settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, live, overhead)
     if config.real is not None and is_recording(config.real):
         if config.fail_if:
             raise UserError("--fail-if is for runs; a recording has only the times of steps")
         with plain_errors():
-            return _validate_steps(config.real, engine)
+            return _validate_steps(config.real, timing)
     with plain_errors():
-        out, found = hold(workload, config, experiment, settings, console)
+        real = None
+        if pool.engine != "mocker":
+            real = Deployment(
+                pools=(running_pool(pool, timing.model),), router=router, frontend=frontend, runtime=runtime
+            )
+        simulated = Deployment(pools=(simulated_pool(pool, engine, timing),), router=router, overhead=overhead)
+        settings = Settings(simulated, shape, load, client)
+        out, found = hold(workload, config, experiment, settings, console, real=real)
     for note in found["notes"]:
         console.print(f"not valid: {note}", style="red", soft_wrap=True)
     for arm, part in found["arms"].items():
@@ -124,11 +129,11 @@ def validate(
     return 1 if failures or found["notes"] else 0
 
 
-def _validate_steps(path: Path, engine: EngineConfig) -> int:
+def _validate_steps(path: Path, timing: TimingConfig) -> int:
     """Print how the times of a recording's steps compare with simulated ones."""
     from dynabench.fidelity.recordings import read, step_times
 
-    times = step_times(read(path), engine)
+    times = step_times(read(path), timing)
     print(printable(str(path)) + ": steps, mean real, mean simulated (ms), error of their sum, median error of a step")
     for label, wanted in (("with prefill", True), ("decode only", False)):
         rows = [(real, simulated) for has_prefill, real, simulated in times if has_prefill == wanted]

@@ -2,24 +2,46 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
 
-from dynabench.cli.workload import flat
-from dynabench.errors import UserError
-from dynabench.experiment.settings import ExperimentConfig, ExperimentRouterConfig, LiveConfig, OverheadConfig
+from cyclopts import Group, Parameter
+
+from dynabench.deployment.flags import LivePoolConfig, MeasuredFrontendConfig, MeasuredRouterConfig, PoolConfig
+from dynabench.deployment.overhead import OverheadConfig
+from foundation.errors import UserError
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.live.settings import ClientConfig
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from serving.runtime.config import RuntimeConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
+
+
+def flat(title: str, order: int) -> Parameter:
+    """Let the fields of a dataclass be options of a command, in a group of its help."""
+    return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
+
 
 Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
 Shape = Annotated[ShapeConfig, flat("Workload", 2)]
 Load = Annotated[LoadConfig, flat("Load", 3)]
-RouterSettings = Annotated[RouterConfig, flat("Router", 4)]
-ExperimentRouter = Annotated[ExperimentRouterConfig, flat("Router", 4)]
-Live = Annotated[LiveConfig, flat("Live stack", 5)]
+Client = Annotated[ClientConfig, flat("Client", 4)]
+Pool = Annotated[PoolConfig, flat("Workers", 5)]
+LivePool = Annotated[LivePoolConfig, flat("Workers", 5)]
+Engine = Annotated[EngineConfig, flat("Simulated engine", 6)]
+Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
-EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 6)]
+Router = Annotated[RouterConfig, flat("Router", 8)]
+MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
+Frontend = Annotated[FrontendConfig, flat("Frontend", 9)]
+MeasuredFrontend = Annotated[MeasuredFrontendConfig, flat("Frontend", 9)]
+Runtime = Annotated[RuntimeConfig, flat("Runtime", 10)]
+DeploymentFile = Annotated[Path | None, Parameter(name=["--deployment", "-f"])]
 
 
 @contextlib.contextmanager
@@ -29,3 +51,25 @@ def plain_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def refuse_beside(file: Path, *groups: Any) -> None:
+    """Refuse flags that say what is deployed where a file does.
+
+    Raises:
+        UserError: a group holds any.
+    """
+    given = [group for group in groups if group is not None]
+    flags = [f"--{name.replace('_', '-')}" for group in given for name in _given(group)]
+    if given:
+        what = ", ".join(flags) or f"the flags of {', '.join(type(group).__name__ for group in given)}"
+        raise UserError(
+            f"{what} beside --deployment {file}: put settings into the file, or vary them, as with "
+            "--vary pools.NAME.num_gpu_blocks=1024,2048"
+        )
+
+
+def _given(group: Any) -> list[str]:
+    """Return the settings of a group that are not at their defaults."""
+    default = type(group)()
+    return [part.name for part in fields(group) if getattr(group, part.name) != getattr(default, part.name)]

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Parameter
 
+from dynabench.cli.groups import flat
 from dynabench.experiment.workload_file import read_workload, write_workload
 from dynabench.terminal import Terminal
 from foundation.files import new_file
@@ -22,11 +23,6 @@ workload_app = App(name="workload", help="Look at workloads, make them, change a
 
 UNITS = {"duration_s": "duration (s)", "rate": "rate (requests/s)", "isl": "isl (tokens)", "osl": "osl (tokens)"}
 """Labels of figures whose names say no unit."""
-
-
-def flat(title: str, order: int) -> Parameter:
-    """Let the fields of a dataclass be options of a command, in a group of its help."""
-    return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
 
 
 @workload_app.command

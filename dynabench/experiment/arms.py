@@ -3,93 +3,43 @@
 import itertools
 import re
 import typing
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from dynabench.errors import UserError
-from dynabench.experiment.settings import ExperimentConfig, LiveConfig, OverheadConfig
+from dynabench.deployment import paths
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.live.settings import ClientConfig
+from dynabench.plan import Arm, Settings
+from foundation.settings import expected
 from foundation.text import printable
-from mocker import EngineConfig
 from reports.summary import NOISE_FLOOR
-from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything one run is made of."""
-
-    mode: str
-    workers: int
-    shape: ShapeConfig
-    load: LoadConfig
-    router: RouterConfig
-    engine: EngineConfig
-    live: LiveConfig | None
-    overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009 (frozen)
-
-    def __post_init__(self) -> None:
-        """Refuse settings that do not go together."""
-        if self.live is None or self.live.engine == "mocker":
-            return
-        if self.engine.model is None:
-            raise UserError(f"--engine {self.live.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One side of a comparison."""
-
-    name: str
-    settings: Settings
-    changes: dict[str, Any]
-    """What sets it apart, by name of the setting."""
-    is_repeated: bool = False
-    """Whether it is the first arm once more, to tell how far two equal runs differ."""
-
-    @property
-    def plain_changes(self) -> dict[str, str | int | float | None]:
-        """What sets it apart, as JSON takes it."""
-        return {
-            name: value if isinstance(value, (str, int, float, type(None))) else str(value)
-            for name, value in self.changes.items()
-        }
-
-
-OWNERS: dict[str, type] = {
-    "shape": ShapeConfig,
-    "load": LoadConfig,
-    "router": RouterConfig,
-    "engine": EngineConfig,
-    "live": LiveConfig,
-    "overhead": OverheadConfig,
-}
-"""Where a setting may belong, by the field of `Settings` that holds it."""
+SENT: dict[str, type] = {"shape": ShapeConfig, "load": LoadConfig, "client": ClientConfig}
+"""What may be varied beside the deployment, by the field of `Settings` that holds it."""
 
 
 def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
     """Make every combination of the values of every axis; the first is the baseline.
 
     Raises:
-        ValueError: an axis is no setting, or a value is none of its.
+        ValueError: an axis is not a setting, or a value is not one of its.
     """
     axes = [("router_mode", list(experiment.router_mode))] + [read_axis(text, settings) for text in experiment.vary]
     names = [name for name, _ in axes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{', '.join(sorted(twice))} is varied twice")
-    if settings.live is not None and settings.live.url:
-        ours = [
-            name for name in names[1:] if name == "workers" or owner(name, settings) not in ("load", "shape", "live")
-        ]
+    if settings.url:
+        ours = [name for name in names[1:] if path_of(name, settings).partition(".")[0] not in SENT]
         if ours:
             raise ValueError(
                 f"{', '.join(ours)} cannot be varied with --url: what answers there has settings of its own; "
                 "vary what is sent to it, such as concurrency=8,16"
             )
-    alone = "endpoint" if settings.live is not None and settings.live.url else experiment.router_mode[0]
+    alone = "endpoint" if settings.url else experiment.router_mode[0]
     arms = []
     for values in itertools.product(*(values for _, values in axes)):
         changes = dict(zip(names, values, strict=True))
@@ -114,73 +64,88 @@ def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
     """Read `name=value,value,...`.
 
     Raises:
-        ValueError: there is no such setting, or a value is none of its.
+        ValueError: there is no such setting, or a value is not one of its.
     """
     name, equals, rest = text.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")
-    values = [value.strip() for value in re.split(r",(?![^(]*\))", rest) if value.strip()]
-    if not equals or not values:
+    texts = [value.strip() for value in re.split(r",(?![^(]*\))", rest) if value.strip()]
+    if not equals or not texts:
         raise ValueError(
             f"vary {text!r} is not understood; expected NAME=VALUE,VALUE,... such as num_gpu_blocks=1024,2048"
         )
-    found = [convert(name, value, settings) for value in values]
-    if len(set(map(str, found))) != len(found):
+    values = [convert(name, value, settings) for value in texts]
+    if len(set(map(str, values))) != len(values):
         raise ValueError(f"vary {text!r} names a value twice")
-    for value in found:
+    for value in values:
         change(settings, name, value)
-    return name, found
+    return name, values
 
 
 def convert(name: str, value: str, settings: Settings) -> Any:
     """Read a value of a setting.
 
     Raises:
-        ValueError: there is no such setting, or it is none of its values.
+        ValueError: there is no such setting, or it is not one of its values.
     """
-    if name == "router_mode":
-        return value
-    kind = int if name == "workers" else typing.get_type_hints(OWNERS[owner(name, settings)])[name]
+    hint = _hint(path_of(name, settings), settings)
+    if value == "none" and type(None) in typing.get_args(hint):
+        return None
     try:
-        return (
-            None
-            if value == "none" and type(None) in typing.get_args(kind)
-            else msgspec.convert(value, kind, strict=False)
-        )
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{name} cannot be {value!r}: {error}") from error
+        return msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError:
+        raise ValueError(f"{name} is {value!r}; expected {expected(hint)}") from None
 
 
-def owner(name: str, settings: Settings) -> str:
-    """Tell which field of the settings holds one.
+def path_of(name: str, settings: Settings) -> str:
+    """Return the path of a setting that is given by its short name.
 
     Raises:
-        ValueError: none does.
+        ValueError: there is none of that name, or several.
     """
-    for part, kind in OWNERS.items():
-        if getattr(settings, part) is not None and name in {field.name for field in fields(kind)}:
-            return part
-    known = sorted(
-        field.name for part, kind in OWNERS.items() if getattr(settings, part) is not None for field in fields(kind)
-    )
-    raise ValueError(
-        f"{name} is no setting that can be varied; expected router_mode, workers or one of {', '.join(known)}"
-    )
+    found = paths.full(settings.deployment, name)
+    if found is not None:
+        return found
+    for part, kind in SENT.items():
+        if getattr(settings, part) is not None and name in paths.hints(kind):
+            return f"{part}.{name}"
+    raise ValueError(f"{name} is no setting that can be varied; expected one of {', '.join(known(settings))}")
+
+
+def known(settings: Settings) -> list[str]:
+    """Return the short names of everything that can be varied."""
+    parts = [kind for part, kind in SENT.items() if getattr(settings, part) is not None]
+    sent = {name for kind in (*parts, *paths.SECTIONS.values()) for name in paths.hints(kind)}
+    pooled = {name for pool in settings.deployment.pools for name in paths.settings_of_pool(pool.engine)}
+    return sorted({"router_mode", "workers"} | sent | pooled)
 
 
 def change(settings: Settings, name: str, value: Any) -> Settings:
     """Give a setting another value.
 
     Raises:
-        ValueError: there is no such setting, or the value is none of its.
+        ValueError: there is no such setting, or the value is not one of its.
     """
-    if name == "router_mode":
-        return replace(settings, mode=value)
-    if name == "workers":
-        if value < 1:
-            raise ValueError(f"workers must be at least 1, not {value}")
-        return replace(settings, workers=value)
-    part = owner(name, settings)
-    return replace(settings, **{part: replace(getattr(settings, part), **{name: value})})
+    path = path_of(name, settings)
+    part, _, setting = path.partition(".")
+    _hint(path, settings)
+    if part not in SENT:
+        return replace(settings, deployment=paths.change(settings.deployment, path, value))
+    return replace(settings, **{part: replace(getattr(settings, part), **{setting: value})})
+
+
+def _hint(path: str, settings: Settings) -> Any:
+    part, _, setting = path.partition(".")
+    if part not in SENT:
+        hint = paths.hint_of(settings.deployment, path)
+        if settings.client is None and paths.is_of_processes(settings.deployment, path):
+            raise ValueError(f"{path} is of processes, which virtual time does not have; vary it with dynabench run")
+        if settings.client is not None and part == "overhead":
+            raise ValueError(f"{path} is of virtual time; what lies between a client and real processes is measured")
+        return hint
+    hints = paths.hints(SENT[part])
+    if getattr(settings, part) is None or setting not in hints:
+        raise ValueError(f"{path} is unknown; expected one of {', '.join(sorted(hints))}")
+    return hints[setting]
 
 
 def _text(value: Any) -> str:

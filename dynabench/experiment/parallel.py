@@ -8,7 +8,7 @@ from typing import Any, Literal
 import joblib
 from joblib.externals.loky.backend import resource_tracker
 
-from dynabench.errors import UserError
+from foundation.errors import UserError
 from dynabench.interrupt import Flag, Interrupt, held_back
 
 Backend = Literal["local", "ray", "dask"]

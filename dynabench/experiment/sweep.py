@@ -10,13 +10,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dynabench.errors import UserError
-from dynabench.experiment.arms import Arm, Settings, arms_of, change
+from foundation.errors import UserError
+from dynabench.deployment.file import as_plain
+from dynabench.experiment.arms import arms_of, change
+from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.parallel import in_parallel
-from dynabench.experiment.run import load_workload, progress_bar, simulate_arm, sweep_manifest
+from dynabench.experiment.run import Source, progress_bar, source_of
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.interrupt import Flag, Interrupt
+from dynabench.plan import Arm, Plan, Settings
 from dynabench.terminal import Terminal
+from dynabench.virtual.run import run as simulate
 from foundation.files import replace_text
 from reports import metrics, slo
 from reports.summary import summarize
@@ -54,7 +58,9 @@ def run_sweep(
         else:
             is_complete, found = _search(work, arms, console)
         rows = [row for row in (work.known(arm) for arm in arms) if row is not None] if config.find is None else found
-        manifest = sweep_manifest(files, experiment, settings, arms) | {"sweep": asdict(config), "identity": identity}
+        workload = work.source(arms[0].settings.shape)
+        manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
+        manifest |= {"sweep": asdict(config), "identity": identity}
         return out, sweep_report.write(out, manifest, rows, work.all_points(), is_complete=is_complete)
 
 
@@ -71,7 +77,7 @@ class _Work:
         interrupt: Interrupt,
     ) -> None:
         self.interrupt = interrupt
-        self.files = files
+        self.source = source_of(files, experiment)
         self.experiment = experiment
         self.config = config
         self.points = points
@@ -104,8 +110,7 @@ class _Work:
         """Return what simulates a point."""
         experiment = self.experiment
         return simulate_point, (
-            arm, self.files, experiment.trace_block_size, experiment.format, experiment.seed, experiment.repeats, self.limits,
-            self.config.attainment, self.interrupt.flag,
+            arm, self.source, experiment.seed, experiment.repeats, self.limits, self.config.attainment, self.interrupt.flag,
         )  # fmt: skip
 
     def _file(self, arm: Arm) -> Path:
@@ -115,9 +120,7 @@ class _Work:
 
 def simulate_point(
     arm: Arm,
-    files: tuple[Path, ...],
-    block_size: int | None,
-    format: str | None,
+    source: Source,
     seed: int,
     repeats: int,
     limits: list[slo.Limit],
@@ -125,9 +128,9 @@ def simulate_point(
     flag: Flag,
 ) -> Json:
     """Simulate a combination of settings and return its figures; all repeats together."""
-    workload = load_workload(files, block_size, arm.settings.shape, seed, format)
+    workload = source(arm.settings.shape)
     runs = [
-        simulate_arm(arm, repeat, seed + repeat, workload, is_interrupted=flag.is_raised) for repeat in range(repeats)
+        simulate(Plan(arm, repeat, seed + repeat), workload, is_interrupted=flag.is_raised) for repeat in range(repeats)
     ]
     summary = summarize(runs, limits, with_intervals=False)
     figures = summary["arms"][arm.name]
@@ -273,12 +276,8 @@ def _identity(files: tuple[Path, ...], config: SweepConfig, experiment: Experime
         "format": experiment.format,
         "slo": [str(limit) for limit in experiment.limits],
         "attainment": config.attainment,
-        "settings": [
-            asdict(part)
-            for part in (settings.shape, settings.load, settings.router, settings.engine, settings.overhead)
-        ],
-        "times": _digest(settings.engine.timing_file),
-        "workers": settings.workers,
+        "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],
+        "times": [_digest(pool.timing.timing_file) for pool in settings.deployment.pools],
         "modes": list(ROUTER_MODES),
         "metrics": list(metrics.FORMULAS),
     }

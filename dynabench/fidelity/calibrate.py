@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dynabench.errors import UserError
+from foundation.errors import UserError
 from dynabench.experiment.settings import CalibrateConfig, ExperimentRouterConfig
 from dynabench.fidelity.fitting import OUTLIER, Fit, fit_steps, predicted
 from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log

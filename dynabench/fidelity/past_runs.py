@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dynabench.errors import UserError
+from foundation.errors import UserError
 from reports.records import ArmResult
 from workloads import Request, Workload
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynabench.errors import UserError
+from foundation.errors import UserError
 
 RECORDER = "dynabench.fidelity.step_recorder.StepRecorder"
 """What vLLM's `--scheduler-cls` is to be, to have a log written."""

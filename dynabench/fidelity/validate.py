@@ -1,154 +1,185 @@
 """Hold the simulator against real engines: the same workload, real and simulated, figure by figure."""
 
-import dataclasses
-import functools
 import math
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dynabench.errors import UserError
-from dynabench.experiment.arms import Arm, Settings
-from dynabench.experiment.run import load_workload, manifest_of, results_folder, simulate_arm
-from dynabench.experiment.settings import ExperimentConfig, ValidateConfig
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.manifest import manifest_of
+from dynabench.experiment.run import load_workload, results_folder, source_of
+from dynabench.experiment.settings import ExperimentConfig
 from dynabench.fidelity.fitting import OUTLIER, predicted
 from dynabench.fidelity.past_runs import read_requests
+from dynabench.fidelity.settings import ValidateConfig
 from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log
+from dynabench.plan import Arm, Plan, Settings, plans
 from dynabench.terminal import Terminal
-from mocker import EngineConfig
+from dynabench.virtual.run import run as simulate
+from foundation.errors import UserError
+from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
 from reports import fidelity, folder, tables
-from reports.records import ArmResult
+from reports.records import Record
 from workloads import Workload
 
 REAL, SIMULATED = "{}, real", "{}, simulated"
 
 
 def validate(
-    files: tuple[Path, ...], config: ValidateConfig, experiment: ExperimentConfig, settings: Settings, console: Terminal
+    files: tuple[Path, ...],
+    config: ValidateConfig,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    console: Terminal,
+    *,
+    real: Deployment | None,
 ) -> tuple[Path, dict[str, Any]]:
     """Compare real runs, live or past, with simulated ones; write a results folder; return it and what was found.
+
+    Args:
+        files: the workload.
+        config: a past run, and when to fail.
+        experiment: router modes and repeats.
+        settings: the simulated deployment, and how the workload is sent.
+        console: shows how live runs are going.
+        real: what is deployed to be measured, where no past run is given.
 
     Raises:
         UserError: neither a past run nor a live engine is given, or the past one cannot be read.
     """
     out = results_folder(experiment, "validate")
+    logs: dict[str, list[StepLog]] = {}
     if config.real is None:
-        workload, real, logs = _measure(files, experiment, settings, console)
-        known = next((log.engine for found in logs.values() for log in found), {})
-        settings = dataclasses.replace(settings, engine=like(settings.engine, known))
+        workload, measured, logs = _measure(files, experiment, settings, real, console)
+        reported = next((log.engine for found in logs.values() for log in found), {})
+        settings = like(settings, reported)
     else:
-        settings = dataclasses.replace(settings, engine=as_calibrated(settings.engine))
-        workload, real = _past(config.real, files, experiment, settings)
-        logs = {}
-    pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]] = {}
-    at_speed: dict[str, list[ArmResult]] = {}
-    speeds = {mode: speed_of(found, settings.engine) for mode, found in logs.items()}
-    runs = []
-    for mode, measured in real.items():
-        arm = Arm(SIMULATED.format(mode), dataclasses.replace(settings, mode=mode, live=None), {})
-        count = max(len(measured), 1)
-        simulated = [simulate_arm(arm, repeat, experiment.seed + repeat, workload) for repeat in range(count)]
-        pairs[mode] = (measured, simulated)
+        settings = as_calibrated(settings)
+        workload, measured = _past(config.real, files, experiment, settings)
+    (pool,) = settings.deployment.pools
+    pairs: dict[str, tuple[list[Record], list[Record]]] = {}
+    at_speed: dict[str, list[Record]] = {}
+    speeds = {mode: speed_of(found, pool.timing) for mode, found in logs.items()}
+    for mode, runs in measured.items():
+        wanted = _simulations(mode, settings, len(runs), experiment.seed)
+        pairs[mode] = (runs, [simulate(plan, workload) for plan in wanted])
         if (speed := speeds.get(mode)) is not None:
-            fast = dataclasses.replace(arm.settings, engine=at(speed, settings.engine))
-            scaled = dataclasses.replace(arm, settings=fast)
-            at_speed[mode] = [
-                simulate_arm(scaled, repeat, experiment.seed + repeat, workload) for repeat in range(count)
-            ]
-        runs += [*measured, *simulated]
+            faster = _with_pool(settings, replace(pool, timing=at(speed, pool.timing)))
+            wanted = _simulations(mode, faster, len(runs), experiment.seed)
+            at_speed[mode] = [simulate(plan, workload) for plan in wanted]
     found = fidelity.summary(pairs, [fidelity.parse(text) for text in config.fail_if], at_speed)
     for mode, speed in speeds.items():
         found["arms"][mode]["speed"] = None if speed is None else speed._asdict()
-    arms = [Arm(run.arm, settings, {}) for run in runs if run.repeat == 0]
+    every = [run for pair in pairs.values() for runs in pair for run in runs]
+    arms = [Arm(run.arm, settings, {}) for run in every if run.repeat == 0]
     named = files or (() if config.real is None else (config.real,))
-    manifest = manifest_of("virtual", named, workload, experiment, settings, arms, runs)
+    manifest = manifest_of("virtual", named, workload, experiment, settings, arms, every)
     manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": found}
-    found["notes"] = tables.notes(folder.write(out, manifest, runs))
+    found["notes"] = tables.notes(folder.write(out, manifest, every))
     return out, found
 
 
-def as_calibrated(engine: EngineConfig) -> EngineConfig:
-    """Give a simulated engine the settings that the calibrated one had.
+def _simulations(mode: str, settings: Settings, count: int, seed: int) -> list[Plan]:
+    """Return as many simulated runs of a router mode as there are real ones."""
+    deployment = replace(settings.deployment, router_mode=mode)
+    arm = Arm(SIMULATED.format(mode), replace(settings, deployment=deployment, client=None), {})
+    return [Plan(arm, repeat, seed + repeat) for repeat in range(max(count, 1))]
+
+
+def as_calibrated(settings: Settings) -> Settings:
+    """Give simulated engines the settings that the calibrated one had.
 
     Raises:
         UserError: the calibration cannot be read.
     """
-    if engine.timing_name != "calibrated" or engine.timing_file is None:
-        return engine
+    (pool,) = settings.deployment.pools
+    if pool.timing.calibration is None:
+        return settings
     try:
-        known = read_calibration(engine.timing_file)["engine"]
+        reported = read_calibration(pool.timing.calibration)["engine"]
     except ValueError as error:
         raise UserError(str(error)) from error
-    if engine.num_gpu_blocks is not None:
-        known = known | {"num_gpu_blocks": engine.num_gpu_blocks}
-    return like(engine, known)
+    if pool.mocker.num_gpu_blocks is not None:
+        reported = reported | {"num_gpu_blocks": pool.mocker.num_gpu_blocks}
+    return like(settings, reported)
 
 
-def like(engine: EngineConfig, known: dict[str, Any]) -> EngineConfig:
-    """Give a simulated engine the settings that a real one told."""
-    if "policy" in known:
-        known = known | {"scheduling_policy": known["policy"]}
-    names = {field.name for field in dataclasses.fields(EngineConfig)} & known.keys() - {"model"}
-    return dataclasses.replace(engine, **{name: known[name] for name in names if known[name] is not None})
+def like(settings: Settings, reported: dict[str, Any]) -> Settings:
+    """Give simulated engines the settings that a real one reported."""
+    (pool,) = settings.deployment.pools
+    if "policy" in reported:
+        reported = reported | {"scheduling_policy": reported["policy"]}
+    names = {field.name for part in (pool.mocker, pool.timing) for field in fields(part)} - {"model"}
+    dials, times = divide({name: value for name, value in reported.items() if name in names and value is not None})
+    return _with_pool(
+        settings, replace(pool, mocker=replace(pool.mocker, **dials), timing=replace(pool.timing, **times))
+    )
+
+
+def _with_pool(settings: Settings, pool: Pool) -> Settings:
+    return replace(settings, deployment=replace(settings.deployment, pools=(pool,)))
 
 
 def _measure(
-    files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings, console: Terminal
-) -> tuple[Workload, dict[str, list[ArmResult]], dict[str, list[StepLog]]]:
-    """Run the real engine, every mode in turn and back (ABBA); return what it told of its steps, too."""
-    from dynabench.live.run import run_live
+    files: tuple[Path, ...],
+    experiment: ExperimentConfig,
+    settings: Settings,
+    real: Deployment | None,
+    console: Terminal,
+) -> tuple[Workload, dict[str, list[Record]], dict[str, list[StepLog]]]:
+    """Run the real engine in every mode; return what it reported of its steps, too."""
+    from dynabench.live.run import run as measure
     from dynabench.live.view import LiveView
 
-    live = settings.live
-    if live is None or live.engine == "mocker":
+    if real is None:
         raise UserError("validate needs something real: --engine vllm with --model, or --real with a past run")
-    source = functools.partial(
-        load_workload, files, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
-    )
-    workload = source(config=settings.shape)
-    flags = (f"--scheduler-cls={RECORDER}",) if live.engine == "vllm" else ()
+    if is_watched := real.pools[0].engine == "vllm":
+        watched = replace(real.pools[0], engine_args={"scheduler-cls": RECORDER})
+        real = replace(real, pools=(watched,))
+    workload = source_of(files, experiment)(settings.shape)
     logs: dict[str, list[StepLog]] = {mode: [] for mode in experiment.router_mode}
-    real: dict[str, list[ArmResult]] = {mode: [] for mode in experiment.router_mode}
-    for repeat in range(experiment.repeats):
-        for mode in experiment.router_mode[:: -1 if repeat % 2 else 1]:
-            started: list[float] = []
-            with (
-                tempfile.TemporaryDirectory(prefix="dynabench-") as steps,
-                LiveView(console, f"{mode} {repeat + 1}/{experiment.repeats}", len(workload)) as view,
-            ):
-                os.environ[LOG] = f"{steps}/steps"
-                run = run_live(
-                    workload,
-                    live=live,
-                    mode=mode,
-                    engine=settings.engine,
-                    router=settings.router,
-                    num_workers=settings.workers,
-                    load=settings.load,
-                    seed=experiment.seed + repeat,
-                    view=view,
-                    engine_flags=flags,
-                    on_start=started.append,
-                )
-                if not run.is_complete:
-                    raise KeyboardInterrupt("interrupted before the real runs were whole; nothing was written")
-                if flags:
-                    told = [read_step_log(file).between(started[0], math.inf) for file in Path(steps).iterdir()]
-                    _count_preemptions(run, told)
-                    logs[mode] += told
-            run.arm, run.repeat = REAL.format(mode), repeat
-            real[mode].append(run)
-    return workload, real, logs
+    runs: dict[str, list[Record]] = {mode: [] for mode in experiment.router_mode}
+    arms = [
+        Arm(REAL.format(mode), replace(settings, deployment=replace(real, router_mode=mode)), {})
+        for mode in experiment.router_mode
+    ]
+    for plan in plans(arms, experiment.repeats, experiment.seed):
+        mode, started = plan.deployment.router_mode, list[float]()
+        title = f"{mode} {plan.repeat + 1}/{experiment.repeats}"
+        with _step_logs() as steps, LiveView(console, title, len(workload)) as view:
+            run = measure(plan, workload, view=view, on_start=started.append)
+            if not run.is_complete:
+                raise KeyboardInterrupt("interrupted before the real runs were whole; nothing was written")
+            if is_watched:
+                found = [read_step_log(file).between(started[0], math.inf) for file in steps.iterdir()]
+                run = _with_preemptions(run, found)
+                logs[mode] += found
+        runs[mode].append(run)
+    return workload, runs, logs
 
 
-def _count_preemptions(run: ArmResult, logs: list[StepLog]) -> None:
-    """Note how often vLLM preempted; of which request is not known, so the first has them all."""
-    run.columns["preemptions"] = np.zeros(len(run.columns["request"]), np.int32)
-    run.columns["preemptions"][:1] = sum(int(log.steps["preempted"].sum()) for log in logs)
+@contextmanager
+def _step_logs() -> Iterator[Path]:
+    """Give the folder into which engines that are started meanwhile log their steps."""
+    with tempfile.TemporaryDirectory(prefix="dynabench-") as folder:
+        os.environ[LOG] = f"{folder}/steps"
+        try:
+            yield Path(folder)
+        finally:
+            del os.environ[LOG]
+
+
+def _with_preemptions(run: Record, logs: list[StepLog]) -> Record:
+    """Note how often vLLM preempted, all requests together: which of them is not known."""
+    count = sum(int(log.steps["preempted"].sum()) for log in logs)
+    return replace(run, facts={**run.facts, "preemptions": float(count)})
 
 
 class Speed(NamedTuple):
@@ -160,15 +191,15 @@ class Speed(NamedTuple):
     """Of the others, which read memory."""
 
 
-def speed_of(logs: list[StepLog], engine: EngineConfig) -> Speed | None:
+def speed_of(logs: list[StepLog], timing: TimingConfig) -> Speed | None:
     """Return how fast a real engine was in these runs.
 
     Machines drift, and what slows their memory need not slow their arithmetic. This tells what of an error is their speed, and
     what is the model.
     """
-    if not logs or engine.timing_name != "calibrated" or engine.timing_file is None:
+    if not logs or timing.calibration is None:
         return None
-    costs = read_calibration(engine.timing_file)["step"]
+    costs = read_calibration(timing.calibration)["step"]
     expected = np.concatenate([predicted(costs, log.steps) for log in logs])
     actual = np.concatenate([log.duration_s for log in logs])
     kept = actual < OUTLIER * expected
@@ -177,36 +208,33 @@ def speed_of(logs: list[StepLog], engine: EngineConfig) -> Speed | None:
     return Speed(*(float(expected[kind].sum() / actual[kind].sum()) if kind.any() else 1.0 for kind in kinds))
 
 
-def at(speed: Speed, engine: EngineConfig) -> EngineConfig:
+def at(speed: Speed, timing: TimingConfig) -> TimingConfig:
     """Make a simulated engine as fast."""
-    return dataclasses.replace(
-        engine,
-        speedup_ratio=engine.speedup_ratio * speed.prefill,
-        decode_speedup_ratio=engine.decode_speedup_ratio * speed.decode / speed.prefill,
+    return replace(
+        timing,
+        speedup_ratio=timing.speedup_ratio * speed.prefill,
+        decode_speedup_ratio=timing.decode_speedup_ratio * speed.decode / speed.prefill,
     )
 
 
 def _past(
     real: Path, files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings
-) -> tuple[Workload, dict[str, list[ArmResult]]]:
+) -> tuple[Workload, dict[str, list[Record]]]:
     if not real.is_dir():
         if files:
             raise UserError(f"records of requests are their own workload; leave out {' '.join(map(str, files))}")
         workload, run = read_requests(real)
-        mode = settings.mode
-        run.arm = REAL.format(mode)
-        return workload, {mode: [run]}
+        mode = experiment.router_mode[0]
+        return workload, {mode: [replace(run, arm=REAL.format(mode))]}
     _, runs = folder.read(real)
     workload = load_workload(files, experiment.trace_block_size, settings.shape, experiment.seed, experiment.format)
-    found: dict[str, list[ArmResult]] = {}
+    found: dict[str, list[Record]] = {}
     for run in runs:
-        if int(run.columns["request"].max(initial=-1)) >= len(workload):
+        if int(run.requests.request.max(initial=-1)) >= len(workload):
             raise UserError(
                 f"{real} has more requests than {workload.name}; give the workload and shape it was run with"
             )
         mode = run.arm.removesuffix(REAL.format(""))
-        if mode.endswith(SIMULATED.format("")):
-            continue
-        run.arm = REAL.format(mode)
-        found.setdefault(mode, []).append(run)
+        if not mode.endswith(SIMULATED.format("")):
+            found.setdefault(mode, []).append(replace(run, arm=REAL.format(mode)))
     return workload, found

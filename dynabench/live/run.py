@@ -1,4 +1,4 @@
-"""One arm of an experiment over real HTTP, on the wall clock."""
+"""One run over real HTTP, on the wall clock."""
 
 import asyncio
 import contextlib
@@ -7,28 +7,28 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import numpy as np
 import uvloop
 
-from dynabench.experiment.settings import MAX_FAILED_SHARE, LiveConfig
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
 from dynabench.live.load import Target
+from dynabench.live.settings import MAX_FAILED_SHARE, ClientConfig
 from dynabench.live.stack import LaunchError, LocalStack
 from dynabench.live.view import LiveView
-from dynabench.virtual.run import check_fits
-from mocker import EngineConfig
-from reports.records import ArmResult
-from serving.frontend.config import FrontendConfig
+from dynabench.plan import Plan
+from reports.records import Record
 from serving.model.card import ModelError, vocab_size
-from serving.router import RouterConfig, wants_kv_events
-from serving.runtime.config import RuntimeConfig
-from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineChoice, EngineError, check_installed, make_engine
+from serving.router import wants_kv_events
+from serving.worker.engine import EngineError
+from serving.worker.registry import check_installed, make_engine
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of
@@ -47,65 +47,92 @@ STOPPING = "interrupted: writing what was measured; requests in progress are giv
 STOPPING_EARLY = "interrupted while the stack was starting: ending its processes; Ctrl-C again stops at once"
 
 
-def run_live(
+def run(
+    plan: Plan,
     workload: Workload,
     *,
-    live: LiveConfig,
-    mode: str,
-    engine: EngineConfig,
-    router: RouterConfig,
-    num_workers: int,
-    seed: int,
-    load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
     view: LiveView | None = None,
-    engine_flags: tuple[str, ...] = (),
     on_start: Callable[[float], None] | None = None,
     interrupt: Interrupt | None = None,
-) -> ArmResult:
+) -> Record:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack.
 
-    With `live.url` nothing is started, and whatever answers there is measured; a salt keeps caches of other runs out.
-    `on_start` is told when the run begins, on the client's clock. An interrupt ends it early and keeps what came.
+    With a URL nothing is started, and whatever answers there is measured; a salt keeps caches of other runs out.
+    `on_start` is given the time at which the run begins, on the client's clock. An interrupt ends it early and keeps what
+    came.
 
     Raises:
         InterruptError: the user asked to end before the stack was up.
         LaunchError: the stack did not start.
         WorkloadError: a request can never fit.
+        ValueError: the deployment serves several models.
         KeyboardInterrupt: the user asked twice.
     """
-    if live.url is None and live.engine == "mocker":
-        check_fits(workload, engine)
+    client, load = plan.settings.client, plan.settings.load
+    assert client is not None
+    deployment = plan.deployment if client.url is not None else _measured(plan)
+    if client.url is None and not _runs_model(deployment):
+        for engine in set(engines_of(deployment)):
+            check_fits(workload, engine)
 
-    async def run(stop: asyncio.Event, is_up: asyncio.Event) -> ArmResult:
-        async with _target(live, mode, engine, router, num_workers, seed, engine_flags) as (target, dead):
+    async def whole(stop: asyncio.Event, is_up: asyncio.Event) -> Record:
+        async with _target(client, deployment, plan.seed) as (target, dead):
             is_up.set()
-            if live.engine != "mocker":
+            if client.url is None and _runs_model(deployment):
                 await _check_context(workload, target)
-            if count := _num_warmups(live, num_workers):
-                await warm_up(workload, target, count, live.timeout_s, stop)
+            if count := _num_warmups(client, deployment):
+                await warm_up(workload, target, count, client.timeout_s, stop)
             start = clock()
             if on_start is not None:
                 on_start(start)
-            salt = secrets.token_hex(8) if live.url is not None else ""
-            order = Order(workload, target, load, salt, live.timeout_s)
+            salt = secrets.token_hex(8) if client.url is not None else ""
+            order = Order(workload, target, load, salt, client.timeout_s)
             sent = await send_all(
-                order, num_clients=live.clients, stop=stop, on_stats=view.update if view is not None else None
+                order, num_clients=client.clients, stop=stop, on_stats=view.update if view is not None else None
             )
             wall_s = clock() - start
             lost = dead()
+        is_complete = not stop.is_set()
         notes = [f"{', '.join(lost)} died during the run"] if lost else []
-        notes += spoilt(sent, load, is_complete=not stop.is_set(), max_failed_share=live.max_failed_share)
-        result = ArmResult(
-            mode, sent.columns, sent.gaps, wall_s, num_workers * engine.dp_size, is_complete=not stop.is_set()
+        notes += spoilt(sent, load, is_complete=is_complete, max_failed_share=client.max_failed_share)
+        return Record(
+            plan.arm.name,
+            sent.requests,
+            sent.gaps,
+            wall_s,
+            sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools),
+            repeat=plan.repeat,
+            is_complete=is_complete,
+            notes=tuple(notes),
+            facts=sent.facts,
+            is_live=True,
         )
-        result.notes, result.facts, result.is_live = tuple(notes), sent.facts, True
-        return result
 
     with contextlib.ExitStack() as stack:
-        return uvloop.run(_interruptible(run, interrupt or stack.enter_context(Interrupt())))
+        return uvloop.run(_interruptible(whole, interrupt or stack.enter_context(Interrupt())))
 
 
-async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> ArmResult:
+def _measured(plan: Plan) -> Deployment:
+    """Return a deployment as it is measured: its workers report what the router mode wants, and hold what the engines can.
+
+    Raises:
+        ValueError: it serves several models.
+    """
+    deployment = plan.deployment
+    if len(deployment.models) > 1:
+        raise ValueError(f"pools serve {', '.join(deployment.models)}; an experiment sends its requests to one model")
+    known: dict[str, Any] = {"kv_events": wants_kv_events(deployment.router_mode, deployment.router)}
+    if deployment.pools[0].engine == "mocker":
+        known["context_length"] = min(engine.num_usable_tokens for engine in engines_of(deployment)) + 1
+    pools = tuple(replace(pool, worker=replace(pool.worker, **known)) for pool in deployment.pools)
+    return replace(deployment, pools=pools)
+
+
+def _runs_model(deployment: Deployment) -> bool:
+    return deployment.pools[0].runs_model
+
+
+async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> Record:
     """Carry out a run; the first signal ends it early, or abandons it before its stack is up, and the second ends it at once."""
     stop, is_up, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     running = asyncio.ensure_future(run(stop, is_up))
@@ -121,14 +148,14 @@ async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], int
         await asyncio.wait([running])
     if running.cancelled():
         raise KeyboardInterrupt if is_up.is_set() else InterruptError
-    result: ArmResult = running.result()
+    result: Record = running.result()
     return result
 
 
-def _num_warmups(live: LiveConfig, num_workers: int) -> int:
-    if live.warmup_requests is not None:
-        return live.warmup_requests
-    return 0 if live.engine == "mocker" else WARMUPS * num_workers
+def _num_warmups(client: ClientConfig, deployment: Deployment) -> int:
+    if client.warmup_requests is not None:
+        return client.warmup_requests
+    return WARMUPS * deployment.num_workers if client.url is None and _runs_model(deployment) else 0
 
 
 async def warm_up(workload: Workload, target: Target, count: int, timeout_s: float, stop: asyncio.Event) -> None:
@@ -185,68 +212,41 @@ def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share:
 
 @contextlib.asynccontextmanager
 async def _target(
-    live: LiveConfig,
-    mode: str,
-    engine: EngineConfig,
-    router: RouterConfig,
-    num_workers: int,
-    seed: int,
-    engine_flags: tuple[str, ...],
+    client: ClientConfig, deployment: Deployment, seed: int
 ) -> AsyncIterator[tuple[Target, Callable[[], list[str]]]]:
     """Give what is to be measured, and what tells which of its processes died."""
-    model = engine.model or "mock"
-    if live.url is not None:
+    pool = deployment.pools[0]
+    if client.url is not None:
         key = os.environ.get("OPENAI_API_KEY", "")
-        yield Target(live.url.rstrip("/").removesuffix("/v1"), model, live.prompts, key), list
+        yield Target(client.url.rstrip("/").removesuffix("/v1"), pool.served_name, client.prompts, key), list
         return
-    is_mocker = live.engine == "mocker"
-    worker = WorkerConfig(
-        model_name=model if is_mocker else "",
-        model_path="" if is_mocker else model,
-        kv_events=wants_kv_events(mode, router),
-        context_length=engine.num_usable_blocks * engine.block_size + 1 if is_mocker else live.context_length,
-    )
-    choice = None if is_mocker else _choice(live, worker, engine_flags)
+    _check_engines(deployment)
     try:
-        tokens = TOKENS if is_mocker else tokens_of(await asyncio.to_thread(vocab_size, model))
+        tokens = tokens_of(await asyncio.to_thread(vocab_size, pool.model)) if pool.runs_model else TOKENS
     except ModelError as error:
         raise LaunchError(str(error)) from error
-    stack = LocalStack(
-        frontend=FrontendConfig(
-            http_port=live.http_port,
-            http_workers=live.http_workers,
-            router_mode=mode,
-            seed=seed,
-            migration_limit=live.migration_limit,
-        ),
-        router=router,
-        worker=worker,
-        engine=choice or engine,
-        num_workers=num_workers,
-        runtime=RuntimeConfig(etcd_endpoints=live.etcd_endpoints, nats_server=live.nats_server)
-        if live.etcd_endpoints or live.nats_server
-        else None,
-    )
-    async with stack:
+    async with LocalStack(deployment, seed=seed) as stack:
         # mistral.rs gives text: what it holds back of a character comes with the next piece.
-        counts_events = live.engine != "mistralrs"
-        target = Target(stack.url, stack.model, live.prompts, "", is_ours=counts_events, tokens=tokens, has_nvext=True)
+        counts_events = pool.engine != "mistralrs"
+        target = Target(
+            stack.url, stack.model, client.prompts, "", is_ours=counts_events, tokens=tokens, has_nvext=True
+        )
         yield target, lambda: stack.group.dead
 
 
-def _choice(live: LiveConfig, worker: WorkerConfig, flags: tuple[str, ...]) -> EngineChoice:
-    """Return the engine that runs a model, once it is sure that it is there and takes its settings.
+def _check_engines(deployment: Deployment) -> None:
+    """Make sure that the engines that run models are there and take their settings.
 
     Raises:
-        LaunchError: it is not, or does not.
+        LaunchError: one is not, or does not.
     """
-    run = ModelRunConfig(extra_engine_args=live.extra_engine_args)
-    try:
-        make_engine(live.engine, worker, run, flags)
-        check_installed(live.engine)
-    except (EngineError, ValueError) as error:
-        raise LaunchError(str(error)) from error
-    return EngineChoice(live.engine, run, flags)
+    for pool in deployment.pools:
+        if pool.runs_model:
+            try:
+                make_engine(pool.engine, pool.worker, pool.run, pool.arguments)
+                check_installed(pool.engine)
+            except (EngineError, ValueError) as error:
+                raise LaunchError(str(error)) from error
 
 
 async def _check_context(workload: Workload, target: Target) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import uvloop
 from rich.table import Table
 
-from dynabench.errors import UserError
+from foundation.errors import UserError
 from dynabench.experiment.settings import SelftestConfig
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.known_server import MODEL

@@ -6,115 +6,29 @@ of the iterations that have ended.
 """
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from heapq import heappush
-from typing import Any
 
-import simpy
-
-from dynabench.virtual.lockstep import Lockstep
-from dynabench.virtual.oracles import best_by_rollout, true_work
-from dynabench.virtual.overhead import Overhead
-from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
-from mocker.engine import NO_LIMIT
+from dynabench.deployment.overhead import Overhead
+from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.oracles import true_work
+from dynabench.virtual.worker import Lockstep, Worker
+from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, Sequence, StepOutput
 from mocker.events import KvEvent
+from mocker.timing.choose import SimulatedEngine
+from reports.records import RequestLog
 from serving.router import Decision, Prompt, Router
 from serving.router.index import PrefixIndex
-from serving.router.predicting_policies import OracleLoad, OracleRollout
+from serving.router.predicting_policies import OracleLoad
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig, Pacer
 
 FEW_WORKERS = 16
-COMPLETION, ARRIVAL, SCHEDULING = 0, 1, 2
 
 
 class StalledError(RuntimeError):
     """The simulation ended with unfinished requests."""
-
-
-class Appointment(simpy.Event):
-    """An event that calls back at its time and carries nothing."""
-
-    _ok = True
-    _value = None
-
-    def __init__(self, callback: Callable[[Any], None]) -> None:
-        self.callbacks = [callback]
-
-
-class Clock(simpy.Environment):
-    """A simpy environment with appointments at absolute times, so that sums of delays do not round."""
-
-    def at(self, time: float, priority: int, callback: Callable[[Any], None]) -> None:
-        """Call back at a time; of equal times, the lower priority number comes first."""
-        heappush(self._queue, (time, priority, next(self._eid), Appointment(callback)))  # type: ignore[misc]
-
-
-class Worker:
-    """One engine on the clock."""
-
-    def __init__(self, number: int, engine: Engine, cluster: "Cluster") -> None:
-        self.number = number
-        self.engine = engine
-        self._cluster = cluster
-        self._clock = cluster.clock
-        self.caught_up_s = -1.0
-        """When the router last took in this worker's leap."""
-        self.lockstep: Lockstep | None = None
-        """The ranks it takes its steps with."""
-        self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
-        self._is_starting = False
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV blocks in use."""
-        return 1 - self.engine.num_free_blocks / self.engine.config.num_usable_blocks
-
-    def add(self, sequence: Sequence) -> None:
-        """Take a request."""
-        self.engine.add(sequence)
-        if self.lockstep is not None:
-            self.lockstep.wake()
-            return
-        step = self.engine.step
-        if step is None:
-            self._start_soon()
-        elif step.cut(self._clock.now):
-            self._wake_at = step.end
-            self._clock.at(step.end, COMPLETION, self._complete)
-
-    def _start_soon(self) -> None:
-        if not self._is_starting:
-            self._is_starting = True
-            self._clock.at(self._clock.now, SCHEDULING, self._start)
-
-    def _start(self, _: object = None) -> None:
-        self._is_starting = False
-        step = self.engine.schedule(self._clock.now, max_iterations=NO_LIMIT)
-        if step is not None:
-            self._wake_at = step.end
-            self._clock.at(step.end, COMPLETION, self._complete)
-
-    def _complete(self, _: object) -> None:
-        now = self._clock.now
-        if now != self._wake_at or self.engine.step is None:
-            return
-        self.finish_step()
-        if self._clock.peek() > now:
-            self._start()
-        else:
-            self._start_soon()
-
-    def finish_step(self) -> None:
-        """End the step in flight and pass on what it brought."""
-        output = self.engine.complete()
-        if self._cluster.sends_events_at_once and self.engine.has_events:
-            self._cluster.on_events(self)
-        if output.sampled or output.finished:
-            self._cluster.on_output(self, output.sampled, output.finished, output.end)
 
 
 class Cluster:
@@ -123,68 +37,60 @@ class Cluster:
     def __init__(
         self,
         workload: Workload,
-        *,
-        engine: EngineConfig,
+        engines: list[SimulatedEngine],
         router: Router,
-        num_workers: int,
+        *,
         load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
         overhead: Overhead = Overhead(),  # noqa: B008
         kv_event_delay_s: float = 0.0,
+        choose: "Callable[[Cluster, int], int] | None" = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
+        """Build an idle cluster.
+
+        Args:
+            workload: what is sent.
+            engines: that of each worker; their KV blocks are of one size.
+            router: spreads the requests.
+            load: how they are sent.
+            overhead: what lies between a client and the engines.
+            kv_event_delay_s: time until a KV event reaches the router (s).
+            choose: names the worker of a request by its number, instead of the router.
+            on_progress: is told how many requests have ended.
+        """
         self.clock = Clock()
         self.router = router
-        self._workload = workload
-        self._delay_s = kv_event_delay_s = 0.0 if router.is_oracle else kv_event_delay_s
-        self._index = router.index if isinstance(router.index, PrefixIndex) else None
-        self._on_progress = on_progress
-        self._overhead = overhead
-        self._answer_s = overhead.answer_s
-        self._is_delayed = overhead.before(1) > 0 or overhead.spacing_s > 0
-        self._turn_s = -math.inf
-        """When the frontend turned to the last request."""
+        self.choose = choose
+        self.workers: list[Worker] = []
+        for engine in engines:
+            self._add_worker(engine)
+        self.pacer = Pacer(workload, load)
+        self.log = RequestLog(len(workload))
+        self.num_finished = 0
+        self.first_gap_rows = [0] * len(self.workers)
         self.delays_s = 0.0
         """What all requests together spent between their clients and the router."""
-        self._block_size = engine.block_size
-        self._grouping = _Grouping(workload.block_size, engine.block_size)
-        events = router.wants_events
-        self.workers = [
-            Worker(number, Engine(engine, kv_events=events, ordered_events=False), self)
-            for number in range(num_workers * engine.dp_size)
-        ]
-        if engine.enable_expert_parallel and engine.dp_size > 1:
-            for first in range(0, len(self.workers), engine.dp_size):
-                ranks = self.workers[first : first + engine.dp_size]
-                lockstep = Lockstep(self.clock, ranks)
-                for worker in ranks:
-                    worker.lockstep = lockstep
-        for worker in self.workers:
-            router.add_worker(worker.number)
-        count = len(workload)
-        self.pacer = Pacer(workload, load)
-        self.intended_s = array("d", [-1.0]) * count
-        self.worker_of = array("i", [-1]) * count
-        self.best_blocks = array("i", [0]) * count
-        self.queue_depth = array("i", [0]) * count
-        self.overlap_blocks = array("i", [0]) * count
-        self.cached_tokens = array("i", [0]) * count
-        self.preemptions = array("i", [0]) * count
-        self.admitted_s = array("d", [-1.0]) * count
-        self.first_token_s = array("d", [-1.0]) * count
-        self.last_token_s = array("d", [-1.0]) * count
-        self.num_finished = 0
+        self._workload = workload
+        self._overhead = overhead
+        self._block_size = engines[0].config.block_size
+        self._grouping = _Grouping(workload.block_size, self._block_size)
+        self._on_progress = on_progress
+        self._turn_s = -math.inf  # when the frontend turned to the last request
         self._awaited_s = -1.0  # of the arrivals' next appointment
         self._held: dict[int, Sequence] = {}
-        self.is_rollout = isinstance(router.policy, OracleRollout)
-        self.shared = (workload, workload.requests)
-        """What copies need not copy."""
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
-        self.first_gap_rows = [0] * len(self.workers)
+        self._index = router.index if isinstance(router.index, PrefixIndex) else None
         self._caught_up_s = -1.0
+        self._delay_s = 0.0 if router.is_oracle else kv_event_delay_s
         # With few workers, events wait in their engine until a decision asks for them: fewer, larger batches.
-        self.sends_events_at_once = kv_event_delay_s > 0 or num_workers * engine.dp_size > FEW_WORKERS
+        self._sends_events_at_once = self._delay_s > 0 or len(self.workers) > FEW_WORKERS
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
+
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What copies of the cluster need not copy."""
+        return self._workload, self._workload.requests
 
     def run(self) -> None:
         """Run until every request is finished.
@@ -192,16 +98,16 @@ class Cluster:
         Raises:
             StalledError: some never do.
         """
-        requests = self._workload.requests
+        count = len(self._workload)
         self._await_arrivals()
         if self._warmup_s:
             self.clock.at(self._warmup_s, ARRIVAL, self._end_warmup)
         self.clock.run()
-        if self.num_finished != len(requests):
+        if self.num_finished != count:
             waiting = [s for worker in self.workers for s in worker.engine.scheduler.waiting]
             running = [s for worker in self.workers for s in worker.engine.scheduler.running]
             raise StalledError(
-                f"{len(requests) - self.num_finished} requests never finished; waiting: {waiting[:5]}, running: {running[:5]}"
+                f"{count - self.num_finished} requests never finished; waiting: {waiting[:5]}, running: {running[:5]}"
             )
 
     def resume(self, until: float) -> None:
@@ -214,26 +120,49 @@ class Cluster:
         prompt, sequence = self._prepared(number)
         self._send(number, sequence, self.router.pick(number, prompt, self.clock.now, only=worker))
 
-    def on_output(self, worker: Worker, sampled: list[Sequence], finished: list[Sequence], now: float) -> None:
+    def _add_worker(self, engine: SimulatedEngine) -> None:
+        """Put the ranks of a worker on the clock, each routed to by itself."""
+        first = len(self.workers)
+        for number in range(first, first + engine.config.dp_size):
+            core = Engine(
+                engine.config,
+                engine.timing,
+                num_blocks=engine.num_blocks,
+                kv_events=self.router.wants_events,
+                ordered_events=False,
+            )
+            self.workers.append(Worker(number, core, self.clock, on_step=self._on_step))
+            self.router.add_worker(number)
+        if engine.is_lockstep:
+            Lockstep(self.clock, self.workers[first:])
+
+    def _on_step(self, worker: Worker, output: StepOutput) -> None:
+        """Take in what a worker's step brought."""
+        if self._sends_events_at_once and worker.engine.has_events:
+            self._on_events(worker)
+        if output.sampled or output.finished:
+            self._on_output(worker, output)
+
+    def _on_output(self, worker: Worker, output: StepOutput) -> None:
         """Record first tokens and finishes."""
-        router = self.router
-        for sequence in sampled:
+        router, log, answer_s = self.router, self.log, self._overhead.answer_s
+        for sequence in output.sampled:
             router.on_first_token(sequence.id)
-        for sequence in finished:
+        for sequence in output.finished:
             number = sequence.id
             assert isinstance(number, int)
             router.on_finish(number)
-            self.worker_of[number] = worker.number
-            self.cached_tokens[number] = sequence.cached_tokens
-            self.preemptions[number] = sequence.num_preemptions
-            self.admitted_s[number] = sequence.first_scheduled_s
-            self.first_token_s[number] = sequence.first_token_s + self._answer_s
-            self.last_token_s[number] = now + self._answer_s
-            self.pacer.on_end(number, now + self._answer_s)
-        self.num_finished += len(finished)
-        if finished and self._on_progress is not None:
+            log.worker[number] = worker.number
+            log.cached_tokens[number] = sequence.cached_tokens
+            log.preemptions[number] = sequence.num_preemptions
+            log.admitted_s[number] = sequence.first_scheduled_s
+            log.first_token_s[number] = sequence.first_token_s + answer_s
+            log.last_token_s[number] = output.end + answer_s
+            self.pacer.on_end(number, output.end + answer_s)
+        self.num_finished += len(output.finished)
+        if output.finished and self._on_progress is not None:
             self._on_progress(self.num_finished)
-        if finished and self._is_paced:
+        if output.finished and self._is_paced:
             self._await_arrivals()
         if self._held:
             self._release()
@@ -245,22 +174,27 @@ class Cluster:
             self._awaited_s = next_s = max(next_s, self.clock.now)
             self.clock.at(next_s, ARRIVAL, self._arrive)
 
-    def _arrive(self, _: object) -> None:
+    def _arrive(self) -> None:
         now = self.clock.now
         self._awaited_s = -1.0
         while self._in_transit and self._in_transit[0][0] <= now:
             _, worker, events = self._in_transit.popleft()
             self._apply(worker, events)
         for number, intended in self.pacer.due(now):
-            self.intended_s[number] = intended
-            if self._is_delayed:
-                turn = self._turn_s = max(now, self._turn_s + self._overhead.spacing_s)
-                passed = turn + self._overhead.before(self._workload.requests[number].input_length)
+            self.log.intended_s[number] = intended
+            passed = self._passed_on(number, now)
+            if passed > now:
                 self.delays_s += passed - now
                 self.clock.at(passed, ARRIVAL, partial(self._dispatch, number))
             else:
                 self._dispatch(number)
         self._await_arrivals()
+
+    def _passed_on(self, number: int, now: float) -> float:
+        """Return when the router gets a request that comes now (s)."""
+        overhead = self._overhead
+        turn = self._turn_s = max(now, self._turn_s + overhead.spacing_s)
+        return turn + overhead.before(self._workload.requests[number].input_length)
 
     def _prepared(self, number: int) -> tuple[Prompt, Sequence]:
         """Return a request as the router and as an engine take it."""
@@ -276,7 +210,7 @@ class Cluster:
         )
         return prompt, sequence
 
-    def _dispatch(self, number: int, _: object = None) -> None:
+    def _dispatch(self, number: int) -> None:
         now = self.clock.now
         prompt, sequence = self._prepared(number)
         if self._index is not None:
@@ -284,8 +218,8 @@ class Cluster:
         if self.router.policy.needs_state:
             for worker in self.workers:
                 self.router.on_load(worker.number, worker.kv_usage, len(worker.engine.scheduler.waiting))
-        if self.is_rollout:
-            self.send_to(number, best_by_rollout(self, number))
+        if self.choose is not None:
+            self.send_to(number, self.choose(self, number))
             return
         if isinstance(self.router.policy, OracleLoad):
             self.router.policy.truth = [true_work(worker.engine, now) for worker in self.workers]
@@ -303,18 +237,19 @@ class Cluster:
             self._send(number, self._held.pop(number), decision)
 
     def _send(self, number: int, sequence: Sequence, decision: Decision) -> None:
-        worker = decision.worker
-        self.overlap_blocks[number] = decision.overlap_blocks
-        self.best_blocks[number] = max(decision.overlaps, default=-1)
-        self.queue_depth[number] = self.router.load(worker).num_requests - 1
+        worker, log = decision.worker, self.log
+        log.predicted_tokens[number] = decision.overlap_blocks * self._block_size
+        if decision.overlaps:
+            log.best_tokens[number] = max(decision.overlaps) * self._block_size
+        log.queue_depth[number] = self.router.load(worker).num_requests - 1
         self.workers[worker].add(sequence)
 
-    def _end_warmup(self, _: object) -> None:
+    def _end_warmup(self) -> None:
         """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
         for place, worker in enumerate(self.workers):
             self.first_gap_rows[place] = worker.engine.split_log(self.clock.now)
 
-    def on_events(self, worker: Worker) -> None:
+    def _on_events(self, worker: Worker) -> None:
         """Send a worker's KV events to the router."""
         events = worker.engine.take_events()
         if self._delay_s:
@@ -344,7 +279,7 @@ class Cluster:
                 worker.caught_up_s = now
                 engine.advance(now)
             if engine.has_events:
-                self.on_events(worker)
+                self._on_events(worker)
 
     def _apply(self, worker: int, events: list[KvEvent]) -> None:
         """Enter KV events into the index; blocks that only their own request could ask for are left out."""

@@ -1,26 +1,26 @@
-"""One arm of an experiment in virtual time."""
+"""One run in virtual time."""
 
-import dataclasses
 import itertools
 import random
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from dynabench.experiment.settings import OverheadConfig
+from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.deployment.overhead import overhead_of
 from dynabench.interrupt import InterruptError
+from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
-from dynabench.virtual.overhead import overhead_of
-from mocker import EngineConfig
-from mocker.timing.choose import timing_model
-from mocker.timing.files import step_noise
+from dynabench.virtual.rollout import best_by_rollout
+from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.metrics import spread
-from reports.records import ArmResult
+from reports.records import Floats, Record, Requests
 from serving.router import Router, RouterConfig
-from workloads import Workload, WorkloadError
+from serving.router.predicting_policies import OracleRollout
+from workloads import Workload
 from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
 
@@ -28,52 +28,89 @@ ASK_EVERY = 64
 """Steps between two looks at whether to go on, which may be looks at a file."""
 
 
-def check_fits(workload: Workload, engine: EngineConfig) -> None:
-    """Refuse a workload with a request that the engine could never hold.
-
-    Raises:
-        WorkloadError: the first such request, and what would help.
-    """
-    capacity = engine.num_usable_blocks * engine.block_size
-    limit = capacity if engine.max_model_len is None else min(capacity, engine.max_model_len - 1)
-    for number, request in enumerate(workload.requests):
-        if request.input_length + request.output_length - 1 > capacity or request.input_length > limit:
-            raise WorkloadError(
-                f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output tokens, "
-                f"more than the {limit} an engine can hold (num_gpu_blocks {engine.num_kv_blocks} x block_size "
-                f"{engine.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
-            )
-        if not engine.enable_chunked_prefill and request.input_length > engine.max_num_batched_tokens:
-            raise WorkloadError(
-                f"{workload.name}: request {number} has a prompt of {request.input_length} tokens; without chunked prefill "
-                f"max_num_batched_tokens ({engine.max_num_batched_tokens}) must be at least that"
-            )
-
-
-def simulate(
+def run(
+    plan: Plan,
     workload: Workload,
     *,
-    mode: str,
-    engine: EngineConfig,
-    router: RouterConfig,
-    num_workers: int,
-    seed: int,
-    load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
-    overhead: OverheadConfig = OverheadConfig(),  # noqa: B008 (frozen)
     on_progress: Callable[[int], None] | None = None,
     is_interrupted: Callable[[], bool] = bool,
-) -> ArmResult:
-    """Run one arm of an experiment in virtual time; once `is_interrupted` says so, end it and keep what is done.
+) -> Record:
+    """Carry out one run in virtual time; once `is_interrupted` says so, end it and keep what is done.
 
     Raises:
         WorkloadError: a request can never fit.
+        ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
-    check_fits(workload, engine)
-    times = overhead_of(overhead, engine)
-    router = with_step_costs(router, engine)
-    core = Router(mode, router, block_size=engine.block_size, rng=random.Random(f"router {seed}"), closed_events=True)
+    deployment, load = plan.deployment, plan.settings.load
+    engines = engines_of(deployment)
+    for engine in set(engines):
+        check_fits(workload, engine)
+    overhead = overhead_of(deployment.overhead, deployment.pools[0].timing)
+    router = with_step_costs(deployment.router, engines)
+    core = Router(
+        deployment.router_mode,
+        router,
+        block_size=engines[0].config.block_size,
+        rng=random.Random(f"router {plan.seed}"),
+        closed_events=True,
+    )
+    cluster = Cluster(
+        workload,
+        engines,
+        core,
+        load=load,
+        overhead=overhead,
+        kv_event_delay_s=router.kv_event_delay_s,
+        choose=best_by_rollout if isinstance(core.policy, OracleRollout) else None,
+        on_progress=_progress(on_progress, is_interrupted),
+    )
+    started, is_complete = time.perf_counter(), True
+    try:
+        cluster.run()
+    except InterruptError:
+        is_complete = False
+    wall_s = time.perf_counter() - started
+    requests = _requests(cluster, workload, engines, load)
+    facts = {}
+    if any(overhead) and len(requests):
+        outside = cluster.delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
+        facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
+    return Record(
+        plan.arm.name,
+        requests,
+        _gaps(cluster, engines),
+        wall_s,
+        len(cluster.workers),
+        repeat=plan.repeat,
+        is_complete=is_complete,
+        facts=facts,
+    )
 
+
+def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) -> RouterConfig:
+    """Give the predicting modes what the engines' steps cost, where the user has not: the mean over the workers."""
+    rows = {engine: _step_costs(engine) for engine in set(engines)}
+    means = {name: sum(rows[engine][name] for engine in engines) / len(engines) for name in rows[engines[0]]}
+    means["step_budget_tokens"] = round(means["step_budget_tokens"])
+    missing = {name: max(value, 0) for name, value in means.items() if getattr(router, name) is None}
+    return replace(router, **missing)  # type: ignore[arg-type]
+
+
+def _step_costs(engine: SimulatedEngine) -> dict[str, float]:
+    timing, budget, capacity = engine.timing, engine.config.max_num_batched_tokens, engine.kv_capacity_tokens
+    decode = timing.decode(1, 1).first
+    base = timing.mixed(chunk(1), 0, 0)
+    return {
+        "step_base_ms": (base + decode) * 1e3,
+        "step_prefill_us": (timing.mixed(chunk(budget), 0, 0) - base) / max(budget - 1, 1) * 1e6,
+        "step_decode_us": (timing.decode(2, 2).first - decode) * 1e6,
+        "step_context_ns": (timing.decode(1, capacity // 2).first - decode) / max(capacity // 2, 1) * 1e9,
+        "step_budget_tokens": budget,
+    }
+
+
+def _progress(on_progress: Callable[[int], None] | None, is_interrupted: Callable[[], bool]) -> Callable[[int], None]:
     times_asked = itertools.count()
 
     def progressed(done: int) -> None:
@@ -82,88 +119,38 @@ def simulate(
         if next(times_asked) % ASK_EVERY == 0 and is_interrupted():
             raise InterruptError
 
-    cluster = Cluster(
-        workload,
-        engine=engine,
-        router=core,
-        num_workers=num_workers,
-        load=load,
-        overhead=times,
-        kv_event_delay_s=router.kv_event_delay_s,
-        on_progress=progressed,
+    return progressed
+
+
+def _requests(cluster: Cluster, workload: Workload, engines: Sequence[SimulatedEngine], load: LoadConfig) -> Requests:
+    """Return what became of the requests that were answered."""
+    log = cluster.log
+    isl = np.array([request.input_length for request in workload.requests], np.int32)
+    planned = np.array([request.output_length for request in workload.requests], np.int32)
+    limits = np.array([engine.config.max_model_len or np.iinfo(np.int32).max for engine in engines])
+    ranks = np.repeat(limits, [engine.config.dp_size for engine in engines])
+    requests = log.finish(
+        sent_s=log.intended_s,
+        first_byte_s=log.first_token_s,
+        done_s=log.last_token_s,
+        isl=isl,
+        osl=planned,
+        planned_isl=isl,
+        planned_osl=planned,
+        first_chunk_tokens=np.ones(len(log), np.int32),
+        endless_tokens=endless_hits(workload),
+        is_measured=[load.is_measured(time) for time in log.intended_s],
     )
-    started, is_complete = time.perf_counter(), True
-    try:
-        cluster.run()
-    except InterruptError:
-        is_complete = False
-    wall_s = time.perf_counter() - started
-    gaps = np.concatenate(
-        [
-            np.array(worker.engine.log.rows).reshape(-1, 5)[first:]
-            for worker, first in zip(cluster.workers, cluster.first_gap_rows, strict=True)
-        ]
-    )
-    gaps = spread(gaps, step_noise(engine))
-    columns = _columns(cluster, workload, engine)
-    columns["is_measured"] = np.array([load.is_measured(time) for time in columns["intended_s"]], bool)
-    if not is_complete:
-        columns = {name: column[columns["worker"] >= 0] for name, column in columns.items()}
-    run = ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)
-    if any(times) and len(columns["request"]):
-        outside = cluster.delays_s / sum(time >= 0 for time in cluster.intended_s) + times.answer_s
-        run.facts["overhead_share"] = outside / float(np.mean(columns["first_token_s"] - columns["sent_s"]))
-    return run
+    requests = requests if cluster.num_finished == len(log) else requests[~requests.worker.mask]
+    room = ranks[requests.worker.data] - requests.isl
+    return requests.replace(osl=np.minimum(requests.osl, room))
 
 
-def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict[str, np.ndarray]:
-    """Return the columns of requests.parquet."""
-    requests, size = workload.requests, engine.block_size
-    first, last = np.array(cluster.first_token_s), np.array(cluster.last_token_s)
-    isl = np.array([request.input_length for request in requests], np.int32)
-    osl = np.array([request.output_length for request in requests], np.int32)
-    planned = osl
-    if engine.max_model_len is not None:
-        osl = np.minimum(osl, engine.max_model_len - isl)
-    intended = np.array(cluster.intended_s)
-    return {
-        "request": np.arange(len(requests), dtype=np.int32),
-        "worker": np.array(cluster.worker_of),
-        "intended_s": intended,
-        "sent_s": intended,
-        "admitted_s": np.array(cluster.admitted_s),
-        "first_byte_s": first,
-        "first_token_s": first,
-        "last_token_s": last,
-        "done_s": last,
-        "isl": isl,
-        "osl": osl,
-        "planned_isl": isl,
-        "planned_osl": planned,
-        "first_chunk_tokens": np.ones(len(requests), np.int32),
-        "cached_tokens": np.array(cluster.cached_tokens),
-        "predicted_tokens": np.array(cluster.overlap_blocks) * size,
-        "best_tokens": np.maximum(np.array(cluster.best_blocks) * size, -1),
-        "endless_tokens": endless_hits(workload),
-        "queue_depth": np.array(cluster.queue_depth),
-        "preemptions": np.array(cluster.preemptions),
-        "error": np.full(len(requests), "", dtype=object),
-    }
-
-
-def with_step_costs(router: RouterConfig, engine: EngineConfig) -> RouterConfig:
-    """Tell the predicting modes what the simulated engine's steps cost, where the user has not."""
-    timing = timing_model(engine)
-    budget, capacity = engine.max_num_batched_tokens, engine.kv_capacity_tokens
-    decode = timing.decode(1, 1).first
-    base = timing.mixed(chunk(1), 0, 0)
-    costs: dict[str, Any] = {
-        "step_base_ms": (base + decode) * 1e3,
-        "step_prefill_us": (timing.mixed(chunk(budget), 0, 0) - base) / max(budget - 1, 1) * 1e6,
-        "step_decode_us": (timing.decode(2, 2).first - decode) * 1e6,
-        "step_context_ns": (timing.decode(1, capacity // 2).first - decode) / max(capacity // 2, 1) * 1e9,
-        "step_budget_tokens": budget,
-    }
-    return dataclasses.replace(
-        router, **{name: max(value, 0) for name, value in costs.items() if getattr(router, name) is None}
-    )
+def _gaps(cluster: Cluster, engines: Sequence[SimulatedEngine]) -> Floats:
+    """Return the gaps between tokens after the warm-up, scattered as each engine's steps are."""
+    noise = [engine.noise for engine in engines for _ in range(engine.config.dp_size)]
+    rows = [
+        spread(np.array(worker.engine.log.rows).reshape(-1, 5)[first:], factors)
+        for worker, first, factors in zip(cluster.workers, cluster.first_gap_rows, noise, strict=True)
+    ]
+    return np.concatenate(rows)

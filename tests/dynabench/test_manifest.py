@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dynabench.errors import UserError
+from foundation.errors import UserError
 from dynabench.experiment.arms import Settings, arms_of
 from dynabench.experiment.run import load_workload, manifest_of, run_experiment
 from dynabench.experiment.settings import ExperimentConfig, LiveConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynabench.errors import UserError
+from foundation.errors import UserError
 from dynabench.experiment.settings import OverheadConfig
 from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, spacing
 from dynabench.fidelity.fitting import fit_steps, predicted

@@ -1,4 +1,4 @@
-"""What the command line tells in one line."""
+"""What a command line prints as one line."""
 
 
 class UserError(Exception):

@@ -1,0 +1,238 @@
+"""Commands that run experiments: simulate, run, sweep; and what belongs to them: modes, selftest."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from dynabench.cli.groups import (
+    Client,
+    DeploymentFile,
+    Engine,
+    Experiment,
+    LivePool,
+    Load,
+    MeasuredFrontend,
+    MeasuredRouter,
+    Overheads,
+    Pool,
+    Runtime,
+    Shape,
+    Timing,
+    flat,
+    plain_errors,
+    refuse_beside,
+)
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.file import read
+from dynabench.deployment.flags import (
+    LivePoolConfig,
+    MeasuredFrontendConfig,
+    MeasuredRouterConfig,
+    PoolConfig,
+    live_pool,
+    simulated_pool,
+)
+from dynabench.deployment.overhead import OverheadConfig
+from dynabench.experiment.settings import ExperimentConfig, SweepConfig
+from dynabench.live.settings import ClientConfig, SelftestConfig
+from dynabench.plan import Settings
+from dynabench.terminal import Terminal
+from foundation.errors import UserError
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.router.modes import ADDITIONS, ROUTER_MODES
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+DEFAULT_MODES = ("round-robin", "kv")
+
+
+def simulate(
+    workload: tuple[Path, ...] = (),
+    /,
+    *,
+    deployment: DeploymentFile = None,
+    experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
+    shape: Shape = ShapeConfig(),  # noqa: B008
+    load: Load = LoadConfig(),  # noqa: B008
+    pool: Pool | None = None,
+    router: MeasuredRouter | None = None,
+    engine: Engine | None = None,
+    timing: Timing | None = None,
+    overhead: Overheads | None = None,
+) -> int:
+    """Compare router modes, or any other settings, in virtual time.
+
+    Args:
+        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
+        deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
+        experiment: what to compare.
+        shape: what to change about the workload.
+        load: how the workload is sent.
+        pool: how many workers.
+        router: settings of the router.
+        engine: settings of each engine's scheduler.
+        timing: how long the engines' steps take.
+        overhead: what lies between a client and the engines.
+    """
+    with plain_errors():
+        deployed = _simulated(deployment, pool, router, engine, timing, overhead)
+    settings = Settings(deployed, shape, load)
+    return _compare("virtual", workload, _with_modes(experiment, deployment), settings)
+
+
+def run(
+    workload: tuple[Path, ...] = (),
+    /,
+    *,
+    deployment: DeploymentFile = None,
+    experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
+    shape: Shape = ShapeConfig(),  # noqa: B008
+    load: Load = LoadConfig(),  # noqa: B008
+    client: Client = ClientConfig(),  # noqa: B008
+    pool: LivePool | None = None,
+    router: MeasuredRouter | None = None,
+    frontend: MeasuredFrontend | None = None,
+    runtime: Runtime | None = None,
+    engine: Engine | None = None,
+    timing: Timing | None = None,
+) -> int:
+    """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
+
+    Args:
+        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
+        deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
+        experiment: what to compare.
+        shape: what to change about the workload.
+        load: how the workload is sent.
+        client: how requests are sent and measured.
+        pool: the workers.
+        router: settings of the router.
+        frontend: settings of the frontend.
+        runtime: how the processes find and reach each other (default: in a folder of their own).
+        engine: settings of each simulated engine's scheduler.
+        timing: how long the steps of simulated engines take.
+    """
+    with plain_errors():
+        if deployment is not None:
+            refuse_beside(deployment, pool, router, frontend, runtime, engine, timing)
+            deployed = read(deployment)
+        else:
+            pool = pool or LivePoolConfig()
+            if client.url is not None and pool.engine != "mocker":
+                raise UserError(f"--engine {pool.engine} is for a stack of our own; --url measures another")
+            deployed = Deployment(
+                pools=(live_pool(pool, engine or EngineConfig(), timing or TimingConfig()),),
+                router=router or MeasuredRouterConfig(),
+                frontend=frontend or MeasuredFrontendConfig(),
+                runtime=runtime,
+            )
+    settings = Settings(deployed, shape, load, client)
+    return _compare("wall", workload, _with_modes(experiment, deployment), settings)
+
+
+def sweep(
+    workload: tuple[Path, ...] = (),
+    /,
+    *,
+    deployment: DeploymentFile = None,
+    config: Annotated[SweepConfig, flat("Sweep", 0)] = SweepConfig(),  # noqa: B008 (frozen)
+    experiment: Experiment = ExperimentConfig(),  # noqa: B008
+    shape: Shape = ShapeConfig(),  # noqa: B008
+    load: Load = LoadConfig(),  # noqa: B008
+    pool: Pool | None = None,
+    router: MeasuredRouter | None = None,
+    engine: Engine | None = None,
+    timing: Timing | None = None,
+    overhead: Overheads | None = None,
+) -> int:
+    """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
+
+    Args:
+        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
+        deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
+        config: how to go through the settings.
+        experiment: what to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
+        shape: what to change about the workload.
+        load: how the workload is sent.
+        pool: how many workers.
+        router: settings of the router.
+        engine: settings of each engine's scheduler.
+        timing: how long the engines' steps take.
+        overhead: what lies between a client and the engines.
+    """
+    from dynabench.experiment.sweep import run_sweep
+    from reports.tables import sweep_table
+
+    console = Terminal()
+    with plain_errors():
+        settings = Settings(_simulated(deployment, pool, router, engine, timing, overhead), shape, load)
+        out, summary = run_sweep(workload, config, _with_modes(experiment, deployment), settings, console=console)
+    console.print(sweep_table(summary, console.width))
+    console.print(summary["verdict"])
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    return 0 if summary["is_complete"] else 130
+
+
+def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
+    """Run the load generator against a server of known delays and print the error of every metric.
+
+    Args:
+        config: what the server does.
+    """
+    from dynabench.live.selftest import run_selftest
+
+    return run_selftest(config, Terminal())
+
+
+def modes() -> None:
+    """List the router modes, and what can be added to one."""
+    for name, kind in ROUTER_MODES.items():
+        print(f"{name:20} {kind.description}")
+    print("\nAdded with +, such as lmetric+eps(5):")
+    for text in ADDITIONS.values():
+        print(f"  {text}")
+
+
+def _simulated(
+    file: Path | None,
+    pool: PoolConfig | None,
+    router: MeasuredRouterConfig | None,
+    engine: EngineConfig | None,
+    timing: TimingConfig | None,
+    overhead: OverheadConfig | None,
+) -> Deployment:
+    """Return what is simulated, from a file or from flags."""
+    if file is not None:
+        refuse_beside(file, pool, router, engine, timing, overhead)
+        return read(file)
+    return Deployment(
+        pools=(simulated_pool(pool or PoolConfig(), engine or EngineConfig(), timing or TimingConfig()),),
+        router=router or MeasuredRouterConfig(),
+        overhead=overhead or OverheadConfig(),
+    )
+
+
+def _with_modes(experiment: ExperimentConfig, file: Path | None) -> ExperimentConfig:
+    """Fill in the router modes to compare; a deployment's file names its own."""
+    if experiment.router_mode or file is not None:
+        return experiment
+    return replace(experiment, router_mode=DEFAULT_MODES)
+
+
+def _compare(
+    clock: Literal["virtual", "wall"], files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings
+) -> int:
+    from dynabench.cli.results import print_like, print_summary
+    from dynabench.experiment.run import run_experiment
+
+    console = Terminal()
+    with plain_errors():
+        out, summary = run_experiment(clock, files, experiment, settings, console=console)
+    print_summary(summary, console)
+    if experiment.metrics_like is not None:
+        print_like(out, experiment.metrics_like, console)
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    if not summary["is_complete"]:
+        return 130
+    return 0 if summary["is_valid"] else 1

@@ -1,0 +1,187 @@
+"""What is deployed: pools of alike workers behind one frontend. The same value is simulated, measured and served.
+
+    Deployment
+      router_mode, router       how requests are spread over the workers of a model
+      frontend, runtime         of the processes, on the wall clock
+      overhead                  in virtual time, what lies between a client and the engines
+      pools                     workers that are alike; pools with one model name serve that model together
+        replicas, engine        how many, and which engine
+        mocker, timing          settings of a simulated engine
+        run, arguments          settings of an engine that runs a model
+        worker                  what is registered, and how it drains
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dynabench.deployment.overhead import OverheadConfig
+from foundation.settings import Count, check
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.frontend.config import FrontendConfig
+from serving.model.files import model_name
+from serving.router import Mode, RouterConfig
+from serving.runtime.config import RuntimeConfig
+from serving.worker.config import ModelRunConfig, WorkerConfig
+
+EngineName = Literal["mocker", "echo_core", "echo_full", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"]
+ECHOES = ("echo_core", "echo_full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Workers that are alike."""
+
+    name: str = "worker"
+
+    role: Literal["aggregated"] = "aggregated"
+    """What its workers do with a request: all of it."""
+
+    replicas: Count = 4
+    """Workers."""
+
+    engine: EngineName = "mocker"
+    """What each of them runs."""
+
+    mocker: EngineConfig = EngineConfig()  # noqa: RUF009 (frozen)
+    timing: TimingConfig = TimingConfig()  # noqa: RUF009
+    run: ModelRunConfig = ModelRunConfig()  # noqa: RUF009
+    worker: WorkerConfig = WorkerConfig()  # noqa: RUF009
+
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of an engine that runs a model, by their names."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no pool can be."""
+        check(self)
+        if not self.name.isidentifier():
+            raise ValueError(f"a pool's name must be letters, digits and underscores, not {self.name!r}")
+        if self.engine_args and not self.runs_model:
+            raise ValueError(f"engine_args are for engines that run models; {self.engine} takes its settings by name")
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether its engine runs a model, in a package of its own."""
+        return self.engine not in ("mocker", *ECHOES)
+
+    @property
+    def model(self) -> str:
+        """The model that is simulated or run: a Hugging Face id or a path; empty if none is named."""
+        return self.timing.model or "" if self.engine == "mocker" else self.worker.model_path
+
+    @property
+    def served_name(self) -> str:
+        """The name under which clients ask for the model."""
+        path = self.worker.model_path
+        return self.worker.model_name or (model_name(path) if path else self.timing.model or "mock")
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that its workers use together."""
+        if self.engine == "mocker":
+            each = self.timing.tensor_parallel_size * self.mocker.dp_size
+        else:
+            each = self.run.tensor_parallel_size
+        return self.replicas * each
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """`engine_args` as flags of the engine."""
+        import msgspec
+
+        return tuple(f"--{name}={msgspec.json.encode(value).decode()}" for name, value in self.engine_args.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Pools behind one frontend."""
+
+    name: str = "dynamo"
+    """Namespace in which its processes find each other."""
+
+    pools: tuple[Pool, ...] = (Pool(),)  # noqa: RUF009 (frozen)
+
+    gpus: Count | None = None
+    """GPUs there are; more than the pools need is fine (default: not checked)."""
+
+    router_mode: str = "round-robin"
+    """How requests are spread over the workers of a model."""
+
+    router: RouterConfig = RouterConfig()  # noqa: RUF009
+
+    standalone_router: bool = False
+    """Put the router into a process of its own."""
+
+    frontend: FrontendConfig = field(default_factory=FrontendConfig)
+    runtime: RuntimeConfig | None = None
+    """How its processes find each other (default: in a folder of their own)."""
+
+    overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be deployed; messages begin with the path of what is wrong."""
+        check(self)
+        Mode.parse(self.router_mode)
+        if not self.pools:
+            raise ValueError("pools is empty; at least one pool was expected")
+        names = [pool.name for pool in self.pools]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"pools.{sorted(twice)[0]} is there twice; expected pools of different names")
+        needed = sum(pool.num_gpus for pool in self.pools)
+        if self.gpus is not None and needed > self.gpus:
+            parts = ", ".join(f"{pool.name} {pool.num_gpus}" for pool in self.pools)
+            raise ValueError(f"gpus is {self.gpus}; expected at least {needed}, as the pools need them ({parts})")
+        for model in self.models.values():
+            _check_alike(model)
+        if self.standalone_router and len(self.models) > 1:
+            raise ValueError(
+                f"standalone_router is true; expected one model, not {', '.join(self.models)}: a router process serves one"
+            )
+
+    @property
+    def models(self) -> dict[str, tuple[Pool, ...]]:
+        """The pools of each model, by the name that clients ask for."""
+        found: dict[str, tuple[Pool, ...]] = {}
+        for pool in self.pools:
+            found[pool.served_name] = (*found.get(pool.served_name, ()), pool)
+        return found
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes of all pools."""
+        return sum(pool.replicas for pool in self.pools)
+
+    def pool(self, name: str) -> Pool:
+        """Return a pool by its name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        known = ", ".join(pool.name for pool in self.pools)
+        raise ValueError(f"pools.{name} is unknown; expected one of {known}")
+
+
+def _check_alike(pools: tuple[Pool, ...]) -> None:
+    """Refuse pools that cannot serve a model together: one router addresses KV blocks of one size."""
+    first = pools[0]
+    for pool in pools[1:]:
+        for path, value, expected in _shared(first, pool):
+            if value != expected:
+                raise ValueError(
+                    f"pools.{pool.name}.{path} is {value!r}; expected {expected!r}, as in pools.{first.name}: "
+                    f"both serve {first.served_name}"
+                )
+
+
+def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (setting, value, expected value) of what pools that serve one model must agree on."""
+    yield "engine", other.engine, first.engine
+    if first.engine == "mocker":
+        yield "block_size", other.mocker.block_size, first.mocker.block_size
+    yield "kv_cache_block_size", other.run.kv_cache_block_size, first.run.kv_cache_block_size
+    yield "model_path", other.worker.model_path, first.worker.model_path
+    yield "kv_events", other.worker.kv_events, first.worker.kv_events

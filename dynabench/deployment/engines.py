@@ -1,0 +1,43 @@
+"""The simulated engines of a deployment, and whether a workload fits them."""
+
+from dynabench.deployment.description import Deployment
+from mocker.timing.choose import SimulatedEngine, resolve
+from workloads import Workload, WorkloadError
+
+
+def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
+    """Return the engine of each worker, in the order of the pools.
+
+    Raises:
+        ValueError: a pool is not simulated, pools serve several models, or a setting cannot be used.
+    """
+    if len(deployment.models) > 1:
+        raise ValueError(f"pools serve {', '.join(deployment.models)}; an experiment sends its requests to one model")
+    engines: list[SimulatedEngine] = []
+    for pool in deployment.pools:
+        if pool.engine != "mocker":
+            raise ValueError(f"pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker': only that is simulated")
+        engines += [resolve(pool.mocker, pool.timing)] * pool.replicas
+    return engines
+
+
+def check_fits(workload: Workload, engine: SimulatedEngine) -> None:
+    """Refuse a workload with a request that the engine could never hold.
+
+    Raises:
+        WorkloadError: the first such request, and what would help.
+    """
+    config, capacity = engine.config, engine.num_usable_tokens
+    limit = capacity if config.max_model_len is None else min(capacity, config.max_model_len - 1)
+    for number, request in enumerate(workload.requests):
+        if request.input_length + request.output_length - 1 > capacity or request.input_length > limit:
+            raise WorkloadError(
+                f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output tokens, "
+                f"more than the {limit} an engine can hold (num_gpu_blocks {engine.num_blocks} x block_size "
+                f"{config.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
+            )
+        if not config.enable_chunked_prefill and request.input_length > config.max_num_batched_tokens:
+            raise WorkloadError(
+                f"{workload.name}: request {number} has a prompt of {request.input_length} tokens; without chunked prefill "
+                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least that"
+            )

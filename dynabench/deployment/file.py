@@ -1,0 +1,167 @@
+"""Deployments as YAML:
+
+    model: meta-llama/Llama-3.1-8B      # of every pool that names none
+    router_mode: kv
+    router: {kv_overlap_score_weight: 1.0}
+    pools:
+      new: {gpu: h100, replicas: 2}
+      old: {gpu: a100, replicas: 4, tensor_parallel_size: 2}
+
+The settings of a pool stand side by side, whichever part of it holds them.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from dynabench.deployment.description import Deployment, EngineName, Pool
+from dynabench.deployment.paths import OWN, SECTIONS, field_of, hints, settings_of_pool
+from foundation.errors import UserError
+from foundation.settings import expected
+
+COMMON = ("model", "gpu")
+"""Settings of pools that may be given once, for all of them."""
+KEYS = ("name", *COMMON, *OWN, *SECTIONS, "pools")
+
+
+class DeploymentError(UserError):
+    """A deployment that cannot be; the message names the file, the path, the value and what was expected."""
+
+
+def read(path: Path) -> Deployment:
+    """Read a deployment.
+
+    Raises:
+        DeploymentError: the file cannot be read, or what it describes cannot be deployed.
+    """
+    try:
+        values = yaml.load(path.read_text(), _UniqueKeys)  # noqa: S506 (a SafeLoader)
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be read ({error.strerror})") from error
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise DeploymentError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+    try:
+        return from_plain(values)
+    except ValueError as error:
+        raise DeploymentError(f"{path}: {error}") from error
+
+
+def from_plain(values: Any) -> Deployment:
+    """Make a deployment of what a YAML or JSON file holds.
+
+    Raises:
+        ValueError: it is none; the message begins with the path of what is wrong.
+    """
+    top = _mapping(values, "the file")
+    if "workers" in top and "pools" not in top:
+        raise ValueError("workers is unknown; expected pools: what was a list of workers is a mapping of pools now")
+    _refuse_unknown(top, KEYS, "")
+    common = {name: top[name] for name in COMMON if name in top}
+    pools = _mapping(top.get("pools", {}), "pools")
+    sections = {name: _built(kind, top[name], name) for name, kind in SECTIONS.items() if name in top}
+    own = {name: _value(top[name], hints(Deployment)[name], name) for name in ("name", *OWN) if name in top}
+    made = tuple(_pool(str(name), _mapping(settings, f"pools.{name}"), common) for name, settings in pools.items())
+    return Deployment(pools=made, **own, **sections)
+
+
+def as_plain(deployment: Deployment) -> dict[str, Any]:
+    """Return a deployment as YAML and JSON take it, every setting in it but passwords and keys; `from_plain` reads it back."""
+    sections = {name: getattr(deployment, name) for name in SECTIONS}
+    return {
+        "name": deployment.name,
+        **{name: getattr(deployment, name) for name in OWN},
+        **{name: _plain(section) for name, section in sections.items() if section is not None},
+        "pools": {pool.name: plain_pool(pool) for pool in deployment.pools},
+    }
+
+
+def plain_pool(pool: Pool) -> dict[str, Any]:
+    """Return the settings of a pool side by side."""
+    found = {}
+    for name, (part, _) in settings_of_pool(pool.engine).items():
+        if name == "model" and part == "worker":
+            continue
+        value = getattr(getattr(pool, part) if part else pool, name)
+        found[name] = str(value) if isinstance(value, Path) else value
+    return found
+
+
+def _pool(name: str, values: dict[str, Any], common: dict[str, Any]) -> Pool:
+    """Make a pool of its settings, and of those that all pools share if its engine has them."""
+    where = f"pools.{name}"
+    engine = _value(values.get("engine", "mocker"), EngineName, f"{where}.engine")
+    known = settings_of_pool(engine)
+    _refuse_unknown(values, tuple(known), f"{where}.")
+    parts: dict[str, dict[str, Any]] = {part: {} for part, _ in known.values()}
+    for setting, value in ({key: common[key] for key in common if key in known} | values).items():
+        part, hint = known[setting]
+        key = field_of(setting) if part == "worker" else setting
+        parts[part][key] = _value(value, hint, f"{where}.{setting}")
+    own = parts.pop("")
+    try:
+        blank = Pool(name=name)
+        made = {part: dataclasses.replace(getattr(blank, part), **given) for part, given in parts.items()}
+        return Pool(**{"name": name} | own | made)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _built(kind: type, values: Any, where: str) -> Any:
+    """Make a section's dataclass of its settings."""
+    settings = _mapping(values, where)
+    known = hints(kind)
+    _refuse_unknown(settings, tuple(known), f"{where}.")
+    given = {name: _value(value, known[name], f"{where}.{name}") for name, value in settings.items()}
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _value(value: Any, hint: Any, path: str) -> Any:
+    try:
+        return msgspec.convert(value, hint, dec_hook=_decode)
+    except msgspec.ValidationError:
+        raise ValueError(f"{path} is {value!r}; expected {expected(hint)}") from None
+
+
+def _decode(kind: type, value: Any) -> Any:
+    """Make what msgspec does not know (paths) of a text."""
+    if not isinstance(value, str):
+        raise TypeError
+    return kind(value)
+
+
+def _mapping(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is {value!r}; expected a mapping of names to values")
+    return value
+
+
+def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{where}{name} is unknown; expected one of {', '.join(sorted(known))}")
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    """Return the settings of a section, without those that are secret."""
+    shown = {part.name for part in dataclasses.fields(section) if part.repr}
+    return {name: getattr(section, name) for name in hints(type(section)) if name in shown}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that is there twice is an error, rather than the last one being taken."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", key.start_mark)
+            seen.add(name)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found

@@ -1,0 +1,73 @@
+"""What lies between a client and an engine, in virtual time."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from foundation.settings import NotNegative, check
+from mocker.timing.catalog import find_engine, find_gpu
+from mocker.timing.config import TimingConfig
+from mocker.timing.files import read_calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverheadConfig:
+    """What a request meets between its client and the engine, in virtual time; a live run has its own."""
+
+    request_overhead_ms: NotNegative | None = None
+    """From the client to the engine's queue: HTTP, parsing, routing, hops (default: the calibration's or the GPU engine's, else 0)."""
+
+    prompt_overhead_us: NotNegative | None = None
+    """The same for each prompt token: tokenizing, copying (default: the calibration's, else 0)."""
+
+    request_spacing_ms: NotNegative | None = None
+    """How long a frontend is busy with a request, so that those that come at once reach the engines one by one (default: the calibration's, else 0)."""
+
+    answer_overhead_ms: NotNegative | None = None
+    """From the end of a step to the client (default: the calibration's, else 0)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        check(self)
+
+
+class Overhead(NamedTuple):
+    """Times (s) that are added outside of the engine."""
+
+    request_s: float = 0.0
+    prompt_token_s: float = 0.0
+    spacing_s: float = 0.0
+    """Between two requests that come at once."""
+    answer_s: float = 0.0
+
+    def before(self, num_prompt: int) -> float:
+        """Return the time from the client to the engine's queue (s)."""
+        return self.request_s + num_prompt * self.prompt_token_s
+
+
+def overhead_of(config: OverheadConfig, timing: TimingConfig) -> Overhead:
+    """Return the times as given, else as the engine's step times come with them."""
+    measured = _measured(timing)
+    given = (
+        config.request_overhead_ms,
+        config.prompt_overhead_us,
+        config.request_spacing_ms,
+        config.answer_overhead_ms,
+    )
+    units = (1e-3, 1e-6, 1e-3, 1e-3)
+    return Overhead(
+        *(known if value is None else value * unit for value, unit, known in zip(given, units, measured, strict=True))
+    )
+
+
+def _measured(timing: TimingConfig) -> Overhead:
+    if timing.calibration is not None:
+        found = read_calibration(timing.calibration)["overhead"]
+        return Overhead(
+            request_s=found["request_ms"] * 1e-3,
+            prompt_token_s=found["prompt_token_us"] * 1e-6,
+            spacing_s=found["spacing_ms"] * 1e-3,
+            answer_s=found["answer_ms"] * 1e-3,
+        )
+    if timing.timing_name == "roofline" and timing.gpu is not None:
+        return Overhead(find_engine(timing.timed_as, find_gpu(timing.gpu).architecture).request_s)
+    return Overhead()

@@ -1,0 +1,148 @@
+"""Settings of a deployment by their paths: `pools.decode.replicas`, `router.kv_overlap_score_weight`, `router_mode`.
+
+A short name stands for the path it can only mean: `num_gpu_blocks` for `pools.*.num_gpu_blocks`, `workers` for the
+`replicas` of the only pool.
+"""
+
+import functools
+import typing
+from dataclasses import fields, replace
+from typing import Any
+
+from dynabench.deployment.description import ECHOES, Deployment, Pool
+from dynabench.deployment.overhead import OverheadConfig
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.frontend.config import FrontendConfig
+from serving.router import RouterConfig
+from serving.runtime.config import RuntimeConfig
+from serving.worker.config import ModelRunConfig, WorkerConfig
+
+SECTIONS: dict[str, type] = {
+    "router": RouterConfig,
+    "frontend": FrontendConfig,
+    "runtime": RuntimeConfig,
+    "overhead": OverheadConfig,
+}
+DECIDED = {FrontendConfig: ("router_mode", "namespace", "seed"), WorkerConfig: ("endpoint",), Pool: ("name",)}
+"""Fields that the deployment, or the run, decides by itself."""
+OWN = ("router_mode", "standalone_router", "gpus")
+"""Settings of the deployment as a whole."""
+
+
+@functools.cache
+def hints(kind: type) -> dict[str, Any]:
+    """Return the settings of a dataclass that can be given, with their annotations."""
+    known = typing.get_type_hints(kind, include_extras=True)
+    return {part.name: known[part.name] for part in fields(kind) if part.name not in DECIDED.get(kind, ())}
+
+
+@functools.cache
+def parts_of_pool(engine: str) -> dict[str, type]:
+    """Return the dataclasses whose settings a pool with this engine has, by the pool's field that holds them."""
+    if engine == "mocker":
+        return {"mocker": EngineConfig, "timing": TimingConfig, "worker": WorkerConfig}
+    return {"worker": WorkerConfig} if engine in ECHOES else {"run": ModelRunConfig, "worker": WorkerConfig}
+
+
+@functools.cache
+def settings_of_pool(engine: str) -> dict[str, tuple[str, Any]]:
+    """Return every setting of a pool with this engine: the pool's field that holds it ("" for its own), and its annotation."""
+    parts = parts_of_pool(engine)
+    own = {name: ("", hint) for name, hint in hints(Pool).items() if name not in ("mocker", "timing", "run", "worker")}
+    found = {name: (part, hint) for part, kind in parts.items() for name, hint in hints(kind).items()}
+    if "run" in parts:
+        found["model"] = ("worker", hints(WorkerConfig)["model_path"])
+    return own | found
+
+
+def field_of(name: str) -> str:
+    """Return the field behind a setting: for engines that run models, `model` is the worker's path of it."""
+    return "model_path" if name == "model" else name
+
+
+def full(deployment: Deployment, name: str) -> str | None:
+    """Return the path that a short name stands for; a path as it is; None if the deployment has no such setting.
+
+    Raises:
+        ValueError: it could mean several.
+    """
+    if "." in name or name in OWN:
+        return name
+    if name == "workers":
+        if len(deployment.pools) > 1:
+            known = ", ".join(f"pools.{pool.name}.replicas" for pool in deployment.pools)
+            raise ValueError(f"workers could be of any pool; expected one of {known}")
+        return "pools.*.replicas"
+    for section, kind in SECTIONS.items():  # first: what a frontend is told wins over what its workers were
+        if name in hints(kind):
+            return f"{section}.{name}"
+    return f"pools.*.{name}" if any(name in settings_of_pool(pool.engine) for pool in deployment.pools) else None
+
+
+def hint_of(deployment: Deployment, path: str) -> Any:
+    """Return the annotation of a setting.
+
+    Raises:
+        ValueError: there is none of that path.
+    """
+    head, _, rest = path.partition(".")
+    if not rest and head in OWN:
+        return hints(Deployment)[head]
+    if head in SECTIONS:
+        return _known(path, rest, hints(SECTIONS[head]))
+    if head != "pools":
+        raise ValueError(f"{path} is unknown; expected {', '.join([*OWN, *SECTIONS, 'pools'])}")
+    pool, _, name = rest.partition(".")
+    found = [_known(path, name, settings_of_pool(each.engine)) for each in _pools(deployment, pool)]
+    return found[0][1]
+
+
+def is_of_processes(deployment: Deployment, path: str) -> bool:
+    """Tell whether a setting is of processes, which virtual time does not have."""
+    head, _, rest = path.partition(".")
+    if head != "pools":
+        return head in ("frontend", "runtime", "standalone_router")
+    pool, _, name = rest.partition(".")
+    return any(settings_of_pool(each.engine)[name][0] in ("worker", "run") for each in _pools(deployment, pool))
+
+
+def change(deployment: Deployment, path: str, value: Any) -> Deployment:
+    """Give a setting another value.
+
+    Raises:
+        ValueError: there is none of that path, or the value is not one of its.
+    """
+    hint_of(deployment, path)
+    head, _, rest = path.partition(".")
+    if head in OWN:
+        return replace(deployment, **{head: value})
+    if head in SECTIONS:
+        section = getattr(deployment, head) or SECTIONS[head]()
+        return replace(deployment, **{head: replace(section, **{rest: value})})
+    name, _, setting = rest.partition(".")
+    changed = {pool.name: change_pool(pool, setting, value) for pool in _pools(deployment, name)}
+    return replace(deployment, pools=tuple(changed.get(pool.name, pool) for pool in deployment.pools))
+
+
+def change_pool(pool: Pool, setting: str, value: Any) -> Pool:
+    """Give a setting of a pool another value.
+
+    Raises:
+        ValueError: the value is not one of its.
+    """
+    part, _ = settings_of_pool(pool.engine)[setting]
+    if not part:
+        return replace(pool, **{setting: value})
+    name = field_of(setting) if part == "worker" else setting
+    return replace(pool, **{part: replace(getattr(pool, part), **{name: value})})
+
+
+def _pools(deployment: Deployment, name: str) -> tuple[Pool, ...]:
+    return deployment.pools if name == "*" else (deployment.pool(name),)
+
+
+def _known(path: str, name: str, settings: dict[str, Any]) -> Any:
+    if name not in settings:
+        raise ValueError(f"{path} is unknown; expected one of {', '.join(sorted(settings))}")
+    return settings[name]

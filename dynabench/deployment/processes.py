@@ -1,0 +1,105 @@
+"""A deployment as processes of this host."""
+
+import functools
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dynabench.deployment.description import ECHOES, Deployment, Pool
+from serving.frontend.config import FrontendConfig
+from serving.frontend.server import programs as frontend_programs
+from serving.routing.service import RouterServiceConfig
+from serving.runtime.config import RuntimeConfig
+from serving.supervision.group import Program
+from serving.worker.config import WorkerConfig
+from serving.worker.devices import Allotment, allot, describe, this_host
+from serving.worker.registry import EngineChoice
+
+
+def programs(
+    deployment: Deployment, runtime: RuntimeConfig, *, namespace: str, descriptor: int, seed: int = 0
+) -> list[Program]:
+    """Return the processes of a deployment, workers first.
+
+    Args:
+        deployment: what is deployed.
+        runtime: how the processes find each other.
+        namespace: where.
+        descriptor: the frontend's listening socket.
+        seed: of the router's random choices.
+
+    Raises:
+        ValueError: an engine does not take its settings, or there are too few GPUs.
+    """
+    home = f"{namespace}-workers" if deployment.standalone_router else namespace
+    allotments = _allotments(deployment)
+    found: list[Program] = []
+    for pool in deployment.pools:
+        found += _workers(pool, _worker_config(deployment, pool, home), runtime, allotments)
+    frontend = replace(deployment.frontend, namespace=namespace, router_mode=deployment.router_mode, seed=seed)
+    if deployment.standalone_router:
+        found.append(_router(deployment, frontend, runtime, home))
+        frontend = replace(frontend, router_mode="round-robin")
+    return found + frontend_programs(frontend, deployment.router, runtime, descriptor)
+
+
+def component_of(deployment: Deployment, pool: Pool) -> str:
+    """Return the component in which all workers of a model serve it; each model has one of its own."""
+    return "backend" if len(deployment.models) == 1 else deployment.models[pool.served_name][0].name
+
+
+def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfig:
+    """Return a pool's settings of a worker, with its address and the name of its model."""
+    worker = pool.worker
+    name = worker.model_name or ("" if worker.model_path else pool.served_name)
+    return replace(worker, endpoint=f"dyn://{home}.{component_of(deployment, pool)}.generate", model_name=name)
+
+
+def _workers(
+    pool: Pool, worker: WorkerConfig, runtime: RuntimeConfig, allotments: Iterator[Allotment]
+) -> Iterator[Program]:
+    for number in range(pool.replicas):
+        name = f"{pool.name}-{number}"
+        if pool.engine == "mocker":
+            yield Program(name, ["-m", "serving.mocker"], (worker, pool.mocker, pool.timing, runtime))
+        elif pool.engine in ECHOES:
+            yield Program(name, ["-m", "serving.echo", pool.engine.removeprefix("echo_")], (worker, runtime))
+        else:
+            choice, environment, *_ = next(allotments)
+            parts = (worker, choice.run, runtime, list(choice.arguments))
+            yield Program(name, ["-m", choice.module], parts, environment)
+
+
+def _router(deployment: Deployment, frontend: FrontendConfig, runtime: RuntimeConfig, home: str) -> Program:
+    """Return a router in a process of its own, between the frontend and the workers."""
+    service = RouterServiceConfig(
+        workers=f"dyn://{home}.{component_of(deployment, deployment.pools[0])}.generate",
+        endpoint=f"dyn://{frontend.namespace}.router.generate",
+        router_mode=frontend.router_mode,
+        seed=frontend.seed,
+    )
+    return Program("router", ["-m", "serving.router_service"], (service, deployment.router, runtime))
+
+
+def _allotments(deployment: Deployment) -> Iterator[Allotment]:
+    """Divide this host among the engines that run models, in their order.
+
+    Raises:
+        ValueError: an engine does not take its settings, or there are too few GPUs.
+    """
+    running = [pool for pool in deployment.pools if pool.runs_model]
+    wanted = [
+        (EngineChoice(pool.engine, pool.run, pool.arguments), pool.worker)
+        for pool in running
+        for _ in range(pool.replicas)
+    ]
+    allotments = allot(wanted, this_host()) if wanted else []
+    for line in describe(allotments):
+        _say_once(line)
+    return iter(allotments)
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """Print a line for the user, though every arm of an experiment has it."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,131 @@
+"""What experiment.json says of an experiment: all that is needed to run it again, and to understand it."""
+
+import datetime
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.file import as_plain, plain_pool
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.plan import Arm, Settings
+from mocker import scheduler
+from reports import folder
+from reports.records import Record
+from serving.runtime.config import masked
+from serving.worker.config import read_arguments
+from serving.worker.registry import ENGINES
+from workloads import Workload
+
+SERVERS = ("--url", "--etcd-endpoints", "--nats-server")
+"""Flags whose values may hold passwords."""
+
+
+def manifest_of(
+    clock: str,
+    files: tuple[Path, ...],
+    workload: Workload,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    arms: Sequence[Arm],
+    runs: Sequence[Record],
+) -> dict[str, Any]:
+    """Return what is needed to run it again, and to understand it."""
+    deployment = settings.deployment
+    return {
+        "schema": folder.SCHEMA,
+        "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
+        "subtitle": _subtitle(clock, workload, experiment, settings),
+        "command": _command(),
+        "clock": clock,
+        "created": now().isoformat(timespec="seconds"),
+        "workload": {
+            "file": " ".join(map(str, files)) or "bundled",
+            "name": workload.name,
+            "requests": len(workload),
+            "notes": list(workload.notes),
+        },
+        "experiment": asdict(experiment) | {"out": str(experiment.out) if experiment.out else None},
+        "arms": {arm.name: arm.plain_changes for arm in arms},
+        "limits": [str(limit) for limit in experiment.limits],
+        "workers": {arm.name: arm.settings.deployment.num_workers for arm in arms},
+        "deployment": as_plain(deployment),
+        "engines": {pool.name: described_engine(pool) for pool in deployment.pools},
+        "shape": asdict(settings.shape),
+        "load": asdict(settings.load),
+        "client": None if settings.client is None else asdict(settings.client) | {"url": masked(settings.url or "")},
+        "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
+        | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
+        "runs": [folder.run_facts(run) for run in runs],
+    }
+
+
+def described_engine(pool: Pool) -> dict[str, Any]:
+    """Return what an engine is: its settings, or its name, its version here, its model and its arguments."""
+    if not pool.runs_model:
+        return plain_pool(pool)
+    package = ENGINES[pool.engine].package
+    distributions = metadata.packages_distributions().get(package, [])
+    version = metadata.version(distributions[0]) if distributions else "of unknown version"
+    extra = pool.run.extra_engine_args
+    arguments = ({} if extra is None else read_arguments(extra)) | pool.engine_args
+    return {"name": pool.engine, "version": version, "model": pool.served_name, "arguments": arguments}
+
+
+def is_compiled() -> bool:
+    """Tell whether the engine core was compiled (DYNABENCH_COMPILE=1 when it was installed)."""
+    return not str(scheduler.__file__).endswith(".py")
+
+
+def _command() -> str:
+    """Return the command line without the passwords in it."""
+    words = []
+    for before, word in pairwise(sys.argv):
+        flag, _, value = word.partition("=")
+        if flag in SERVERS:
+            words.append(f"{flag}={masked(value)}" if value else flag)
+        else:
+            words.append(masked(word) if before in SERVERS or "://" in word else word)
+    return shlex.join(["dynabench", *words])
+
+
+def _versus(names: list[str]) -> str:
+    return " vs ".join(names) if len(names) <= 4 else f"{len(names)} arms"
+
+
+def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, settings: Settings) -> str:
+    how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
+    notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
+    what = masked(settings.url) if settings.url else _workers(settings.deployment)
+    load = settings.load
+    closed = ""
+    if load.concurrency or load.session_concurrency:
+        kind = f"{load.concurrency} requests" if load.concurrency else f"{load.session_concurrency} sessions"
+        closed = f", {kind} at a time"
+    return (
+        f"{len(workload):,} requests on {what}{closed}, {how}; "
+        f"{experiment.repeats} run(s) per arm, seed {experiment.seed}{notes}"
+    )
+
+
+def _workers(deployment: Deployment) -> str:
+    """Say in a few words what is deployed."""
+    if len(deployment.pools) > 1:
+        parts = " and ".join(f"{pool.replicas} in {pool.name}" for pool in deployment.pools)
+        return f"{deployment.num_workers} engines ({parts})"
+    (pool,) = deployment.pools
+    if not pool.runs_model:
+        return f"{pool.replicas} simulated engines"
+    facts = described_engine(pool)
+    return f"{pool.replicas} {facts['name']} {facts['version']} workers with {facts['model']}"
+
+
+def now() -> datetime.datetime:
+    """Return the time of this place."""
+    return datetime.datetime.now().astimezone()

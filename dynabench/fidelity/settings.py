@@ -1,0 +1,69 @@
+"""How simulated runs are held against real ones, and how a real engine is measured."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynabench.deployment.flags import LivePoolConfig
+from dynabench.experiment.settings import ExperimentConfig
+from foundation.settings import Count, Positive, check
+from reports import fidelity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateExperimentConfig(ExperimentConfig):
+    """The same for `dynabench validate`, which most often holds one engine against one."""
+
+    router_mode: tuple[str, ...] = ("round-robin",)
+    """Router mode that is compared, real and simulated; give it once per mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatePoolConfig(LivePoolConfig):
+    """The engines of both sides."""
+
+    workers: Count = 1
+    """Engine workers, real and simulated; records of a past run do not say how many it had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateConfig:
+    """What simulated runs are held against."""
+
+    real: Path | None = None
+    """A past run instead of a live engine: a results folder, a recording with times, or records of requests (.jsonl, .csv)."""
+
+    fail_if: tuple[str, ...] = ()
+    """Exit with 1 if a figure is off by more than this, such as 'ttft.p90 > 5%' or 'tpot > 3%' (every statistic), and by
+    more than real runs differ among themselves; may be repeated."""
+
+    def __post_init__(self) -> None:
+        """Refuse thresholds without a meaning."""
+        for text in self.fail_if:
+            fidelity.parse(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateConfig:
+    """How a real engine is measured."""
+
+    out: Path = Path("calibration.json")
+    """The file to write; it must not exist."""
+
+    workers: Count = 1
+    """Engines that run at the same time, as many as the machine is to hold: they share its memory and its cores."""
+
+    steps: Path | None = None
+    """Keep the measured steps in this folder, too (JSON lines, a file for each engine); it must not exist."""
+
+    duration_s: Positive = 120.0
+    """Time to spend on all loads together, after loading (s)."""
+
+    extra_engine_args: Path | None = None
+    """JSON or YAML file with arguments of vLLM."""
+
+    seed: int = 0
+    """Seed of every random choice."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        check(self)

@@ -1,0 +1,80 @@
+"""What one run is made of, and the order in which the runs of an experiment are carried out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynabench.deployment.description import Deployment
+from dynabench.live.settings import ClientConfig
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+SEEDS_APART = 1_000_003
+"""Between an arm and its twin that shows the noise floor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is deployed, what is sent to it, and how."""
+
+    deployment: Deployment = field(default_factory=Deployment)
+    shape: ShapeConfig = ShapeConfig()  # noqa: RUF009 (frozen)
+    load: LoadConfig = LoadConfig()  # noqa: RUF009
+    client: ClientConfig | None = None
+    """How a client measures on the wall clock; none in virtual time."""
+
+    @property
+    def url(self) -> str | None:
+        """The endpoint of others that is measured instead of the deployment."""
+        return self.client.url if self.client is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One side of a comparison."""
+
+    name: str
+    settings: Settings
+    changes: Mapping[str, Any]
+    """What sets it apart, by name of the setting."""
+    is_repeated: bool = False
+    """Whether it is the first arm once more, to show how far two equal runs differ."""
+
+    @property
+    def plain_changes(self) -> dict[str, str | int | float | None]:
+        """What sets it apart, as JSON takes it."""
+        return {
+            name: value if isinstance(value, (str, int, float, type(None))) else str(value)
+            for name, value in self.changes.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run: an arm of the experiment, carried out for the nth time."""
+
+    arm: Arm
+    repeat: int = 0
+    seed: int = 0
+
+    @property
+    def settings(self) -> Settings:
+        """What is run."""
+        return self.arm.settings
+
+    @property
+    def deployment(self) -> Deployment:
+        """What is deployed."""
+        return self.arm.settings.deployment
+
+
+def plans(arms: Sequence[Arm], repeats: int, seed: int) -> list[Plan]:
+    """Return every run in the order in which they are carried out.
+
+    Arms alternate in direction from repeat to repeat (ABBA), so that drift favours none. Arms of one repeat share a seed.
+    """
+    return [
+        Plan(arm, repeat, seed + repeat + SEEDS_APART * arm.is_repeated)
+        for repeat in range(repeats)
+        for arm in (arms if repeat % 2 == 0 else arms[::-1])
+    ]

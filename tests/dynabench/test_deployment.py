@@ -1,0 +1,154 @@
+"""Deployments: files, paths, and what cannot be deployed."""
+
+from pathlib import Path
+
+import pytest
+
+from dynabench.deployment import file, paths
+from dynabench.deployment.description import Deployment, Pool
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.worker.config import WorkerConfig
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TWO_GPUS = """
+model: meta-llama/Llama-3.1-8B
+gpus: 6
+router_mode: kv
+router: {kv_overlap_score_weight: 0.5}
+pools:
+  new: {replicas: 2, gpu: h100, max_num_seqs: 64}
+  old: {replicas: 1, gpu: a100, tensor_parallel_size: 4}
+"""
+
+
+def read(folder, text):
+    path = folder / "deployment.yaml"
+    path.write_text(text)
+    return file.read(path)
+
+
+def test_a_file_describes_pools_whose_settings_stand_side_by_side(tmp_path):
+    deployment = read(tmp_path, TWO_GPUS)
+    new, old = deployment.pools
+    assert (new.name, new.replicas, new.mocker.max_num_seqs) == ("new", 2, 64)
+    assert (new.timing.gpu, new.timing.model) == ("h100", "meta-llama/Llama-3.1-8B")
+    assert (old.timing.gpu, old.num_gpus) == ("a100", 4)
+    assert (deployment.router_mode, deployment.router.kv_overlap_score_weight) == ("kv", 0.5)
+    assert deployment.num_workers == 3
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_deployment_written_down_is_read_back_equal(example):
+    deployment = file.read(example)
+    assert file.from_plain(file.as_plain(deployment)) == deployment
+
+
+def test_passwords_are_not_written_down(tmp_path):
+    text = "runtime: {nats_server: 'nats://me:secret@host', etcd_password: secret}\npools: {a: {}}"
+    assert "secret" not in str(file.as_plain(read(tmp_path, text)))
+    assert "nats://***@host" in str(file.as_plain(read(tmp_path, text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pools: {a: {replica: 2}}", "pools.a.replica is unknown; expected one of "),
+        ("pools: {a: {replicas: two}}", "pools.a.replicas is 'two'; expected at least 1"),
+        ("pools: {a: {replicas: 0}}", "pools.a.replicas is 0; expected at least 1"),
+        ("pools: {a: {gpu: h100}}", "pools.a: gpu h100 needs a model"),
+        ("pools: {a: {gpu: h1}}\nmodel: meta-llama/Llama-3.1-8B", "pools.a.gpu is 'h1'; expected one of "),
+        ("pools: {a: {role: decoder}}", "pools.a.role is 'decoder'; expected one of aggregated"),
+        ("pools: {a: {engine: vllm, block_size: 16}}", "pools.a.block_size is unknown; expected one of "),
+        ("pools: {a: {}, a: {}}", "a is there twice"),
+        ("pools: {}", "pools is empty; at least one pool was expected"),
+        ("pools: [a]", "pools is ['a']; expected a mapping of names to values"),
+        ("pools: {a-b: {}}", "pools.a-b: a pool's name must be letters, digits and underscores"),
+        ("pools: {a: {}}\nrouters: {}", "routers is unknown; expected one of "),
+        ("pools: {a: {}}\nrouter: {kv: 1}", "router.kv is unknown; expected one of "),
+        ("pools: {a: {}}\nrouter: {router_temperature: -1}", "router.router_temperature is -1; expected at least 0"),
+        ("pools: {a: {}}\nfrontend: {router_mode: kv}", "frontend.router_mode is unknown; expected one of "),
+        ("pools: {a: {}}\nrouter_mode: best", "router_mode 'best' is unknown; expected one of "),
+        ("pools: {a: {block_size: 16}, b: {block_size: 32}}", "pools.b.block_size is 32; expected 16, as in pools.a"),
+        ("gpus: 3\npools: {a: {replicas: 2, tensor_parallel_size: 2}}", "gpus is 3; expected at least 4, as the pools"),
+        ("workers: [{count: 2}]", "workers is unknown; expected pools"),
+        ("pools: {a: {engine_args: {x: 1}}}", "pools.a: engine_args are for engines that run models"),
+        ("[1, 2]", "the file is [1, 2]; expected a mapping of names to values"),
+        ("pools: {a: {}", "not YAML"),
+        (
+            "standalone_router: true\npools: {a: {model_name: x}, b: {model_name: y}}",
+            "standalone_router is true; expected one model, not x, y",
+        ),
+    ],
+)
+def test_what_cannot_be_deployed_is_one_line_that_names_file_path_value_and_what_was_expected(tmp_path, text, message):
+    with pytest.raises(file.DeploymentError) as caught:
+        read(tmp_path, text)
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'deployment.yaml'}: ")
+    assert message in said
+    assert "\n" not in said
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(file.DeploymentError, match=r"none.yaml: cannot be read \(No such file or directory\)"):
+        file.read(tmp_path / "none.yaml")
+
+
+def two_pools():
+    return Deployment(pools=(Pool(name="new", replicas=1), Pool(name="old", replicas=2)))
+
+
+def test_a_setting_of_one_pool_or_of_all_is_changed_by_its_path():
+    changed = paths.change(two_pools(), "pools.old.replicas", 5)
+    assert [pool.replicas for pool in changed.pools] == [1, 5]
+    changed = paths.change(changed, "pools.*.num_gpu_blocks", 100)
+    assert [pool.mocker.num_gpu_blocks for pool in changed.pools] == [100, 100]
+    changed = paths.change(changed, "router.router_temperature", 0.5)
+    assert changed.router.router_temperature == 0.5
+    assert paths.change(changed, "router_mode", "kv").router_mode == "kv"
+
+
+def test_a_short_name_stands_for_the_path_it_can_only_mean():
+    deployment = two_pools()
+    assert paths.full(deployment, "num_gpu_blocks") == "pools.*.num_gpu_blocks"
+    assert paths.full(deployment, "router_temperature") == "router.router_temperature"
+    assert paths.full(deployment, "request_overhead_ms") == "overhead.request_overhead_ms"
+    assert paths.full(Deployment(), "workers") == "pools.*.replicas"
+    assert paths.full(deployment, "colour") is None
+    with pytest.raises(ValueError, match=r"workers could be of any pool; expected one of pools.new.replicas, pools.old"):
+        paths.full(deployment, "workers")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("pools.mid.replicas", "pools.mid is unknown; expected one of new, old"),
+        ("pools.new.replica", "pools.new.replica is unknown; expected one of "),
+        ("pools.new", "pools.new is unknown; expected one of "),
+        ("pool.new.replicas", "pool.new.replicas is unknown; expected router_mode, "),
+        ("router.kv", "router.kv is unknown; expected one of "),
+        ("router_mode.x", "router_mode.x is unknown; expected router_mode, "),
+    ],
+)
+def test_a_path_to_nothing_is_refused_with_what_there_is(path, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        paths.change(two_pools(), path, 1)
+
+
+def test_gpus_are_counted_over_pools_and_parallelism():
+    pool = Pool(replicas=3, mocker=EngineConfig(dp_size=2), timing=TimingConfig(tensor_parallel_size=4))
+    assert pool.num_gpus == 24
+    with pytest.raises(ValueError, match=r"gpus is 23; expected at least 24, as the pools need them \(worker 24\)"):
+        Deployment(pools=(pool,), gpus=23)
+
+
+def test_pools_with_one_model_name_serve_it_together():
+    named = [Pool(name=name, worker=WorkerConfig(model_name=model)) for name, model in (("a", "x"), ("b", "y"), ("c", "x"))]
+    models = Deployment(pools=tuple(named)).models
+    assert {model: [pool.name for pool in pools] for model, pools in models.items()} == {"x": ["a", "c"], "y": ["b"]}
+
+
+def test_two_pools_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=r"pools.a is there twice; expected pools of different names"):
+        Deployment(pools=(Pool(name="a"), Pool(name="a")))
