@@ -22,8 +22,8 @@ from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineChoice, EngineError, make_engine
-from tests.serving.stacks import write_model
-from tests.waiting import PATIENCE_S, in_time, until, until_async, wait_for
+from tests.support.model import write_model
+from tests.support.waiting import PATIENCE_S, in_time, until, until_async, wait_for
 
 STANDINS = Path(__file__).parent / "standins"
 PACKAGES = {"sglang": "sglang", "trtllm": "tensorrt_llm"}

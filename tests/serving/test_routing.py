@@ -16,7 +16,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
 from serving.worker.kv_events import MESSAGE_HASHES, KvEventPublisher, LoadReport, WorkerReports, subject
-from tests.waiting import in_time, until_async
+from tests.support.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("test", "backend", "generate")
 SIZE = 16

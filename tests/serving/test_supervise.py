@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from serving.supervision.group import LINE_CHARACTERS, Group, GroupError, Program
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 
 READY = "import serving.supervision.group as s; s.report_ready()\n"
 HELD = """
