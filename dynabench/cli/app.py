@@ -40,7 +40,7 @@ from mocker import EngineConfig
 from serving.cli.command_line import one_line, open_standard_streams
 from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
-from serving.router.modes import ADDITIONS
+from serving.router.policies.modes import ADDITIONS
 from serving.runtime.config import RuntimeConfig
 from workloads import WorkloadError
 from workloads.pacing import LoadConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from serving.engines.llama_batch import Job, LlamaBatcher
 from serving.model.card import ModelFiles, local_weights
-from serving.router.follower import BlocksEvent
+from serving.router.events import BlocksEvent
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model

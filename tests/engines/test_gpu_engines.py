@@ -17,7 +17,7 @@ from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
 from serving.model.card import ModelFiles
 from serving.router import RouterConfig
-from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig

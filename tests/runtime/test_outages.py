@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import uvloop
 
-from serving.router.follower import BlocksRemoved, BlocksStored
+from serving.router.events import BlocksRemoved, BlocksStored
 from serving.runtime import client as calling
 from serving.runtime import nats as plane
 from serving.runtime.address import EndpointAddress, Instance

@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from serving.router import RouterConfig
-from serving.router.follower import BlocksRemoved, BlocksStored
+from serving.router.events import BlocksRemoved, BlocksStored
 from serving.router.router import AllBusyError, NoWorkersError
 from serving.routing.live import BookingMessage, Routing, WorkerTraits, _portions
 from serving.runtime.address import EndpointAddress
