@@ -25,7 +25,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Group, Program
 from serving.worker.config import WorkerConfig
 from serving.worker.devices import allot, describe, this_host
-from serving.worker.engine import EngineChoice
+from serving.worker.registry import EngineChoice
 
 START_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 1800.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments
-from serving.worker.engine import ENGINES, make_engine
+from serving.worker.registry import ENGINES, make_engine
 from tests.waiting import PATIENCE_S
 
 DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
