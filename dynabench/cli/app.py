@@ -37,7 +37,7 @@ from dynabench.terminal import Terminal
 from foundation.files import new_file
 from foundation.text import printable
 from mocker import EngineConfig
-from serving.cli.command_line import one_line, open_standard_streams
+from serving.cli.command_line import open_standard_streams, reason
 from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
 from serving.router.policies.modes import ADDITIONS
@@ -330,7 +330,7 @@ def main() -> None:
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
-        _fail(one_line(error))
+        _fail(reason(error))
     try:
         code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import uvloop
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
@@ -18,12 +17,12 @@ from serving.frontend.server import programs as frontend_programs
 from serving.router import RouterConfig
 from serving.routing.service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
-from serving.runtime.distributed import stop_on_signals
 from serving.supervision.group import Group, GroupError, Program
 from serving.supervision.log_writer import LogWriter
+from serving.supervision.process import run
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.devices import Allotment, allot, describe, this_host
-from serving.worker.engine import ENGINES, EngineChoice
+from serving.worker.registry import ENGINES, EngineChoice
 
 
 class GraphError(UserError):
@@ -184,25 +183,20 @@ def serve(graph: Graph) -> None:
         raise GraphError(str(error)) from error
     with listener:
         try:
-            was_cut_short = uvloop.run(_serve(programs(graph, frontend, listener.fileno()), frontend.drain_s))
+            wanted = programs(graph, frontend, listener.fileno())
+            run(lambda stopping: _serve(wanted, frontend.drain_s, stopping))
         except GroupError as error:
             raise GraphError(str(error)) from error
-    if was_cut_short:
-        raise KeyboardInterrupt
 
 
-async def _serve(wanted: list[Program], drain_s: float) -> bool:
-    """Run the processes until a signal comes; return whether a second one cut their end short."""
-    stopping, hurry = asyncio.Event(), asyncio.Event()
-    stop_on_signals(stopping, again=hurry.set)
+async def _serve(wanted: list[Program], drain_s: float, stopping: asyncio.Event) -> None:
+    """Run the processes until the event is set, then give them time to finish."""
     log = LogWriter(sys.stdout.fileno())
-    group = Group(restart=True, say=log.say)
     try:
-        for program in wanted:
-            await group.start(program)
-        await group.wait(stopping)
-        log.say(f"stopping: requests in progress have {drain_s:g} s to finish; Ctrl-C again stops at once")
+        async with Group(restart=True, say=log.say) as group:
+            await group.start(*wanted)
+            await group.wait(stopping)
+            log.say(f"stopping: requests in progress have {drain_s:g} s to finish; Ctrl-C again stops at once")
+            await group.stop(drain_s + 5)
     finally:
-        await group.stop(drain_s + 5 if stopping.is_set() else 0, hurry=hurry)
         log.close()
-    return hurry.is_set()

@@ -31,7 +31,7 @@ from reports.records import ArmResult
 from serving.model.card import model_name
 from serving.runtime.config import masked
 from serving.worker.config import read_arguments
-from serving.worker.engine import ENGINES
+from serving.worker.registry import ENGINES
 from workloads import Workload
 from workloads.shape import ShapeConfig, shape
 

@@ -28,7 +28,8 @@ from serving.model.card import ModelError, vocab_size
 from serving.router import RouterConfig, wants_kv_events
 from serving.runtime.config import RuntimeConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineChoice, EngineError, check_installed, make_engine
+from serving.worker.engine import EngineError
+from serving.worker.registry import EngineChoice, check_installed, make_engine
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of

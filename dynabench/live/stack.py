@@ -2,16 +2,14 @@
 
 import asyncio
 import dataclasses
-import functools
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
@@ -24,8 +22,8 @@ from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Group, Program
 from serving.worker.config import WorkerConfig
-from serving.worker.devices import allot, describe, this_host
-from serving.worker.engine import EngineChoice
+from serving.worker.programs import LightEngine, Workers, worker_programs
+from serving.worker.registry import EngineChoice
 
 START_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 1800.0
@@ -125,9 +123,7 @@ class LocalStack:
 
     async def _start(self) -> None:
         quiet = {} if self._is_talkative else {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
-        for number, (arguments, parts, environment) in enumerate(self._workers()):
-            await self.group.start(Program(f"worker-{number}", arguments, parts, quiet | environment))
-        for program in programs(self._frontend, self._router, self._runtime, self._listener.fileno()):
+        for program in self._programs():
             await self.group.start(dataclasses.replace(program, environment=quiet | program.environment))
         # Each question has a connection of its own, and any of several frontends answers it: ask until it is all but
         # certain (1 - e^-12) that each was asked.
@@ -142,25 +138,19 @@ class LocalStack:
                 raise LaunchError(f"{dead[0]} ended while the stack was starting: {self.group.cause(dead[0])}")
             await asyncio.sleep(0.05)
 
-    def _workers(self) -> list[tuple[list[str], tuple[Any, ...], dict[str, str]]]:
-        """Return the command line, settings and environment of each worker.
+    def _programs(self) -> list[Program]:
+        """Return the processes, workers first.
 
         Raises:
             LaunchError: the engine does not take its settings, or there are too few GPUs.
         """
-        engine, worker = self._engine, self._worker
-        if isinstance(engine, EngineConfig):
-            return [(["-m", "serving.mocker"], (worker, engine, self._runtime), {})] * self._num_workers
+        own = self._engine
+        engine = LightEngine("serving.mocker", settings=(own,)) if isinstance(own, EngineConfig) else own
         try:
-            allotments = allot([(engine, worker)] * self._num_workers, this_host())
+            found = worker_programs([Workers("worker", self._num_workers, engine, self._worker)], self._runtime)
         except ValueError as error:
             raise LaunchError(str(error)) from error
-        for line in describe(allotments):
-            _say_once(line)
-        return [
-            (["-m", choice.module], (worker, choice.run, self._runtime, list(choice.arguments)), environment)
-            for choice, environment, *_ in allotments
-        ]
+        return found + programs(self._frontend, self._router, self._runtime, self._listener.fileno())
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
         asking = asyncio.ensure_future(_health(session, self.url))
@@ -169,12 +159,6 @@ class LocalStack:
             asking.cancel()
             return False
         return await asking >= self._num_workers
-
-
-@functools.cache
-def _say_once(line: str) -> None:
-    """Print a line for the user, though every arm of an experiment has it."""
-    print(line, file=sys.stderr)
 
 
 async def _health(session: aiohttp.ClientSession, url: str) -> int:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments
-from serving.worker.engine import ENGINES, make_engine
+from serving.worker.registry import ENGINES, make_engine
 from tests.support.commands import dynamo_run, run
 
 

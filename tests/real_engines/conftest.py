@@ -16,7 +16,7 @@ from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineChoice
+from serving.worker.registry import EngineChoice
 from tests.real_engines.reference import Reference
 from tests.support import waiting
 from tests.support.stacks import in_background
