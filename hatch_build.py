@@ -13,7 +13,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-CORES = ("mocker", "mocker/timing", "serving/router")
+CORES = ("mocker", "mocker/timing", "serving/router", "serving/router/policies")
 # Settings and what reads files: plain Python there, and seldom called.
 INTERPRETED = (
     "__init__.py", "config.py", "hashing.py",
@@ -51,7 +51,7 @@ class CompileHook(BuildHookInterface[Any]):
 
     def _compile(self, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        for package in ("mocker", "serving"):
+        for package in ("foundation", "mocker", "serving"):
             shutil.copytree(root / package, self._folder / package, ignore=shutil.ignore_patterns("__pycache__"))
         files = [
             str(path.relative_to(self._folder))

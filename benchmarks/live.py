@@ -25,7 +25,7 @@ from serving.engines.processes import descendants
 from serving.frontend.config import FrontendConfig
 from serving.runtime.config import RuntimeConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineChoice
+from serving.worker.registry import EngineChoice
 from workloads.tokens import tokens_of
 
 HEADERS = {"content-type": "application/json"}

@@ -4,7 +4,7 @@ import os
 
 import httpx
 
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 # The default of httpx.get, httpx.Client and their like: 5 s are soon over on a busy machine.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(PATIENCE_S).as_dict())

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError
 from foundation.errors import UserError
 from dynabench.interrupt import InterruptError
 from foundation.text import printable
-from serving.cli.command_line import one_line, open_standard_streams
+from serving.cli.command_line import open_standard_streams, reason
 
 COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
@@ -47,7 +47,7 @@ def main() -> None:
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
-        _fail(one_line(error))
+        _fail(reason(error))
     try:
         code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()

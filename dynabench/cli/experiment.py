@@ -40,7 +40,8 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.router.modes import ADDITIONS, ROUTER_MODES
+from serving.router import ROUTER_MODES
+from serving.router.policies.modes import ADDITIONS
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 

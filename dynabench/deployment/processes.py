@@ -1,8 +1,5 @@
 """A deployment as processes of this host."""
 
-import functools
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
@@ -12,7 +9,7 @@ from serving.routing.service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
 from serving.worker.config import WorkerConfig
-from serving.worker.devices import Allotment, allot, describe, this_host
+from serving.worker.programs import LightEngine, Workers, worker_programs
 from serving.worker.registry import EngineChoice
 
 
@@ -32,10 +29,11 @@ def programs(
         ValueError: an engine does not take its settings, or there are too few GPUs.
     """
     home = f"{namespace}-workers" if deployment.standalone_router else namespace
-    allotments = _allotments(deployment)
-    found: list[Program] = []
-    for pool in deployment.pools:
-        found += _workers(pool, _worker_config(deployment, pool, home), runtime, allotments)
+    wanted = [
+        Workers(pool.name, pool.replicas, _engine(pool), _worker_config(deployment, pool, home))
+        for pool in deployment.pools
+    ]
+    found = worker_programs(wanted, runtime)
     frontend = replace(deployment.frontend, namespace=namespace, router_mode=deployment.router_mode, seed=seed)
     if deployment.standalone_router:
         found.append(_router(deployment, frontend, runtime, home))
@@ -55,19 +53,12 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
     return replace(worker, endpoint=f"dyn://{home}.{component_of(deployment, pool)}.generate", model_name=name)
 
 
-def _workers(
-    pool: Pool, worker: WorkerConfig, runtime: RuntimeConfig, allotments: Iterator[Allotment]
-) -> Iterator[Program]:
-    for number in range(pool.replicas):
-        name = f"{pool.name}-{number}"
-        if pool.engine == "mocker":
-            yield Program(name, ["-m", "serving.mocker"], (worker, pool.mocker, pool.timing, runtime))
-        elif pool.engine in ECHOES:
-            yield Program(name, ["-m", "serving.echo", pool.engine.removeprefix("echo_")], (worker, runtime))
-        else:
-            choice, environment, *_ = next(allotments)
-            parts = (worker, choice.run, runtime, list(choice.arguments))
-            yield Program(name, ["-m", choice.module], parts, environment)
+def _engine(pool: Pool) -> EngineChoice | LightEngine:
+    if pool.engine == "mocker":
+        return LightEngine("serving.mocker", settings=(pool.mocker, pool.timing))
+    if pool.engine in ECHOES:
+        return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))
+    return EngineChoice(pool.engine, pool.run, pool.arguments)
 
 
 def _router(deployment: Deployment, frontend: FrontendConfig, runtime: RuntimeConfig, home: str) -> Program:
@@ -79,27 +70,3 @@ def _router(deployment: Deployment, frontend: FrontendConfig, runtime: RuntimeCo
         seed=frontend.seed,
     )
     return Program("router", ["-m", "serving.router_service"], (service, deployment.router, runtime))
-
-
-def _allotments(deployment: Deployment) -> Iterator[Allotment]:
-    """Divide this host among the engines that run models, in their order.
-
-    Raises:
-        ValueError: an engine does not take its settings, or there are too few GPUs.
-    """
-    running = [pool for pool in deployment.pools if pool.runs_model]
-    wanted = [
-        (EngineChoice(pool.engine, pool.run, pool.arguments), pool.worker)
-        for pool in running
-        for _ in range(pool.replicas)
-    ]
-    allotments = allot(wanted, this_host()) if wanted else []
-    for line in describe(allotments):
-        _say_once(line)
-    return iter(allotments)
-
-
-@functools.cache
-def _say_once(line: str) -> None:
-    """Print a line for the user, though every arm of an experiment has it."""
-    print(line, file=sys.stderr, flush=True)

@@ -30,7 +30,8 @@ from mocker.timing.files import SCHEMA
 from serving.frontend.config import FrontendConfig
 from serving.model.card import ModelError, vocab_size
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineChoice, EngineError, check_installed, make_engine
+from serving.worker.engine import EngineError
+from serving.worker.registry import EngineChoice, check_installed, make_engine
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 from workloads.tokens import tokens_of

@@ -18,9 +18,8 @@ from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, Sequence, 
 from mocker.events import KvEvent
 from mocker.timing.choose import SimulatedEngine
 from reports.records import RequestLog
-from serving.router import Decision, Prompt, Router
+from serving.router import Decision, Prompt, PromptBlocks, Router
 from serving.router.index import PrefixIndex
-from serving.router.predicting_policies import OracleLoad
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig, Pacer
 
@@ -200,7 +199,8 @@ class Cluster:
         """Return a request as the router and as an engine take it."""
         request = self._workload.requests[number]
         chain = self._grouping.chain(request)
-        prompt = Prompt(request.input_length, chain.ids, chain.num_named, chain.blocks_per_id, request.session or None)
+        blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
+        prompt = Prompt(request.input_length, blocks, request.session or None)
         sequence = Sequence(
             number,
             num_prompt=request.input_length,
@@ -221,9 +221,9 @@ class Cluster:
         if self.choose is not None:
             self.send_to(number, self.choose(self, number))
             return
-        if isinstance(self.router.policy, OracleLoad):
-            self.router.policy.truth = [true_work(worker.engine, now) for worker in self.workers]
-            self.router.policy.output_length = self._workload.requests[number].output_length
+        if self.router.policy.needs_truth:
+            work = [true_work(worker.engine, now) for worker in self.workers]
+            self.router.policy.on_truth(work, self._workload.requests[number].output_length)
         decision = self.router.place(number, prompt, now)
         if decision is None:
             self._held[number] = sequence
@@ -270,7 +270,7 @@ class Cluster:
             self._caught_up_s = now
             workers = self.workers
         else:
-            found = self._index.overlaps(prompt.ids, prompt.num_blocks, prompt.blocks_per_id)
+            found = self._index.overlaps(prompt.blocks)
             workers = [self.workers[number] for number in found]
         for worker in workers:
             engine = worker.engine
@@ -291,9 +291,9 @@ class Cluster:
             stop = event.stop if event.stop < chain.num_named else chain.num_named
             if event.start < stop:
                 if isinstance(event, BlockStored):
-                    index.store(worker, chain.ids, start=event.start, stop=stop, blocks_per_id=chain.blocks_per_id)
+                    index.store_blocks(worker, chain.ids, event.start, stop, chain.blocks_per_id)
                 else:
-                    index.remove(worker, chain.ids, start=event.start, stop=stop, blocks_per_id=chain.blocks_per_id)
+                    index.remove_blocks(worker, chain.ids, event.start, stop, chain.blocks_per_id)
 
 
 class _Grouping:

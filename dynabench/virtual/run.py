@@ -19,7 +19,6 @@ from mocker.timing.model import chunk
 from reports.metrics import spread
 from reports.records import Floats, Record, Requests
 from serving.router import Router, RouterConfig
-from serving.router.predicting_policies import OracleRollout
 from workloads import Workload
 from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
@@ -62,7 +61,7 @@ def run(
         load=load,
         overhead=overhead,
         kv_event_delay_s=router.kv_event_delay_s,
-        choose=best_by_rollout if isinstance(core.policy, OracleRollout) else None,
+        choose=best_by_rollout if core.policy.needs_rollout else None,
         on_progress=_progress(on_progress, is_interrupted),
     )
     started, is_complete = time.perf_counter(), True

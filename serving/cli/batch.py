@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from serving.cli.chat_client import Answer, AskError, ChatClient
+from serving.runtime.stopping import until_stopped
 
 OUTPUT = "output.jsonl"
 
@@ -121,17 +122,7 @@ async def run_batch(
             print(f"{file.name} has {done} of {len(prompts.texts)} answers already", file=sys.stderr)
         started = time.perf_counter()
         run = _Run(client, file, options, concurrency, count, Totals())
-        asking = asyncio.create_task(run.ask_all(missing, model))
-        stopped = asyncio.create_task(stopping.wait())
-        try:
-            await asyncio.wait([asking, stopped], return_when=asyncio.FIRST_COMPLETED)
-            is_done = asking.done()
-            if is_done:
-                await asking
-        finally:
-            stopped.cancel()
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        is_done = await until_stopped(stopping, run.ask_all(missing, model))
     if not is_done:
         print(f"interrupted: {run.totals.num_answered} more are answered; run it again to go on", file=sys.stderr)
         return 130

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from serving.cli.chat_client import Answer, AskError, ChatClient
-from serving.worker.engine import in_thread
+from serving.runtime.stopping import until_stopped
+from serving.runtime.threads import in_thread
 
 HELP = """\
 /help            this
@@ -61,16 +62,7 @@ async def chat(client: ChatClient, stopping: asyncio.Event, *, model: str = "", 
         options: of each request: temperature, max_tokens, ...
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    talking = asyncio.create_task(_find_and_talk(client, model, options, is_terminal))
-    stopped = asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait([stopped, talking], return_when=asyncio.FIRST_COMPLETED)
-        if talking.done():
-            await talking
-    finally:
-        stopped.cancel()
-        talking.cancel()
-        await asyncio.gather(talking, return_exceptions=True)
+    await until_stopped(stopping, _find_and_talk(client, model, options, is_terminal))
 
 
 async def ask_once(client: ChatClient, text: str, *, model: str = "", options: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ class ChatClient:
             url, connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(total=None), read_bufsize=MAX_LINE
         )
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections."""
         await self._session.close()
 

@@ -3,6 +3,11 @@
 import os
 import sys
 
+from foundation.text import one_line
+
+MAX_REASON = 4000
+"""Characters: a list of all settings that there are has room."""
+
 
 def open_standard_streams() -> None:
     """Put /dev/null where a standard stream was closed: a socket of ours would get its number, and children take it for it."""
@@ -14,7 +19,7 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (a number, for good)
 
 
-def one_line(error: Exception) -> str:
-    """Return what was wrong with the input in one line."""
+def reason(error: Exception) -> str:
+    """Return in one line what was wrong with the input."""
     cause = error.__cause__
-    return " ".join(str(cause if isinstance(cause, ValueError) else error).split())
+    return one_line(cause if isinstance(cause, ValueError) else error, MAX_REASON)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
-import uvloop
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import one_line, open_standard_streams
+from serving.cli.command_line import open_standard_streams, reason
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker
 from serving.frontend.config import FrontendConfig
@@ -24,14 +23,16 @@ from serving.model.card import ModelError
 from serving.router import RouterConfig
 from serving.routing.service import RouterService, RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
-from serving.runtime.distributed import DistributedRuntime, stop_on_signals
+from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
-from serving.supervision.group import SETTINGS, USAGE_ERROR, GroupError, Program, end_with_parent, report_failure
+from serving.supervision.group import SETTINGS, USAGE_ERROR, GroupError, Program
 from serving.supervision.group import Group as Processes
 from serving.supervision.logs import LogError, set_up
+from serving.supervision.process import report_failure, run
 from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
-from serving.worker.engine import ENGINES, Engine, EngineError, check_installed, make_engine
-from serving.worker.loop import serve_engine
+from serving.worker.engine import EngineError
+from serving.worker.loop import run_worker
+from serving.worker.registry import ENGINES, check_installed, make_engine
 
 INTERRUPTED = 130
 """Exit code of a process that was stopped at once."""
@@ -86,25 +87,24 @@ def frontend(
     async def main(stopping: asyncio.Event) -> None:
         serving = asyncio.create_task(run_frontends(frontend, router, network, stopping))
         if interactive:
-            await _talk(frontend, stopping, serving)
+            serving.add_done_callback(lambda _: stopping.set())  # there is nobody left to talk to
+            await _talk(frontend, stopping)
         await serving
 
     run(main)
 
 
-async def _talk(frontend: FrontendConfig, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
-    """Talk to what a frontend serves, until the user leaves or it ends."""
+async def _talk(frontend: FrontendConfig, stopping: asyncio.Event) -> None:
+    """Talk to what a frontend serves, until the user leaves or the event is set; set it."""
     from serving.cli.chat import chat
 
     client = ChatClient(f"http://{frontend.http_host}:{frontend.http_port}", api_key=frontend.api_key)
     print("Waiting for a model...", file=sys.stderr)
-    talking = asyncio.create_task(chat(client, stopping, options={}))
-    try:
-        await asyncio.wait([talking, serving], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.set()
-        await asyncio.gather(talking, return_exceptions=True)
-        await client.close()
+    async with contextlib.aclosing(client):
+        try:
+            await chat(client, stopping, options={})
+        finally:
+            stopping.set()
 
 
 @mocker_app.default
@@ -142,7 +142,7 @@ def mocker(
         if num_workers > 1:
             await run_copies("serving.mocker", num_workers, [worker, engine, network], worker.drain_s, stopping)
             return
-        await work(network, worker, Mocker(worker, engine), stopping, default_name="mock")
+        await run_worker(network, worker, Mocker(worker, engine), stopping, default_name="mock")
 
     run(main)
 
@@ -187,21 +187,9 @@ def engine_app(name: str) -> App:
             return
         check_installed(name)
 
-        async def main(stopping: asyncio.Event) -> None:
-            await work(network, worker, made, stopping)
-
-        run(main)
+        run(lambda stopping: run_worker(network, worker, made, stopping))
 
     return engine_command
-
-
-async def work(
-    network: RuntimeConfig, worker: WorkerConfig, engine: Engine, stopping: asyncio.Event, *, default_name: str = ""
-) -> None:
-    """Be a worker until the process is asked to end."""
-    async with await DistributedRuntime.connect(network, drain_s=worker.drain_s) as connected:
-        connected.stopping = stopping
-        await serve_engine(connected, worker, engine, default_name=default_name)
 
 
 @echo_app.default
@@ -224,10 +212,7 @@ def echo(
     set_up(verbose)
     worker, network = _resolve(worker, runtime or RuntimeConfig())
 
-    async def main(stopping: asyncio.Event) -> None:
-        await work(network, worker, Echo(kind), stopping)
-
-    run(main)
+    run(lambda stopping: run_worker(network, worker, Echo(kind), stopping))
 
 
 @router_app.default
@@ -250,8 +235,7 @@ def router(
     service, router, network = _resolve(service, router, runtime or RuntimeConfig())
 
     async def main(stopping: asyncio.Event) -> None:
-        async with await DistributedRuntime.connect(network, drain_s=service.drain_s) as connected:
-            connected.stopping = stopping
+        async with await DistributedRuntime.connect(network, drain_s=service.drain_s, stopping=stopping) as connected:
             await RouterService(connected, service, router).run()
 
     run(main)
@@ -292,37 +276,11 @@ async def run_copies(module: str, count: int, settings: list[Any], drain_s: floa
     Raises:
         GroupError: one of them does not start.
     """
-    group = Processes(restart=True)
-    try:
-        for number in range(count):
-            await group.start(Program(f"{module.rpartition('.')[2]}-{number}", ["-m", module], settings))
+    name = module.rpartition(".")[2]
+    async with Processes(restart=True) as group:
+        await group.start(*(Program(f"{name}-{number}", ["-m", module], settings) for number in range(count)))
         await group.wait(stopping)
         await group.stop(drain_s + 5)
-    finally:
-        await group.stop(0)
-
-
-def run(main: Any) -> None:
-    """Run a process's coroutine until it returns.
-
-    SIGTERM, SIGINT or the end of the parent set the event it is given. A second signal cancels it: it gives back what
-    it holds, finishes nothing, and the process exits with 130.
-    """
-
-    async def whole() -> None:
-        stopping = asyncio.Event()
-        work: asyncio.Task[None] = asyncio.create_task(main(stopping))
-        stop_on_signals(stopping, again=work.cancel)
-        watching = asyncio.create_task(end_with_parent(stopping))
-        try:
-            await work
-        finally:
-            watching.cancel()
-
-    try:
-        uvloop.run(whole())
-    except asyncio.CancelledError:
-        sys.exit(INTERRUPTED)
 
 
 def run_app(app: App, name: str) -> None:
@@ -358,7 +316,7 @@ def failing_in_one_line(name: str) -> Iterator[None]:
     try:
         yield
     except (CycloptsError, ValueError, LogError) as error:
-        fail(name, one_line(error))
+        fail(name, reason(error))
     except (RuntimeUnavailableError, ModelError, EngineError, AskError, GroupError) as error:
         fail(name, str(error))
     except KeyboardInterrupt:

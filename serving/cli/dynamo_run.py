@@ -7,35 +7,55 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
 from serving.cli.commands import (
     FrontendSettings,
     RouterSettings,
     RunSettings,
+    RuntimeSettings,
     Verbosity,
     failing_in_one_line,
     flat,
-    run,
     split_arguments,
 )
-from serving.cli.launcher import FILES, Job, LauncherConfig, carry_out, make
+from serving.cli.job import Job, LauncherConfig, check_job, make
+from serving.cli.ways import (
+    Batch,
+    Endpoint,
+    Http,
+    ModelEngine,
+    NoInput,
+    Remote,
+    Stdin,
+    Text,
+    UsageError,
+    WayIn,
+    WayOut,
+    read_way_in,
+    read_way_out,
+)
 from serving.frontend.config import FrontendConfig
+from serving.frontend.server import run_frontends
+from serving.model.card import ModelFiles
 from serving.router import RouterConfig
+from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
+from serving.runtime.stopping import until_stopped
 from serving.supervision.logs import set_up
-from serving.worker.config import ModelRunConfig
-from serving.worker.engine import ENGINES, check_installed
+from serving.supervision.process import run
+from serving.worker.config import ModelConfig, ModelRunConfig, replace_model
+from serving.worker.engine import Engine
+from serving.worker.loop import run_worker
+from serving.worker.registry import ENGINES, check_installed
 
 log = logging.getLogger(__name__)
 
 NAME = "dynamo-run"
-OURS = ("mocker", "echo_core", "echo_full")
-WAYS_IN = ("text", "stdin", "http", "none", "batch:FILE", "dyn://NAME")
 USAGE = """\
 Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 
@@ -55,10 +75,6 @@ Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
   MODEL           folder, Hugging Face id or GGUF file (--model-path)
 
 """
-
-
-class UsageError(ValueError):
-    """Arguments that do not fit together."""
 
 
 app = App(name=NAME, help="Serve a model.", usage=USAGE)
@@ -105,11 +121,12 @@ def launch(
     model: Annotated[str | None, Parameter(name="MODEL")] = None,
     /,
     *,
+    served: Annotated[ModelConfig, flat("Launcher", 0)] = ModelConfig(),  # noqa: B008 (frozen)
     launcher: Annotated[LauncherConfig, flat("Launcher", 0)] = LauncherConfig(),  # noqa: B008
     frontend: FrontendSettings = FrontendConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     engine: RunSettings = ModelRunConfig(),  # noqa: B008
-    runtime: Annotated[RuntimeConfig, flat("Runtime", 4)] | None = None,
+    runtime: RuntimeSettings | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     verbose: Verbosity = 0,
     way_in: Annotated[str, Parameter(parse=False, show=False)],
@@ -120,7 +137,8 @@ def launch(
 
     Args:
         model: the same as --model-path.
-        launcher: what to serve, and to whom.
+        served: which model.
+        launcher: to whom.
         frontend: how to serve it over HTTP; a worker (in=dyn://) has the migration limit and the drain of it.
         router: settings of the router.
         engine: how the engine runs the model.
@@ -131,36 +149,25 @@ def launch(
         way_out: what stands behind out=.
         engine_arguments: what stands behind --.
     """
-    way_in = way_in or ("text" if sys.stdin.isatty() else "stdin")
-    set_up(verbose, default="warn" if way_in in ("text", "stdin") or way_in.startswith("batch:") else "info")
-    if model is not None:
-        if launcher.model_path:
-            raise UsageError(f"the model is given twice: {model} and --model-path {launcher.model_path}")
-        launcher = dataclasses.replace(launcher, model_path=model)
-    way_out = way_out or default_engine(launcher.model_path)
-    if way_in.startswith("batch:"):  # a batch keeps to --batch-concurrency and wants every answer
-        router = dataclasses.replace(router, max_queue_depth=None)
-    job = Job(way_in, way_out, launcher, frontend, engine, router, runtime or RuntimeConfig(), engine_arguments)
-    check(job)
-    for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
-        if getattr(launcher, name) is not None:
-            flag = name.replace("_", "-")
-            log.warning("--%s has no effect: the kv mode's cost has no such term (docs/how-it-works.md)", flag)
-    made = None if job.is_remote else make(job)
+    asks = read_way_in(way_in or ("text" if sys.stdin.isatty() else "stdin"))
+    set_up(verbose, default="warn" if isinstance(asks, Text | Stdin | Batch) else "info")
+    if model is not None and served.model_path:
+        raise UsageError(f"the model is given twice: {model} and --model-path {served.model_path}")
+    served = replace_model(served, model)
+    answers = read_way_out(way_out or default_engine(served.model_path))
+    frontend, router = _fitting(asks, answers, frontend, router)
+    job = Job(asks, answers, served, launcher, frontend, engine, router, runtime or RuntimeConfig(), engine_arguments)
+    check_job(job)
+    _warn_of_what_has_no_effect(launcher)
+    made = make(job)
     if dry_run:
-        print(*(made.calls if made is not None else [f"out={way_out}: no engine is made here"]), sep="\n")
+        print(*(made.calls if made is not None else [f"out={answers}: no engine is made here"]), sep="\n")
         return
-    if way_in.startswith("batch:") and is_answered(Path(way_in.removeprefix("batch:"))):
+    if isinstance(asks, Batch) and is_answered(asks.file):
         return
-    if way_out in ENGINES:
-        check_installed(way_out)
-    codes: list[int] = []
-
-    async def work(stopping: asyncio.Event) -> None:
-        codes.append(await carry_out(job, made, stopping))
-
-    run(work)
-    sys.exit(codes[0] if codes else 0)
+    if isinstance(answers, ModelEngine):
+        check_installed(answers.name)
+    sys.exit(run(lambda stopping: carry_out(job, made, stopping)))
 
 
 def default_engine(model_path: str) -> str:
@@ -171,61 +178,52 @@ def default_engine(model_path: str) -> str:
     return name
 
 
-def check(job: Job) -> None:
-    """Refuse ways in and out that do not fit together.
-
-    Raises:
-        UsageError: and what would fit.
-    """
-    way_in, way_out, launcher = job.way_in, job.way_out, job.launcher
-    is_known = (
-        way_in in WAYS_IN[:4] or way_in.startswith("dyn://") or (way_in.startswith("batch:") and way_in != "batch:")
-    )
-    if not is_known:
-        raise UsageError(f"invalid in= option {way_in!r}; expected one of {', '.join(WAYS_IN)}")
-    kind, _, file = way_out.partition(":")
-    if kind in FILES and not file:
-        raise UsageError(f"out={way_out} needs a file: out={kind}:FILE")
-    if way_out not in (*OURS, *ENGINES, "dyn") and kind not in FILES and not way_out.startswith("dyn://"):
-        expected = ", ".join(("dyn", *OURS, *ENGINES, *(f"{name}:FILE" for name in FILES)))
-        raise UsageError(f"invalid out= option {way_out!r}; expected one of {expected}")
-    if way_in.startswith("dyn://") and job.is_remote:
-        raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine, as out=mocker")
-    if way_in == "none" and job.is_remote:
-        raise UsageError(f"in=none runs an engine without input; out={way_out} has none")
-    if job.is_remote:
-        _check_ingress(job)
-    if job.arguments and way_out in (*OURS, "dyn"):
-        raise UsageError(f"out={way_out} takes no arguments behind --")
-    if way_out in OURS:
-        _check_ours(job)
-    if way_out == "echo_core" and not launcher.model_path:
-        raise UsageError("out=echo_core needs a tokenizer: pass --model-path")
-    if way_out == "echo_full" and not (launcher.model_path or launcher.model_name):
-        raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
-    if job.frontend.http_workers != 1 and not (way_in == "http" and job.is_remote):
-        raise UsageError("--http-workers is for in=http out=dyn: the engine of an all-in-one server is in its process")
+def _fitting(
+    asks: WayIn, answers: WayOut, frontend: FrontendConfig, router: RouterConfig
+) -> tuple[FrontendConfig, RouterConfig]:
+    """Return the settings with what the ways in and out decide."""
+    if isinstance(answers, Remote) and answers.address:
+        frontend = dataclasses.replace(frontend, namespace=EndpointAddress.parse(answers.address).namespace)
+    if isinstance(asks, Batch):  # it keeps to --batch-concurrency and wants every answer
+        router = dataclasses.replace(router, max_queue_depth=None)
+    return frontend, router
 
 
-def _check_ingress(job: Job) -> None:
-    """Refuse a worker's flags where there is no worker."""
-    default, default_run = LauncherConfig(), ModelRunConfig()
-    for name in ("context_length", "model_config"):
-        if getattr(job.launcher, name) != getattr(default, name):
-            raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
-    for field in dataclasses.fields(ModelRunConfig):
-        if getattr(job.model_run, field.name) != getattr(default_run, field.name):
-            raise UsageError(f"--{field.name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
+def _warn_of_what_has_no_effect(launcher: LauncherConfig) -> None:
+    for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
+        if getattr(launcher, name) is not None:
+            flag = name.replace("_", "-")
+            log.warning("--%s has no effect: the kv mode's cost has no such term (docs/how-it-works.md)", flag)
 
 
-def _check_ours(job: Job) -> None:
-    """Refuse the flags of engines that run models."""
-    default = ModelRunConfig()
-    used = ("kv_cache_block_size", "extra_engine_args") if job.way_out == "mocker" else ()
-    for field in dataclasses.fields(ModelRunConfig):
-        if field.name not in used and getattr(job.model_run, field.name) != getattr(default, field.name):
-            name = field.name.replace("_", "-")
-            raise UsageError(f"--{name} is for engines that run models; out={job.way_out} has no use for it")
+async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) -> int:
+    """Do a job until it is done or the process is asked to end; return the exit code."""
+    match job.way_in:
+        case NoInput():
+            assert engine is not None
+            await _run_without_input(job.model, engine, stopping)
+        case Endpoint():
+            assert engine is not None
+            await run_worker(job.runtime, job.worker, engine, stopping, default_name=job.default_name)
+        case Http() if engine is None:
+            await run_frontends(job.frontend, job.router, job.runtime, stopping)
+        case _:
+            return await run_all_in_one(job, engine, stopping)
+    return 0
+
+
+async def _run_without_input(model: ModelConfig, engine: Engine, stopping: asyncio.Event) -> None:
+    """Run an engine that nobody asks: a node that follows another."""
+
+    async def until_it_fails() -> None:
+        await engine.start(await asyncio.to_thread(ModelFiles.read, model.model_path, model.model_config))
+        engine.publish_to([])
+        await engine.failed()
+
+    try:
+        await until_stopped(stopping, until_it_fails())
+    finally:
+        await engine.close()
 
 
 if __name__ == "__main__":

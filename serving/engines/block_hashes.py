@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 import zmq.asyncio
 
-from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 
 log = logging.getLogger(__name__)

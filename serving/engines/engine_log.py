@@ -11,6 +11,8 @@ import select
 import threading
 from collections.abc import Iterator
 
+from foundation.text import one_line
+
 TAIL_BYTES = 256 * 1024
 CHUNK_BYTES = 64 * 1024
 MAX_LINES = 4
@@ -80,7 +82,7 @@ class EngineLog:
 
 def cause_of(error: BaseException, messages: str) -> str:
     """Return why an engine failed, in one line: what it raised, or what its processes printed if that led to it."""
-    own = _one_line(type(error).__name__, str(error))
+    own = _named(type(error).__name__, str(error))
     if not str(error) or CONSEQUENCE.search(str(error)):
         return root_cause(messages) or own
     return own
@@ -101,7 +103,7 @@ def root_cause(messages: str) -> str | None:
             message.append(more)
         text = " ".join(message)
         if not CONSEQUENCE.search(text):
-            return _one_line(found["type"].rpartition(".")[2], text)
+            return _named(found["type"].rpartition(".")[2], text)
     return None
 
 
@@ -122,7 +124,7 @@ def _without_prefix(line: str) -> tuple[str | None, str]:
     return match["process"], line[match.end() :]
 
 
-def _one_line(kind: str, message: str) -> str:
-    text = " ".join(message.split())
-    text = text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."
+def _named(kind: str, message: str) -> str:
+    """Return a message in one line, behind its type where that says more."""
+    text = one_line(message, MAX_CHARACTERS)
     return text if text and kind in SPEAKING else f"{kind}: {text}" if text else kind

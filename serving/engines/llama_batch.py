@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.router.follower import BlocksEvent, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 
 LAST_N = 64

@@ -1,26 +1,29 @@
 """llama.cpp, through llama-cpp-python: GGUF files, several requests in one batch."""
 
 import asyncio
-import contextlib
 import ctypes
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
 from serving.engines.llama_batch import Job, LlamaBatcher
+from serving.engines.package import require
 from serving.model.card import ModelFiles, local_weights
-from serving.router.follower import BlocksEvent
+from serving.router.events import BlocksEvent
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.runtime.threads import in_thread, post
 from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
-from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread, require
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import end_tokens
 
 DEFAULT_CONTEXT = 8192
 """Tokens of a slot where --context-length does not say: models are made for more than most hosts can hold."""
 
 DEFAULT_SLOTS = 4
+LOG_LEVEL_ERROR = 4
 MODEL_ARGUMENTS = frozenset({"n_gpu_layers", "split_mode", "main_gpu", "use_mmap", "use_mlock", "check_tensors"})
 
 
@@ -51,6 +54,7 @@ class LlamaCpp:
         )
         self.traits = EngineTraits(block_size=run.kv_cache_block_size or 16, has_kv_events=True)
         self.service = GeneratorService(self.generate)
+        self._last_error = ""
         self._publisher: KvEventPublisher | None = None
         self._batcher: LlamaBatcher | None = None
         self._llama: Any = None
@@ -72,7 +76,7 @@ class LlamaCpp:
             self._context,
             num_slots=self._slots,
             block_size=size,
-            post=partial(_in_loop, loop, self._deliver),
+            post=partial(post, loop, self._deliver),
         )
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
@@ -91,7 +95,7 @@ class LlamaCpp:
             tokens,
             max_tokens=min(conditions["max_tokens"] or limit, limit),
             min_tokens=conditions["min_tokens"],
-            ends=frozenset() if conditions["ignore_eos"] else frozenset(request["eos_token_ids"]),
+            ends=frozenset(end_tokens(request)),
             sampling=request["sampling_options"],
             send=inbox.put_nowait,
         )
@@ -130,15 +134,15 @@ class LlamaCpp:
 
     def _load(self) -> None:
         llama = self._llama
-        self._quiet = llama.llama_log_callback(_on_log)
-        llama.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        self._log = llama.llama_log_callback(self._on_log)  # kept: llama.cpp does not
+        llama.llama_log_set(self._log, ctypes.c_void_p(0))
         llama.llama_backend_init()
         self._model = llama.llama_model_load_from_file(
             local_weights(self._path).encode(),
             _fill(llama.llama_model_default_params(), self._model_arguments),
         )
         if not self._model:
-            raise EngineError(f"llama.cpp cannot load {self._path}: {_LAST_ERROR[0] or 'it does not say why'}")
+            raise EngineError(f"llama.cpp cannot load {self._path}: {self._last_error or 'it does not say why'}")
         self._context = llama.llama_init_from_model(
             self._model, _fill(llama.llama_context_default_params(), self._context_arguments)
         )
@@ -146,29 +150,19 @@ class LlamaCpp:
             wanted = self._context_arguments["n_ctx"]
             raise EngineError(
                 f"llama.cpp cannot hold a KV cache of {wanted} tokens "
-                f"({self._slots} requests at a time): pass a smaller --context-length ({_LAST_ERROR[0]})"
+                f"({self._slots} requests at a time): pass a smaller --context-length ({self._last_error})"
             )
+
+    def _on_log(self, level: int, text: bytes, data: Any) -> None:
+        """Keep llama.cpp's last error; the rest is not for the user's terminal."""
+        if level == LOG_LEVEL_ERROR:
+            self._last_error = text.decode(errors="replace").strip()
 
     def _deliver(self, items: list[tuple[Job, Any]], events: list[BlocksEvent]) -> None:
         for job, item in items:
             job.send(item)
         if events and self._publisher is not None:
             self._publisher.publish(events)
-
-
-_LAST_ERROR = [""]
-ERROR = 4
-
-
-def _on_log(level: int, text: bytes, data: Any) -> None:
-    """Keep llama.cpp's last error; the rest is not for the user's terminal."""
-    if level == ERROR:
-        _LAST_ERROR[0] = text.decode(errors="replace").strip()
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is gone: the process ends
-        loop.call_soon_threadsafe(function, *arguments)
 
 
 def _fill(parameters: Any, values: dict[str, Any]) -> Any:

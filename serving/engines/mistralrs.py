@@ -5,7 +5,6 @@ template that adds nothing. A seed is not passed on: the package has one for the
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import tempfile
@@ -16,14 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from serving.engines.package import require
 from serving.model.card import ModelFiles, local_weights
 from serving.model.tokenizer import Tokenizer, load
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.runtime.threads import in_thread, post
 from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
-from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread, require
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
-from serving.worker.protocol import sampling
+from serving.worker.protocol import finish_reason, sampling
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class MistralRs:
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         stopped = threading.Event()
-        work = partial(self._stream, self._request(request), partial(_push, loop, inbox), stopped)
+        work = partial(self._stream, self._request(request), partial(post, loop, inbox.put_nowait), stopped)
         reading = loop.run_in_executor(self._threads, work)
         try:
             while (item := await inbox.get()) is not None:
@@ -161,17 +162,12 @@ class MistralRs:
             details = getattr(usage, "prompt_tokens_details", None)
             item["cached_tokens"] = getattr(details, "cached_tokens", None) or 0
         if choice.finish_reason is not None:
-            item["finish_reason"] = "length" if choice.finish_reason == "length" else "stop"
+            item["finish_reason"] = finish_reason(choice.finish_reason)
         return item
 
     def _tokens(self, text: str) -> list[int]:
         """Return tokens that say a text, should the answer go on at another worker."""
         return [int(token) for token in self._tokenizer.encode(text, special=False)] if text else []
-
-
-def _push(loop: asyncio.AbstractEventLoop, inbox: "asyncio.Queue[Any]", item: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is gone: the process ends
-        loop.call_soon_threadsafe(inbox.put_nowait, item)
 
 
 def _choice(kind: Any, name: str, value: str) -> Any:

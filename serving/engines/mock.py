@@ -20,7 +20,7 @@ from mocker.events import KvEvent
 from serving.engines.timer import StepTimer
 from serving.model.card import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
-from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.server import Stream
 from serving.worker.config import WorkerConfig

@@ -16,8 +16,9 @@ from typing import Any, Literal
 from serving.model.card import ModelFiles, ModelType
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.runtime.threads import in_thread
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits, in_thread
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
 
 CAPACITY = 128

@@ -37,7 +37,8 @@ class EngineProcesses:
             EngineError: it does not start; the message names the cause and, if that is memory, what mends it.
         """
         from serving.engines.engine_log import EngineLog, cause_of, remedy
-        from serving.worker.engine import EngineError, in_thread
+        from serving.runtime.threads import in_thread
+        from serving.worker.engine import EngineError
 
         if PROC.is_dir():
             command = [sys.executable, "-I", __file__]

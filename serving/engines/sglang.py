@@ -2,20 +2,23 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
+from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
 from serving.model.card import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.runtime.threads import in_thread
 from serving.worker.config import ModelRunConfig, WorkerConfig, required_model
-from serving.worker.engine import ENGINES, EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.worker.engine import EngineCall, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
-from serving.worker.protocol import sampling
+from serving.worker.protocol import end_tokens, engine_id, finish_reason, sampling
+from serving.worker.registry import ENGINES
 
+MEMORY = ENGINES["sglang"].memory_argument
 PAGE_SIZE = 16
 """SGLang's own is one token, which would make every token a KV event."""
 
@@ -37,7 +40,7 @@ class SgLang:
         if run.tensor_parallel_size > 1:
             given["tp_size"] = run.tensor_parallel_size
         if run.memory_fraction is not None:
-            given["mem_fraction_static"] = run.memory_fraction
+            given[MEMORY] = run.memory_fraction
         if run.base_gpu_id:
             given["base_gpu_id"] = run.base_gpu_id
         if run.num_nodes > 1:
@@ -53,7 +56,7 @@ class SgLang:
             block_size=int(self._arguments["page_size"]), num_ranks=self._ranks, has_kv_events=self._has_events
         )
         self.service = GeneratorService(self.generate)
-        self._processes = EngineProcesses("SGLang", ENGINES["sglang"].memory_argument)
+        self._processes = EngineProcesses("SGLang", MEMORY)
         self._running = [0] * self._ranks
         self._readers: EventReaders | None = None
         self._engine: Any = None
@@ -76,7 +79,7 @@ class SgLang:
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Answer a request in token ids; leaving early aborts it in the engine."""
-        id = f"{request['request_id']}-{os.urandom(4).hex()}"
+        id = engine_id(request)
         rank, wanted = request["dp_rank"], request["sampling_options"].get("logprobs")
         is_first, is_over = True, False
         self._running[rank] += 1
@@ -140,8 +143,8 @@ def _parameters(request: dict[str, Any]) -> dict[str, Any]:
         given["sampling_seed"] = options["seed"]
     if bias := options.get("logit_bias"):
         given["logit_bias"] = {str(token): float(value) for token, value in bias.items()}
-    if not conditions["ignore_eos"] and request["eos_token_ids"]:
-        given["stop_token_ids"] = request["eos_token_ids"]
+    if ends := end_tokens(request):
+        given["stop_token_ids"] = ends
     return given | {
         "max_new_tokens": conditions["max_tokens"],
         "min_new_tokens": conditions["min_tokens"],
@@ -153,7 +156,7 @@ def _finish_reason(reason: dict[str, Any]) -> str:
     if reason.get("type") == "abort":
         kind = "invalid" if reason.get("status_code") == BAD_REQUEST else "engine"
         raise CallError(f"SGLang gave the request up: {reason.get('message', 'it does not say why')}", kind)
-    return "length" if reason.get("type") == "length" else "stop"
+    return finish_reason(str(reason.get("type")))
 
 
 def _logprobs(facts: dict[str, Any]) -> dict[str, Any]:

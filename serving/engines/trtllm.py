@@ -6,18 +6,24 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import HashTranslator
+from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
 from serving.model.card import ModelFiles, local_weights
-from serving.router.follower import BlocksEvent
+from serving.router.events import BlocksEvent
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.runtime.stopping import cancel_all
+from serving.runtime.threads import in_thread
 from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
-from serving.worker.engine import ENGINES, EngineCall, EngineLoad, EngineTraits, call_with, in_thread, require
+from serving.worker.engine import EngineCall, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
-from serving.worker.protocol import sampling
+from serving.worker.protocol import end_tokens, finish_reason, log_probabilities, sampling
+from serving.worker.registry import ENGINES
 
 log = logging.getLogger(__name__)
 
+MEMORY = ENGINES["trtllm"].memory_argument
+CACHE_CONFIG, _, MEMORY_FRACTION = MEMORY.partition(".")
 TOKENS_PER_BLOCK = 32
 EVENT_BUFFER = 4096
 POLL_TIMEOUT_S = 2.0
@@ -48,18 +54,18 @@ class TrtLlm:
         if worker.context_length is not None:
             given["max_seq_len"] = worker.context_length
         given |= run.extra() | arguments
-        cache = given.get("kv_cache_config") or {}
+        cache = given.get(CACHE_CONFIG) or {}
         size = int(cache.get("tokens_per_block") or run.kv_cache_block_size or TOKENS_PER_BLOCK)
         self._has_events = worker.kv_events and cache.get("enable_block_reuse") is not False
         events = {"event_buffer_max_size": EVENT_BUFFER, "enable_block_reuse": True} if self._has_events else {}
-        share = {} if run.memory_fraction is None else {"free_gpu_memory_fraction": run.memory_fraction}
-        given["kv_cache_config"] = {"tokens_per_block": size} | share | events | cache
+        share = {} if run.memory_fraction is None else {MEMORY_FRACTION: run.memory_fraction}
+        given[CACHE_CONFIG] = {"tokens_per_block": size} | share | events | cache
         given.setdefault("enable_iter_perf_stats", True)
         self._arguments = given
         self.calls = (EngineCall("tensorrt_llm.LLM", given),)
         self.traits = EngineTraits(block_size=size, has_kv_events=self._has_events)
         self.service = GeneratorService(self.generate)
-        self._processes = EngineProcesses("TensorRT-LLM", ENGINES["trtllm"].memory_argument)
+        self._processes = EngineProcesses("TensorRT-LLM", MEMORY)
         self._translator = HashTranslator(size)
         self._window = 0
         self._load = EngineLoad()
@@ -100,7 +106,7 @@ class TrtLlm:
                     item["cached_tokens"] = getattr(output, "cached_tokens", 0) or 0
                     is_first = False
                 if wanted:
-                    item |= _logprobs(tokens, one.logprobs_diff)
+                    item |= log_probabilities(tokens, one.logprobs_diff)
                 if one.finish_reason is not None:
                     is_over = True
                     item["finish_reason"] = _finish_reason(one.finish_reason)
@@ -122,9 +128,7 @@ class TrtLlm:
 
     async def close(self) -> None:
         """See `Engine`."""
-        for task in self._polling:
-            task.cancel()
-        await asyncio.gather(*self._polling, return_exceptions=True)
+        await cancel_all(*self._polling)
         if self._llm is not None:
             await in_thread(self._llm.shutdown)
         await self._processes.close()
@@ -177,7 +181,7 @@ class TrtLlm:
             del given["top_k"]  # all tokens, which it calls none
         if bias := options.get("logit_bias"):
             given["embedding_bias"] = self._bias(bias)
-        ends = [] if conditions["ignore_eos"] else request["eos_token_ids"]
+        ends = end_tokens(request)
         return self._package.SamplingParams(
             max_tokens=conditions["max_tokens"],
             min_tokens=conditions["min_tokens"] or None,
@@ -203,12 +207,4 @@ class TrtLlm:
 def _finish_reason(reason: str) -> str:
     if reason in ("timeout", "cancelled"):
         raise CallError(f"TensorRT-LLM gave the request up: {reason}", "engine")
-    return "length" if reason == "length" else "stop"
-
-
-def _logprobs(tokens: list[int], found: Sequence[Any]) -> dict[str, Any]:
-    values, tops = [], []
-    for token, places in zip(tokens, found, strict=False):
-        values.append(places[token].logprob)
-        tops.append([[other, value.logprob] for other, value in places.items()])
-    return {"log_probs": values, "top_logprobs": tops}
+    return finish_reason(reason)

@@ -7,23 +7,19 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
+from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
 from serving.model.card import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.runtime.threads import in_thread
 from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
-from serving.worker.engine import (
-    ENGINES,
-    EngineCall,
-    EngineError,
-    EngineLoad,
-    EngineTraits,
-    call_with,
-    in_thread,
-    require,
-)
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
-from serving.worker.protocol import sampling
+from serving.worker.protocol import end_tokens, engine_id, finish_reason, log_probabilities, sampling
+from serving.worker.registry import ENGINES
+
+MEMORY = ENGINES["vllm"].memory_argument
 
 CHECK_S = 0.1
 CLOSE_TIMEOUT_S = 5.0
@@ -48,7 +44,7 @@ class Vllm:
         own = run.extra() | arguments
         has_cache_size = "kv_cache_memory_bytes" in own or os.environ.get("VLLM_CPU_KVCACHE_SPACE")
         if run.memory_fraction is not None and not has_cache_size:
-            given["gpu_memory_utilization"] = run.memory_fraction
+            given[MEMORY] = run.memory_fraction
         if run.num_nodes > 1:
             host, port = run.leader
             if run.node_rank:
@@ -72,7 +68,7 @@ class Vllm:
         )
         self.traits = EngineTraits()
         self.service = GeneratorService(self.generate)
-        self._processes = EngineProcesses("vLLM", ENGINES["vllm"].memory_argument)
+        self._processes = EngineProcesses("vLLM", MEMORY)
         self._ranks = int(self._arguments.get("data_parallel_size") or 1)
         self._stats: dict[int, Any] = {}
         self._shape = (0, 0)  # KV blocks, sequences in a batch
@@ -123,8 +119,7 @@ class Vllm:
             async for output in self._llm.generate(
                 {"prompt_token_ids": request["token_ids"]},
                 self._parameters(request),
-                # vLLM knows a request by its id alone, and a client may use one twice.
-                f"{request['request_id']}-{os.urandom(4).hex()}",
+                engine_id(request),
                 data_parallel_rank=request["dp_rank"] if self._ranks > 1 else None,
             ):
                 one = output.outputs[0]
@@ -133,13 +128,13 @@ class Vllm:
                 if is_first:
                     item["cached_tokens"] = output.num_cached_tokens or 0
                     if output.prompt_logprobs:
-                        found = _logprobs(request["token_ids"][1:], output.prompt_logprobs[1:])
+                        found = log_probabilities(request["token_ids"][1:], output.prompt_logprobs[1:])
                         item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
                     is_first = False
                 if one.logprobs is not None:
-                    item |= _logprobs(tokens, one.logprobs)
+                    item |= log_probabilities(tokens, one.logprobs)
                 if one.finish_reason is not None:
-                    item["finish_reason"] = "length" if one.finish_reason == "length" else "stop"
+                    item["finish_reason"] = finish_reason(one.finish_reason)
                 yield {"token_ids": tokens} | item if item else tokens
         except ValueError as error:
             raise CallError(str(error), "invalid") from error
@@ -218,17 +213,7 @@ class Vllm:
             **given,
             min_tokens=conditions["min_tokens"],
             ignore_eos=conditions["ignore_eos"],
-            stop_token_ids=None if conditions["ignore_eos"] else request["eos_token_ids"] or None,
+            stop_token_ids=end_tokens(request) or None,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-
-
-def _logprobs(tokens: list[int], found: Sequence[Any]) -> dict[str, Any]:
-    """Return log-probabilities: of each token, and of the likeliest at its place."""
-    values, tops = [], []
-    for token, places in zip(tokens, found, strict=False):
-        values.append(places[token].logprob)
-        ranked = sorted(places.items(), key=lambda entry: entry[1].rank)
-        tops.append([[other, value.logprob] for other, value in ranked])
-    return {"log_probs": values, "top_logprobs": tops}

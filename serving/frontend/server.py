@@ -25,7 +25,9 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.server import GeneratorService
-from serving.supervision.group import Group, Program, report_ready
+from serving.runtime.stopping import until_stopped
+from serving.supervision.group import Group, Program
+from serving.supervision.process import report_ready
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +104,11 @@ async def serve_frontend(
     server = _Server(uvicorn_config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
-    stopping = asyncio.create_task(runtime.stopping.wait())
     if listener.family != socket.AF_UNIX:
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
     report_ready()
     try:
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await until_stopped(runtime.stopping, asyncio.shield(serving))
         frontend.is_draining = True
         if frontend.num_open:
             log.info("finishing %d request(s); Ctrl-C again stops at once", frontend.num_open)
@@ -118,7 +119,6 @@ async def serve_frontend(
         frontend.end_all()
         await models.close()
         server.should_exit = True
-        stopping.cancel()
         sweeping.cancel()
         await serving
 
@@ -134,20 +134,15 @@ async def run_frontends(
     """
     listener = listen(config.http_host, config.http_port)
     if config.http_workers == 1 or LISTEN_FD in os.environ:
-        async with await DistributedRuntime.connect(runtime_config) as runtime:
-            runtime.stopping = stopping
+        async with await DistributedRuntime.connect(runtime_config, stopping=stopping) as runtime:
             await serve_frontend(runtime, config, Models(runtime, config, router), listener)
         return
-    group = Group(restart=True)
-    try:
-        for program in programs(config, router, runtime_config, listener.fileno()):
-            await group.start(program)
-        log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
-        await group.wait(stopping)
-        await group.stop(config.drain_s + 5)
-    finally:
-        await group.stop(0)
-        listener.close()
+    with listener:
+        async with Group(restart=True) as group:
+            await group.start(*programs(config, router, runtime_config, listener.fileno()))
+            log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
+            await group.wait(stopping)
+            await group.stop(config.drain_s + 5)
 
 
 def programs(config: FrontendConfig, router: RouterConfig, runtime: RuntimeConfig, descriptor: int) -> list[Program]:

@@ -1,8 +1,9 @@
 """The router core: picks workers and keeps the books; no clock, no I/O."""
 
+from serving.router.blocks import PromptBlocks
 from serving.router.candidates import Prompt, WorkerState
 from serving.router.config import RouterConfig, StepCosts
-from serving.router.modes import ROUTER_MODES, Mode, check_live_mode, wants_kv_events
+from serving.router.policies.modes import ROUTER_MODES, Mode, check_live_mode, wants_kv_events
 from serving.router.router import Decision, Router
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Decision",
     "Mode",
     "Prompt",
+    "PromptBlocks",
     "Router",
     "RouterConfig",
     "StepCosts",

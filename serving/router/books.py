@@ -1,6 +1,8 @@
 """The router's own books of what it sent where: added at dispatch, released on every way out."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
+
+from serving.router.blocks import PromptBlocks, num_held
 
 
 class WorkerBooks:
@@ -29,67 +31,55 @@ class WorkerBooks:
         self._active: dict[Hashable, int] = {}  # id -> requests in flight that have it
         self._sizes: dict[Hashable, int] = {}  # id -> its blocks in use, where not all of them
 
-    def num_active_blocks(self, ids: Sequence[Hashable], num_blocks: int, blocks_per_id: int) -> int:
+    def num_active_blocks(self, blocks: PromptBlocks) -> int:
         """Count the leading blocks of a prompt that requests in flight hold already."""
-        active, num_ids = self._active, -(-num_blocks // blocks_per_id)
-        if not num_ids or ids[0] not in active:
+        ids, num_blocks, per_id = blocks
+        num_ids = num_held(self._active, ids, -(-num_blocks // per_id))
+        if not num_ids:
             return 0
-        low, high, stride = 0, num_ids, 1
-        while low + stride < high:
-            if ids[low + stride] not in active:
-                high = low + stride
-                break
-            low += stride
-            stride *= 2
-        while low + 1 < high:
-            middle = (low + high) // 2
-            if ids[middle] in active:
-                low = middle
-            else:
-                high = middle
-        blocks = (low + 1) * blocks_per_id
-        if self._sizes and (size := self._sizes.get(ids[low])) is not None:
-            blocks += size - blocks_per_id
-        return min(blocks, num_blocks)
+        held = num_ids * per_id
+        if self._sizes and (size := self._sizes.get(ids[num_ids - 1])) is not None:
+            held += size - per_id
+        return min(held, num_blocks)
 
-    def add(
-        self, ids: Sequence[Hashable], num_blocks: int, blocks_per_id: int, *, has_tail: bool, prefill_tokens: int
-    ) -> None:
-        """Book a request."""
+    def add(self, blocks: PromptBlocks, *, has_tail: bool, prefill_tokens: int) -> None:
+        """Book a request; with a tail, tokens behind its full blocks take a block of their own."""
         self.num_requests += 1
         self.prefill_tokens += prefill_tokens
         active = self._active
-        num_full, rest = divmod(num_blocks, blocks_per_id)
+        ids, num_blocks, per_id = blocks
+        num_full, rest = divmod(num_blocks, per_id)
         full, before = ids[:num_full], len(active)
         for id in full:
             active[id] = active.get(id, 0) + 1
-        added = has_tail + (len(active) - before) * blocks_per_id
+        added = has_tail + (len(active) - before) * per_id
         if self._sizes:
             for id in full:
                 if id in self._sizes:
-                    added += blocks_per_id - self._sizes.pop(id)
+                    added += per_id - self._sizes.pop(id)
         if rest:
             id = ids[num_full]
             count = active.get(id, 0)
             active[id] = count + 1
-            size = self._sizes.get(id, blocks_per_id) if count else 0
+            size = self._sizes.get(id, per_id) if count else 0
             if rest > size:
                 added += rest - size
                 self._sizes[id] = rest
         self.decode_blocks += added
 
-    def remove(self, ids: Sequence[Hashable], num_blocks: int, blocks_per_id: int, *, has_tail: bool) -> None:
+    def remove(self, blocks: PromptBlocks, *, has_tail: bool) -> None:
         """Release a request's blocks."""
+        ids, num_blocks, per_id = blocks
         self.num_requests -= 1
         active = self._active
         removed = int(has_tail)
-        for id in ids[: -(-num_blocks // blocks_per_id)]:
+        for id in ids[: -(-num_blocks // per_id)]:
             count = active[id] - 1
             if count:
                 active[id] = count
             else:
                 del active[id]
-                removed += self._sizes.pop(id, blocks_per_id) if self._sizes else blocks_per_id
+                removed += self._sizes.pop(id, per_id) if self._sizes else per_id
         self.decode_blocks -= removed
 
     def snapshot(self) -> "WorkerBooks":

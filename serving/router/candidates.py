@@ -1,19 +1,22 @@
 """What a policy sees when it scores: the request, and each worker's books, prefix overlap and state."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import NamedTuple
 
+from serving.router.blocks import PromptBlocks
 from serving.router.books import WorkerBooks
 
 
 class Prompt(NamedTuple):
-    """What routing needs of a request: its length, the chained ids of its full blocks, and its session if it has one."""
+    """What routing needs of a request: its length, its full blocks, and its session if it has one."""
 
     num_tokens: int
-    ids: Sequence[Hashable]
-    num_blocks: int
-    blocks_per_id: int = 1
+    blocks: PromptBlocks
     session: Hashable | None = None
+
+    def has_tail(self, block_size: int) -> bool:
+        """Tell whether tokens are left behind its full blocks."""
+        return self.num_tokens > self.blocks.num_blocks * block_size
 
 
 class WorkerState(NamedTuple):
@@ -85,11 +88,9 @@ class Candidates:
     @property
     def decode_blocks(self) -> list[int]:
         """A + R - a: blocks of requests in flight, this one's included."""
-        tokens, ids, num_blocks, blocks_per_id, _ = self.prompt
-        total = num_blocks + (tokens > num_blocks * self.block_size)
-        return [
-            book.decode_blocks + total - book.num_active_blocks(ids, num_blocks, blocks_per_id) for book in self.books
-        ]
+        blocks = self.prompt.blocks
+        total = blocks.num_blocks + self.prompt.has_tail(self.block_size)
+        return [book.decode_blocks + total - book.num_active_blocks(blocks) for book in self.books]
 
     @property
     def num_requests(self) -> list[int]:
@@ -114,9 +115,9 @@ class Candidates:
 
     def key(self, num_tokens: int) -> Hashable:
         """Name the prompt's first blocks up to about this many tokens; shorter prompts by what they have."""
-        prompt = self.prompt
-        if not prompt.num_blocks:
-            return prompt.num_tokens
-        place = max(num_tokens // (self.block_size * prompt.blocks_per_id), 1)
-        last = -(-prompt.num_blocks // prompt.blocks_per_id)
-        return prompt.ids[min(place, last) - 1]  # chained, so it stands for all before it
+        ids, num_blocks, per_id = self.prompt.blocks
+        if not num_blocks:
+            return self.prompt.num_tokens
+        place = max(num_tokens // (self.block_size * per_id), 1)
+        last = -(-num_blocks // per_id)
+        return ids[min(place, last) - 1]  # chained, so it stands for all before it

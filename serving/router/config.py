@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from foundation.settings import Count, NotNegative, Share, check
+
 
 class StepCosts(NamedTuple):
     """What a step costs, as the predicting modes reckon: base + prefill tokens, sequences and context tokens decoded."""
@@ -22,90 +24,66 @@ DYNAMO_COSTS = StepCosts(0.0222, 1.86e-5, 0.0, 3.9e-8, 8192)
 class RouterConfig:
     """Settings of a router."""
 
-    kv_overlap_score_weight: float = 1.0
+    kv_overlap_score_weight: NotNegative = 1.0
     """Weight of prefill work in the kv mode's cost; 0 balances decode blocks alone."""
 
-    router_temperature: float = 0.0
+    router_temperature: NotNegative = 0.0
     """Draw from a softmax of the costs instead of taking the lowest (0: take the lowest)."""
 
     use_kv_events: bool = True
     """Learn from the workers' KV events what they hold; otherwise assume it from what was routed."""
 
-    router_ttl_s: float = 120.0
+    router_ttl_s: NotNegative = 120.0
     """Without KV events, how long a routed prompt is assumed to stay cached (s)."""
 
-    busy_threshold: float | None = None
+    busy_threshold: Share | None = None
     """Live: share of a worker's KV blocks in use beyond which it gets no new requests (none: no limit)."""
 
-    max_queue_depth: float | None = 1.0
+    max_queue_depth: NotNegative | None = 1.0
     """Live: queue limit as a multiple of what a worker runs at once; when every worker is over it, new requests get 429 (none: no limit)."""
 
-    kv_event_delay_s: float = 0.0
+    kv_event_delay_s: NotNegative = 0.0
     """Virtual time: delay until a KV event reaches the router (s)."""
 
-    prefill_load_scale: float = 1.0
+    prefill_load_scale: NotNegative = 1.0
     """dynamo-kv: weight of prefill work (P); 4 to 8 lets long prompts stay where their prefix is."""
 
-    overlap_score_credit: float = 1.0
+    overlap_score_credit: NotNegative = 1.0
     """dynamo-kv: share of a cached block that counts as work saved (c)."""
 
-    overlap_score_credit_decay: float = 0.0
+    overlap_score_credit_decay: NotNegative = 0.0
     """dynamo-kv: how fast the credit falls with the queue of the worker that has the prefix (0: not)."""
 
-    prefix_key_tokens: int = 1024
+    prefix_key_tokens: Count = 1024
     """chwbl, dualmap: prompts alike in this many first tokens belong together."""
 
-    ttft_slo_s: float = 2.0
+    ttft_slo_s: NotNegative = 2.0
     """dualmap: the worker with the prefix is left when its predicted TTFT is longer (s)."""
 
-    interference: float | None = None
+    interference: NotNegative | None = None
     """marginal: weight of the delay that a prompt's computation causes running requests (alpha; default: 0.1, marginal-all 0.2)."""
 
-    expected_osl: int | None = None
+    expected_osl: Count | None = None
     """marginal, preble-e2: output tokens to reckon with (default: 200; marginal-all 50, those farther ahead being uncertain)."""
 
-    step_base_ms: float | None = None
+    step_base_ms: NotNegative | None = None
     """Predicting modes: duration of an empty step (ms; default: as the simulated engine's step times have it)."""
 
-    step_prefill_us: float | None = None
+    step_prefill_us: NotNegative | None = None
     """Predicting modes: time for each prompt token computed (us; same default)."""
 
-    step_decode_us: float | None = None
+    step_decode_us: NotNegative | None = None
     """Predicting modes: time for each sequence decoded (us; same default)."""
 
-    step_context_ns: float | None = None
+    step_context_ns: NotNegative | None = None
     """Predicting modes: time for each context token read by a decoding sequence (ns; same default)."""
 
-    step_budget_tokens: int | None = None
+    step_budget_tokens: Count | None = None
     """Predicting modes: tokens one step may compute (same default)."""
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        for name in (
-            "kv_overlap_score_weight",
-            "router_temperature",
-            "router_ttl_s",
-            "max_queue_depth",
-            "kv_event_delay_s",
-            "prefill_load_scale",
-            "overlap_score_credit",
-            "overlap_score_credit_decay",
-            "ttft_slo_s",
-            "interference",
-            "step_base_ms",
-            "step_prefill_us",
-            "step_decode_us",
-            "step_context_ns",
-        ):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} must not be negative, not {value}")
-        for name in ("prefix_key_tokens", "expected_osl", "step_budget_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.busy_threshold is not None and not 0 <= self.busy_threshold <= 1:
-            raise ValueError(f"busy_threshold is a share of the blocks, from 0 to 1, not {self.busy_threshold}")
+        check(self)
 
     @property
     def step_costs(self) -> StepCosts:

@@ -7,32 +7,12 @@ once a snapshot taken after the loss has come.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.index import PrefixIndex
 
 MAX_WAITING = 10_000
 """Messages kept for a worker while its snapshot is awaited; the oldest go first, and a second snapshot mends that."""
-
-
-class BlocksStored(NamedTuple):
-    """Blocks now cached, in order, behind a parent (none: from the start)."""
-
-    hashes: list[int]
-    parent: int | None
-
-
-class BlocksRemoved(NamedTuple):
-    """Blocks no longer cached, in the order in which they went."""
-
-    hashes: list[int]
-
-
-class BlocksCleared(NamedTuple):
-    """The whole cache was reset."""
-
-
-BlocksEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 
 @dataclass(slots=True)
@@ -113,10 +93,11 @@ class KvFollower:
     def _apply(self, worker: int, events: Sequence[BlocksEvent]) -> None:
         index = self._index
         for event in events:
-            if isinstance(event, BlocksStored):
-                index.store(worker, event.hashes, parent=event.parent)
-            elif isinstance(event, BlocksRemoved):
-                for block in event.hashes:
-                    index.remove(worker, [block])
-            else:
-                index.drop(worker)
+            match event:
+                case BlocksStored(hashes, parent):
+                    index.store(worker, hashes, parent)
+                case BlocksRemoved(hashes):
+                    for block in hashes:
+                        index.remove(worker, [block])
+                case BlocksCleared():
+                    index.drop(worker)

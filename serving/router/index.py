@@ -2,24 +2,29 @@
 
 Ids are chained, so each worker's set is closed under prefixes and its presence along a prompt only
 ever ends: a look-up costs a few dict reads per worker, however long the prompt. An id may stand for
-several blocks (`blocks_per_id`, as in a trace of 512-token ids on an engine with smaller blocks).
+several blocks (as in a trace of 512-token ids on an engine with smaller blocks); then a worker may have a part of it:
+
+    blocks of an id   0 1 2 3 4 5 6 7     what a worker has
+    whole             # # # # # # # #     its bit in `_masks[id]`
+    a part            # # # . . . . .     its bit, and `_partial[id, worker]` = 3
+    twice             2 2 # # # # # #     its bit, and 1 in `_copies` for each of the first two
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable
 from typing import Protocol
 
-Ids = Sequence[Hashable]
+from serving.router.blocks import Ids, PromptBlocks, depths
 
 
 class Index(Protocol):
     """What the router asks of an index. Workers are small numbers, the bits of a mask."""
 
-    def overlaps(self, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> dict[int, int]:
+    def overlaps(self, blocks: PromptBlocks, now: float) -> dict[int, int]:
         """Return, for each worker that has any, how many leading blocks of a prompt it has."""
         ...
 
-    def routed(self, worker: int, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> None:
+    def routed(self, worker: int, blocks: PromptBlocks, now: float) -> None:
         """Take note that a prompt was sent to a worker."""
         ...
 
@@ -49,61 +54,59 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._masks)
 
-    def overlaps(self, ids: Ids, num_blocks: int, blocks_per_id: int = 1, now: float = 0.0) -> dict[int, int]:
+    def overlaps(self, blocks: PromptBlocks, now: float = 0.0) -> dict[int, int]:
         """Return, for each worker that has any, how many leading blocks of a prompt it has."""
+        ids, num_blocks, per_id = blocks
         found: dict[int, int] = {}
-        for depth, mask in _depths(self._masks, ids, -(-num_blocks // blocks_per_id)):
+        for depth, mask in depths(self._masks, ids, -(-num_blocks // per_id)):
             while mask:
                 low = mask & -mask
                 worker = low.bit_length() - 1
                 mask ^= low
-                blocks = depth * blocks_per_id
+                held = depth * per_id
                 if self._partial and (part := self._partial.get((ids[depth - 1], worker))) is not None:
-                    blocks += part - blocks_per_id
-                found[worker] = blocks if blocks < num_blocks else num_blocks
+                    held += part - per_id
+                found[worker] = held if held < num_blocks else num_blocks
         return found
 
-    def routed(self, worker: int, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> None:
+    def routed(self, worker: int, blocks: PromptBlocks, now: float) -> None:
         """Do nothing: the worker's events will tell."""
 
-    def store(
-        self,
-        worker: int,
-        ids: Ids,
-        *,
-        parent: Hashable | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        blocks_per_id: int = 1,
-    ) -> bool:
-        """Enter blocks `start` to `stop` of a chain of ids; return False (and mark the worker) if there is a gap before them.
+    def store(self, worker: int, ids: Ids, parent: Hashable | None = None) -> bool:
+        """Enter a chain of ids that stand for one block each, behind a parent (none: from the start).
 
-        Args:
-            worker: who stored them.
-            ids: the chain, or with `parent` the part of it behind that parent.
-            parent: the id before `ids[0]`, none for the start of a sequence.
-            start: first block, counted from `ids[0]`.
-            stop: the block after the last (default: all that the ids cover).
-            blocks_per_id: blocks each id stands for.
+        Returns False, and marks the worker for a snapshot, if it does not have the parent: events were lost.
         """
-        bit, masks = 1 << worker, self._masks
-        stop = len(ids) * blocks_per_id if stop is None else stop
-        index, offset = divmod(start, blocks_per_id)
-        before = ids[index - 1] if index else parent
-        if offset:
-            held = self._held(ids[index], worker, blocks_per_id)
-            if held < offset:
-                self.resync.add(worker)
-                return False
-            stop_here = min(stop - index * blocks_per_id, blocks_per_id)
-            self._grow(ids[index], worker, offset, stop_here, blocks_per_id)
-            before = ids[index]
-            index += 1
-        elif before is not None and not masks.get(before, 0) & bit:
+        if parent is not None and not self.holds(parent, worker):
             self.resync.add(worker)
             return False
+        self._store_whole(worker, ids, parent, 1)
+        return True
+
+    def store_blocks(self, worker: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> bool:
+        """Enter blocks `start` to `stop` of a chain from its start, of which each id stands for several.
+
+        Returns False, and marks the worker for a snapshot, if it does not have the block before them.
+        """
+        place, offset = divmod(start, blocks_per_id)
+        last = place if offset else place - 1
+        if start and self._held(ids[last], worker, blocks_per_id) < (offset or blocks_per_id):
+            self.resync.add(worker)
+            return False
+        if offset:
+            self._grow(ids[place], worker, offset, min(stop - place * blocks_per_id, blocks_per_id), blocks_per_id)
+            place += 1
         full, rest = divmod(stop, blocks_per_id)
-        for id in ids[index:full]:
+        before = ids[place - 1] if place else None
+        self._store_whole(worker, ids[place:full], before, blocks_per_id)
+        if rest and full >= place:
+            self._store_part(worker, ids[full], ids[full - 1] if full else None, rest, blocks_per_id)
+        return True
+
+    def _store_whole(self, worker: int, ids: Ids, before: Hashable | None, blocks_per_id: int) -> None:
+        """Enter all blocks of ids, behind one that the worker has."""
+        bit, masks = 1 << worker, self._masks
+        for id in ids:
             mask = masks.get(id, 0)
             if mask & bit:
                 self._grow(id, worker, 0, blocks_per_id, blocks_per_id)
@@ -112,48 +115,52 @@ class PrefixIndex:
                 if not mask and self._children is not None:
                     self._link(before, id)
             before = id
-        if rest and full >= index:
-            id = ids[full]
-            mask = masks.get(id, 0)
-            if mask & bit:
-                self._grow(id, worker, 0, rest, blocks_per_id)
-            else:
-                masks[id] = mask | bit
-                self._partial[id, worker] = rest
-                if not mask:
-                    self._link(before, id)
-        return True
 
-    def remove(self, worker: int, ids: Ids, *, start: int = 0, stop: int | None = None, blocks_per_id: int = 1) -> None:
+    def _store_part(self, worker: int, id: Hashable, before: Hashable | None, stop: int, blocks_per_id: int) -> None:
+        """Enter the first blocks of an id, behind one that the worker has."""
+        mask = self._masks.get(id, 0)
+        if mask >> worker & 1:
+            self._grow(id, worker, 0, stop, blocks_per_id)
+            return
+        self._masks[id] = mask | 1 << worker
+        self._partial[id, worker] = stop
+        if not mask:
+            self._link(before, id)
+
+    def remove(self, worker: int, ids: Ids) -> None:
+        """Take out a chain of ids that stand for one block each, last first; unknown ones are ignored."""
+        self.remove_blocks(worker, ids, 0, len(ids), 1)
+
+    def remove_blocks(self, worker: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Take out blocks `start` to `stop` of a chain, last first; unknown ones are ignored."""
-        bit, masks = 1 << worker, self._masks
-        stop = len(ids) * blocks_per_id if stop is None else stop
         if self._children is None and not self._copies:
-            stop = self._remove_whole(bit, ids, -(-start // blocks_per_id), -(-stop // blocks_per_id)) * blocks_per_id
+            place = -(-start // blocks_per_id)
+            self._remove_whole(1 << worker, ids, place, -(-stop // blocks_per_id))
+            stop = place * blocks_per_id
         for place in range((stop - 1) // blocks_per_id, start // blocks_per_id - 1, -1):
-            id = ids[place]
-            mask = masks.get(id, 0)
-            if not mask & bit:
-                continue
-            first = place * blocks_per_id
+            id, first = ids[place], place * blocks_per_id
             low, high = max(start - first, 0), min(stop - first, blocks_per_id)
+            if not self.holds(id, worker):
+                continue
             if self._copies:
-                for offset in range(high - 1, low - 1, -1):
-                    block = (id, offset) if offset else id
-                    extra = self._copies.get((block, worker), 0)
-                    if extra:
-                        self._copies[block, worker] = extra - 1
-                        if extra == 1:
-                            del self._copies[block, worker]
-                    else:
-                        self._shrink(id, worker, offset, blocks_per_id)
-            elif low == 0:
-                self._clear(id, worker)
+                self._remove_copies(worker, id, low, high, blocks_per_id)
             else:
                 self._shrink(id, worker, low, blocks_per_id)
 
-    def _remove_whole(self, bit: int, ids: Ids, first: int, stop: int) -> int:
-        """Take ids out of which no block remains, without links to mend; return where the rest stops."""
+    def _remove_copies(self, worker: int, id: Hashable, low: int, high: int, blocks_per_id: int) -> None:
+        """Take blocks `low` to `high` of an id out once, last first: one that was stored twice stays."""
+        for offset in range(high - 1, low - 1, -1):
+            block = (id, offset) if offset else id
+            extra = self._copies.get((block, worker), 0)
+            if extra > 1:
+                self._copies[block, worker] = extra - 1
+            elif extra:
+                del self._copies[block, worker]
+            else:
+                self._shrink(id, worker, offset, blocks_per_id)
+
+    def _remove_whole(self, bit: int, ids: Ids, first: int, stop: int) -> None:
+        """Take ids out of which no block remains, where there are no links to mend."""
         masks, partial = self._masks, self._partial
         for id in ids[first:stop]:
             mask = masks.get(id, 0)
@@ -163,7 +170,6 @@ class PrefixIndex:
                 masks[id] = mask ^ bit
         if partial and stop > first:
             partial.pop((ids[stop - 1], bit.bit_length() - 1), None)
-        return first
 
     def drop(self, worker: int) -> None:
         """Forget a worker in one sweep."""
@@ -249,19 +255,21 @@ class PredictedIndex:
     def __len__(self) -> int:
         return len(self._masks)
 
-    def overlaps(self, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> dict[int, int]:
+    def overlaps(self, blocks: PromptBlocks, now: float) -> dict[int, int]:
         """Return, for each worker that has any, how many leading blocks of a prompt it should have."""
         self._expire(now)
+        ids, num_blocks, per_id = blocks
         found: dict[int, int] = {}
-        for depth, mask in _depths(self._masks, ids, -(-num_blocks // blocks_per_id)):
+        for depth, mask in depths(self._masks, ids, -(-num_blocks // per_id)):
             for worker in range(mask.bit_length()):
                 if mask >> worker & 1:
-                    found[worker] = min(depth * blocks_per_id, num_blocks)
+                    found[worker] = min(depth * per_id, num_blocks)
         return found
 
-    def routed(self, worker: int, ids: Ids, num_blocks: int, blocks_per_id: int, now: float) -> None:
+    def routed(self, worker: int, blocks: PromptBlocks, now: float) -> None:
         """Assume that a worker will cache a prompt sent to it."""
-        prompt = ids[: -(-num_blocks // blocks_per_id)]
+        ids, num_blocks, per_id = blocks
+        prompt = ids[: -(-num_blocks // per_id)]
         bit = 1 << worker
         for id in prompt:
             self._masks[id] = self._masks.get(id, 0) | bit
@@ -287,36 +295,3 @@ class PredictedIndex:
             self._masks[id] = mask
         else:
             del self._masks[id]
-
-
-def _depths(masks: dict[Hashable, int], ids: Ids, num_ids: int) -> Iterator[tuple[int, int]]:
-    """Yield (number of leading ids, mask of the workers that have just so many), workers with none left out."""
-    if not num_ids or not (mask := masks.get(ids[0], 0)):
-        return
-    place, stride = 0, 1
-    while place + 1 < num_ids:
-        probe = min(place + stride, num_ids - 1)
-        there = mask & masks.get(ids[probe], 0)
-        if there != mask:
-            yield from _between(masks, ids, place, mask, probe, there)
-            if not there:
-                return
-            mask = there
-        place = probe
-        stride *= 2
-    yield num_ids, mask
-
-
-def _between(
-    masks: dict[Hashable, int], ids: Ids, low: int, low_mask: int, high: int, high_mask: int
-) -> Iterator[tuple[int, int]]:
-    """Yield where the workers end that have `ids[low]` but not `ids[high]`."""
-    if high - low == 1:
-        yield high, low_mask & ~high_mask
-        return
-    middle = (low + high) // 2
-    mask = low_mask & masks.get(ids[middle], 0) | high_mask
-    if mask != low_mask:
-        yield from _between(masks, ids, low, low_mask, middle, mask)
-    if mask != high_mask:
-        yield from _between(masks, ids, middle, mask, high, high_mask)

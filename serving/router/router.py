@@ -9,8 +9,8 @@ from serving.router.candidates import NO_STATE, Candidates, Prompt, WorkerState
 from serving.router.capacity import Capacity
 from serving.router.config import RouterConfig
 from serving.router.index import Index, PredictedIndex, PrefixIndex
-from serving.router.modes import Mode
-from serving.router.policies import Policy, choose
+from serving.router.policies.modes import Mode
+from serving.router.policies.policy import Policy, choose
 
 
 class Decision(NamedTuple):
@@ -219,12 +219,11 @@ class Router:
             books = self._polled | {worker: books[worker] for worker in books if worker not in self._polled}
         overlaps = [0] * len(workers)
         if self._has_overlap and self.index is not None:
-            num_blocks, per_id = prompt.num_blocks, prompt.blocks_per_id
-            found = self.index.overlaps(prompt.ids, num_blocks, per_id, now)
+            found = self.index.overlaps(prompt.blocks, now)
             if self._predicted is not None:
-                found |= self._predicted.overlaps(prompt.ids, num_blocks, per_id, now)
+                found |= self._predicted.overlaps(prompt.blocks, now)
             if self._hoped is not None:
-                for worker, blocks in self._hoped.overlaps(prompt.ids, num_blocks, per_id, now).items():
+                for worker, blocks in self._hoped.overlaps(prompt.blocks, now).items():
                     found[worker] = max(blocks, found.get(worker, 0))
             overlaps = [found.get(worker, 0) for worker in workers]
         states = [self._states.get(worker, NO_STATE) for worker in workers] if self._states else None
@@ -248,18 +247,16 @@ class Router:
         if self._has_overlap:
             index = self._predicted if worker in self._silent else self.index
             if index is not None:
-                index.routed(worker, prompt.ids, prompt.num_blocks, prompt.blocks_per_id, now)
+                index.routed(worker, prompt.blocks, now)
             if self._hoped is not None:
-                self._hoped.routed(worker, prompt.ids, prompt.num_blocks, prompt.blocks_per_id, now)
+                self._hoped.routed(worker, prompt.blocks, now)
         return Decision(worker, overlap, workers, costs, overlaps if self._has_overlap else [])
 
     def book(self, request_id: Hashable, worker: int, prompt: Prompt, prefill_tokens: int) -> None:
         """Enter a request in a worker's books: one of ours, or one that another router sent there."""
         books = self._books[worker]
         if self.policy.needs_load:
-            num_tokens, ids, num_blocks, blocks_per_id, _ = prompt
-            has_tail = num_tokens > num_blocks * self._block_size
-            books.add(ids, num_blocks, blocks_per_id, has_tail=has_tail, prefill_tokens=prefill_tokens)
+            books.add(prompt.blocks, has_tail=prompt.has_tail(self._block_size), prefill_tokens=prefill_tokens)
         else:
             books.num_requests += 1
         self._booked[request_id] = (worker, prompt, prefill_tokens)
@@ -281,17 +278,16 @@ class Router:
         booking = self._booked.get(request_id)
         if booking is None:
             return
-        worker, (num_tokens, ids, num_blocks, blocks_per_id, _), prefill_tokens = booking
+        worker, prompt, prefill_tokens = booking
         if prefill_tokens < 0 and (capacity := self._capacities.get(worker)) is not None:
             capacity.on_end()
         self.on_first_token(request_id)
         del self._booked[request_id]
         if self.policy.needs_load:
-            has_tail = num_tokens > num_blocks * self._block_size
             books = self._books[worker]
             books.num_decoding -= 1
-            books.context_tokens -= num_tokens
-            books.remove(ids, num_blocks, blocks_per_id, has_tail=has_tail)
+            books.context_tokens -= prompt.num_tokens
+            books.remove(prompt.blocks, has_tail=prompt.has_tail(self._block_size))
         else:
             self._books[worker].num_requests -= 1
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from serving.router import Decision, Prompt, Router, RouterConfig
-from serving.router.follower import BlocksStored, KvFollower
+from serving.router import Decision, Prompt, PromptBlocks, Router, RouterConfig
+from serving.router.events import BlocksStored
+from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
 from serving.router.router import NoWorkersError
 from serving.runtime.address import EndpointAddress, Instance
@@ -171,7 +172,7 @@ class Routing:
             only = self._slots.get(Worker(instance_id, rank or 0))
             if only is None:
                 raise NoWorkersError(f"{self.address} has no instance {instance_id:x} (rank {rank or 0})")
-        prompt = Prompt(num_tokens, hashes, len(hashes), session=session)
+        prompt = Prompt(num_tokens, PromptBlocks.of(hashes), session)
         request = next(self._requests)
         avoided = (
             frozenset(slot for worker, slot in self._slots.items() if worker.instance_id in avoid)
@@ -374,7 +375,7 @@ class Routing:
                 slot = self._slots.get(Worker(message.instance_id, message.rank))
                 if slot is not None and request not in known:
                     known.add(request)
-                    prompt = Prompt(message.num_tokens, message.hashes, len(message.hashes))
+                    prompt = Prompt(message.num_tokens, PromptBlocks.of(message.hashes))
                     self.core.book(key, slot, prompt, message.prefill_tokens)
             elif message.kind == 1:
                 self.core.on_first_token(key)

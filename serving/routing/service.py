@@ -23,7 +23,8 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError, pack_u32, pack_u64
 from serving.runtime.server import GeneratorService, Stream
-from serving.supervision.group import report_ready
+from serving.runtime.stopping import until_stopped
+from serving.supervision.process import report_ready
 from serving.worker.kv_events import beside
 from serving.worker.protocol import PreprocessedRequest
 from serving.worker.registration import files_address
@@ -74,11 +75,7 @@ class RouterService:
         if target == own:
             raise ModelError(f"the router cannot serve at its workers' own address {own}")
         await runtime.discovery.watch("/".join((CARDS[:-1], *target)) + "/", self._on_card)
-        stopping = asyncio.create_task(runtime.stopping.wait())
-        waiting = asyncio.create_task(self._news.wait())
-        await asyncio.wait([stopping, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if stopping.done():
+        if not await until_stopped(runtime.stopping, self._news.wait()):
             return
         card = next(iter(self._cards.values()))
         self._routing = routing = Routing(
@@ -110,7 +107,7 @@ class RouterService:
         await runtime.serve(own, self._forward)
         report_ready()
         log.info("routing %s from %s to %s", card.name, own, target)
-        await stopping
+        await runtime.stopping.wait()
         await runtime.drain()
 
     def _on_card(self, key: str, value: bytes | None) -> None:

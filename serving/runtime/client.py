@@ -248,6 +248,7 @@ class Client:
         self._known: dict[str, Instance] = {}
         self._connections: dict[int, Connection] = {}
         self._dialing: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Future[None]] = set()
         self._turn = itertools.count()
         self._news = asyncio.Condition()
         self._stop: Stop | None = None
@@ -379,11 +380,8 @@ class Client:
         if self._on_leave is not None:
             self._on_leave(instance.instance_id)
         task = asyncio.ensure_future(_close_when_idle(connection))
-        _closing.add(task)
-        task.add_done_callback(_closing.discard)
-
-
-_closing: set[asyncio.Future[None]] = set()
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
 
 async def _close_when_idle(connection: Connection) -> None:

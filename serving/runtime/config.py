@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from msgspec import Meta
+
+from foundation.settings import check
 
 
 def masked(servers: str) -> str:
@@ -69,7 +72,9 @@ class RuntimeConfig:
     discovery_dir: str = _env("DYN_DISCOVERY_DIR")
     """Folder for discovery without etcd, which nobody else may write; none: one of this user's. Environment: DYN_DISCOVERY_DIR."""
 
-    lease_ttl_s: float = field(default_factory=lambda: float(os.environ.get("ETCD_LEASE_TTL", "10")))
+    lease_ttl_s: Annotated[float, Meta(ge=1)] = field(
+        default_factory=lambda: float(os.environ.get("ETCD_LEASE_TTL", "10"))
+    )
     """After how long without a sign of life a process counts as gone (s). Environment: ETCD_LEASE_TTL."""
 
     rpc_host: str = _env("DYN_TCP_RPC_HOST", "127.0.0.1")
@@ -80,8 +85,7 @@ class RuntimeConfig:
         for part in fields(self):
             if "secret" in part.metadata and not getattr(self, part.name):
                 object.__setattr__(self, part.name, os.environ.get(part.metadata["secret"], ""))
-        if not self.lease_ttl_s >= 1:
-            raise ValueError(f"lease_ttl_s must be at least 1 s, not {self.lease_ttl_s}")
+        check(self)
 
     @property
     def folder(self) -> Path:

@@ -4,7 +4,6 @@ import asyncio
 import functools
 import logging
 import secrets
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, Self
 
@@ -21,6 +20,7 @@ from serving.runtime.nats import NatsPlane
 from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
 from serving.runtime.server import GeneratorService, Service, Session, Stream
 from serving.runtime.sockets import SocketPlane
+from serving.runtime.stopping import stop_on_signals
 from serving.runtime.zeromq import ZeroMqPlane
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,20 @@ class DistributedRuntime:
     """One process's membership: its lease, what it serves, and its way to others."""
 
     def __init__(
-        self, instance_id: int, discovery: Discovery, requests: RequestPlane, events: EventPlane, *, drain_s: float
+        self,
+        instance_id: int,
+        discovery: Discovery,
+        requests: RequestPlane,
+        events: EventPlane,
+        *,
+        drain_s: float,
+        stopping: asyncio.Event | None = None,
     ) -> None:
         self.instance_id = instance_id
         self.discovery = discovery
         self.requests = requests
         self.events = events
-        self.stopping = asyncio.Event()
+        self.stopping = stopping or asyncio.Event()
         """Set when the process was asked to end."""
         self._drain_s = drain_s
         self._services: dict[str, Service] = {}
@@ -49,8 +56,15 @@ class DistributedRuntime:
         self._is_closed = False
 
     @classmethod
-    async def connect(cls, config: RuntimeConfig | None = None, *, drain_s: float = DRAIN_S) -> Self:
+    async def connect(
+        cls, config: RuntimeConfig | None = None, *, drain_s: float = DRAIN_S, stopping: asyncio.Event | None = None
+    ) -> Self:
         """Join the network that the settings (default: the environment) describe.
+
+        Args:
+            config: how to find and reach the others.
+            drain_s: how long calls in progress may take to finish once the process was asked to end (s).
+            stopping: is set when the process is asked to end (default: an event of its own).
 
         Raises:
             RuntimeUnavailableError: a server or folder cannot be used.
@@ -68,7 +82,7 @@ class DistributedRuntime:
         except BaseException:
             await discovery.close()
             raise
-        return cls(instance_id, discovery, requests, events, drain_s=drain_s)
+        return cls(instance_id, discovery, requests, events, drain_s=drain_s, stopping=stopping)
 
     def namespace(self, name: str) -> "Namespace":
         """Name a namespace."""
@@ -224,20 +238,6 @@ def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any
     return decorate
 
 
-def stop_on_signals(stopping: asyncio.Event, *, again: Callable[[], object] | None = None) -> None:
-    """Let SIGTERM, SIGINT and the end of the terminal (unless under nohup) set an event; call `again` from the second on."""
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        if stopping.is_set() and again is not None:
-            again()
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, on_signal)
-
-
 async def _planes(
     config: RuntimeConfig, instance_id: int, discovery: EtcdDiscovery | FolderDiscovery
 ) -> tuple[RequestPlane, EventPlane]:
@@ -267,4 +267,4 @@ def _refuse(request: Any, stream: Stream) -> None:
     stream.end("this process takes no more work", "draining")
 
 
-__all__ = ["CallError", "Component", "DistributedRuntime", "Endpoint", "Namespace", "dynamo_worker", "stop_on_signals"]
+__all__ = ["CallError", "Component", "DistributedRuntime", "Endpoint", "Namespace", "dynamo_worker"]

@@ -18,7 +18,10 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
+
+from serving.runtime.stopping import cancel_all, until_stopped
 
 SUPERVISED = "DYNABENCH_SUPERVISED"
 SETTINGS = "DYNABENCH_SETTINGS"
@@ -66,7 +69,7 @@ class Program:
 
 
 class Group:
-    """Processes that belong together."""
+    """Processes that belong together; leaving its `async with` block ends those that are left, at once."""
 
     def __init__(self, *, restart: bool, say: Callable[[str], None] | None = None) -> None:
         """Make an empty group.
@@ -83,11 +86,20 @@ class Group:
         self._failure: str | None = None
         self._failed = asyncio.Event()
 
-    async def start(self, program: Program) -> None:
-        """Start a process, and keep it if the group restarts."""
-        child = await self._spawn(program)
-        keeper = asyncio.create_task(self._keep(program, child, COLOURS[len(self._keepers) % len(COLOURS)]))
-        self._keepers.append(keeper)
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop(0)
+
+    async def start(self, *programs: Program) -> None:
+        """Start processes, and keep them if the group restarts."""
+        for program in programs:
+            child = await self._spawn(program)
+            keeper = asyncio.create_task(self._keep(program, child, COLOURS[len(self._keepers) % len(COLOURS)]))
+            self._keepers.append(keeper)
 
     @property
     def dead(self) -> list[str]:
@@ -113,30 +125,21 @@ class Group:
         Raises:
             GroupError: a process failed for good before that.
         """
-        waiting = [asyncio.create_task(event.wait()) for event in (stopping, self._failed)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
+        await until_stopped(stopping, self._failed.wait())
         if self._failure is not None and not stopping.is_set():
             raise GroupError(self._failure)
 
-    async def stop(self, timeout_s: float, *, hurry: asyncio.Event | None = None) -> None:
+    async def stop(self, timeout_s: float) -> None:
         """Ask all to end, in reverse order of their start, and return once all have ended.
 
-        Args:
-            timeout_s: how long they may take. They are then asked again, to end at once, and killed `HURRY_S` later.
-            hurry: ends the wait when it is set.
+        Once the time is over, or the caller is cancelled, they are asked again, to end at once, and killed `HURRY_S` later.
         """
         self._stopping.set()
-        hurrying: asyncio.Future[Any] = asyncio.create_task((hurry or asyncio.Event()).wait())
         ended = asyncio.ensure_future(asyncio.gather(*self._keepers, return_exceptions=True))
         try:
             self._signal(signal.SIGTERM)
-            await asyncio.wait([ended, hurrying], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:  # also if nobody waits for this any more
-            hurrying.cancel()
+            await asyncio.wait([ended], timeout=timeout_s)
+        finally:
             try:
                 self._signal(signal.SIGINT)  # not SIGTERM: two of a kind that come at once are one
                 await asyncio.wait([ended], timeout=HURRY_S)
@@ -223,8 +226,7 @@ class Group:
             code = await child.process.wait()
             await asyncio.wait([relaying], timeout=RELAY_S)
         finally:
-            relaying.cancel()
-            await asyncio.gather(relaying, return_exceptions=True)
+            await cancel_all(relaying)
             child.close()
         return code
 
@@ -316,30 +318,3 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
 def _labelled(name: str, colour: int, line: str) -> str:
     label = f"{name:>10}"
     return f"\x1b[{colour}m{label}\x1b[0m {line}" if sys.stdout.isatty() else f"{label} {line}"
-
-
-def report_ready() -> None:
-    """In a supervised process: tell the parent that this one does its work from now on."""
-    _report(READY)
-
-
-def report_failure(message: str) -> None:
-    """In a supervised process: tell the parent why this one is ending."""
-    _report(message.encode(errors="replace")[: STATUS_BYTES - len(READY)])
-
-
-def _report(data: bytes) -> None:
-    if (descriptor := os.environ.get(STATUS_FD)) is not None:
-        with contextlib.suppress(OSError):  # the parent is gone, and we shall be soon
-            os.write(int(descriptor), data)
-
-
-async def end_with_parent(stopping: asyncio.Event) -> None:
-    """In a supervised process: set an event once the parent is gone."""
-    if os.environ.get(SUPERVISED) != "1":
-        return
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    await reader.read()
-    stopping.set()

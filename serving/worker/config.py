@@ -5,19 +5,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
+from msgspec import Meta
 
+from foundation.settings import Count, NotNegative, Whole, check
 from serving.runtime.address import EndpointAddress
+
+Model = TypeVar("Model", bound="ModelConfig")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """Settings of a worker."""
-
-    endpoint: str = "dyn://dynamo.backend.generate"
-    """Where it serves: dyn://namespace.component.endpoint; missing parts get defaults."""
+class ModelConfig:
+    """Which model is served."""
 
     model_path: str = ""
     """Folder, Hugging Face id or GGUF file of the model (mocker: only its tokenizer; none: tokens are bytes of UTF-8)."""
@@ -28,24 +29,29 @@ class WorkerConfig:
     model_config: str = ""
     """Folder or Hugging Face id with the tokenizer and config.json, where a GGUF file lacks them."""
 
-    context_length: int | None = None
+    context_length: Count | None = None
     """Tokens a sequence may reach (default: the model's)."""
 
-    migration_limit: int = 0
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(ModelConfig):
+    """Settings of a worker."""
+
+    endpoint: str = "dyn://dynamo.backend.generate"
+    """Where it serves: dyn://namespace.component.endpoint; missing parts get defaults."""
+
+    migration_limit: Annotated[int, Meta(ge=0, le=1023)] = 0
     """How often a request may go on at another worker when its own is lost (0 to 1023)."""
 
     kv_events: bool = True
     """Report KV events, if the engine can; otherwise routers predict what the worker holds."""
 
-    drain_s: float = 30.0
+    drain_s: NotNegative = 30.0
     """How long requests in progress may take to finish once the process was asked to end (s)."""
-
-    def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
-        if not 0 <= self.migration_limit <= 1023:
-            raise ValueError(f"migration_limit must be from 0 to 1023, not {self.migration_limit}")
-        if self.context_length is not None and self.context_length < 1:
-            raise ValueError(f"context_length must be at least 1, not {self.context_length}")
 
     @property
     def address(self) -> EndpointAddress:
@@ -57,37 +63,34 @@ class WorkerConfig:
 class ModelRunConfig:
     """How an engine runs a model."""
 
-    kv_cache_block_size: int | None = None
+    kv_cache_block_size: Count | None = None
     """Tokens in a KV block (default: the engine's own)."""
 
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=255)] = 1
     """GPUs that one instance is spread over, on all its hosts together."""
 
-    base_gpu_id: int = 0
+    base_gpu_id: Whole = 0
     """The first GPU to use (sglang; for others set CUDA_VISIBLE_DEVICES)."""
 
-    num_nodes: int = 1
+    num_nodes: Count = 1
     """Hosts that one instance is spread over."""
 
-    node_rank: int = 0
+    node_rank: Whole = 0
     """Which of them this is; 0 leads."""
 
     leader_addr: str = ""
     """host:port at which the leader can be reached by the others."""
 
-    memory_fraction: float | None = None
+    memory_fraction: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Share of each GPU's memory (without a GPU: the host's) that vllm, sglang or trtllm takes (default: the engine's own)."""
 
     extra_engine_args: Path | None = None
     """JSON or YAML file with any other arguments of the engine; they win over ours."""
 
     def __post_init__(self) -> None:
-        """Refuse values that do not fit together."""
-        if not 1 <= self.tensor_parallel_size <= 255:
-            raise ValueError(f"--tensor-parallel-size must be from 1 to 255, not {self.tensor_parallel_size}")
-        if self.num_nodes < 1:
-            raise ValueError(f"--num-nodes must be at least 1, not {self.num_nodes}")
-        if not 0 <= self.node_rank < self.num_nodes:
+        """Refuse values that have no meaning or do not fit together."""
+        check(self)
+        if self.node_rank >= self.num_nodes:
             raise ValueError(
                 f"--node-rank must be from 0 to {self.num_nodes - 1} with --num-nodes {self.num_nodes}, not {self.node_rank}"
             )
@@ -95,12 +98,6 @@ class ModelRunConfig:
             raise ValueError(f"--num-nodes {self.num_nodes} needs --leader-addr HOST:PORT, the same on every node")
         if self.leader_addr and not self.leader_addr.rpartition(":")[2].isdigit():
             raise ValueError(f"--leader-addr {self.leader_addr}: host:port was expected")
-        if self.base_gpu_id < 0:
-            raise ValueError(f"--base-gpu-id must be at least 0, not {self.base_gpu_id}")
-        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
-            raise ValueError(f"--memory-fraction must be above 0 and at most 1, not {self.memory_fraction}")
-        if self.kv_cache_block_size is not None and self.kv_cache_block_size < 1:
-            raise ValueError(f"--kv-cache-block-size must be at least 1, not {self.kv_cache_block_size}")
 
     @property
     def leader(self) -> tuple[str, int]:
@@ -158,9 +155,9 @@ def flags_to_arguments(flags: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def replace_model(worker: WorkerConfig, model: str | None) -> WorkerConfig:
+def replace_model(settings: Model, model: str | None) -> Model:
     """Return the settings with a model named by position."""
-    return worker if model is None else dataclasses.replace(worker, model_path=model)
+    return settings if model is None else dataclasses.replace(settings, model_path=model)
 
 
 def required_model(worker: WorkerConfig, engine: str) -> str:

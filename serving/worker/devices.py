@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from serving.worker.config import WorkerConfig
-from serving.worker.engine import ENGINES, EngineChoice, make_engine
+from serving.worker.registry import ENGINES, EngineChoice, make_engine
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OF_A_GPU = 0.9

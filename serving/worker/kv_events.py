@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from serving.router.follower import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import Stream

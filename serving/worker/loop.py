@@ -6,14 +6,29 @@ from collections.abc import Callable
 
 from serving.model.card import BYTES_CONTEXT, ModelFiles
 from serving.model.template import ChatTemplate
+from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
-from serving.supervision.group import report_ready
+from serving.runtime.stopping import until_stopped
+from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import Engine
 from serving.worker.kv_events import KvEventPublisher, LoadReport, WorkerReports
 from serving.worker.registration import register_llm
 
 log = logging.getLogger(__name__)
+
+
+async def run_worker(
+    network: RuntimeConfig, worker: WorkerConfig, engine: Engine, stopping: asyncio.Event, *, default_name: str = ""
+) -> None:
+    """Join the network and serve an engine there until the event is set, then drain.
+
+    Raises:
+        RuntimeUnavailableError: the network cannot be joined.
+        ModelError, EngineError: as `serve_engine`.
+    """
+    async with await DistributedRuntime.connect(network, drain_s=worker.drain_s, stopping=stopping) as runtime:
+        await serve_engine(runtime, worker, engine, default_name=default_name)
 
 
 async def serve_engine(
@@ -40,8 +55,7 @@ async def serve_engine(
 async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, default_name: str) -> None:
     files = await asyncio.to_thread(ModelFiles.read, worker.model_path, worker.model_config)
     ChatTemplate(files)  # a frontend could only refuse it later, again and again
-    stopping = asyncio.create_task(runtime.stopping.wait())
-    if not await _unless(stopping, asyncio.create_task(engine.start(files))):
+    if not await until_stopped(runtime.stopping, engine.start(files)):
         return
     traits = engine.traits
     address = worker.address
@@ -67,7 +81,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
     await runtime.serve(address, engine.service)
     report_ready()
     try:
-        waiting = _unless(stopping, asyncio.create_task(engine.failed()))
+        waiting = until_stopped(runtime.stopping, engine.failed())
         [outcome] = await asyncio.gather(waiting, return_exceptions=True)
         if runtime.num_streams:
             log.info("finishing %d request(s); Ctrl-C again stops at once", runtime.num_streams)
@@ -76,19 +90,6 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         await reports.close()
     if isinstance(outcome, BaseException):
         raise outcome
-
-
-async def _unless(stopping: asyncio.Task[bool], work: asyncio.Task[None]) -> bool:
-    """Wait for work, or until the process is asked to end; tell whether the work is done."""
-    try:
-        await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            await work
-            return True
-        return False
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
 
 
 def _reporter(

@@ -7,18 +7,12 @@ first entry is None. An engine that gives text sends `text` beside tokens that s
 the end `completion_tokens`.
 """
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec.msgpack import Ext
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-"""Sampling options that engines know by these names."""
-
-
-def sampling(options: dict[str, Any], *more: str) -> dict[str, Any]:
-    """Return those of a request's sampling options that it has, of `SAMPLING` and more."""
-    return {name: options[name] for name in (*SAMPLING, *more) if options.get(name) is not None}
 
 
 class StopConditions(msgspec.Struct, kw_only=True):
@@ -48,3 +42,38 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     is_refusable: bool = True
     """Whether a router may refuse it because all workers are full: not if part of the answer was accepted before."""
     request_id: str = ""
+
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Sampling options that engines know by these names."""
+
+
+def sampling(options: dict[str, Any], *more: str) -> dict[str, Any]:
+    """Return those of a request's sampling options that it has, of `SAMPLING` and more."""
+    return {name: options[name] for name in (*SAMPLING, *more) if options.get(name) is not None}
+
+
+def end_tokens(request: dict[str, Any]) -> list[int]:
+    """Return the tokens that end a request's answer: none if it ignores them."""
+    ends: list[int] = [] if request["stop_conditions"]["ignore_eos"] else request["eos_token_ids"]
+    return ends
+
+
+def engine_id(request: dict[str, Any]) -> str:
+    """Return an id for an engine that knows a request by its id alone: a client may use one twice."""
+    return f"{request['request_id']}-{os.urandom(4).hex()}"
+
+
+def finish_reason(theirs: str) -> str:
+    """Return why an answer ended, of an engine's own reason: `length`, or `stop` for any other."""
+    return "length" if theirs == "length" else "stop"
+
+
+def log_probabilities(tokens: Sequence[int], places: Sequence[Any]) -> dict[str, Any]:
+    """Return log-probabilities: of each token, and of the likeliest at its place, which are given by token."""
+    values, tops = [], []
+    for token, place in zip(tokens, places, strict=False):
+        values.append(place[token].logprob)
+        ranked = sorted(place.items(), key=lambda entry: -entry[1].logprob)
+        tops.append([[other, found.logprob] for other, found in ranked])
+    return {"log_probs": values, "top_logprobs": tops}

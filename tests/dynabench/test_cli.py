@@ -16,20 +16,13 @@ import httpx
 import pytest
 
 from dynabench.experiment.workload_file import BUNDLED
-from tests.serving.stacks import running
-from tests.waiting import PATIENCE_S, until
+from tests.support.commands import BIN, dynabench, run
+from tests.support.stacks import running
+from tests.support.waiting import PATIENCE_S, until
 from workloads.formats import FORMATS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SMALL = ["--max-requests", "40"]
-
-
-def dynabench(*arguments, cwd=None, sockets=None):
-    command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
-    env = os.environ | ({"TMPDIR": sockets} if sockets else {})
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=cwd, stdin=subprocess.DEVNULL, env=env
-    )
 
 
 @pytest.fixture
@@ -130,7 +123,17 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, message):
 def test_run_measures_the_real_stack_and_leaves_nothing(tmp_path, sockets):
     out = tmp_path / "x"
     done = dynabench(
-        "run", *SMALL, "--router-mode", "kv", "--workers", "2", "--rate-scale", "4", "--out", out, sockets=sockets
+        "run",
+        *SMALL,
+        "--router-mode",
+        "kv",
+        "--workers",
+        "2",
+        "--rate-scale",
+        "4",
+        "--out",
+        out,
+        env={"TMPDIR": sockets},
     )
     assert done.returncode in (0, 1), done.stderr  # 1: this machine was too slow to send in time, and says so
     assert done.stderr == ""
@@ -295,14 +298,7 @@ def test_inspect_tells_the_unit_of_the_rate_and_what_helps_a_coarse_clock(tmp_pa
 
 def test_the_example_compares_three_weights(tmp_path):
     example = Path(__file__).parent.parent.parent / "examples" / "compare_weights.sh"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", str(example), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PATH": path},
-    )
+    done = run("bash", example, tmp_path, env={"PATH": f"{BIN}:{os.environ['PATH']}"})
     assert done.returncode == 0, done.stderr
     arms = json.loads((tmp_path / "compared" / "summary.json").read_text())["arms"]
     assert list(arms) == ["weight-0/kv", "weight-1/kv", "weight-4/kv"]

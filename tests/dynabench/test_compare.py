@@ -14,12 +14,12 @@ from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from reports import metrics
 from serving.router import ROUTER_MODES, RouterConfig
-from tests.dynabench.test_cli import dynabench
-from tests.waiting import PATIENCE_S, until
+from tests.support.commands import dynabench
+from tests.support.waiting import PATIENCE_S, until
+from tests.support.workloads import conversations
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
-from workloads.synthesize import SynthConfig, synthesize
 
 SETTINGS = Settings("kv", 4, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), None)
 
@@ -60,7 +60,7 @@ def test_an_axis_that_makes_no_sense_is_one_line(vary, problem, tmp_path):
 
 @pytest.fixture(scope="module")
 def workload():
-    return Workload("w", 512, synthesize(SynthConfig(requests=300, rate=12, turns=3, isl=900, osl=60, prefix_groups=5)))
+    return conversations(300, rate=12)
 
 
 def simulated(workload, mode="kv", load=None, **engine):

@@ -4,8 +4,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -15,6 +13,7 @@ import pytest
 from reports import charts, folder
 from reports.folder import ReportError
 from tests.dynabench.test_hostile import MANIFEST, result
+from tests.support import commands
 
 
 def dynabench(*arguments, largest=None, **options):
@@ -23,11 +22,7 @@ def dynabench(*arguments, largest=None, **options):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 
-    command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
-    return subprocess.run(
-        command, text=True, timeout=120, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
-        preexec_fn=limit if largest is not None else None, **({"stdout": subprocess.PIPE} | options),
-    )  # fmt: skip
+    return commands.dynabench(*arguments, preexec_fn=limit if largest is not None else None, **options)
 
 
 @pytest.fixture
@@ -41,7 +36,7 @@ SIMULATE = ["simulate", "--max-requests", "20", "--router-mode", "kv", "--out"]
 
 def test_runs_are_kept_where_the_report_does_not_fit(tmp_path, temporary):
     out = tmp_path / "x"
-    done = dynabench(*SIMULATE, out, largest=30_000, env=os.environ | {"TMPDIR": str(temporary)})
+    done = dynabench(*SIMULATE, out, largest=30_000, env={"TMPDIR": str(temporary)})
     assert done.returncode == 2
     assert done.stderr == (
         f"dynabench: {out}: cannot be written (File too large); the runs are in {out}; for their report, with room for "
@@ -65,7 +60,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_whole(tmp_path):
 
 
 def test_nothing_is_left_where_nothing_fits(tmp_path, temporary):
-    done = dynabench(*SIMULATE, tmp_path / "x", largest=100, env=os.environ | {"TMPDIR": str(temporary)})
+    done = dynabench(*SIMULATE, tmp_path / "x", largest=100, env={"TMPDIR": str(temporary)})
     assert done.returncode == 2
     assert done.stderr.endswith("cannot be written (File too large); nothing is kept\n"), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]

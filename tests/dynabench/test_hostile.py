@@ -5,8 +5,6 @@ import html.parser
 import io
 import json
 import re
-import subprocess
-import sys
 from itertools import count
 from xml.etree import ElementTree
 
@@ -21,17 +19,11 @@ from reports import folder, tables
 from reports.foreign import csv_cell, markdown_cell, script_json
 from reports.records import ArmResult
 from reports.summary import summarize
-from tests.strange_server import answers, strange_server
+from tests.support.commands import dynabench
+from tests.support.strange_server import answers, strange_server
 
 BAD = '[/b] [red]=HYPERLINK("x") \x1b]0;owned\x07 :smile: </script><script>alert(1)</script><!--'
 TRACE = ["--max-requests", "40", "--rate-scale", "200"]
-
-
-def dynabench(*arguments, cwd=None):
-    command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=cwd, stdin=subprocess.DEVNULL, check=False
-    )
 
 
 def refusing(*, every, text="no"):

@@ -21,8 +21,8 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from serving.router import RouterConfig
-from tests.strange_server import EVENT, HEAD, chunk, strange_server
-from tests.waiting import PATIENCE_S, until
+from tests.support.strange_server import EVENT, HEAD, chunk, strange_server
+from tests.support.waiting import PATIENCE_S, until
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig

@@ -18,8 +18,8 @@ from mocker import EngineConfig
 from reports import metrics
 from reports.records import ArmResult
 from serving.router import RouterConfig
-from tests.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
-from tests.waiting import PATIENCE_S
+from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
+from tests.support.waiting import PATIENCE_S
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 

@@ -12,7 +12,7 @@ from dynabench.experiment.settings import ExperimentConfig, LiveConfig
 from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from serving.router import RouterConfig
-from tests.servers import free_port
+from tests.support.servers import free_port
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.servers import free_port
-from tests.serving.stacks import write_model
-from tests.waiting import PATIENCE_S, instances, until, wait_for
+from tests.support.model import write_model
+from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_S, instances, until, wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "graph.yaml"
 

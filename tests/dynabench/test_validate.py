@@ -5,8 +5,6 @@ import dataclasses
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +27,7 @@ from mocker.timing.model import chunk
 from reports.folder import read
 from reports.metrics import TokenGaps
 from serving.router import RouterConfig
+from tests.support.commands import dynabench
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -322,11 +321,6 @@ def test_records_of_requests_become_a_workload_and_a_run(tmp_path):
     path.write_text(json.dumps({"input_toks": 1}) + "\n")
     with pytest.raises(UserError, match=re.escape("has no column arrival_s (or queued_ts")):
         read_requests(path)
-
-
-def dynabench(*arguments):
-    command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
 
 
 def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):

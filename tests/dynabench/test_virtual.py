@@ -7,9 +7,9 @@ from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from reports import folder
 from serving.router import ROUTER_MODES, RouterConfig
+from tests.support.workloads import conversations
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
-from workloads.synthesize import SynthConfig, synthesize
 
 MODES = [mode for mode in ROUTER_MODES if mode != "oracle-rollout"]  # which copies the simulation for every request
 
@@ -28,8 +28,7 @@ def simulated(workload, mode="kv", workers=3, *, router=None, **engine):
 
 @pytest.fixture(scope="module")
 def workload():
-    requests = synthesize(SynthConfig(requests=400, rate=20, turns=3, isl=900, osl=60, prefix_groups=5, max_isl=16384))
-    return Workload("w", 512, requests)
+    return conversations(400, rate=20, max_isl=16384)
 
 
 @pytest.mark.parametrize(

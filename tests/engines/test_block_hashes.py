@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.engines.block_hashes import EventReaders, HashTranslator
-from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.worker.kv_events import BlockLedger
-from tests.waiting import until_async
+from tests.support.waiting import until_async
 
 SIZE = 2
 

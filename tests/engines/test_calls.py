@@ -2,17 +2,13 @@
 
 import json
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments
-from serving.worker.engine import ENGINES, make_engine
-from tests.waiting import PATIENCE_S
-
-DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
+from serving.worker.registry import ENGINES, make_engine
+from tests.support.commands import dynamo_run, run
 
 
 def call(name, flags=(), run=None, **worker):
@@ -130,7 +126,7 @@ def test_a_stray_word_is_no_argument():
     ],
 )  # fmt: skip
 def test_what_does_not_fit_an_engine_is_told_in_one_line(words, message, tmp_path):
-    done = subprocess.run([DYNAMO_RUN, *words], capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, stdin=subprocess.DEVNULL)  # fmt: skip
+    done = dynamo_run(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
     assert re.fullmatch(r"(.* INFO .*\n)?dynamo-run: .*\n", done.stderr)
@@ -142,12 +138,7 @@ def test_a_missing_package_is_named_with_what_installs_it(name, tmp_path):
     model.touch()
     program = "import sys; sys.modules[sys.argv[1]] = None; from serving.cli.dynamo_run import main; main(sys.argv[2:])"
     words = ["in=http", f"out={name}", str(model)]
-    done = subprocess.run(
-        [sys.executable, "-c", program, ENGINES[name].package, *words],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    done = run(sys.executable, "-c", program, ENGINES[name].package, *words)
     assert done.returncode == 2
     assert f"{name} needs the Python package {ENGINES[name].package}" in done.stderr
     assert f"pip install 'dynabench[{name}]'" in done.stderr
@@ -166,7 +157,7 @@ def test_dry_run_shows_the_call_and_loads_nothing(tmp_path):
         "1",
     ]
     words += ["--leader-addr", "10.217.98.122:5000", "--dry-run", "--", "--trust-remote-code"]
-    done = subprocess.run([DYNAMO_RUN, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = dynamo_run(*words, check=True)
     assert done.stdout == (
         "sglang.Engine(\n    model_path='/data/R1/',\n    skip_tokenizer_init=True,\n"
         "    incremental_streaming_output=True,\n    page_size=16,\n    tp_size=16,\n    nnodes=2,\n    node_rank=1,\n"
@@ -183,14 +174,13 @@ def test_every_flag_of_the_guide_is_taken():
         "--kv-overlap-score-weight=1.0 --router-temperature=0.0 --use-kv-events=true --migration-limit=3 --verbosity "
     )
     usage += "--kv-gpu-cache-usage-weight=1.0 --kv-waiting-requests-weight=1.0"
-    words = [DYNAMO_RUN, "in=http", "out=vllm", *usage.split(), "--dry-run"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = dynamo_run("in=http", "out=vllm", *usage.split(), "--dry-run", check=True)
     assert "max_model_len=100" in done.stdout
     assert done.stderr.count("has no effect") == 2
 
 
 def test_help_fits_a_terminal():
-    done = subprocess.run([DYNAMO_RUN, "--help"], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = dynamo_run("--help", check=True)
     assert max(map(len, done.stdout.splitlines())) <= 80
     for way in ("in=text ", "in=stdin ", "in=http ", "in=batch:FILE", "in=dyn://NAME", "in=none ", "out=pystr:FILE"):
         assert f"\n  {way}" in done.stdout
@@ -199,13 +189,11 @@ def test_help_fits_a_terminal():
 @pytest.mark.parametrize("entry", ENGINES.values(), ids=ENGINES)
 def test_each_has_a_module_of_its_own_to_run(entry):
     model = "m.gguf" if entry.command == "llama_cpp" else "m"
-    command = [sys.executable, "-m", f"serving.{entry.command}", model, "--dry-run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = run(sys.executable, "-m", f"serving.{entry.command}", model, "--dry-run", check=True)
     assert entry.package in done.stdout
 
 
 def test_the_default_engine_follows_the_model(tmp_path):
-    words = [DYNAMO_RUN, "in=http", "some/model", "--dry-run"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = dynamo_run("in=http", "some/model", "--dry-run", check=True)
     assert "using the default engine, out=mistralrs" in done.stderr
     assert "mistralrs.Runner" in done.stdout

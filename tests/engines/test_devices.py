@@ -4,7 +4,7 @@ import pytest
 
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.devices import Host, allot, assign, describe, this_host, visible_gpus
-from serving.worker.engine import EngineChoice
+from serving.worker.registry import EngineChoice
 
 WORKER = WorkerConfig(model_path="m")
 

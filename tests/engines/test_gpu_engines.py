@@ -17,13 +17,14 @@ from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
 from serving.model.card import ModelFiles
 from serving.router import RouterConfig
-from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineChoice, EngineError, make_engine
-from tests.serving.stacks import write_model
-from tests.waiting import PATIENCE_S, in_time, until, until_async, wait_for
+from serving.worker.engine import EngineError
+from serving.worker.registry import EngineChoice, make_engine
+from tests.support.model import write_model
+from tests.support.waiting import PATIENCE_S, in_time, until, until_async, wait_for
 
 STANDINS = Path(__file__).parent / "standins"
 PACKAGES = {"sglang": "sglang", "trtllm": "tensorrt_llm"}

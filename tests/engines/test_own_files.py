@@ -4,8 +4,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -16,11 +14,10 @@ from serving.model.card import ModelFiles
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
-from tests.servers import free_port
-from tests.serving.stacks import write_model
-from tests.waiting import PATIENCE_S, in_time, until_async, wait_for
-
-DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
+from tests.support.commands import DYNAMO_RUN, dynamo_run
+from tests.support.model import write_model
+from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_S, in_time, until_async, wait_for
 
 GUIDE = """
 import asyncio, sys
@@ -36,10 +33,7 @@ if __name__ == "__main__":
 """
 
 
-def run(tmp_path, *words, text="What is the capital?"):
-    return subprocess.run(
-        [DYNAMO_RUN, *map(str, words)], input=text, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path
-    )
+QUESTION = "What is the capital?"
 
 
 def engine(tmp_path, source, kind="pystr", **worker):
@@ -64,7 +58,7 @@ def test_the_guides_text_engine_answers_and_sees_its_arguments(tmp_path):
     (tmp_path / "my_engine.py").write_text(GUIDE)
     model = write_model(tmp_path / "Llama-3.2-3B-Instruct")
     flags = ["--model-name", "llama3.2", "--tensor-parallel-size", "4", "--", "-n", "1"]
-    done = run(tmp_path, "out=pystr:my_engine.py", model, *flags)
+    done = dynamo_run("out=pystr:my_engine.py", model, *flags, input=QUESTION, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     main, answer = done.stdout.splitlines()
     assert main == (
@@ -78,7 +72,9 @@ def test_flags_that_were_given_are_among_the_arguments(tmp_path):
     (tmp_path / "e.py").write_text(GUIDE)
     (tmp_path / "x.json").write_text("{}")
     flags = ["--model-config", "c", "--leader-addr", "h:1", "--extra-engine-args", "x.json"]
-    done = run(tmp_path, "out=pystr:e.py", *flags, "--dry-run", "--", "--custom-arg", "Orange", "--yes")
+    done = dynamo_run(
+        "out=pystr:e.py", *flags, "--dry-run", "--", "--custom-arg", "Orange", "--yes", input=QUESTION, cwd=tmp_path
+    )
     assert done.stdout.count("'--model-config', 'c', '--leader-addr', 'h:1', '--extra-engine-args', 'x.json'") == 1
     assert "'--custom-arg', 'Orange', '--yes']" in done.stdout
 
@@ -93,7 +89,7 @@ async def generate(request):
 """
     (tmp_path / "tok.py").write_text(source)
     model = write_model(tmp_path / "model")
-    done = run(tmp_path, "out=pytok:tok.py", "--model-path", model, "--max-tokens", "50")
+    done = dynamo_run("out=pytok:tok.py", "--model-path", model, "--max-tokens", "50", input=QUESTION, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     request = json.loads(done.stdout.splitlines()[0])
     assert list(request) == [

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from serving.engines.processes import descendants
-from tests.waiting import PATIENCE_S, until
+from tests.support.processes import is_alive
+from tests.support.waiting import PATIENCE_S, until
 
 WORKER = """
 import asyncio, os, subprocess, sys
@@ -30,13 +30,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

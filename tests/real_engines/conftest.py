@@ -16,10 +16,10 @@ from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineChoice
-from tests import waiting
+from serving.worker.registry import EngineChoice
 from tests.real_engines.reference import Reference
-from tests.serving.stacks import in_background
+from tests.support import waiting
+from tests.support.stacks import in_background
 
 ROOT = Path(__file__).parents[2]
 ENGINE = os.environ.get("DYNABENCH_ENGINE", "")

@@ -8,7 +8,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 PROMPT = "the router sends a request to the worker that holds most of its prefix, and what about the rest of the block"

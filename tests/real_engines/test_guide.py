@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -16,12 +15,12 @@ from tokenizers import Tokenizer
 
 from serving.worker.config import flags_to_arguments
 from tests.real_engines.reference import Reference
-from tests.servers import Etcd, Nats, free_port
-from tests.serving import hub_server
-from tests.waiting import PATIENCE_S, until, wait_for
+from tests.support import hub_server
+from tests.support.commands import BIN
+from tests.support.servers import Etcd, Nats, free_port
+from tests.support.waiting import PATIENCE_S, until, wait_for
 
 pytestmark = pytest.mark.timeout(500)
-BIN = Path(sys.executable).parent
 QUESTION = {
     "model": "Llama-3.2-3B-Instruct-Q4_K_M",
     "max_completion_tokens": 2049,

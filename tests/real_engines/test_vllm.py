@@ -15,7 +15,8 @@ import pytest
 
 from tests.real_engines.conftest import VLLM_FLAGS, running
 from tests.real_engines.test_engine import load
-from tests.waiting import PATIENCE_S, until
+from tests.support.processes import is_alive
+from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.timeout(500)
 BLOCK = 32
@@ -128,13 +129,6 @@ def busiest(pids):
     before = {pid: ticks(pid) for pid in pids}
     time.sleep(0.2)
     return max(pids, key=lambda pid: ticks(pid) - before[pid])
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def descendants(pid):

@@ -1,15 +1,12 @@
 """A real vLLM is measured, recorded with times, and held against what is simulated of it."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support import commands
+
 pytestmark = pytest.mark.timeout(600)
-BIN = Path(sys.executable).parent
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -23,9 +20,8 @@ ENGINE = {
 
 
 def dynabench(home, *arguments):
-    command = [BIN / "dynabench", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=500, env=environment)
+    environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return commands.dynabench(*arguments, cwd=home, timeout=500, env=environment)
 
 
 @pytest.fixture(scope="module")

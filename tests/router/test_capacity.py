@@ -2,11 +2,11 @@
 
 import pytest
 
-from serving.router import Prompt
+from serving.router import Prompt, PromptBlocks
 from serving.router.router import AllFullError
 from tests.router.test_router import prompt, router
 
-LONG = Prompt(4, ("a",), 1)
+LONG = Prompt(4, PromptBlocks.of(("a",)))
 
 
 def report(core, worker=0, *, running=0, waiting=0, most=4, usage=0.5, now=0.0):
@@ -186,5 +186,5 @@ def test_a_worker_that_comes_back_starts_afresh():
 
 
 def test_the_depth_is_not_negative():
-    with pytest.raises(ValueError, match="max_queue_depth must not be negative, not -1"):
+    with pytest.raises(ValueError, match="max_queue_depth must be at least 0, not -1"):
         router("kv", 1, max_queue_depth=-1)

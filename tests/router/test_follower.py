@@ -3,7 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.router.follower import BlocksCleared, BlocksRemoved, BlocksStored, KvFollower
+from serving.router.blocks import PromptBlocks
+from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
+from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
 from serving.worker.kv_events import EVENT_HASHES, BlockLedger, decode, encode
 
@@ -99,7 +101,7 @@ def test_events_during_a_snapshots_journey_are_applied_once_behind_it():
     assert follower.on_events(0, 5, 3, [BlocksStored([4], 3)])
     assert not follower.on_events(0, 5, 4, [BlocksStored([5], 4)])
     assert not follower.on_snapshot(0, 5, 4, [BlocksStored([1, 2, 3, 4], None)])
-    assert index.overlaps([1, 2, 3, 4, 5], 5) == {0: 5}
+    assert index.overlaps(PromptBlocks.of([1, 2, 3, 4, 5])) == {0: 5}
 
 
 def test_an_older_epoch_changes_nothing():
@@ -107,7 +109,7 @@ def test_an_older_epoch_changes_nothing():
     follower = KvFollower(index)
     follower.on_events(0, 9, 0, [BlocksStored([1], None)])
     assert not follower.on_events(0, 8, 0, [BlocksCleared()])
-    assert index.overlaps([1], 1) == {0: 1}
+    assert index.overlaps(PromptBlocks.of([1])) == {0: 1}
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.none() | st.integers(0, 2**64 - 1))

@@ -3,7 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.router.blocks import PromptBlocks
 from serving.router.index import PredictedIndex, PrefixIndex
+
+AB = PromptBlocks.of(["a", "b"])
 
 
 def path(branch, depth):
@@ -45,7 +48,7 @@ def test_galloping_finds_what_a_linear_walk_finds(happenings, branch, depth):
                 del held[id]
     ids = path(branch, depth)
     expected = {worker: count for worker, held in model.items() if (count := linear(held, ids, depth))}
-    assert index.overlaps(ids, depth) == expected
+    assert index.overlaps(PromptBlocks.of(ids)) == expected
 
 
 def below(id, ancestor):
@@ -58,26 +61,59 @@ def test_a_block_held_twice_is_forgotten_with_its_last_copy():
     index.store(0, ["a", "b"])
     index.store(0, ["b"], parent="a")
     index.remove(0, ["b"])
-    assert index.overlaps(["a", "b"], 2) == {0: 2}
+    assert index.overlaps(AB) == {0: 2}
     index.remove(0, ["b"])
-    assert index.overlaps(["a", "b"], 2) == {0: 1}
+    assert index.overlaps(AB) == {0: 1}
 
 
 def test_a_store_behind_an_unknown_parent_asks_for_a_resync():
     index = PrefixIndex()
     assert not index.store(3, ["b"], parent="a")
     assert index.resync == {3}
-    assert index.overlaps(["a", "b"], 2) == {}
+    assert index.overlaps(AB) == {}
 
 
 def test_ids_of_several_blocks_count_blocks():
+    index, prompt = PrefixIndex(), PromptBlocks(["a", "b"], 8, 4)
+    index.store_blocks(0, ["a", "b"], 0, 6, 4)
+    assert index.overlaps(prompt) == {0: 6}
+    index.store_blocks(0, ["a", "b"], 6, 8, 4)
+    assert index.overlaps(prompt) == {0: 8}
+    index.remove_blocks(0, ["a", "b"], 3, 8, 4)
+    assert index.overlaps(prompt) == {0: 3}
+
+
+def test_blocks_inside_an_id_need_those_before_them():
     index = PrefixIndex()
-    index.store(0, ["a", "b"], stop=6, blocks_per_id=4)
-    assert index.overlaps(["a", "b"], 8, 4) == {0: 6}
-    index.store(0, ["a", "b"], start=6, stop=8, blocks_per_id=4)
-    assert index.overlaps(["a", "b"], 8, 4) == {0: 8}
-    index.remove(0, ["a", "b"], start=3, stop=8, blocks_per_id=4)
-    assert index.overlaps(["a", "b"], 8, 4) == {0: 3}
+    index.store_blocks(0, ["a", "b"], 0, 2, 4)
+    assert not index.store_blocks(0, ["a", "b"], 3, 8, 4)
+    assert index.resync == {0}
+    assert index.overlaps(PromptBlocks(["a", "b"], 8, 4)) == {0: 2}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["store", "remove"]), st.integers(0, 2), st.integers(0, 12), st.integers(0, 12)),
+        max_size=30,
+    ),
+    st.booleans(),
+)
+def test_an_id_of_four_blocks_counts_as_four_ids_of_one(happenings, closed_events):
+    one, four = (PrefixIndex(closed_events=closed_events) for _ in range(2))
+    ids, blocks = ["a", "b", "c"], [(id, place) for id in "abc" for place in range(4)]
+    for kind, worker, start, stop in happenings:
+        held = one.overlaps(PromptBlocks.of(blocks)).get(worker, 0)
+        if start >= stop or (kind == "remove" and stop != held):
+            continue  # events remove what is there, last block first
+        if kind == "store":
+            before = blocks[start - 1] if start else None
+            assert one.store(worker, blocks[start:stop], before) == four.store_blocks(worker, ids, start, stop, 4)
+        else:
+            one.remove(worker, blocks[start:stop])
+            four.remove_blocks(worker, ids, start, stop, 4)
+        assert one.overlaps(PromptBlocks.of(blocks)) == four.overlaps(PromptBlocks(ids, 12, 4))
+    assert one.resync == four.resync
 
 
 def test_an_empty_index_keeps_nothing():
@@ -92,9 +128,9 @@ def test_an_empty_index_keeps_nothing():
 
 def test_a_predicted_prompt_expires():
     index = PredictedIndex(ttl_s=120)
-    index.routed(1, ["a", "b"], 2, 1, now=0.0)
-    index.routed(1, ["a"], 1, 1, now=60.0)
-    assert index.overlaps(["a", "b"], 2, 1, now=119.0) == {1: 2}
-    assert index.overlaps(["a", "b"], 2, 1, now=121.0) == {1: 1}
-    assert index.overlaps(["a", "b"], 2, 1, now=180.0) == {}
+    index.routed(1, AB, now=0.0)
+    index.routed(1, PromptBlocks.of(["a"]), now=60.0)
+    assert index.overlaps(AB, now=119.0) == {1: 2}
+    assert index.overlaps(AB, now=121.0) == {1: 1}
+    assert index.overlaps(AB, now=180.0) == {}
     assert len(index) == 0

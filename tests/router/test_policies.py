@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from serving.router import ROUTER_MODES, Mode, Prompt, Router, RouterConfig, WorkerState
+from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, Router, RouterConfig, WorkerState
 from serving.router.books import WorkerBooks
 from serving.router.candidates import Candidates
-from serving.router.policies import choose
+from serving.router.policies.policy import choose
 
 SIZE = 4
 
@@ -21,7 +21,7 @@ def book(num_requests=0, prefill=0, blocks=0, decoding=0, context=0):
 
 
 # 18 tokens in blocks of 4: R = 5, of which 4 are full.
-PROMPT = Prompt(18, ("a", "b", "c", "d"), 4, session="s")
+PROMPT = Prompt(18, PromptBlocks.of(("a", "b", "c", "d")), session="s")
 # Worker 0 has 3 blocks and much to do, worker 1 one block, worker 2 nothing and nothing to do.
 BOOKS = [
     book(num_requests=4, prefill=8, blocks=20, decoding=3, context=60),
@@ -138,8 +138,8 @@ def test_bounded_hashing_skips_full_workers():
     full = [book(num_requests=3 if worker == home else 1) for worker in range(3)]
     # ceil(1.25 (5 + 1) / 3) = 3: the home is full
     assert costs("chwbl", books=full)[home] == math.inf
-    longer = Prompt(4000, tuple(range(1000)), 1000)
-    same_start = Prompt(4000, (*range(600), *range(5000, 5400)), 1000)
+    longer = Prompt(4000, PromptBlocks.of(tuple(range(1000))))
+    same_start = Prompt(4000, PromptBlocks.of((*range(600), *range(5000, 5400))))
     assert costs("chwbl", prompt=longer) == costs("chwbl", prompt=same_start)  # 1024 tokens are 256 blocks
 
 
@@ -195,7 +195,7 @@ def router(mode, workers=2, **settings):
 
 def test_stale_loads_are_those_of_the_last_poll():
     core = router("least-tokens+stale(1000)", 3)
-    prompt = Prompt(8, ("x", "y"), 2)
+    prompt = Prompt(8, PromptBlocks.of(("x", "y")))
     assert {core.pick(number, prompt, now=0.1 * number).worker for number in range(9)} >= {0, 1, 2}  # all look idle
     loads = [core.load(worker).num_requests for worker in range(3)]
     after = core.pick("next", prompt, now=2.0).worker
@@ -204,7 +204,7 @@ def test_stale_loads_are_those_of_the_last_poll():
 
 def test_a_predicted_prefix_counts_until_it_expires():
     core = router("prefix-longest+predict(5)")
-    prompt = Prompt(8, ("x", "y"), 2)
+    prompt = Prompt(8, PromptBlocks.of(("x", "y")))
     home = core.pick("r1", prompt, now=0.0)
     assert core.pick("r2", prompt, now=1.0).overlaps[home.worker] == 2
     assert core.pick("r3", prompt, now=20.0).overlaps == [0, 0]
@@ -212,7 +212,7 @@ def test_a_predicted_prefix_counts_until_it_expires():
 
 def test_late_binding_holds_requests_until_the_queue_is_short():
     core = router("llumnix+late(8)", 1)
-    long, short = Prompt(12, ("a", "b", "c"), 3), Prompt(4, ("z",), 1)
+    long, short = Prompt(12, PromptBlocks.of(("a", "b", "c"))), Prompt(4, PromptBlocks.of(("z",)))
     assert core.place("r1", long, 0.0).worker == 0
     assert core.place("r2", long, 0.1) is None
     assert core.place("r3", short, 0.2) is None
@@ -226,7 +226,7 @@ def test_late_binding_holds_requests_until_the_queue_is_short():
 
 def test_held_requests_go_by_size_and_age():
     core = router("llumnix+late(8)+wspt(0.001)", 1)
-    long, short = Prompt(12, ("a", "b", "c"), 3), Prompt(4, ("z",), 1)
+    long, short = Prompt(12, PromptBlocks.of(("a", "b", "c"))), Prompt(4, PromptBlocks.of(("z",)))
     core.place("r1", long, 0.0)
     core.place("r2", long, 0.1)
     core.place("r3", short, 0.2)

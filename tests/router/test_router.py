@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from serving.router import ROUTER_MODES, Prompt, Router, RouterConfig
-from serving.router.policies import choose
+from serving.router import ROUTER_MODES, Prompt, PromptBlocks, Router, RouterConfig
+from serving.router.policies.policy import choose
 from serving.router.router import NoWorkersError
 
 
@@ -15,7 +15,7 @@ def router(mode, num_workers=3, *, block_size=4, **settings):
 
 
 def prompt(*ids, tail=0):
-    return Prompt(4 * len(ids) + tail, ids, len(ids))
+    return Prompt(4 * len(ids) + tail, PromptBlocks.of(ids))
 
 
 def test_kv_costs_are_prefill_blocks_plus_decode_blocks():

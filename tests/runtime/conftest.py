@@ -1,7 +1,7 @@
 import pytest
 
 from serving.runtime.config import RuntimeConfig
-from tests.servers import Etcd, Nats
+from tests.support.servers import Etcd, Nats
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import uvloop
 
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import CallError, DistributedRuntime
-from tests.waiting import in_time, until_async
+from tests.support.waiting import in_time, until_async
 
 
 def run(main):

@@ -21,7 +21,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.folder import FolderDiscovery
 from serving.runtime.ports import RuntimeUnavailableError
-from tests.waiting import PATIENCE_S, in_time, until_async
+from tests.support.waiting import PATIENCE_S, in_time, until_async
 
 OTHER = 0xABC
 

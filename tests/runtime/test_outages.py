@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import uvloop
 
-from serving.router.follower import BlocksRemoved, BlocksStored
+from serving.router.events import BlocksRemoved, BlocksStored
 from serving.runtime import client as calling
 from serving.runtime import nats as plane
 from serving.runtime.address import EndpointAddress, Instance
@@ -20,8 +20,8 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import Frame, frame
 from serving.worker.kv_events import KvEventPublisher, KvEvents, decode, subject
-from tests.servers import Etcd, Nats, Proxy
-from tests.waiting import until_async
+from tests.support.servers import Etcd, Nats, Proxy
+from tests.support.waiting import until_async
 
 ADDRESS = EndpointAddress("outages", "backend", "generate")
 

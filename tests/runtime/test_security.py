@@ -1,8 +1,6 @@
 """Servers that want TLS, client certificates or passwords: the options reach them, and without them we are told."""
 
 import asyncio
-import os
-import subprocess
 import sys
 
 import httpx
@@ -14,8 +12,9 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
-from tests.servers import Etcd, Nats
-from tests.waiting import PATIENCE_S, in_time, until_async
+from tests.support.commands import run
+from tests.support.servers import Etcd, Nats
+from tests.support.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("secure", "backend", "generate")
 
@@ -128,7 +127,7 @@ async def over_a_restart(etcd, config):
 def test_help_shows_no_password_of_the_environment(module):
     secrets = {"ETCD_ENDPOINTS": "http://me:hunter2@host:1", "NATS_SERVER": "nats://me:hunter2@host:2"}
     command = [sys.executable, "-m", module, "--help"]
-    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = run(*command, env=secrets)
     assert done.returncode == 0
     assert "hunter2" not in done.stdout
     assert "***@host" in done.stdout

@@ -21,8 +21,8 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import Call, frame
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.proof import GREETING
-from tests.servers import Etcd
-from tests.waiting import in_time, until_async
+from tests.support.servers import Etcd
+from tests.support.waiting import in_time, until_async
 
 
 @pytest.fixture

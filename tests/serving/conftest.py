@@ -1,7 +1,8 @@
 import openai
 import pytest
 
-from tests.serving.stacks import running, write_model
+from tests.support.model import write_model
+from tests.support.stacks import running
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import socket
 import httpx
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 GOOD = {"model": "mock", "prompt": "x", "max_tokens": 1}
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -296,7 +296,7 @@ def test_pipelined_requests_are_answered_in_order(stack):
 
 
 def test_nothing_is_open_without_the_key():
-    from tests.serving.stacks import running
+    from tests.support.stacks import running
 
     with running(1, frontend={"api_key": "secret"}) as stack:
         for method, path in [

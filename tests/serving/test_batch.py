@@ -6,22 +6,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from serving.cli.batch import BatchError, is_answered, read
-from tests.serving.stacks import write_model
-from tests.waiting import PATIENCE_S, until
-
-DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
+from tests.support.commands import DYNAMO_RUN, dynamo_run
+from tests.support.model import write_model
+from tests.support.waiting import PATIENCE_S, until
 
 
 def run(folder, *words, delay_ms=1):
-    environment = os.environ | {"DYN_TOKEN_ECHO_DELAY_MS": str(delay_ms)}
-    command = [DYNAMO_RUN, f"in=batch:{folder / 'prompts.jsonl'}", "out=echo_full", "--model-name", "m", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    flags = ["out=echo_full", "--model-name", "m", *words]
+    return dynamo_run(f"in=batch:{folder / 'prompts.jsonl'}", *flags, env={"DYN_TOKEN_ECHO_DELAY_MS": str(delay_ms)})
 
 
 def write(folder, *texts):
@@ -55,8 +51,7 @@ def test_tokens_in_are_those_of_the_text_without_the_template(tmp_path):
 
     model = write_model(tmp_path / "model")
     write(tmp_path, "the quick brown fox")
-    command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=echo_core", model]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = dynamo_run(f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=echo_core", model)
     assert done.returncode == 0, done.stderr
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     (answer,) = answers(tmp_path)
@@ -102,8 +97,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
 def test_what_is_all_answered_needs_no_engine(tmp_path):
     write(tmp_path, "one")
     assert run(tmp_path).returncode == 0
-    command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=vllm", "no/model"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = dynamo_run(f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=vllm", "no/model")
     assert done.returncode == 0, done.stderr
     assert "has all 1 answers already" in done.stderr
 
@@ -144,12 +138,12 @@ async def generate(request):
 """
     (tmp_path / "e.py").write_text(source)
     write(tmp_path, "good", "bad")
-    command = [DYNAMO_RUN, "in=batch:prompts.jsonl", "out=pystr:e.py"]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
+    words = ["in=batch:prompts.jsonl", "out=pystr:e.py"]
+    first = dynamo_run(*words, cwd=tmp_path)
     assert first.returncode == 1
     assert "no answer to 'bad'" in first.stderr
     assert "not today" in first.stderr
     (tmp_path / "mended").touch()
-    second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
+    second = dynamo_run(*words, cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     assert [(answer["text"], answer["response"]) for answer in answers(tmp_path)] == [("good", "GOOD"), ("bad", "BAD")]

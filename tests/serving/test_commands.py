@@ -20,8 +20,9 @@ from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
-from tests.servers import BIN, Etcd, Nats, free_port
-from tests.waiting import PATIENCE_S, until, wait_for
+from tests.support.commands import DYNAMO_RUN, dynamo_run, run
+from tests.support.servers import Etcd, Nats, free_port
+from tests.support.waiting import PATIENCE_S, until, wait_for
 
 ROOT = Path(__file__).parents[2]
 EXTRA = {"speedup_ratio": 10.0, "block_size": 16, "num_gpu_blocks": 500}
@@ -77,7 +78,7 @@ def test_the_guides_four_terminals(tmp_path, model_path, with_servers):
         port = free_port()
         for _ in range(2):
             shell.run(
-                BIN / "dynamo-run", "in=dyn://dynamo.mocker.generate", "out=mocker",
+                DYNAMO_RUN, "in=dyn://dynamo.mocker.generate", "out=mocker",
                 "--model-path", model_path, "--extra-engine-args", extra,
             )  # fmt: skip
         flags = [
@@ -87,7 +88,7 @@ def test_the_guides_four_terminals(tmp_path, model_path, with_servers):
             "--router-temperature=0.0",
             "--use-kv-events=true",
         ]
-        shell.run(BIN / "dynamo-run", "in=http", "out=dyn", *flags, "--http-port", port, "-v")
+        shell.run(DYNAMO_RUN, "in=http", "out=dyn", *flags, "--http-port", port, "-v")
         url = f"http://127.0.0.1:{port}"
         wait_for(url, 2)
         messages = [{"role": "user", "content": "once upon a time there was a small server " * 6}]
@@ -116,7 +117,7 @@ def test_an_engine_of_ones_own(tmp_path, model_path):
     with terminal(tmp_path) as shell:
         port = free_port()
         shell.run(sys.executable, ROOT / "examples" / "own_engine.py", model_path)
-        shell.run(BIN / "dynamo-run", "in=http", "out=dyn", "--http-port", port)
+        shell.run(DYNAMO_RUN, "in=http", "out=dyn", "--http-port", port)
         wait_for(f"http://127.0.0.1:{port}", 1)
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
             answer = client.completions.create(model="reverse", prompt=[70, 71, 72], max_tokens=2)
@@ -129,7 +130,7 @@ def test_an_engine_of_ones_own(tmp_path, model_path):
 def test_an_engine_and_http_in_one_process(tmp_path, model_path, engine):
     with terminal(tmp_path, {"DYN_TOKEN_ECHO_DELAY_MS": "1"}) as shell:
         port = free_port()
-        shell.run(BIN / "dynamo-run", "in=http", f"out={engine}", "--http-port", port, model_path)
+        shell.run(DYNAMO_RUN, "in=http", f"out={engine}", "--http-port", port, model_path)
         wait_for(f"http://127.0.0.1:{port}", 1)
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
             asked = {"model": "tiny", "messages": [{"role": "user", "content": "héllo 🙂"}], "max_tokens": 50}
@@ -232,15 +233,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, arguments, message):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         words = [str(taken.getsockname()[1]) if word == "PORT" else word for word in arguments]
-        environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
-        done = subprocess.run(
-            [BIN / "dynamo-run", *words],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env=environment,
-            cwd=tmp_path,
-        )
+        done = dynamo_run(*words, env={"DYN_DISCOVERY_DIR": str(tmp_path / "d")}, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -248,9 +241,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, arguments, message):
 
 def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_arguments(tmp_path):
     secrets = {"DYN_API_KEY": "xyzzy", "ETCD_AUTH_PASSWORD": "plugh", "NATS_AUTH_TOKEN": "plover"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "serving.frontend", "--help"], capture_output=True, text=True, env=os.environ | secrets
-    ).stdout
+    shown = run(sys.executable, "-m", "serving.frontend", "--help", env=secrets).stdout
     assert "--api-key" in shown
     assert not [secret for secret in secrets.values() if secret in shown]
     with terminal(tmp_path, secrets) as shell:
@@ -272,28 +263,22 @@ def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_ar
 
 def test_a_question_in_the_terminal_passes_the_key_of_the_frontend_that_it_starts(tmp_path):
     words = ["in=stdin", "out=echo_full", "--model-name", "parrot", "--api-key", "xyzzy"]
-    done = subprocess.run(
-        [BIN / "dynamo-run", *words], input="say this", capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = dynamo_run(*words, input="say this")
     assert (done.returncode, done.stdout, done.stderr) == (0, "say this\n", "")
 
 
 def test_help_and_version():
-    shown = subprocess.run([BIN / "dynamo-run"], capture_output=True, text=True, check=True).stdout
+    shown = dynamo_run(check=True).stdout
     assert "--router-mode" in shown
     assert "in=" in shown
-    assert subprocess.run([BIN / "dynamo-run", "--version"], capture_output=True, text=True).stdout.startswith(
-        "dynamo-run "
-    )
+    assert dynamo_run("--version").stdout.startswith("dynamo-run ")
 
 
 @pytest.mark.parametrize(
     "module", ["serving.cli.dynamo_run", "serving.vllm", "serving.mocker", "serving.frontend", "dynabench"]
 )
 def test_no_box_of_the_help_is_empty(module):
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
-    )
+    done = run(sys.executable, "-m", module, "--help", check=True)
     lines = done.stdout.splitlines()
     boxes = [place for place, line in enumerate(lines) if line.startswith("╭")]
     assert boxes

@@ -19,8 +19,8 @@ from serving.frontend.body import FREE_BYTES, BodyBudget
 from serving.frontend.config import FrontendConfig
 from serving.frontend.connection import PIECE_BYTES, Connection, Limits, sweep
 from serving.frontend.openai import ApiError
-from tests.serving.stacks import running
-from tests.waiting import PATIENCE_S, until
+from tests.support.stacks import running
+from tests.support.waiting import PATIENCE_S, until
 
 BIG = 64 << 20
 GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -28,9 +28,9 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
-from tests.servers import Etcd, Nats, free_port
-from tests.serving.stacks import running
-from tests.waiting import in_time, instances, until, until_async, wait_for
+from tests.support.servers import Etcd, Nats, free_port
+from tests.support.stacks import running
+from tests.support.waiting import in_time, instances, until, until_async, wait_for
 
 STEADY = {"timing": "constant", "constant_decode_ms": 10.0, "constant_prefill_ms": 10.0, "speedup_ratio": 1.0}
 ENDLESS = 30_000

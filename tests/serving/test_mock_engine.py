@@ -15,7 +15,7 @@ from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.worker.config import WorkerConfig
 from serving.worker.protocol import PreprocessedRequest, StopConditions
-from tests.waiting import in_time, until_async
+from tests.support.waiting import in_time, until_async
 
 
 class Reader:

@@ -11,9 +11,9 @@ import tokenizers
 
 from serving.model.card import ModelError, ModelFiles, model_name
 from serving.model.hub import is_hub_id
-from tests.serving import hub_server
-from tests.serving.stacks import write_model
-from tests.waiting import PATIENCE_S
+from tests.support import hub_server
+from tests.support.model import write_model
+from tests.support.waiting import PATIENCE_S
 
 NAME = "acme/tiny-model"
 PROGRAM = """
@@ -133,7 +133,7 @@ def test_ids_names_and_paths(tmp_path, monkeypatch):
 
 
 def write_gguf(path, model="gpt2", pre="gpt-2", **more):
-    """Write a GGUF file without weights, of the tokenizer that `stacks.write_model` makes, or of SentencePiece's kind."""
+    """Write a GGUF file without weights, of the tokenizer that `write_model` makes, or of SentencePiece's kind."""
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")

@@ -6,8 +6,8 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.stacks import running
-from tests.waiting import until
+from tests.support.stacks import running
+from tests.support.waiting import until
 
 HELLO = [{"role": "user", "content": "what is the capital of south africa"}]
 

@@ -10,8 +10,9 @@ import httpx
 import openai
 import pytest
 
-from tests.servers import free_port
-from tests.waiting import PATIENCE_S, until
+from tests.support import strange_engine
+from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def url(tmp_path_factory):
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path_factory.mktemp("d")), "DYN_LOG": "off"}
     port = free_port()
     commands = [
-        [Path(__file__).with_name("strange_engine.py")],
+        [Path(strange_engine.__file__)],
         ["-m", "serving.frontend", "--http-port", port],
     ]
     processes = [subprocess.Popen([sys.executable, *map(str, command)], env=environment) for command in commands]

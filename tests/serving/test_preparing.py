@@ -23,8 +23,9 @@ from serving.frontend.preparer import GUESS_BYTES, Elsewhere, Preparer, guess_mo
 from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_quick, prepare
 from serving.model.card import ModelCard, ModelFiles, ModelType
 from serving.model.tokenizer import HuggingFaceTokenizer
-from tests.serving.stacks import CORPUS, TEMPLATE, running, write_model
-from tests.waiting import until
+from tests.support.model import CORPUS, TEMPLATE, write_model
+from tests.support.stacks import running
+from tests.support.waiting import until
 
 GPT_2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

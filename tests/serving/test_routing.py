@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from serving.router import RouterConfig
-from serving.router.follower import BlocksRemoved, BlocksStored
+from serving.router.events import BlocksRemoved, BlocksStored
 from serving.router.router import AllBusyError, NoWorkersError
 from serving.routing.live import BookingMessage, Routing, WorkerTraits, _portions
 from serving.runtime.address import EndpointAddress
@@ -16,7 +16,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
 from serving.worker.kv_events import MESSAGE_HASHES, KvEventPublisher, LoadReport, WorkerReports, subject
-from tests.waiting import in_time, until_async
+from tests.support.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("test", "backend", "generate")
 SIZE = 16

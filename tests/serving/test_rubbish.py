@@ -16,8 +16,8 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
 from serving.worker.kv_events import KvEventPublisher, LoadReport, WorkerReports
 from serving.worker.registration import register_llm
-from tests.servers import Etcd
-from tests.waiting import in_time, until_async
+from tests.support.servers import Etcd
+from tests.support.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("dynamo", "backend", "generate")
 EVENTS = "v1/event_channels/namespace.dynamo.component.backend.kv_events/"

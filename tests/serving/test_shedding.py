@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from tests.serving.stacks import running
 from tests.serving.test_commands import free_port, terminal
 from tests.serving.test_faults import ENDLESS, are_beginnings, ask, busy, expected, whole
-from tests.waiting import until, wait_for
+from tests.support.stacks import running
+from tests.support.waiting import until, wait_for
 
 SMALL = {
     "timing": "constant",

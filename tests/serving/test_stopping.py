@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from serving.engines.processes import descendants
-from tests.servers import free_port
-from tests.waiting import PATIENCE_S, until
+from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_S, until
 
 SLOW = '{"timing": "constant", "constant_decode_ms": 50}'
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from serving.supervision.group import LINE_CHARACTERS, Group, GroupError, Program
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 
-READY = "import serving.supervision.group as s; s.report_ready()\n"
+READY = "import serving.supervision.process as p; p.report_ready()\n"
 HELD = """
 import asyncio, os, signal, sys
 from serving.supervision.log_writer import LogWriter

@@ -12,7 +12,7 @@ from serving.frontend.stops import StopMatcher
 from serving.model.card import ModelError, ModelFiles
 from serving.model.template import ChatTemplate, TemplateError
 from serving.model.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from tests.serving.stacks import CORPUS, write_model
+from tests.support.model import CORPUS, write_model
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.servers import free_port
-from tests.waiting import PATIENCE_S, until
+from tests.support.commands import DYNAMO_RUN, dynamo_run
+from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_S, until
 
-DYNAMO_RUN = Path(sys.executable).with_name("dynamo-run")
 PROMPT = "User.*›"
 UP, CTRL_C, CTRL_D, ALT_ENTER = "\x1b[A", "\x03", "\x04", "\x1b\r"
 ANSWER = "2004l"  # the prompt gives the terminal back, and the answer follows
@@ -279,14 +279,8 @@ def test_ctrl_c_ends_the_wait_for_a_model(talk):
     assert child.exitstatus == 0
 
 
-def run(environment, text, *words):
-    return subprocess.run(
-        [DYNAMO_RUN, *words], input=text, capture_output=True, text=True, timeout=PATIENCE_S, env=environment
-    )
-
-
 def test_what_comes_through_a_pipe_is_one_question(environment):
-    done = run(environment, "two\nlines", "out=echo_full", "--model-name", "my")
+    done = dynamo_run("out=echo_full", "--model-name", "my", input="two\nlines", env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "two\nlines\n", "")
 
 
@@ -310,18 +304,18 @@ def test_a_pipe_that_says_nothing_does_not_keep_it_from_ending(environment, way_
 
 
 def test_an_empty_pipe_asks_nothing(environment):
-    done = run(environment, "\n", "out=echo_full", "--model-name", "my")
+    done = dynamo_run("out=echo_full", "--model-name", "my", input="\n", env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert "standard input holds no question" in done.stderr
 
 
 def test_a_pipe_into_text_is_a_conversation_line_by_line(environment):
-    done = run(environment, "one\ntwo\n", "in=text", "out=echo_full", "--model-name", "my")
+    done = dynamo_run("in=text", "out=echo_full", "--model-name", "my", input="one\ntwo\n", env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\ntwo\n", "")
 
 
 def test_an_engine_that_fails_ends_it_with_its_reason(environment, tmp_path):
     (tmp_path / "e.py").write_text("1 / 0")
-    done = run(environment, "x", "in=stdin", f"out=pystr:{tmp_path / 'e.py'}")
+    done = dynamo_run("in=stdin", f"out=pystr:{tmp_path / 'e.py'}", input="x", env=environment)
     assert done.returncode == 2
     assert done.stderr.endswith("cannot be loaded: ZeroDivisionError: division by zero\n")

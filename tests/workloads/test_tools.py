@@ -5,20 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.workloads import conversations
 from workloads import Request, Workload, formats, tools
 from workloads.arrivals import times
 from workloads.describe import describe
 from workloads.fit import fit, make, read_spec
 from workloads.request import WorkloadError, select
 from workloads.shape import ShapeConfig, shape
-from workloads.synthesize import SynthConfig, synthesize
 
 TRACES = Path(__file__).parent.parent.parent.parent / "shared" / "traces"
 
 
 @pytest.fixture(scope="module")
 def workload():
-    return Workload("w", 512, synthesize(SynthConfig(requests=1500, rate=5, turns=4, isl=900, osl=60, prefix_groups=6)))
+    return conversations(1500, rate=5, turns=4, prefix_groups=6)
 
 
 def test_thinning_keeps_sessions_whole(workload):

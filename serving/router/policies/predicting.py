@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
-from serving.router.policies import Policy
-from serving.router.prefix_policies import rendezvous
+from serving.router.policies.affinity import rendezvous
+from serving.router.policies.policy import Policy
 
 WINDOW_S = 180.0
 """preble-e2 prices the load of the last three minutes."""
@@ -86,52 +86,6 @@ class MarginalAll(Marginal):
             cost + each * book.num_requests
             for cost, book in zip(super().costs(candidates), candidates.books, strict=True)
         ]
-
-
-class OracleCache(Marginal):
-    """Marginal with an index that is never late and never guessed."""
-
-    description: ClassVar[str] = (
-        "marginal that knows every cache exactly, whatever --use-kv-events and --kv-event-delay-s say (virtual time)."
-    )
-
-
-class OracleLoad(Predicting):
-    """Marginal with the true work at each worker, clairvoyant about the lengths of answers."""
-
-    description: ClassVar[str] = (
-        "marginal that knows each request's remaining prompt and the length of its answer (virtual time)."
-    )
-
-    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
-        super().__init__(config, rng)
-        self.truth: list[list[tuple[int, int, int]]] = []
-        """Per worker and request there: prompt tokens to compute, output tokens to come, context tokens."""
-        self.output_length = 0
-        """Of the request to be routed."""
-
-    def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Own TTFT, and for every request there the delay it causes this one and this one causes it."""
-        length, out, result = candidates.prompt.num_tokens, self.output_length, []
-        for miss, requests in zip(candidates.missing_tokens, self.truth, strict=True):
-            queued = sum(request[0] for request in requests)
-            decoding = sum(1 for request in requests if not request[0])
-            context = sum(request[2] for request in requests if not request[0])
-            steps = max(-(-(queued + miss) // max(self._budget - decoding, 1)), 1)
-            each = self._base + self._sequence * decoding + self._context * context
-            cost = self._token * (queued + miss) + steps * each + self._interference * self._token * miss * decoding
-            for _, left, tokens in requests:
-                cost += min(out, left) * (self._context * (tokens + length) + 2 * self._sequence)
-            result.append(cost)
-        return result
-
-
-class OracleRollout(Marginal):
-    """Marginal for the requests to come; the driver tries each worker for this one and looks what follows."""
-
-    description: ClassVar[str] = (
-        "each worker is tried in a copy of the simulation, with the requests to come routed by marginal (small workloads)."
-    )
 
 
 class DualMap(Predicting):

@@ -8,13 +8,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from tests.waiting import until
-
-BIN = Path(sys.executable).parent
+from tests.support.commands import BIN
+from tests.support.waiting import until
 
 
 def free_port():

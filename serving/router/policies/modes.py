@@ -4,39 +4,39 @@ import random
 import re
 from dataclasses import dataclass
 
-from serving.router import policies, predicting_policies, prefix_policies
 from serving.router.config import RouterConfig
-from serving.router.policies import Policy
+from serving.router.policies import affinity, kv, load, oracles, predicting, prefix
+from serving.router.policies.policy import Policy
 
 ROUTER_MODES: dict[str, type[Policy]] = {
-    "random": policies.Random,
-    "round-robin": policies.RoundRobin,
-    "least-loaded": policies.LeastLoaded,
-    "kv": prefix_policies.Kv,
-    "p2c": policies.PowerOfTwo,
-    "least-tokens": policies.LeastTokens,
-    "session": prefix_policies.Session,
-    "chwbl": prefix_policies.Chwbl,
-    "prefix-longest": prefix_policies.PrefixLongest,
-    "sgl-cache-aware": prefix_policies.SglCacheAware,
-    "aibrix-prefix": prefix_policies.AibrixPrefix,
-    "prodstack-loadaware": prefix_policies.ProdstackLoadaware,
-    "llmd-weighted": prefix_policies.LlmdWeighted,
-    "dynamo-kv": prefix_policies.DynamoKv,
-    "dynamo-kv-p8": prefix_policies.DynamoKvP8,
-    "dynamo-lmetric": prefix_policies.DynamoLmetric,
-    "lmetric": prefix_policies.Lmetric,
-    "lmetric-new": prefix_policies.LmetricNew,
-    "llumnix": prefix_policies.Llumnix,
-    "eldr": prefix_policies.Eldr,
-    "dualmap": predicting_policies.DualMap,
-    "preble-e2": predicting_policies.PrebleE2,
-    "jspt": predicting_policies.Jspt,
-    "marginal": predicting_policies.Marginal,
-    "marginal-all": predicting_policies.MarginalAll,
-    "oracle-cache": predicting_policies.OracleCache,
-    "oracle-load": predicting_policies.OracleLoad,
-    "oracle-rollout": predicting_policies.OracleRollout,
+    "random": load.Random,
+    "round-robin": load.RoundRobin,
+    "least-loaded": load.LeastLoaded,
+    "kv": kv.Kv,
+    "p2c": load.PowerOfTwo,
+    "least-tokens": load.LeastTokens,
+    "session": affinity.Session,
+    "chwbl": affinity.Chwbl,
+    "prefix-longest": prefix.PrefixLongest,
+    "sgl-cache-aware": prefix.SglCacheAware,
+    "aibrix-prefix": prefix.AibrixPrefix,
+    "prodstack-loadaware": prefix.ProdstackLoadaware,
+    "llmd-weighted": prefix.LlmdWeighted,
+    "dynamo-kv": kv.DynamoKv,
+    "dynamo-kv-p8": kv.DynamoKvP8,
+    "dynamo-lmetric": kv.DynamoLmetric,
+    "lmetric": prefix.Lmetric,
+    "lmetric-new": prefix.LmetricNew,
+    "llumnix": prefix.Llumnix,
+    "eldr": prefix.Eldr,
+    "dualmap": predicting.DualMap,
+    "preble-e2": predicting.PrebleE2,
+    "jspt": predicting.Jspt,
+    "marginal": predicting.Marginal,
+    "marginal-all": predicting.MarginalAll,
+    "oracle-cache": oracles.OracleCache,
+    "oracle-load": oracles.OracleLoad,
+    "oracle-rollout": oracles.OracleRollout,
 }
 """Every router mode by name; the CLI, the docs and the reports list them from here."""
 

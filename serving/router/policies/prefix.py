@@ -1,86 +1,11 @@
 """Router modes that weigh who has the prefix against who has the load, after the routers in use (STUDY-routing A1-A9)."""
 
 import math
-import random
-from collections.abc import Hashable, Sequence
-from hashlib import blake2b
+from collections.abc import Sequence
 from typing import ClassVar
 
 from serving.router.candidates import Candidates
-from serving.router.config import RouterConfig
-from serving.router.policies import Policy, power_of_two
-
-
-class Kv(Policy):
-    """NVIDIA Dynamo's KV router of August 2025."""
-
-    description: ClassVar[str] = (
-        "Prefill work still to do there plus decode blocks active there: weight (Q + miss) / B + A + R - a."
-    )
-
-    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
-        super().__init__(config, rng)
-        self._weight = config.kv_overlap_score_weight
-        self.needs_overlap = config.kv_overlap_score_weight > 0
-
-    def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Score by the formula above, in blocks."""
-        weight = self._weight / candidates.block_size
-        return [
-            weight * tokens + blocks
-            for tokens, blocks in zip(candidates.prefill_tokens, candidates.decode_blocks, strict=True)
-        ]
-
-
-class DynamoKv(Policy):
-    """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs), device cache only."""
-
-    description: ClassVar[str] = (
-        "NVIDIA Dynamo 2026: P max(0, Q / B + R - c k m) + A + R - a, k = 1 / (1 + decay (Q - min Q) / B / R)."
-    )
-
-    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
-        super().__init__(config, rng)
-        self._scale = config.prefill_load_scale
-        self._credit = config.overlap_score_credit
-        self._decay = config.overlap_score_credit_decay
-
-    def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Score by the formula above, in blocks."""
-        size, total = candidates.block_size, candidates.num_prompt_blocks
-        queued = [book.prefill_tokens / size for book in candidates.books]
-        least = min(queued)
-        costs = []
-        for queue, overlap, blocks in zip(queued, candidates.overlap_blocks, candidates.decode_blocks, strict=True):
-            keep = 1 / (1 + self._decay * (queue - least) / total) if self._decay else 1.0
-            costs.append(self._scale * max(0.0, queue + total - self._credit * keep * overlap) + blocks)
-        return costs
-
-
-class DynamoKvP8(DynamoKv):
-    """The same with P = 8."""
-
-    description: ClassVar[str] = "dynamo-kv with P = 8, which keeps long prompts where their prefix is."
-
-    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
-        super().__init__(config, rng)
-        self._scale = 8.0
-
-
-class DynamoLmetric(Policy):
-    """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
-
-    description: ClassVar[str] = "NVIDIA Dynamo's lmetric: (Q / B + R - m) (A + R - a + 1)."
-
-    def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Score by the formula above."""
-        size, total = candidates.block_size, candidates.num_prompt_blocks
-        return [
-            (book.prefill_tokens / size + total - overlap) * (blocks + 1)
-            for book, overlap, blocks in zip(
-                candidates.books, candidates.overlap_blocks, candidates.decode_blocks, strict=True
-            )
-        ]
+from serving.router.policies.policy import Policy
 
 
 class Lmetric(Policy):
@@ -221,44 +146,3 @@ class Eldr(Policy):
             float(book.num_requests) if share >= least else math.inf
             for share, book in zip(shares, candidates.books, strict=True)
         ]
-
-
-class Session(Policy):
-    """Session affinity by rendezvous hashing."""
-
-    description: ClassVar[str] = (
-        "One worker per session (rendezvous hash of its id); requests without a session by p2c."
-    )
-    needs_load: ClassVar[bool] = False
-    needs_overlap: bool = False
-
-    def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Cost is the worker's rank for the session."""
-        session = candidates.prompt.session
-        if session is None:
-            return power_of_two(candidates, self._rng)
-        return rendezvous(session, candidates.workers)
-
-
-class Chwbl(Policy):
-    """Consistent hashing with bounded loads, after KubeAI and SGLang's prefix_hash."""
-
-    description: ClassVar[str] = (
-        "First worker in the rendezvous order of the prompt's first blocks with n < ceil(1.25 (sum n + 1) / W)."
-    )
-    needs_overlap: bool = False
-
-    def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Cost is the worker's rank for the prefix, infinity where it is full."""
-        ranks = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.workers)
-        requests = candidates.num_requests
-        limit = math.ceil(1.25 * (sum(requests) + 1) / len(requests))
-        return [rank if n < limit else math.inf for rank, n in zip(ranks, requests, strict=True)]
-
-
-def rendezvous(key: Hashable, workers: list[int]) -> list[float]:
-    """Score each worker for a key, so that few keys move when a worker comes or goes (highest random weight)."""
-    return [
-        int.from_bytes(blake2b(f"{worker}:{key}".encode(), digest_size=8).digest(), "big") / 2.0**64
-        for worker in workers
-    ]

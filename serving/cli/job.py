@@ -1,0 +1,179 @@
+"""What `dynamo-run` was asked to do: checked as a whole, and the engine that it takes."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from foundation.settings import Count, check
+from serving.cli.commands import engine_settings
+from serving.cli.ways import (
+    Batch,
+    Echoed,
+    Endpoint,
+    Http,
+    Mocked,
+    ModelEngine,
+    NoInput,
+    OwnFile,
+    Remote,
+    Stdin,
+    Text,
+    UsageError,
+    WayIn,
+    WayOut,
+)
+from serving.engines.echo import Echo
+from serving.engines.mock import EngineConfig, Mocker
+from serving.engines.own import OwnEngine
+from serving.frontend.config import FrontendConfig
+from serving.router import RouterConfig
+from serving.runtime.config import RuntimeConfig
+from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig
+from serving.worker.engine import Engine
+from serving.worker.registry import make_engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherConfig:
+    """What only `dynamo-run` has."""
+
+    kv_gpu_cache_usage_weight: float | None = None
+    """Of guides before August 2025; has no effect."""
+
+    kv_waiting_requests_weight: float | None = None
+    """Of guides before August 2025; has no effect."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 0.7
+    """in=text, stdin, batch: of the answers."""
+
+    max_tokens: Count | None = None
+    """in=text, stdin, batch: longest answer (default: what the context leaves)."""
+
+    batch_concurrency: Count = 64
+    """in=batch: requests in progress at a time."""
+
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning."""
+        check(self)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that was asked for."""
+
+    way_in: WayIn
+    way_out: WayOut
+    model: ModelConfig
+    launcher: LauncherConfig
+    frontend: FrontendConfig
+    model_run: ModelRunConfig
+    router: RouterConfig
+    runtime: RuntimeConfig
+    arguments: Sequence[str]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the engines are workers on the network."""
+        return isinstance(self.way_out, Remote)
+
+    @property
+    def asks_itself(self) -> bool:
+        """Whether the way in asks questions of its own."""
+        return isinstance(self.way_in, Text | Stdin | Batch)
+
+    @property
+    def worker(self) -> WorkerConfig:
+        """Settings of the worker that the engine is."""
+        return WorkerConfig(
+            **dataclasses.asdict(self.model),
+            endpoint=self.way_in.address if isinstance(self.way_in, Endpoint) else "dyn://",
+            migration_limit=self.frontend.migration_limit or 0,
+            drain_s=self.frontend.drain_s,
+        )
+
+    @property
+    def default_name(self) -> str:
+        """What a model without a path or name is called."""
+        return Path(self.way_out.file).stem if isinstance(self.way_out, OwnFile) else "mock"
+
+
+def make(job: Job) -> Engine | None:
+    """Make the engine of a job, if it has one of its own; nothing is loaded yet.
+
+    Raises:
+        ValueError: the settings do not fit it.
+    """
+    match job.way_out:
+        case Remote():
+            return None
+        case Mocked():
+            return Mocker(job.worker, _simulated(job.model_run))
+        case Echoed(kind):
+            return Echo(kind)
+        case OwnFile(kind, file):
+            port = job.frontend.http_port
+            return OwnEngine(kind, file, job.worker, job.model_run, job.arguments, http_port=port)
+        case ModelEngine(name):
+            return make_engine(name, job.worker, job.model_run, job.arguments)
+
+
+def _simulated(model_run: ModelRunConfig) -> EngineConfig:
+    engine = EngineConfig()
+    if model_run.kv_cache_block_size is not None:
+        engine = dataclasses.replace(engine, block_size=model_run.kv_cache_block_size)
+    if model_run.extra_engine_args is not None:
+        engine = engine_settings(model_run.extra_engine_args, engine)
+    return engine
+
+
+def check_job(job: Job) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        UsageError: something does not.
+    """
+    if job.arguments and isinstance(job.way_out, Remote | Mocked | Echoed):
+        raise UsageError(f"out={job.way_out} takes no arguments behind --")
+    match job.way_out:
+        case Remote():
+            _check_frontend(job)
+        case Mocked():
+            _refuse_model_run(job, "kv_cache_block_size", "extra_engine_args")
+        case Echoed(kind):
+            _refuse_model_run(job)
+            if kind == "core" and not job.model.model_path:
+                raise UsageError("out=echo_core needs a tokenizer: pass --model-path")
+            if kind == "full" and not (job.model.model_path or job.model.model_name):
+                raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
+    if job.frontend.http_workers != 1 and not (isinstance(job.way_in, Http) and job.is_remote):
+        raise UsageError("--http-workers is for in=http out=dyn: the engine of an all-in-one server is in its process")
+
+
+def _check_frontend(job: Job) -> None:
+    """Refuse what is for workers where there is none."""
+    if isinstance(job.way_in, Endpoint):
+        raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine, as out=mocker")
+    if isinstance(job.way_in, NoInput):
+        raise UsageError(f"in=none runs an engine without input; out={job.way_out} has none")
+    given = [name for name in _given(job.model) if name in ("context_length", "model_config")]
+    for name in (*given, *_given(job.model_run)):
+        raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
+
+
+def _refuse_model_run(job: Job, *used: str) -> None:
+    """Refuse the flags of engines that run models, but for those used."""
+    for name in _given(job.model_run):
+        if name not in used:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is for engines that run models; out={job.way_out} has no use for it")
+
+
+def _given(settings: ModelConfig | ModelRunConfig) -> list[str]:
+    """Return the names of settings that are not as by default."""
+    default = type(settings)()
+    names = [field.name for field in dataclasses.fields(settings)]
+    return [name for name in names if getattr(settings, name) != getattr(default, name)]

@@ -1,0 +1,148 @@
+"""The ways of `dynamo-run`: what asks (`in=`), and what answers (`out=`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from serving.worker.registry import ENGINES
+
+OwnKind: TypeAlias = Literal["pystr", "pytok"]
+
+
+class UsageError(ValueError):
+    """Arguments that do not fit together."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A conversation in the terminal."""
+
+
+@dataclass(frozen=True)
+class Stdin:
+    """One question from standard input."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Every prompt of a file."""
+
+    file: Path
+
+
+@dataclass(frozen=True)
+class Http:
+    """An OpenAI server."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A worker on the network."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class NoInput:
+    """Nobody: the engine is a node that follows another."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Workers found on the network."""
+
+    address: str = ""
+    """Only those of its namespace (none: all)."""
+
+    def __str__(self) -> str:
+        return self.address or "dyn"
+
+
+@dataclass(frozen=True)
+class Mocked:
+    """A simulated engine."""
+
+    def __str__(self) -> str:
+        return "mocker"
+
+
+@dataclass(frozen=True)
+class Echoed:
+    """An echo of the prompt (core: of its tokens, template included; full: of the last message)."""
+
+    kind: Literal["core", "full"]
+
+    def __str__(self) -> str:
+        return f"echo_{self.kind}"
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """An engine of the user's own, in text (pystr) or in token ids (pytok)."""
+
+    kind: OwnKind
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.file}"
+
+
+@dataclass(frozen=True)
+class ModelEngine:
+    """An engine that runs models: one of `ENGINES`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+WayIn: TypeAlias = Text | Stdin | Batch | Http | Endpoint | NoInput
+WayOut: TypeAlias = Remote | Mocked | Echoed | OwnFile | ModelEngine
+
+_SIMPLE_IN: dict[str, WayIn] = {"text": Text(), "stdin": Stdin(), "http": Http(), "none": NoInput()}
+_SIMPLE_OUT: dict[str, WayOut] = {
+    "dyn": Remote(),
+    "mocker": Mocked(),
+    "echo_core": Echoed("core"),
+    "echo_full": Echoed("full"),
+    **{name: ModelEngine(name) for name in ENGINES},
+}
+_OWN_KINDS: dict[str, OwnKind] = {"pystr": "pystr", "pytok": "pytok"}
+
+
+def read_way_in(text: str) -> WayIn:
+    """Read what stands behind `in=`.
+
+    Raises:
+        UsageError: there is no such way.
+    """
+    if (way := _SIMPLE_IN.get(text)) is not None:
+        return way
+    if text.startswith("dyn://"):
+        return Endpoint(text)
+    kind, _, file = text.partition(":")
+    if kind == "batch" and file:
+        return Batch(Path(file))
+    expected = ", ".join((*_SIMPLE_IN, "batch:FILE", "dyn://NAME"))
+    raise UsageError(f"invalid in= option {text!r}; expected one of {expected}")
+
+
+def read_way_out(text: str) -> WayOut:
+    """Read what stands behind `out=`.
+
+    Raises:
+        UsageError: there is no such way, or its file is missing.
+    """
+    if (way := _SIMPLE_OUT.get(text)) is not None:
+        return way
+    if text.startswith("dyn://"):
+        return Remote(text)
+    name, _, file = text.partition(":")
+    kind = _OWN_KINDS.get(name)
+    if kind is None:
+        expected = ", ".join((*_SIMPLE_OUT, *(f"{own}:FILE" for own in _OWN_KINDS)))
+        raise UsageError(f"invalid out= option {text!r}; expected one of {expected}")
+    if not file:
+        raise UsageError(f"out={text} needs a file: out={kind}:FILE")
+    return OwnFile(kind, file)

@@ -1,0 +1,41 @@
+"""An engine's own Python package: imported when it is needed, and called with what the user chose."""
+
+import importlib
+from typing import Any
+
+from foundation.text import one_line
+from serving.worker.engine import EngineError
+from serving.worker.registry import ENGINES, not_installed
+
+MAX_REASON = 600
+"""Characters of an engine's own words that are passed on."""
+
+
+def require(name: str) -> Any:
+    """Import the package of one of `ENGINES`.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    package = ENGINES[name].package
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] != package:
+            raise EngineError(f"the Python package {package} does not load here: {error}") from error
+        raise not_installed(name) from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise EngineError(f"the Python package {package} does not load here: {error}") from error
+
+
+def call_with(function: Any, arguments: dict[str, Any]) -> Any:
+    """Call an engine's constructor, and name what it does not take.
+
+    Raises:
+        EngineError: it does not take these arguments.
+    """
+    try:
+        return function(**arguments)
+    except (TypeError, ValueError) as error:
+        name = getattr(function, "__name__", function)
+        raise EngineError(f"{name} refuses its arguments: {one_line(error, MAX_REASON)}") from error

@@ -1,0 +1,79 @@
+"""The blocks of a prompt, and how far a chain of them is held: look-ups that gallop.
+
+Ids are chained, so what is held of a prompt is always its beginning: presence along it only ever ends. Doubling the
+stride and then halving it finds the end in a few dict reads, however long the prompt.
+"""
+
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+Ids = Sequence[Hashable]
+
+
+class PromptBlocks(NamedTuple):
+    """The full blocks of a prompt by their chained ids; an id may stand for several (a trace of 512-token ids, say)."""
+
+    ids: Ids
+    num_blocks: int
+    blocks_per_id: int = 1
+
+    @classmethod
+    def of(cls, ids: Ids) -> "PromptBlocks":
+        """Name one block by each id."""
+        return cls(ids, len(ids))
+
+
+def num_held(held: Container[Hashable], ids: Ids, num_ids: int) -> int:
+    """Return how many of the first `num_ids` ids are held."""
+    if not num_ids or ids[0] not in held:
+        return 0
+    low, high, stride = 0, num_ids, 1
+    while low + stride < high:
+        if ids[low + stride] not in held:
+            high = low + stride
+            break
+        low += stride
+        stride *= 2
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if ids[middle] in held:
+            low = middle
+        else:
+            high = middle
+    return low + 1
+
+
+def depths(masks: Mapping[Hashable, int], ids: Ids, num_ids: int) -> Iterator[tuple[int, int]]:
+    """Do the same for many holders at once: yield (number of leading ids, mask of those who hold just so many).
+
+    `masks` says by its bits who holds an id; who holds none is left out.
+    """
+    if not num_ids or not (mask := masks.get(ids[0], 0)):
+        return
+    place, stride = 0, 1
+    while place + 1 < num_ids:
+        probe = min(place + stride, num_ids - 1)
+        there = mask & masks.get(ids[probe], 0)
+        if there != mask:
+            yield from _between(masks, ids, place, mask, probe, there)
+            if not there:
+                return
+            mask = there
+        place = probe
+        stride *= 2
+    yield num_ids, mask
+
+
+def _between(
+    masks: Mapping[Hashable, int], ids: Ids, low: int, low_mask: int, high: int, high_mask: int
+) -> Iterator[tuple[int, int]]:
+    """Yield where those end who hold `ids[low]` but not `ids[high]`."""
+    if high - low == 1:
+        yield high, low_mask & ~high_mask
+        return
+    middle = (low + high) // 2
+    mask = low_mask & masks.get(ids[middle], 0) | high_mask
+    if mask != low_mask:
+        yield from _between(masks, ids, low, low_mask, middle, mask)
+    if mask != high_mask:
+        yield from _between(masks, ids, middle, mask, high, high_mask)

@@ -1,0 +1,1 @@
+"""Router modes: each file holds a family of them; `modes` lists all by name."""

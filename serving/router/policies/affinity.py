@@ -1,0 +1,51 @@
+"""Router modes that send alike requests to one worker by a hash, without asking who has what."""
+
+import math
+from collections.abc import Hashable, Sequence
+from hashlib import blake2b
+from typing import ClassVar
+
+from serving.router.candidates import Candidates
+from serving.router.policies.load import power_of_two
+from serving.router.policies.policy import Policy
+
+
+class Session(Policy):
+    """Session affinity by rendezvous hashing."""
+
+    description: ClassVar[str] = (
+        "One worker per session (rendezvous hash of its id); requests without a session by p2c."
+    )
+    needs_load: ClassVar[bool] = False
+    needs_overlap: bool = False
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Cost is the worker's rank for the session."""
+        session = candidates.prompt.session
+        if session is None:
+            return power_of_two(candidates, self._rng)
+        return rendezvous(session, candidates.workers)
+
+
+class Chwbl(Policy):
+    """Consistent hashing with bounded loads, after KubeAI and SGLang's prefix_hash."""
+
+    description: ClassVar[str] = (
+        "First worker in the rendezvous order of the prompt's first blocks with n < ceil(1.25 (sum n + 1) / W)."
+    )
+    needs_overlap: bool = False
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Cost is the worker's rank for the prefix, infinity where it is full."""
+        ranks = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.workers)
+        requests = candidates.num_requests
+        limit = math.ceil(1.25 * (sum(requests) + 1) / len(requests))
+        return [rank if n < limit else math.inf for rank, n in zip(ranks, requests, strict=True)]
+
+
+def rendezvous(key: Hashable, workers: list[int]) -> list[float]:
+    """Score each worker for a key, so that few keys move when a worker comes or goes (highest random weight)."""
+    return [
+        int.from_bytes(blake2b(f"{worker}:{key}".encode(), digest_size=8).digest(), "big") / 2.0**64
+        for worker in workers
+    ]

@@ -1,0 +1,81 @@
+"""`kv` and its sisters: NVIDIA Dynamo's routers, which add up prefill work and decode blocks (STUDY-routing A1)."""
+
+import random
+from collections.abc import Sequence
+from typing import ClassVar
+
+from serving.router.candidates import Candidates
+from serving.router.config import RouterConfig
+from serving.router.policies.policy import Policy
+
+
+class Kv(Policy):
+    """NVIDIA Dynamo's KV router of August 2025."""
+
+    description: ClassVar[str] = (
+        "Prefill work still to do there plus decode blocks active there: weight (Q + miss) / B + A + R - a."
+    )
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._weight = config.kv_overlap_score_weight
+        self.needs_overlap = config.kv_overlap_score_weight > 0
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above, in blocks."""
+        weight = self._weight / candidates.block_size
+        return [
+            weight * tokens + blocks
+            for tokens, blocks in zip(candidates.prefill_tokens, candidates.decode_blocks, strict=True)
+        ]
+
+
+class DynamoKv(Policy):
+    """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs), device cache only."""
+
+    description: ClassVar[str] = (
+        "NVIDIA Dynamo 2026: P max(0, Q / B + R - c k m) + A + R - a, k = 1 / (1 + decay (Q - min Q) / B / R)."
+    )
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._scale = config.prefill_load_scale
+        self._credit = config.overlap_score_credit
+        self._decay = config.overlap_score_credit_decay
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above, in blocks."""
+        size, total = candidates.block_size, candidates.num_prompt_blocks
+        queued = [book.prefill_tokens / size for book in candidates.books]
+        least = min(queued)
+        costs = []
+        for queue, overlap, blocks in zip(queued, candidates.overlap_blocks, candidates.decode_blocks, strict=True):
+            keep = 1 / (1 + self._decay * (queue - least) / total) if self._decay else 1.0
+            costs.append(self._scale * max(0.0, queue + total - self._credit * keep * overlap) + blocks)
+        return costs
+
+
+class DynamoKvP8(DynamoKv):
+    """The same with P = 8."""
+
+    description: ClassVar[str] = "dynamo-kv with P = 8, which keeps long prompts where their prefix is."
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._scale = 8.0
+
+
+class DynamoLmetric(Policy):
+    """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
+
+    description: ClassVar[str] = "NVIDIA Dynamo's lmetric: (Q / B + R - m) (A + R - a + 1)."
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score by the formula above."""
+        size, total = candidates.block_size, candidates.num_prompt_blocks
+        return [
+            (book.prefill_tokens / size + total - overlap) * (blocks + 1)
+            for book, overlap, blocks in zip(
+                candidates.books, candidates.overlap_blocks, candidates.decode_blocks, strict=True
+            )
+        ]

@@ -1,0 +1,61 @@
+"""A router mode: a small class that scores candidates. The lowest cost wins."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import ClassVar
+
+from serving.router.candidates import Candidates
+from serving.router.config import RouterConfig
+
+TrueWork = tuple[int, int, int]
+"""Of one request at a worker: prompt tokens to compute, output tokens to come, context tokens."""
+
+
+class Policy:
+    """A router mode."""
+
+    description: ClassVar[str]
+    """One line for the list of modes, with the formula (compiled code keeps no docstrings)."""
+    needs_load: ClassVar[bool] = True
+    """Whether `costs` reads more of the books than the number of requests."""
+    needs_overlap: bool = True
+    """Whether it reads who has which prefix; otherwise the router need not follow it."""
+    needs_state: ClassVar[bool] = False
+    """Whether it reads what workers report of themselves."""
+    needs_truth: ClassVar[bool] = False
+    """Whether the driver calls `on_truth` before each decision: only a simulation can."""
+    needs_rollout: ClassVar[bool] = False
+    """Whether the driver chooses, by trying each worker in a copy of the simulation."""
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        self._config = config
+        self._rng = rng
+
+    def costs(self, candidates: Candidates) -> Sequence[float]:
+        """Score each candidate; one that must not be chosen costs infinity."""
+        raise NotImplementedError
+
+    def routed(self, candidates: Candidates, place: int) -> None:
+        """Take note of what was chosen."""
+
+    def on_truth(self, work: list[list[TrueWork]], output_length: int) -> None:
+        """Take note of what each worker's requests really need, and how long the answer to this request will be."""
+
+
+def choose(costs: Sequence[float], temperature: float, rng: random.Random, tolerance: float = 0.0) -> int:
+    """Return the place of the lowest cost, ties broken at random.
+
+    With a temperature, draw from a softmax of the range-normalised costs; with a tolerance, any cost within that
+    share of the range counts as lowest. Infinite costs are never chosen.
+    """
+    least = min(costs)
+    if temperature > 0 or tolerance > 0:
+        span = max(cost for cost in costs if cost < math.inf) - least
+        if temperature > 0 and span > 0:
+            weights = [math.exp(-(cost - least) / span / temperature) for cost in costs]
+            return rng.choices(range(len(costs)), weights)[0]
+        ties = [place for place, cost in enumerate(costs) if cost <= least + tolerance * span]
+    else:
+        ties = [place for place, cost in enumerate(costs) if cost == least]
+    return ties[0] if len(ties) == 1 else ties[rng.randrange(len(ties))]

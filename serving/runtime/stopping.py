@@ -1,0 +1,44 @@
+"""Being asked to end: a signal sets an event, and work is waited for no longer than until then."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+async def until_stopped(stopping: asyncio.Event, work: Awaitable[object]) -> bool:
+    """Wait for work until it is done or the event is set, which cancels it; return whether it is done.
+
+    What should go on is passed in `asyncio.shield`.
+    """
+    working = asyncio.ensure_future(work)
+    asked = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait([working, asked], return_when=asyncio.FIRST_COMPLETED)
+        is_done = working.done()
+        if is_done:
+            await working
+        return is_done
+    finally:
+        await cancel_all(working, asked)
+
+
+async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what is not done, and wait until it has given back what it holds."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def stop_on_signals(stopping: asyncio.Event, *, again: Callable[[], object] | None = None) -> None:
+    """Let SIGTERM, SIGINT and the end of the terminal (unless under nohup) set an event; call `again` from the second on."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stopping.is_set() and again is not None:
+            again()
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal)

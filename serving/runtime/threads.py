@@ -1,0 +1,51 @@
+"""Blocking work in threads, and the way back from a thread into the event loop."""
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def in_thread(work: Callable[[], Result], *, until: threading.Event | None = None) -> Result:
+    """Run something in a thread of its own, which does not keep the process from ending when nobody waits any more.
+
+    Processes that it starts do not see Ctrl-C: they are ours to end, once requests in progress are done.
+
+    Args:
+        work: what to run.
+        until: keeps the thread alive after the work; on Linux a process may have asked to die with the thread that
+            started it, as SGLang's do.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by child processes
+        try:
+            outcome: tuple[Result | None, BaseException | None] = (work(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        post(loop, settle, *outcome)
+        if until is not None:
+            until.wait()
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
+
+
+def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> None:
+    """Make a call in the loop, soon; do nothing if the loop is gone, as it is when the process ends."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *arguments)

@@ -1,0 +1,68 @@
+"""A process's own side: it runs until it is asked to end, and reports to the parent that supervises it, if one does."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+from serving.runtime.stopping import stop_on_signals
+from serving.supervision.group import READY, STATUS_BYTES, STATUS_FD, SUPERVISED
+
+Result = TypeVar("Result")
+
+
+def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
+    """Run a process's coroutine until it returns.
+
+    SIGTERM, SIGINT or the end of the parent set the event it is given. A second signal cancels it: it gives back what
+    it holds and finishes nothing.
+
+    Raises:
+        KeyboardInterrupt: a second signal came.
+    """
+
+    async def whole() -> Result:
+        stopping = asyncio.Event()
+        work = asyncio.create_task(main(stopping))
+        stop_on_signals(stopping, again=work.cancel)
+        watching = asyncio.create_task(_end_with_parent(stopping))
+        try:
+            return await work
+        finally:
+            watching.cancel()
+
+    try:
+        return uvloop.run(whole())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def report_ready() -> None:
+    """Report to the parent, if it supervises us, that this process does its work from now on."""
+    _report(READY)
+
+
+def report_failure(message: str) -> None:
+    """Report to the parent, if it supervises us, why this process is ending."""
+    _report(message.encode(errors="replace")[: STATUS_BYTES - len(READY)])
+
+
+def _report(data: bytes) -> None:
+    if (descriptor := os.environ.get(STATUS_FD)) is not None:
+        with contextlib.suppress(OSError):  # the parent is gone, and we shall be soon
+            os.write(int(descriptor), data)
+
+
+async def _end_with_parent(stopping: asyncio.Event) -> None:
+    """Set an event once the parent that supervises us is gone."""
+    if os.environ.get(SUPERVISED) != "1":
+        return
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()
+    stopping.set()

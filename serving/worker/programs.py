@@ -1,0 +1,76 @@
+"""The programs of workers: what `python -m` runs, the settings it is given, and the GPUs that it may use."""
+
+import functools
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from serving.runtime.config import RuntimeConfig
+from serving.supervision.group import Program
+from serving.worker.config import WorkerConfig
+from serving.worker.devices import Allotment, allot, describe, this_host
+from serving.worker.registry import EngineChoice
+
+
+class LightEngine(NamedTuple):
+    """An engine that takes no GPU: the mocker, or an echo engine."""
+
+    module: str
+    """What `python -m` runs it."""
+    words: tuple[str, ...] = ()
+    """Of its command line."""
+    settings: tuple[Any, ...] = ()
+    """Its own."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers that are alike, each a process."""
+
+    name: str
+    """The processes are called NAME-0, NAME-1, ..."""
+    count: int
+    engine: EngineChoice | LightEngine
+    worker: WorkerConfig
+
+
+def worker_programs(wanted: Iterable[Workers], runtime: RuntimeConfig) -> list[Program]:
+    """Return the processes of workers, in order; this host's GPUs are divided among those that run models.
+
+    What part of the memory each gets is said on standard error.
+
+    Raises:
+        ValueError: an engine does not take its settings, or there are too few GPUs.
+    """
+    wanted = list(wanted)
+    models = [
+        (each.engine, each.worker)
+        for each in wanted
+        if isinstance(each.engine, EngineChoice)
+        for _ in range(each.count)
+    ]
+    allotments = allot(models, this_host())
+    for line in describe(allotments):
+        _say_once(line)
+    left = iter(allotments)
+    return [program for workers in wanted for program in _programs(workers, runtime, left)]
+
+
+def _programs(workers: Workers, runtime: RuntimeConfig, allotments: Iterator[Allotment]) -> Iterator[Program]:
+    """Yield the processes of some workers, each with the next of the allotments if it needs one."""
+    worker, engine = workers.worker, workers.engine
+    for number in range(workers.count):
+        name = f"{workers.name}-{number}"
+        if isinstance(engine, EngineChoice):
+            choice, environment, *_ = next(allotments)
+            settings = (worker, choice.run, runtime, list(choice.arguments))
+            yield Program(name, ["-m", choice.module], settings, environment)
+        else:
+            yield Program(name, ["-m", engine.module, *engine.words], (worker, *engine.settings, runtime))
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """Print a line, though every arm of an experiment has it."""
+    print(line, file=sys.stderr)

@@ -1,0 +1,46 @@
+"""Galloping look-ups against walks, block by block."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.router.blocks import depths, num_held
+from serving.router.books import PromptBlocks, WorkerBooks
+
+
+@given(st.integers(0, 70), st.integers(0, 70))
+def test_the_end_of_what_is_held_is_found_wherever_it_is(num_ids, num_cached):
+    assert num_held(set(range(num_cached)), range(num_ids), num_ids) == min(num_ids, num_cached)
+
+
+@given(st.integers(0, 40), st.lists(st.integers(0, 40), max_size=6))
+def test_the_ends_of_many_holders_are_found_together(num_ids, holders):
+    masks = {}
+    for worker, num_cached in enumerate(holders):
+        for id in range(num_cached):
+            masks[id] = masks.get(id, 0) | 1 << worker
+    found = {}
+    for depth, mask in depths(masks, range(num_ids), num_ids):
+        found |= {worker: depth for worker in range(len(holders)) if mask >> worker & 1}
+    assert found == {
+        worker: min(num_cached, num_ids) for worker, num_cached in enumerate(holders) if min(num_cached, num_ids)
+    }
+
+
+def test_books_count_the_blocks_that_requests_in_flight_share_once():
+    books = WorkerBooks()
+    six, eight = PromptBlocks(["a", "b"], 6, 4), PromptBlocks(["a", "b"], 8, 4)
+    books.add(six, has_tail=True, prefill_tokens=100)
+    assert (books.decode_blocks, books.num_active_blocks(eight)) == (7, 6)
+    books.add(eight, has_tail=False, prefill_tokens=0)
+    assert (books.decode_blocks, books.num_active_blocks(six)) == (9, 6)
+    books.remove(six, has_tail=True)
+    assert (books.decode_blocks, books.num_active_blocks(eight)) == (8, 8)
+    books.remove(eight, has_tail=False)
+    assert (books.decode_blocks, books.num_active_blocks(eight), books.num_requests) == (0, 0, 0)
+
+
+def test_books_know_no_block_of_another_prompt():
+    books = WorkerBooks()
+    books.add(PromptBlocks.of(["a", "b"]), has_tail=False, prefill_tokens=0)
+    assert books.num_active_blocks(PromptBlocks.of(["a", "c", "d"])) == 1
+    assert books.num_active_blocks(PromptBlocks.of([])) == 0
