@@ -18,6 +18,7 @@ from dynabench.cli.groups import (
     Overheads,
     RouterSettings,
     Shape,
+    TimingSettings,
     plain_errors,
 )
 from dynabench.cli.workload import flat, workload_app
@@ -37,6 +38,7 @@ from dynabench.terminal import Terminal
 from foundation.files import new_file
 from foundation.text import printable
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from serving.cli.command_line import one_line, open_standard_streams
 from serving.frontend.config import FrontendConfig
 from serving.router import ROUTER_MODES, RouterConfig
@@ -66,6 +68,7 @@ def simulate(
     load: Load = LoadConfig(),  # noqa: B008
     router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    timing: TimingSettings = TimingConfig(),  # noqa: B008
     overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:
     """Compare router modes, or any other settings, in virtual time.
@@ -77,10 +80,11 @@ def simulate(
         load: how the workload is sent.
         router: settings of the router.
         engine: settings of each engine.
+        timing: step times of each engine.
         overhead: what lies between a client and the engines.
     """
     mode = experiment.router_mode[0]
-    settings = Settings(mode, experiment.workers, shape, load, router, engine, None, overhead)
+    settings = Settings(mode, experiment.workers, shape, load, router, engine, None, overhead, timing)
     return _compare("virtual", workload, experiment, settings)
 
 
@@ -95,6 +99,7 @@ def run(
     router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
     live: Live = LiveConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    timing: TimingSettings = TimingConfig(),  # noqa: B008
 ) -> int:
     """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
 
@@ -106,9 +111,11 @@ def run(
         router: settings of the router.
         live: how to reach the stack.
         engine: settings of each engine.
+        timing: step times of each engine.
     """
     mode = experiment.router_mode[0]
-    return _compare("wall", workload, experiment, Settings(mode, experiment.workers, shape, load, router, engine, live))
+    settings = Settings(mode, experiment.workers, shape, load, router, engine, live, timing=timing)
+    return _compare("wall", workload, experiment, settings)
 
 
 @app.command
@@ -122,6 +129,7 @@ def sweep(
     load: Load = LoadConfig(),  # noqa: B008
     router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    timing: TimingSettings = TimingConfig(),  # noqa: B008
     overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
@@ -134,13 +142,16 @@ def sweep(
         load: how the workload is sent.
         router: settings of the router.
         engine: settings of each engine.
+        timing: step times of each engine.
         overhead: what lies between a client and the engines.
     """
     from dynabench.experiment.sweep import run_sweep
     from reports.tables import sweep_table
 
     console = Terminal()
-    settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, None, overhead)
+    settings = Settings(
+        experiment.router_mode[0], experiment.workers, shape, load, router, engine, None, overhead, timing
+    )
     with plain_errors():
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
@@ -169,6 +180,7 @@ def serve(
     router: RouterSettings = RouterConfig(),  # noqa: B008
     runtime: Annotated[RuntimeConfig, flat("Runtime", 6)] | None = None,
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    timing: TimingSettings = TimingConfig(),  # noqa: B008
     workers: int = 2,
     model_path: str = "",
     model_name: str = "",
@@ -182,6 +194,7 @@ def serve(
         router: settings of the router.
         runtime: how the processes find and reach each other.
         engine: settings of each engine.
+        timing: step times of each engine.
         workers: worker processes.
         model_path: folder or Hugging Face id with the tokenizer (none: tokens are bytes of UTF-8).
         model_name: name that clients ask for (default: the folder's or repository's, or mock).
@@ -193,7 +206,9 @@ def serve(
         graph = serving_.read(file)
     else:
         limits = {"migration_limit": 3, "model_path": model_path, "model_name": model_name}
-        group = serving_.WorkerGroup(count=workers, worker=limits, engine_args=dataclasses.asdict(engine))
+        group = serving_.WorkerGroup(
+            count=workers, worker=limits, engine_args=dataclasses.asdict(engine) | dataclasses.asdict(timing)
+        )
         graph = serving_.Graph(
             frontend=dataclasses.asdict(frontend),
             router=dataclasses.asdict(router),

@@ -13,6 +13,7 @@ from dynabench.cli.groups import (
     Load,
     Overheads,
     Shape,
+    TimingSettings,
     plain_errors,
 )
 from dynabench.cli.workload import flat
@@ -29,14 +30,14 @@ from dynabench.experiment.settings import (
 from dynabench.terminal import Terminal
 from foundation.text import printable
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 
 def hardware() -> None:
     """List the GPUs and models whose step times are bundled, for --gpu and --model."""
-    from mocker.timing.gpu import find_gpu, gpu_names
-    from mocker.timing.model_shape import find_model, model_configs
+    from mocker.timing.catalog import find_gpu, find_model, gpu_names, model_configs
 
     for name in gpu_names():
         gpu = find_gpu(name)
@@ -80,6 +81,7 @@ def validate(
     router: ExperimentRouter = ExperimentRouterConfig(),  # noqa: B008
     live: Live = LiveConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    timing: TimingSettings = TimingConfig(),  # noqa: B008
     overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:
     """Compare real runs with simulated ones of the same workload, figure by figure.
@@ -92,7 +94,8 @@ def validate(
         load: how the workload is sent.
         router: settings of the router.
         live: the real engine.
-        engine: settings of the simulated engine, its step times with --timing-file or --gpu.
+        engine: settings of the simulated engine.
+        timing: its step times, with --timing-file or --gpu.
         overhead: what lies between a client and the simulated engines.
     """
     from dynabench.fidelity.recordings import is_recording
@@ -100,12 +103,14 @@ def validate(
     from reports.tables import distances, fidelity_table
 
     console = Terminal()
-    settings = Settings(experiment.router_mode[0], experiment.workers, shape, load, router, engine, live, overhead)
+    settings = Settings(
+        experiment.router_mode[0], experiment.workers, shape, load, router, engine, live, overhead, timing
+    )
     if config.real is not None and is_recording(config.real):
         if config.fail_if:
             raise UserError("--fail-if is for runs; a recording has only the times of steps")
         with plain_errors():
-            return _validate_steps(config.real, engine)
+            return _validate_steps(config.real, timing)
     with plain_errors():
         out, found = hold(workload, config, experiment, settings, console)
     for note in found["notes"]:
@@ -124,11 +129,11 @@ def validate(
     return 1 if failures or found["notes"] else 0
 
 
-def _validate_steps(path: Path, engine: EngineConfig) -> int:
+def _validate_steps(path: Path, timing: TimingConfig) -> int:
     """Print how the times of a recording's steps compare with simulated ones."""
     from dynabench.fidelity.recordings import read, step_times
 
-    times = step_times(read(path), engine)
+    times = step_times(read(path), timing)
     print(printable(str(path)) + ": steps, mean real, mean simulated (ms), error of their sum, median error of a step")
     for label, wanted in (("with prefill", True), ("decode only", False)):
         rows = [(real, simulated) for has_prefill, real, simulated in times if has_prefill == wanted]

@@ -8,6 +8,7 @@ from dynabench.cli.workload import flat
 from dynabench.errors import UserError
 from dynabench.experiment.settings import ExperimentConfig, ExperimentRouterConfig, LiveConfig, OverheadConfig
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -20,6 +21,7 @@ ExperimentRouter = Annotated[ExperimentRouterConfig, flat("Router", 4)]
 Live = Annotated[LiveConfig, flat("Live stack", 5)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 6)]
+TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 6)]
 
 
 @contextlib.contextmanager

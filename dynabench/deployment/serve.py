@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+import typing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import uvloop
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig, divide
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import PortError, listen
 from serving.frontend.server import programs as frontend_programs
@@ -39,7 +41,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     worker: dict[str, Any] = {}
     """`WorkerConfig` but for the endpoint."""
     engine_args: dict[str, Any] = {}
-    """`EngineConfig` for the mocker; for engines that run models, arguments of their own."""
+    """`EngineConfig` and `TimingConfig` for the mocker; for engines that run models, arguments of their own."""
     run: dict[str, Any] = {}
     """`ModelRunConfig`, for engines that run models."""
 
@@ -73,17 +75,17 @@ def read(path: Path) -> Graph:
     return graph
 
 
-def settings(values: dict[str, Any], kind: Any, where: str) -> Any:
-    """Make settings of a part of a graph.
+def settings(values: dict[str, Any], kind: Any, where: str, *beside: Any) -> Any:
+    """Make settings of a part of a graph; those of the classes beside it stand in the same part.
 
     Raises:
         GraphError: there is no such setting, or its value is wrong.
     """
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = {field.name for each in (kind, *beside) for field in dataclasses.fields(each)}
     if unknown := sorted(set(values) - names):
         raise GraphError(f"{where}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}")
     try:
-        kinds = kind.__annotations__
+        kinds = typing.get_type_hints(kind)  # ranges are checked, and named, by the class
         given = {name: msgspec.convert(value, kinds[name], dec_hook=_decode) for name, value in values.items()}
         return kind(**given)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
@@ -121,8 +123,10 @@ def programs(graph: Graph, frontend: FrontendConfig, descriptor: int) -> list[Pr
                 found.append(Program(name, ["-m", choice.module], parts, environment))
             continue
         if group.engine == "mocker":
-            engine = settings(group.engine_args, EngineConfig, f"{where}.engine_args")
-            arguments, parts = ["-m", "serving.mocker"], (worker, engine, runtime)
+            dials, times = divide(group.engine_args)
+            engine = settings(dials, EngineConfig, f"{where}.engine_args", TimingConfig)
+            timing = settings(times, TimingConfig, f"{where}.engine_args")
+            arguments, parts = ["-m", "serving.mocker"], (worker, engine, timing, runtime)
         elif group.engine_args:
             raise GraphError(f"{where}: {group.engine} has no engine_args")
         else:

@@ -12,6 +12,7 @@ from dynabench.errors import UserError
 from dynabench.experiment.settings import ExperimentConfig, LiveConfig, OverheadConfig
 from foundation.text import printable
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from reports.summary import NOISE_FLOOR
 from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
@@ -30,12 +31,13 @@ class Settings:
     engine: EngineConfig
     live: LiveConfig | None
     overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009 (frozen)
+    timing: TimingConfig = TimingConfig()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         """Refuse settings that do not go together."""
         if self.live is None or self.live.engine == "mocker":
             return
-        if self.engine.model is None:
+        if self.timing.model is None:
             raise UserError(f"--engine {self.live.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
 
 
@@ -64,6 +66,7 @@ OWNERS: dict[str, type] = {
     "load": LoadConfig,
     "router": RouterConfig,
     "engine": EngineConfig,
+    "timing": TimingConfig,
     "live": LiveConfig,
     "overhead": OverheadConfig,
 }

@@ -4,14 +4,13 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from mocker import EngineConfig
-from mocker.timing.choose import timing_model
+from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import TimingModel, chunk
 from workloads import Workload
 from workloads.describe import endless_hits
 
 
-def ttft_bound(workload: Workload, engine: EngineConfig) -> float:
+def ttft_bound(workload: Workload, engine: SimulatedEngine) -> float:
     """Return a lower bound of the mean TTFT (s): each prompt on an empty machine with the best cache there could be.
 
     "Best" is the longest prefix that any earlier request had, in one endless cache; at least one token is computed.
@@ -19,27 +18,28 @@ def ttft_bound(workload: Workload, engine: EngineConfig) -> float:
     return float(np.mean(solo_times(workload, engine)))
 
 
-def solo_times(workload: Workload, engine: EngineConfig) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def solo_times(workload: Workload, engine: SimulatedEngine) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """Return each request's time to its first token on an empty machine with an endless shared cache (s)."""
-    timing = timing_model(engine)
     hits = endless_hits(workload)
     return np.array(
         [
             _prefill_s(
-                timing, request.input_length, min(int(hit), request.input_length - 1), engine.max_num_batched_tokens
+                engine.timing,
+                request.input_length,
+                min(int(hit), request.input_length - 1),
+                engine.config.max_num_batched_tokens,
             )
             for request, hit in zip(workload, hits, strict=True)
         ]
     )
 
 
-def pool_bound(workload: Workload, engine: EngineConfig, num_workers: int) -> float:
+def pool_bound(workload: Workload, engine: SimulatedEngine, num_workers: int) -> float:
     """Return the mean TTFT (s) of one machine as fast as all workers, shortest remaining work first.
 
     It does only the work of uncached prompt tokens, which no router can avoid; the larger of this and `ttft_bound` counts.
     """
-    timing = timing_model(engine)
-    budget = engine.max_num_batched_tokens
+    timing, budget = engine.timing, engine.config.max_num_batched_tokens
     base = timing.mixed(chunk(1), 0, 0)
     # The least that a further token can add: attention makes long chunks dearer a token, weights short ones cheap.
     sizes = {min(size, budget) for size in (2, 64, 512, budget) if budget > 1}
@@ -66,19 +66,19 @@ def pool_bound(workload: Workload, engine: EngineConfig, num_workers: int) -> fl
     return total / len(workload)
 
 
-def utilisation(workload: Workload, engine: EngineConfig, num_workers: int) -> float:
+def utilisation(workload: Workload, engine: SimulatedEngine, num_workers: int) -> float:
     """Return the least share of the workers' time that computing prompts takes; 1 or more can not be kept up with."""
     span = workload.duration_s
     return float(solo_times(workload, engine).sum() / (num_workers * span)) if span > 0 else float("inf")
 
 
-def belady_share(workload: Workload, engine: EngineConfig, num_workers: int) -> float:
+def belady_share(workload: Workload, engine: SimulatedEngine, num_workers: int) -> float:
     """Return the highest share of prompt tokens that caches of this size could hold, all pooled and clairvoyant.
 
     Belady's rule over blocks: whatever is needed again last goes first.
     """
     size = workload.block_size
-    capacity = engine.num_usable_blocks * engine.block_size * num_workers // size
+    capacity = engine.num_usable_tokens * num_workers // size
     accesses = [id for request in workload for id in request.hash_ids[: request.input_length // size]]
     next_use: list[float] = [float("inf")] * len(accesses)
     seen: dict[int, int] = {}

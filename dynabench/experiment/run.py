@@ -27,6 +27,7 @@ from dynabench.interrupt import Flag, Interrupt, InterruptError
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
 from mocker import scheduler
+from mocker.timing.choose import resolve
 from reports.records import ArmResult
 from serving.model.card import model_name
 from serving.runtime.config import masked
@@ -73,7 +74,7 @@ def run_experiment(
     """
     from reports import folder
 
-    if settings.live is not None and settings.live.engine != "mocker" and settings.engine.timing_name != "polynomial":
+    if settings.live is not None and settings.live.engine != "mocker" and settings.timing.timing_name != "polynomial":
         raise UserError(
             f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {settings.live.engine}"
         )
@@ -96,7 +97,8 @@ def run_experiment(
         runs.sort(key=lambda run: (order[run.arm], run.repeat))
         bound = None
         if clock == "virtual" and _is_open(arms):
-            engine, workers = arms[0].settings.engine, arms[0].settings.workers
+            first = arms[0].settings
+            engine, workers = resolve(first.engine, first.timing), first.workers
             bound = max(ttft_bound(workload, engine), pool_bound(workload, engine, workers))
         manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs) | {"bound_s": bound}
         return out, folder.write(out, manifest, runs)
@@ -128,7 +130,7 @@ def _is_open(arms: list[Arm]) -> bool:
     """Tell whether all arms see the same arrivals on the same engines, so that one bound is for all."""
     return (
         not any(arm.settings.load.is_closed for arm in arms)
-        and len({(a.settings.shape, a.settings.engine, a.settings.workers) for a in arms}) == 1
+        and len({(a.settings.shape, a.settings.engine, a.settings.timing, a.settings.workers) for a in arms}) == 1
     )
 
 
@@ -185,6 +187,7 @@ def simulate_arm(
         workload,
         mode=settings.mode,
         engine=settings.engine,
+        timing=settings.timing,
         router=settings.router,
         num_workers=settings.workers,
         load=settings.load,
@@ -222,6 +225,7 @@ def _measure_all(
                 live=settings.live,
                 mode=settings.mode,
                 engine=settings.engine,
+                timing=settings.timing,
                 router=settings.router,
                 num_workers=settings.workers,
                 load=settings.load,
@@ -269,9 +273,9 @@ def manifest_of(
         "shape": asdict(settings.shape),
         "load": asdict(settings.load),
         "overhead": asdict(settings.overhead),
-        "engine": asdict(settings.engine)
+        "engine": asdict(settings.engine) | asdict(settings.timing)
         if live is None or live.engine == "mocker"
-        else real_engine(live, settings.engine.model or ""),
+        else real_engine(live, settings.timing.model or ""),
         "router": asdict(settings.router),
         "live": _live_facts(live) if live else None,
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
@@ -371,7 +375,7 @@ def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, sett
     if live is not None and live.url:
         what = masked(live.url)
     elif live is not None and live.engine != "mocker":
-        facts = real_engine(live, settings.engine.model or "")
+        facts = real_engine(live, settings.timing.model or "")
         what = f"{experiment.workers} {facts['name']} {facts['version']} workers with {facts['model']}"
     else:
         what = f"{experiment.workers} simulated engines"

@@ -274,10 +274,13 @@ def _identity(files: tuple[Path, ...], config: SweepConfig, experiment: Experime
         "slo": [str(limit) for limit in experiment.limits],
         "attainment": config.attainment,
         "settings": [
-            asdict(part)
-            for part in (settings.shape, settings.load, settings.router, settings.engine, settings.overhead)
+            asdict(settings.shape),
+            asdict(settings.load),
+            asdict(settings.router),
+            asdict(settings.engine) | asdict(settings.timing),
+            asdict(settings.overhead),
         ],
-        "times": _digest(settings.engine.timing_file),
+        "times": _digest(settings.timing.timing_file),
         "workers": settings.workers,
         "modes": list(ROUTER_MODES),
         "metrics": list(metrics.FORMULAS),

@@ -18,7 +18,7 @@ from dynabench.fidelity.fitting import OUTLIER, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log
 from dynabench.terminal import Terminal
-from mocker import EngineConfig
+from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
 from reports import fidelity, folder, tables
 from reports.records import ArmResult
@@ -39,14 +39,14 @@ def validate(
     if config.real is None:
         workload, real, logs = _measure(files, experiment, settings, console)
         known = next((log.engine for found in logs.values() for log in found), {})
-        settings = dataclasses.replace(settings, engine=like(settings.engine, known))
+        settings = like(settings, known)
     else:
-        settings = dataclasses.replace(settings, engine=as_calibrated(settings.engine))
+        settings = as_calibrated(settings)
         workload, real = _past(config.real, files, experiment, settings)
         logs = {}
     pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]] = {}
     at_speed: dict[str, list[ArmResult]] = {}
-    speeds = {mode: speed_of(found, settings.engine) for mode, found in logs.items()}
+    speeds = {mode: speed_of(found, settings.timing) for mode, found in logs.items()}
     runs = []
     for mode, measured in real.items():
         arm = Arm(SIMULATED.format(mode), dataclasses.replace(settings, mode=mode, live=None), {})
@@ -54,7 +54,7 @@ def validate(
         simulated = [simulate_arm(arm, repeat, experiment.seed + repeat, workload) for repeat in range(count)]
         pairs[mode] = (measured, simulated)
         if (speed := speeds.get(mode)) is not None:
-            fast = dataclasses.replace(arm.settings, engine=at(speed, settings.engine))
+            fast = dataclasses.replace(arm.settings, timing=at(speed, settings.timing))
             scaled = dataclasses.replace(arm, settings=fast)
             at_speed[mode] = [
                 simulate_arm(scaled, repeat, experiment.seed + repeat, workload) for repeat in range(count)
@@ -71,29 +71,36 @@ def validate(
     return out, found
 
 
-def as_calibrated(engine: EngineConfig) -> EngineConfig:
+def as_calibrated(settings: Settings) -> Settings:
     """Give a simulated engine the settings that the calibrated one had.
 
     Raises:
         UserError: the calibration cannot be read.
     """
-    if engine.timing_name != "calibrated" or engine.timing_file is None:
-        return engine
+    if settings.timing.calibration is None:
+        return settings
     try:
-        known = read_calibration(engine.timing_file)["engine"]
+        known = read_calibration(settings.timing.calibration)["engine"]
     except ValueError as error:
         raise UserError(str(error)) from error
-    if engine.num_gpu_blocks is not None:
-        known = known | {"num_gpu_blocks": engine.num_gpu_blocks}
-    return like(engine, known)
+    if settings.engine.num_gpu_blocks is not None:
+        known = known | {"num_gpu_blocks": settings.engine.num_gpu_blocks}
+    return like(settings, known)
 
 
-def like(engine: EngineConfig, known: dict[str, Any]) -> EngineConfig:
-    """Give a simulated engine the settings that a real one told."""
+def like(settings: Settings, known: dict[str, Any]) -> Settings:
+    """Give simulated engines the settings that a real one reported."""
     if "policy" in known:
         known = known | {"scheduling_policy": known["policy"]}
-    names = {field.name for field in dataclasses.fields(EngineConfig)} & known.keys() - {"model"}
-    return dataclasses.replace(engine, **{name: known[name] for name in names if known[name] is not None})
+    names = {field.name for part in (settings.engine, settings.timing) for field in dataclasses.fields(part)} - {
+        "model"
+    }
+    dials, times = divide({name: value for name, value in known.items() if name in names and value is not None})
+    return dataclasses.replace(
+        settings,
+        engine=dataclasses.replace(settings.engine, **dials),
+        timing=dataclasses.replace(settings.timing, **times),
+    )
 
 
 def _measure(
@@ -126,6 +133,7 @@ def _measure(
                     live=live,
                     mode=mode,
                     engine=settings.engine,
+                    timing=settings.timing,
                     router=settings.router,
                     num_workers=settings.workers,
                     load=settings.load,
@@ -160,15 +168,15 @@ class Speed(NamedTuple):
     """Of the others, which read memory."""
 
 
-def speed_of(logs: list[StepLog], engine: EngineConfig) -> Speed | None:
+def speed_of(logs: list[StepLog], timing: TimingConfig) -> Speed | None:
     """Return how fast a real engine was in these runs.
 
     Machines drift, and what slows their memory need not slow their arithmetic. This tells what of an error is their speed, and
     what is the model.
     """
-    if not logs or engine.timing_name != "calibrated" or engine.timing_file is None:
+    if not logs or timing.calibration is None:
         return None
-    costs = read_calibration(engine.timing_file)["step"]
+    costs = read_calibration(timing.calibration)["step"]
     expected = np.concatenate([predicted(costs, log.steps) for log in logs])
     actual = np.concatenate([log.duration_s for log in logs])
     kept = actual < OUTLIER * expected
@@ -177,12 +185,12 @@ def speed_of(logs: list[StepLog], engine: EngineConfig) -> Speed | None:
     return Speed(*(float(expected[kind].sum() / actual[kind].sum()) if kind.any() else 1.0 for kind in kinds))
 
 
-def at(speed: Speed, engine: EngineConfig) -> EngineConfig:
+def at(speed: Speed, timing: TimingConfig) -> TimingConfig:
     """Make a simulated engine as fast."""
     return dataclasses.replace(
-        engine,
-        speedup_ratio=engine.speedup_ratio * speed.prefill,
-        decode_speedup_ratio=engine.decode_speedup_ratio * speed.decode / speed.prefill,
+        timing,
+        speedup_ratio=timing.speedup_ratio * speed.prefill,
+        decode_speedup_ratio=timing.decode_speedup_ratio * speed.decode / speed.prefill,
     )
 
 

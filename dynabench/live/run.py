@@ -22,6 +22,8 @@ from dynabench.live.stack import LaunchError, LocalStack
 from dynabench.live.view import LiveView
 from dynabench.virtual.run import check_fits
 from mocker import EngineConfig
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
 from reports.records import ArmResult
 from serving.frontend.config import FrontendConfig
 from serving.model.card import ModelError, vocab_size
@@ -56,6 +58,7 @@ def run_live(
     router: RouterConfig,
     num_workers: int,
     seed: int,
+    timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
     load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
     view: LiveView | None = None,
     engine_flags: tuple[str, ...] = (),
@@ -74,10 +77,10 @@ def run_live(
         KeyboardInterrupt: the user asked twice.
     """
     if live.url is None and live.engine == "mocker":
-        check_fits(workload, engine)
+        check_fits(workload, resolve(engine, timing))
 
     async def run(stop: asyncio.Event, is_up: asyncio.Event) -> ArmResult:
-        async with _target(live, mode, engine, router, num_workers, seed, engine_flags) as (target, dead):
+        async with _target(live, mode, engine, timing, router, num_workers, seed, engine_flags) as (target, dead):
             is_up.set()
             if live.engine != "mocker":
                 await _check_context(workload, target)
@@ -188,13 +191,14 @@ async def _target(
     live: LiveConfig,
     mode: str,
     engine: EngineConfig,
+    timing: TimingConfig,
     router: RouterConfig,
     num_workers: int,
     seed: int,
     engine_flags: tuple[str, ...],
 ) -> AsyncIterator[tuple[Target, Callable[[], list[str]]]]:
     """Give what is to be measured, and what tells which of its processes died."""
-    model = engine.model or "mock"
+    model = timing.model or "mock"
     if live.url is not None:
         key = os.environ.get("OPENAI_API_KEY", "")
         yield Target(live.url.rstrip("/").removesuffix("/v1"), model, live.prompts, key), list
@@ -204,7 +208,7 @@ async def _target(
         model_name=model if is_mocker else "",
         model_path="" if is_mocker else model,
         kv_events=wants_kv_events(mode, router),
-        context_length=engine.num_usable_blocks * engine.block_size + 1 if is_mocker else live.context_length,
+        context_length=resolve(engine, timing).num_usable_tokens + 1 if is_mocker else live.context_length,
     )
     choice = None if is_mocker else _choice(live, worker, engine_flags)
     try:
@@ -222,6 +226,7 @@ async def _target(
         router=router,
         worker=worker,
         engine=choice or engine,
+        timing=timing,
         num_workers=num_workers,
         runtime=RuntimeConfig(etcd_endpoints=live.etcd_endpoints, nats_server=live.nats_server)
         if live.etcd_endpoints or live.nats_server

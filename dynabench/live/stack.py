@@ -17,6 +17,7 @@ import aiohttp
 
 from dynabench.errors import UserError
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import PortError, listen, programs
 from serving.model.card import model_name
@@ -51,6 +52,7 @@ class LocalStack:
         worker: WorkerConfig,
         engine: EngineConfig | EngineChoice,
         num_workers: int,
+        timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
         runtime: RuntimeConfig | None = None,
         restart: bool = False,
         say: Callable[[str], None] | None = None,
@@ -63,6 +65,7 @@ class LocalStack:
             worker: settings of each worker; its endpoint's namespace is made unique unless `runtime` is given.
             engine: settings of each simulated engine, or another engine.
             num_workers: worker processes.
+            timing: step times of each simulated engine.
             runtime: how they find each other (default: in a folder of their own).
             restart: start processes again when they end.
             say: is given the processes' log lines.
@@ -84,6 +87,7 @@ class LocalStack:
         self._frontend = dataclasses.replace(frontend, namespace=namespace)
         self._router = router
         self._engine = engine
+        self._timing = timing
         self._runtime = runtime
         self._num_workers = num_workers
         self._start_timeout_s = START_TIMEOUT_S if isinstance(engine, EngineConfig) else LOAD_TIMEOUT_S
@@ -150,7 +154,7 @@ class LocalStack:
         """
         engine, worker = self._engine, self._worker
         if isinstance(engine, EngineConfig):
-            return [(["-m", "serving.mocker"], (worker, engine, self._runtime), {})] * self._num_workers
+            return [(["-m", "serving.mocker"], (worker, engine, self._timing, self._runtime), {})] * self._num_workers
         try:
             allotments = allot([(engine, worker)] * self._num_workers, this_host())
         except ValueError as error:

@@ -18,9 +18,10 @@ import simpy
 from dynabench.virtual.lockstep import Lockstep
 from dynabench.virtual.oracles import best_by_rollout, true_work
 from dynabench.virtual.overhead import Overhead
-from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
+from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, Sequence
 from mocker.engine import NO_LIMIT
 from mocker.events import KvEvent
+from mocker.timing.choose import SimulatedEngine
 from serving.router import Decision, Prompt, Router
 from serving.router.index import PrefixIndex
 from serving.router.predicting_policies import OracleLoad, OracleRollout
@@ -71,7 +72,7 @@ class Worker:
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks in use."""
-        return 1 - self.engine.num_free_blocks / self.engine.config.num_usable_blocks
+        return 1 - self.engine.num_free_blocks / self.engine.scheduler.pool.num_blocks
 
     def add(self, sequence: Sequence) -> None:
         """Take a request."""
@@ -124,7 +125,7 @@ class Cluster:
         self,
         workload: Workload,
         *,
-        engine: EngineConfig,
+        engine: SimulatedEngine,
         router: Router,
         num_workers: int,
         load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
@@ -145,16 +146,20 @@ class Cluster:
         """When the frontend turned to the last request."""
         self.delays_s = 0.0
         """What all requests together spent between their clients and the router."""
-        self._block_size = engine.block_size
-        self._grouping = _Grouping(workload.block_size, engine.block_size)
+        config = engine.config
+        self._grouping = _Grouping(workload.block_size, config.block_size)
         events = router.wants_events
         self.workers = [
-            Worker(number, Engine(engine, kv_events=events, ordered_events=False), self)
-            for number in range(num_workers * engine.dp_size)
+            Worker(
+                number,
+                Engine(config, engine.timing, num_blocks=engine.num_blocks, kv_events=events, ordered_events=False),
+                self,
+            )
+            for number in range(num_workers * config.dp_size)
         ]
-        if engine.enable_expert_parallel and engine.dp_size > 1:
-            for first in range(0, len(self.workers), engine.dp_size):
-                ranks = self.workers[first : first + engine.dp_size]
+        if engine.is_lockstep:
+            for first in range(0, len(self.workers), config.dp_size):
+                ranks = self.workers[first : first + config.dp_size]
                 lockstep = Lockstep(self.clock, ranks)
                 for worker in ranks:
                     worker.lockstep = lockstep
@@ -183,7 +188,7 @@ class Cluster:
         self.first_gap_rows = [0] * len(self.workers)
         self._caught_up_s = -1.0
         # With few workers, events wait in their engine until a decision asks for them: fewer, larger batches.
-        self.sends_events_at_once = kv_event_delay_s > 0 or num_workers * engine.dp_size > FEW_WORKERS
+        self.sends_events_at_once = kv_event_delay_s > 0 or len(self.workers) > FEW_WORKERS
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
 
     def run(self) -> None:

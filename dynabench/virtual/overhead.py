@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from dynabench.experiment.settings import OverheadConfig
-from mocker import EngineConfig
+from mocker.timing.catalog import find_engine, find_gpu
+from mocker.timing.config import TimingConfig
 from mocker.timing.files import read_calibration
-from mocker.timing.gpu import find_engine, find_gpu
 
 
 class Overhead(NamedTuple):
@@ -22,9 +22,9 @@ class Overhead(NamedTuple):
         return self.request_s + num_prompt * self.prompt_token_s
 
 
-def overhead_of(config: OverheadConfig, engine: EngineConfig) -> Overhead:
+def overhead_of(config: OverheadConfig, timing: TimingConfig) -> Overhead:
     """Return the times as given, else as the engine's step times come with them."""
-    measured = _measured(engine)
+    measured = _measured(timing)
     given = (
         config.request_overhead_ms,
         config.prompt_overhead_us,
@@ -37,15 +37,15 @@ def overhead_of(config: OverheadConfig, engine: EngineConfig) -> Overhead:
     )
 
 
-def _measured(engine: EngineConfig) -> Overhead:
-    if engine.timing_name == "calibrated" and engine.timing_file is not None:
-        found = read_calibration(engine.timing_file)["overhead"]
+def _measured(timing: TimingConfig) -> Overhead:
+    if timing.calibration is not None:
+        found = read_calibration(timing.calibration)["overhead"]
         return Overhead(
             request_s=found["request_ms"] * 1e-3,
             prompt_token_s=found["prompt_token_us"] * 1e-6,
             spacing_s=found["spacing_ms"] * 1e-3,
             answer_s=found["answer_ms"] * 1e-3,
         )
-    if engine.timing_name == "roofline" and engine.gpu is not None:
-        return Overhead(find_engine(engine.timed_as, find_gpu(engine.gpu).architecture).request_s)
+    if timing.timing_name == "roofline" and timing.gpu is not None:
+        return Overhead(find_engine(timing.timed_as, find_gpu(timing.gpu).architecture).request_s)
     return Overhead()

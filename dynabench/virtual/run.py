@@ -14,8 +14,8 @@ from dynabench.interrupt import InterruptError
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.overhead import overhead_of
 from mocker import EngineConfig
-from mocker.timing.choose import timing_model
-from mocker.timing.files import step_noise
+from mocker.timing.choose import SimulatedEngine, resolve
+from mocker.timing.config import TimingConfig
 from mocker.timing.model import chunk
 from reports.metrics import spread
 from reports.records import ArmResult
@@ -28,25 +28,25 @@ ASK_EVERY = 64
 """Steps between two looks at whether to go on, which may be looks at a file."""
 
 
-def check_fits(workload: Workload, engine: EngineConfig) -> None:
+def check_fits(workload: Workload, engine: SimulatedEngine) -> None:
     """Refuse a workload with a request that the engine could never hold.
 
     Raises:
         WorkloadError: the first such request, and what would help.
     """
-    capacity = engine.num_usable_blocks * engine.block_size
-    limit = capacity if engine.max_model_len is None else min(capacity, engine.max_model_len - 1)
+    config, capacity = engine.config, engine.num_usable_tokens
+    limit = capacity if config.max_model_len is None else min(capacity, config.max_model_len - 1)
     for number, request in enumerate(workload.requests):
         if request.input_length + request.output_length - 1 > capacity or request.input_length > limit:
             raise WorkloadError(
                 f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output tokens, "
-                f"more than the {limit} an engine can hold (num_gpu_blocks {engine.num_kv_blocks} x block_size "
-                f"{engine.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
+                f"more than the {limit} an engine can hold (num_gpu_blocks {engine.num_blocks} x block_size "
+                f"{config.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
             )
-        if not engine.enable_chunked_prefill and request.input_length > engine.max_num_batched_tokens:
+        if not config.enable_chunked_prefill and request.input_length > config.max_num_batched_tokens:
             raise WorkloadError(
                 f"{workload.name}: request {number} has a prompt of {request.input_length} tokens; without chunked prefill "
-                f"max_num_batched_tokens ({engine.max_num_batched_tokens}) must be at least that"
+                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least that"
             )
 
 
@@ -58,6 +58,7 @@ def simulate(
     router: RouterConfig,
     num_workers: int,
     seed: int,
+    timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
     load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
     overhead: OverheadConfig = OverheadConfig(),  # noqa: B008 (frozen)
     on_progress: Callable[[int], None] | None = None,
@@ -68,10 +69,12 @@ def simulate(
     Raises:
         WorkloadError: a request can never fit.
         StalledError: the simulation ended with unfinished requests (a defect).
+        ValueError: the engine's step times cannot be found.
     """
-    check_fits(workload, engine)
-    times = overhead_of(overhead, engine)
-    router = with_step_costs(router, engine)
+    simulated = resolve(engine, timing)
+    check_fits(workload, simulated)
+    times = overhead_of(overhead, timing)
+    router = with_step_costs(router, simulated)
     core = Router(mode, router, block_size=engine.block_size, rng=random.Random(f"router {seed}"), closed_events=True)
 
     times_asked = itertools.count()
@@ -84,7 +87,7 @@ def simulate(
 
     cluster = Cluster(
         workload,
-        engine=engine,
+        engine=simulated,
         router=core,
         num_workers=num_workers,
         load=load,
@@ -104,7 +107,7 @@ def simulate(
             for worker, first in zip(cluster.workers, cluster.first_gap_rows, strict=True)
         ]
     )
-    gaps = spread(gaps, step_noise(engine))
+    gaps = spread(gaps, simulated.noise)
     columns = _columns(cluster, workload, engine)
     columns["is_measured"] = np.array([load.is_measured(time) for time in columns["intended_s"]], bool)
     if not is_complete:
@@ -151,10 +154,9 @@ def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict
     }
 
 
-def with_step_costs(router: RouterConfig, engine: EngineConfig) -> RouterConfig:
+def with_step_costs(router: RouterConfig, engine: SimulatedEngine) -> RouterConfig:
     """Tell the predicting modes what the simulated engine's steps cost, where the user has not."""
-    timing = timing_model(engine)
-    budget, capacity = engine.max_num_batched_tokens, engine.kv_capacity_tokens
+    timing, budget, capacity = engine.timing, engine.config.max_num_batched_tokens, engine.kv_capacity_tokens
     decode = timing.decode(1, 1).first
     base = timing.mixed(chunk(1), 0, 0)
     costs: dict[str, Any] = {

@@ -15,7 +15,7 @@ from serving.cli.chat import ask_once, chat
 from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.commands import engine_settings
 from serving.engines.echo import Echo
-from serving.engines.mock import EngineConfig, Mocker
+from serving.engines.mock import EngineConfig, Mocker, TimingConfig
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
@@ -107,7 +107,7 @@ def make(job: Job) -> Engine:
     kind, _, file = job.way_out.partition(":")
     worker = _worker(job, job.way_in if job.way_in.startswith("dyn://") else "dyn://")
     if kind == "mocker":
-        return Mocker(worker, _simulated(job.model_run))
+        return Mocker(worker, *_simulated(job.model_run))
     if kind in ("echo_core", "echo_full"):
         return Echo("core" if kind == "echo_core" else "full")
     if kind in FILES:
@@ -287,10 +287,10 @@ def _worker(job: Job, endpoint: str) -> WorkerConfig:
     )
 
 
-def _simulated(model_run: ModelRunConfig) -> EngineConfig:
-    engine = EngineConfig()
+def _simulated(model_run: ModelRunConfig) -> tuple[EngineConfig, TimingConfig]:
+    engine, timing = EngineConfig(), TimingConfig()
     if model_run.kv_cache_block_size is not None:
         engine = dataclasses.replace(engine, block_size=model_run.kv_cache_block_size)
     if model_run.extra_engine_args is not None:
-        engine = engine_settings(model_run.extra_engine_args, engine)
-    return engine
+        engine, timing = engine_settings(model_run.extra_engine_args, engine, timing)
+    return engine, timing

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dynabench.live.stack import LocalStack
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig, divide
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.worker.config import WorkerConfig
@@ -30,11 +31,13 @@ CORPUS = [
 def running(num_workers=2, frontend=None, router=None, worker=None, engine=None, **options):
     """Run a stack in the background; give it."""
     settings = {"num_gpu_blocks": 2000, "block_size": 16, "speedup_ratio": 20.0} | (engine or {})
+    dials, times = divide(settings)
     stack = LocalStack(
         frontend=FrontendConfig(**({"http_port": 0, "router_mode": "kv", "drain_s": 5.0} | (frontend or {}))),
         router=RouterConfig(**(router or {})),
         worker=WorkerConfig(**({"migration_limit": 3, "drain_s": 5.0} | (worker or {}))),
-        engine=EngineConfig(**settings),
+        engine=EngineConfig(**dials),
+        timing=TimingConfig(**times),
         num_workers=num_workers,
         **options,
     )
