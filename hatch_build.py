@@ -13,12 +13,10 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-CORES = ("mocker", "mocker/timing", "serving/router", "serving/router/policies")
-# Settings and what reads files: plain Python there, and seldom called.
-INTERPRETED = (
-    "__init__.py", "config.py", "hashing.py",
-    "gpu.py", "model_shape.py", "memory.py", "table.py", "files.py", "choose.py",
-)  # fmt: skip
+CORES = ("mocker", "serving/router")
+"""Compiled with all that is below them."""
+# Settings, whose help the command lines read from their source; what reads files before an engine is built; numpy's work.
+INTERPRETED = ("__init__.py", "config.py", "catalog.py", "choose.py", "files.py", "hashing.py")
 SETUP = """
 import sys
 from mypyc.build import mypycify
@@ -31,8 +29,8 @@ class CompileHook(BuildHookInterface[Any]):
     """Adds compiled modules beside the Python ones."""
 
     def dependencies(self) -> list[str]:
-        """Ask for the compiler only where it is used."""
-        return ["mypy>=1.14", "setuptools"] if _is_asked_for() else []
+        """Ask for the compiler, and what types the settings, only where they are used."""
+        return ["msgspec>=0.20", "mypy>=1.14", "setuptools"] if _is_asked_for() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile into a temporary folder and include what came out."""
@@ -56,7 +54,7 @@ class CompileHook(BuildHookInterface[Any]):
         files = [
             str(path.relative_to(self._folder))
             for core in CORES
-            for path in sorted((self._folder / core).glob("*.py"))
+            for path in sorted((self._folder / core).rglob("*.py"))
             if path.name not in INTERPRETED
         ]
         command = [sys.executable, "-c", SETUP, "build_ext", "--inplace", ",".join(files)]

@@ -26,6 +26,7 @@ from dynabench.fidelity.calibrate import calibrate
 from dynabench.fidelity.validate import validate
 from foundation.files import new_file
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from reports.tables import distances, fidelity_table
 from workloads import mooncake
 from workloads.pacing import LoadConfig
@@ -141,12 +142,13 @@ def main() -> None:
         requests = synthesize(config)
         with new_file(path) as file:
             mooncake.write(requests, file)
-        engine = EngineConfig(model=model, timing_file=str(folder / f"calibration-{workers}.json"))
+        timing = TimingConfig(model=model, timing_file=str(folder / f"calibration-{workers}.json"))
         live = LiveConfig(engine="vllm", extra_engine_args=arguments_file(folder, blocks))
         experiment = ExperimentConfig(
             router_mode=modes, workers=workers, repeats=options.repeats, out=results, trace_block_size=BLOCK
         )
-        settings = Settings(modes[0], workers, ShapeConfig(), LoadConfig(), ExperimentRouterConfig(), engine, live)
+        router, engine = ExperimentRouterConfig(), EngineConfig()
+        settings = Settings(modes[0], workers, ShapeConfig(), LoadConfig(), router, engine, live, timing=timing)
         _, found = validate((path,), ValidateConfig(), experiment, settings, console)
         for arm, part in found["arms"].items():
             console.print(name, fidelity_table(arm, part), distances(part))

@@ -21,7 +21,8 @@ from matplotlib.ticker import NullFormatter
 from dynabench.experiment.settings import OverheadConfig
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
-from mocker.timing.gpu import gpu_names
+from mocker.timing.catalog import gpu_names
+from mocker.timing.config import TimingConfig
 from serving.router import RouterConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
@@ -32,8 +33,8 @@ BLOCK = 1 << 20
 BLACKWELL = ("b200", "b300", "gb200")
 
 
-def settings_of(point: Any, gpu: str) -> EngineConfig:
-    """Return the engine of a point.
+def settings_of(point: Any, gpu: str) -> tuple[EngineConfig, TimingConfig]:
+    """Return the engine of a point, and what times it.
 
     The KV cache is 16-bit on vLLM and Hopper, as the checkpoints there leave it (at 64 requests of 8 k tokens on two H100s, 28
     run at a time, which is what 16 bits leave room for), and with 16-bit weights; else 8-bit, as NVIDIA's checkpoints and the
@@ -43,20 +44,23 @@ def settings_of(point: Any, gpu: str) -> EngineConfig:
     if quantization is None and "FP8" in str(point.silicon_data_source):
         quantization = "fp8"
     has_small_kv = quantization is not None and (point.backend != "vllm" or gpu in BLACKWELL)
-    return EngineConfig(
-        model=point.model_path,
-        gpu=gpu,
-        tensor_parallel_size=int(point.tp_size),
+    engine = EngineConfig(
         dp_size=int(point.attention_dp_size) if point.attention_dp_size > 1 else 1,
-        enable_expert_parallel=point.moe_ep_size > 1,
-        quantization=quantization,
-        kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
         block_size=16,
         max_num_seqs=int(point.concurrency),
         max_num_batched_tokens=max(8192, int(point.concurrency)),
         enable_prefix_caching=False,
+    )
+    timing = TimingConfig(
+        model=point.model_path,
+        gpu=gpu,
+        tensor_parallel_size=int(point.tp_size),
+        enable_expert_parallel=bool(point.moe_ep_size > 1),
+        quantization=quantization,
+        kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
         timed_as=point.backend,
     )
+    return engine, timing
 
 
 def workload_of(point: Any) -> Workload:
@@ -75,10 +79,12 @@ def workload_of(point: Any) -> Workload:
 def predict(point: Any, gpu: str) -> tuple[float, float, str]:
     """Return mean TTFT and TPOT (ms), or why there are none."""
     try:
+        engine, timing = settings_of(point, gpu)
         run = simulate(
             workload_of(point),
             mode="round-robin",
-            engine=settings_of(point, gpu),
+            engine=engine,
+            timing=timing,
             router=RouterConfig(),
             num_workers=1,
             seed=0,

@@ -24,8 +24,8 @@ from fit_kernels import written
 from joblib import Parallel, delayed
 from scipy.optimize import minimize, minimize_scalar
 
-from mocker.timing import gpu as bundled
-from mocker.timing.choose import timing_model
+from mocker.timing import catalog
+from mocker.timing.choose import resolve
 
 ENGINES = Path("mocker/timing/data/engines.json")
 ARCHITECTURES = {"hopper": ("h100", "h200"), "blackwell": ("b200",)}
@@ -45,9 +45,9 @@ Point = dict[str, Any]
 
 def predict_with(engines: Engines, points: list[Point]) -> list[tuple[float, float]]:
     """Return (TTFT, TPOT) of some points (ms) with these engines."""
-    read_file = bundled._read
-    timing_model.cache_clear()
-    with patch.object(bundled, "_read", lambda name: engines if name == "engines" else read_file(name)):
+    read_file = catalog._read
+    resolve.cache_clear()
+    with patch.object(catalog, "_read", lambda name: engines if name == "engines" else read_file(name)):
         return [predict(argparse.Namespace(**point), point["gpu"])[:2] for point in points]
 
 

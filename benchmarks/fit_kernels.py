@@ -4,7 +4,7 @@
     python benchmarks/fit_kernels.py ../shared/perfdata/kernels --layers perf --write  # the RTX cards too; write them
 
 Kernels are AIConfigurator's tables (CSV), layers those of LLMServingSim's profiler (its folder profiler/perf). Half of the
-rows are fitted in log space with a robust loss; the errors are of the other half. Formulas are those of mocker/roofline.py.
+rows are fitted in log space with a robust loss; the errors are of the other half. Formulas are those of mocker/timing/roofline.py.
 Peaks, bandwidths and memory are data sheets' and stay as they are; so does what no table has: experts of Ampere, Ada and
 H200 are H100's, those of the RTX 4090 are the RTX PRO 6000's.
 """
@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from mocker.timing.catalog import find_model
 from mocker.timing.gpu import over_link
-from mocker.timing.model_shape import BYTES, find_model
+from mocker.timing.model_shape import BYTES
 
 SYSTEMS = {
     "h100": "h100_sxm",

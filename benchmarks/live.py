@@ -21,6 +21,7 @@ import uvloop
 from dynabench.experiment.settings import ExperimentRouterConfig
 from dynabench.live.stack import LocalStack
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from serving.engines.processes import descendants
 from serving.frontend.config import FrontendConfig
 from serving.runtime.config import RuntimeConfig
@@ -112,7 +113,7 @@ def cpu_s(stack: LocalStack) -> dict[str, float]:
 async def run(options: argparse.Namespace) -> None:
     """Measure each number of clients, our own stack or what answers at a URL."""
     prompt = prompts(options)
-    engine: EngineConfig | EngineChoice = EngineConfig(speedup_ratio=1000.0)
+    engine: EngineConfig | EngineChoice = EngineConfig()
     if options.engine:
         engine = EngineChoice(options.engine, ModelRunConfig(extra_engine_args=options.extra_engine_args))
     for clients in options.clients:
@@ -128,6 +129,7 @@ async def run(options: argparse.Namespace) -> None:
                 context_length=None if options.engine else 100_000,
             ),
             engine=engine,
+            timing=TimingConfig(speedup_ratio=1000.0),
             num_workers=options.workers,
             runtime=RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None,
         )

@@ -11,8 +11,7 @@ from collections.abc import Hashable
 
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from mocker.runs import Run
-from mocker.sequence import Sequence
+from mocker.sequence import Run, Sequence
 
 
 class BlockPool:

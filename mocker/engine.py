@@ -16,7 +16,6 @@ from mocker.config import EngineConfig
 from mocker.events import KvEvent
 from mocker.scheduler import Batch, Scheduler
 from mocker.sequence import Sequence
-from mocker.timing.choose import timing_model
 from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
 
 NO_LIMIT = 1 << 62
@@ -117,8 +116,9 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
+        timing: TimingModel,
         *,
-        timing: TimingModel | None = None,
+        num_blocks: int,
         kv_events: bool = True,
         ordered_events: bool = True,
     ) -> None:
@@ -126,15 +126,16 @@ class Engine:
 
         Args:
             config: its settings.
-            timing: the step-time model; by default the one the settings name.
+            timing: the step-time model.
+            num_blocks: KV blocks, the null block included.
             kv_events: keep KV events for `take_events`.
             ordered_events: inside a leap, give events in vLLM's exact order (at a cost per block) rather than
                 a sequence at a time.
         """
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, num_blocks)
         self.scheduler.pool.has_listener = kv_events
-        self.timing = timing or timing_model(config)
+        self.timing = timing
         self.log = StepLog()
         self.step: Step | None = None
         self._ordered = kv_events and ordered_events

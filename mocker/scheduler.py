@@ -35,9 +35,9 @@ class Batch:
 class Scheduler:
     """Who runs, with how many tokens, in which blocks. Iterations are counted; time is not known here."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, num_blocks: int) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_usable_blocks, enable_prefix_caching=config.enable_prefix_caching)
+        self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self._budget = config.max_num_batched_tokens
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -46,7 +46,7 @@ class Scheduler:
         self.num_decoding = 0
         self._next_finish = NEVER  # the iteration at whose end the next decoding sequence finishes
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
-        self._watermark_blocks = int(config.watermark * config.num_kv_blocks)
+        self._watermark_blocks = int(config.watermark * num_blocks)
         self._by_priority = config.scheduling_policy == "priority"
 
     # What the engine asks

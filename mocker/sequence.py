@@ -1,7 +1,8 @@
-"""A request inside the engine."""
+"""A request inside the engine, and the runs of cached blocks that it and others hold."""
+
+from __future__ import annotations
 
 from mocker.chain import BlockChain
-from mocker.runs import Run
 
 
 class Sequence:
@@ -70,3 +71,25 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, prompt={self.num_prompt}, max_tokens={self.max_tokens})"
+
+
+class Run:
+    """Physical blocks that hold blocks `start` to `stop` of a chain and share one fate.
+
+    `holders` are the sequences that use them, in order of arrival (a dict for its order; an unheld run
+    waits in the free queue). Of several copies of one content the oldest is `primary`: the one found.
+    A `sealed` run does not grow, as blocks of other sequences may follow its end.
+    """
+
+    __slots__ = ("chain", "holders", "primary", "sealed", "start", "stop")
+
+    def __init__(self, chain: BlockChain, start: int, stop: int, *, primary: bool = True) -> None:
+        self.chain = chain
+        self.start = start
+        self.stop = stop
+        self.holders: dict[Sequence, None] = {}
+        self.primary = primary
+        self.sealed = False
+
+    def __repr__(self) -> str:
+        return f"Run({self.start}:{self.stop}, holders={len(self.holders)}, primary={self.primary})"

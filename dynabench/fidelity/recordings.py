@@ -7,13 +7,15 @@ adds, aborts, schedules and updates, with the prompts in a scenario file (`../sc
 import gzip
 import json
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foundation.errors import UserError
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
 
 Json = dict[str, Any]
 
@@ -99,8 +101,7 @@ def is_recording(path: Path) -> bool:
 
 def verify(recording: Recording) -> Verdict:
     """Replay a recording step by step and stop at the first difference."""
-    config = recording.config
-    engine = Engine(config)
+    engine = _engine(recording)
     sequences: dict[str, Sequence] = {}
     names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
     now, num_events = 0.0, 0
@@ -139,7 +140,7 @@ def verify(recording: Recording) -> Verdict:
     return Verdict(recording.path, recording.vllm_version, len(recording.steps), num_events, None)
 
 
-def step_times(recording: Recording, timing: EngineConfig) -> list[tuple[bool, float, float]]:
+def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, float, float]]:
     """Replay a recording with another engine's step times.
 
     Returns:
@@ -148,11 +149,7 @@ def step_times(recording: Recording, timing: EngineConfig) -> list[tuple[bool, f
     Raises:
         RecordingError: no step was timed.
     """
-    names = (
-        "timing", "timing_file", "model", "gpu", "tensor_parallel_size", "quantization", "kv_cache_dtype", "timed_as",
-        "constant_prefill_ms", "constant_decode_ms", "speedup_ratio", "decode_speedup_ratio",
-    )  # fmt: skip
-    engine = Engine(replace(recording.config, **{name: getattr(timing, name) for name in names}))
+    engine = _engine(recording, timing)
     sequences: dict[str, Sequence] = {}
     now, found = 0.0, []
     for step in recording.steps:
@@ -170,6 +167,11 @@ def step_times(recording: Recording, timing: EngineConfig) -> list[tuple[bool, f
             f"{recording.path}: has no times; record it again, which `dynabench record` does with times"
         )
     return found
+
+
+def _engine(recording: Recording, timing: TimingConfig = TimingConfig()) -> Engine:  # noqa: B008 (frozen)
+    simulated = resolve(recording.config, timing)
+    return Engine(simulated.config, simulated.timing, num_blocks=simulated.num_blocks)
 
 
 def _act(engine: Engine, sequences: dict[str, Sequence], action: Action) -> bool | None:

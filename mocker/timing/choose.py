@@ -1,54 +1,132 @@
-"""The step-time model that an engine's settings name."""
+"""What follows from an engine's settings before it is built: its step-time model and its number of KV blocks."""
 
 import functools
+from dataclasses import dataclass
 
 from mocker.config import EngineConfig
-from mocker.timing import files as timing_files
 from mocker.timing.calibrated import Calibrated
-from mocker.timing.gpu import find_engine, find_gpu
-from mocker.timing.model import Constant, Faster, Polynomial, TimingModel
-from mocker.timing.model_shape import find_model
+from mocker.timing.catalog import find_engine, find_gpu, find_model
+from mocker.timing.config import TimingConfig
+from mocker.timing.constant import Constant
+from mocker.timing.files import read_calibration, read_table
+from mocker.timing.memory import num_kv_blocks
+from mocker.timing.model import Faster, TimingModel
+from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Roofline
 from mocker.timing.table import Table
 
+DEFAULT_NUM_BLOCKS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEngine:
+    """All that an `Engine` is built from."""
+
+    config: EngineConfig
+    timing: TimingModel
+    num_blocks: int
+    """KV blocks, null block included."""
+    noise: tuple[float, ...]
+    """What a calibrated engine's steps took against their model: equally likely factors whose mean is 1, or none."""
+    is_lockstep: bool
+    """Whether a worker's ranks take their steps together, as each holds experts of all."""
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can hold tokens: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def num_usable_tokens(self) -> int:
+        """Tokens that sequences can keep in the KV cache."""
+        return self.num_usable_blocks * self.config.block_size
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens the KV cache holds, null block included, as Dynamo's polynomial counts them."""
+        return self.num_blocks * self.config.block_size
+
 
 @functools.lru_cache(maxsize=64)
-def timing_model(config: EngineConfig) -> TimingModel:
-    """Build the model; it holds no state of an engine, so equal settings share one.
+def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> SimulatedEngine:  # noqa: B008 (frozen)
+    """Find an engine's step times and KV blocks; equal settings share one model, which holds no state of an engine.
 
     Raises:
-        ValueError: its file cannot be read, or the GPU or model is not known.
+        ValueError: a file cannot be read, the GPU or model is not known, or the model does not fit.
     """
-    name = config.timing_name
-    if name == "polynomial":
-        return Polynomial(config)
-    if name == "constant":
-        return Constant(config)
-    model = _roofline(config) if name == "roofline" else _measured(config, name)
-    if config.speedup_ratio == config.decode_speedup_ratio == 1:
-        return model
-    return Faster(model, config)
-
-
-def _roofline(config: EngineConfig) -> TimingModel:
-    assert config.gpu is not None
-    assert config.model is not None
-    gpu = find_gpu(config.gpu)
-    return Roofline(
-        find_model(config.model),
-        gpu,
-        find_engine(config.timed_as, gpu.architecture),
-        tensor_parallel_size=config.tensor_parallel_size,
-        expert_parallel_size=config.expert_parallel_size,
-        attention_ranks=config.dp_size,
-        weights=config.quantization or "",
-        kv_dtype=config.kv_cache_dtype,
-        link_gbps=config.link_gbps,
+    num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
+    return SimulatedEngine(
+        engine,
+        _timing_model(engine, timing, num_blocks),
+        num_blocks,
+        noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
+        is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
     )
 
 
-def _measured(config: EngineConfig, name: str) -> TimingModel:
-    assert config.timing_file is not None
-    if name == "calibrated":
-        return Calibrated(timing_files.read_calibration(config.timing_file)["step"])
-    return Table(timing_files.read_table(config.timing_file))
+def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
+    if timing.timing_file is not None:
+        return _blocks_of(timing.timing_file) or DEFAULT_NUM_BLOCKS
+    if timing.gpu is None or timing.model is None:
+        return DEFAULT_NUM_BLOCKS
+    return num_kv_blocks(
+        find_model(timing.model),
+        find_gpu(timing.gpu),
+        block_size=engine.block_size,
+        utilization=timing.gpu_memory_utilization,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        tensor_parallel_size=timing.tensor_parallel_size,
+        expert_parallel_size=_expert_parallel_size(engine, timing),
+        weights=timing.quantization or "",
+        kv_dtype=timing.kv_cache_dtype,
+    )
+
+
+def _blocks_of(timing_file: str) -> int | None:
+    """Return the KV blocks that a calibrated engine had, if the file says so."""
+    return read_calibration(timing_file)["engine"].get("num_gpu_blocks") if timing_file.endswith(".json") else None
+
+
+def _timing_model(engine: EngineConfig, timing: TimingConfig, num_blocks: int) -> TimingModel:
+    speedup, decode_speedup = timing.speedup, timing.decode_speedup
+    match timing.timing_name:
+        case "polynomial":
+            return Polynomial(num_blocks * engine.block_size, speedup, decode_speedup)
+        case "constant":
+            return Constant(
+                timing.constant_prefill_ms / 1000 / speedup, timing.constant_decode_ms / 1000 / decode_speedup
+            )
+        case "roofline":
+            model: TimingModel = _roofline(engine, timing)
+        case _:
+            model = _measured(timing)
+    return model if speedup == decode_speedup == 1 else Faster(model, speedup, decode_speedup)
+
+
+def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
+    assert timing.gpu is not None
+    assert timing.model is not None
+    gpu = find_gpu(timing.gpu)
+    return Roofline(
+        find_model(timing.model),
+        gpu,
+        find_engine(timing.timed_as, gpu.architecture),
+        tensor_parallel_size=timing.tensor_parallel_size,
+        expert_parallel_size=_expert_parallel_size(engine, timing),
+        attention_ranks=engine.dp_size,
+        weights=timing.quantization or "",
+        kv_dtype=timing.kv_cache_dtype,
+        link_gbps=timing.link_gbps,
+    )
+
+
+def _measured(timing: TimingConfig) -> TimingModel:
+    assert timing.timing_file is not None
+    if timing.timing_name == "calibrated":
+        return Calibrated(read_calibration(timing.timing_file)["step"])
+    return Table(read_table(timing.timing_file))
+
+
+def _expert_parallel_size(engine: EngineConfig, timing: TimingConfig) -> int:
+    """Count the GPUs over which whole experts are spread."""
+    return timing.tensor_parallel_size * engine.dp_size if timing.enable_expert_parallel else 1

@@ -1,14 +1,12 @@
 """Files of step times: calibrations (JSON) and tables (Dynamo's profiler NPZ, or CSV and Parquet of our own)."""
 
 import functools
-import importlib
 import json
 import zipfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from mocker.config import EngineConfig
 from mocker.timing.calibrated import StepCosts
 from mocker.timing.table import StepTable
 
@@ -43,19 +41,6 @@ def read_calibration(path: str) -> dict[str, Any]:
         raise ValueError(f"timing_file {path}: not a calibration ({error})") from error
 
 
-def step_noise(config: EngineConfig) -> tuple[float, ...]:
-    """Return what a calibrated engine's steps took against their model: equally likely factors whose mean is 1, or none."""
-    if config.timing_name != "calibrated" or config.timing_file is None:
-        return ()
-    noise: tuple[float, ...] = read_calibration(config.timing_file)["noise"]
-    return noise
-
-
-def num_blocks(path: str) -> int | None:
-    """Return the KV blocks that the calibrated engine had, if the file says so."""
-    return read_calibration(path)["engine"].get("num_gpu_blocks") if path.endswith(".json") else None
-
-
 @functools.lru_cache(maxsize=16)
 def read_table(path: str) -> StepTable:
     """Read a table of step times.
@@ -78,7 +63,8 @@ def read_table(path: str) -> StepTable:
 
 def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
     """Read Dynamo's profile: a sequence's share of the active KV tokens is its context, so their ratio counts sequences."""
-    np: Any = importlib.import_module("numpy")  # by name: the cores are compiled where neither it nor pandas is
+    import numpy as np
+
     with zipfile.ZipFile(path) as packed:
         size = sum(entry.file_size for entry in packed.infolist())
     if size > MAX_NPZ_BYTES:
@@ -96,7 +82,8 @@ def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float
 
 
 def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
-    pd: Any = importlib.import_module("pandas")
+    import pandas as pd
+
     table = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
     if missing := [name for name in COLUMNS if name not in table]:
         raise ValueError(f"column {missing[0]} is missing; expected {', '.join(COLUMNS)}")

@@ -1,10 +1,7 @@
 """What of a GPU, and of the engine on it, decides how long a step takes: peaks, measured efficiencies, host times."""
 
-import json
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from mocker.timing.model_shape import DATA
+from typing import NamedTuple
 
 
 class Gemm(NamedTuple):
@@ -100,56 +97,7 @@ class EngineTimes:
     """Factor on the time of kernels."""
 
 
-def find_gpu(name: str) -> Gpu:
-    """Return a bundled GPU.
-
-    Raises:
-        ValueError: it is not bundled.
-    """
-    known = _read("gpus")
-    plain = name.lower().replace("_", "-").removeprefix("nvidia-").removesuffix("-sxm")
-    if plain not in known:
-        raise ValueError(f"gpu {name!r} is not known; expected one of {', '.join(known)}")
-    facts = known[plain]
-    return Gpu(
-        name=plain,
-        memory=facts["memory"],
-        bandwidth=facts["bandwidth"],
-        flops=facts["flops"],
-        gemm={dtype: Gemm(*row) for dtype, row in facts["gemm"].items()},
-        experts={dtype: Experts(*row) for dtype, row in facts["experts"].items()},
-        decode={dtype: Decode(*row) for dtype, row in facts["decode"].items()},
-        prefill=facts["prefill"],
-        all_reduce={int(n): [(size, time * 1e-6) for size, time in rows] for n, rows in facts["all_reduce"].items()},
-        architecture=facts["architecture"],
-        **{
-            name: facts[name]
-            for name in ("prefill_pad", "mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s")
-            if name in facts
-        },
-    )
-
-
 def over_link(measured: AllReduces, num_gpus: int, bandwidth: float) -> AllReduces:
     """Return all-reduces over a link of another bandwidth (bytes/s): the least one's time and 2 (n-1)/n bytes / bandwidth."""
     least = measured[0][1]
     return [(size, least + 2 * (num_gpus - 1) / num_gpus * size / bandwidth) for size, _ in measured]
-
-
-def find_engine(name: str, architecture: str) -> EngineTimes:
-    """Return what a bundled engine adds to its kernels on GPUs of an architecture: vLLM's times, and where it differs."""
-    known = _read("engines")
-    facts: dict[str, Any] = {}
-    for engine in dict.fromkeys(("vllm", name)):
-        facts |= known[engine]["any"] | known[engine].get(architecture, {})
-    return EngineTimes(**facts)
-
-
-def gpu_names() -> list[str]:
-    """Return the names of the bundled GPUs."""
-    return list(_read("gpus"))
-
-
-def _read(name: str) -> dict[str, dict[str, Any]]:
-    known: dict[str, dict[str, Any]] = json.loads((DATA / f"{name}.json").read_text())
-    return known

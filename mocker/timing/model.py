@@ -2,8 +2,6 @@
 
 from typing import NamedTuple, Protocol
 
-from mocker.config import EngineConfig
-
 
 class Ramp(NamedTuple):
     """Durations of the coming steps of an unchanged batch: step j takes `first + slope*j + curve*j*j` seconds.
@@ -55,57 +53,13 @@ class TimingModel(Protocol):
         ...
 
 
-class Polynomial:
-    """NVIDIA Dynamo's default since February 2026 (lib/mocker perf_model.rs), so results compare."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._capacity = config.kv_capacity_tokens
-        self._speedup = config.speedup * 1000
-        self._decode_speedup = config.decode_speedup * 1000
-
-    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
-        """Quadratic in the new prompt tokens of the step, plus the time of its decodes."""
-        num_tokens = prefill.num_tokens
-        duration = (4.209989e-7 * num_tokens * num_tokens + 1.518344e-2 * num_tokens + 16.50142) / self._speedup
-        return duration + self.decode(num_decodes, num_kv_tokens).first if num_decodes else duration
-
-    def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
-        """Quadratic in the share p of the KV capacity that the decoding sequences read, p <= 1."""
-        p = num_kv_tokens / self._capacity
-        if p >= 1:
-            return Ramp((-25.74 + 54.01 + 5.74) / self._decode_speedup)
-        growth = num_sequences / self._capacity
-        return Ramp(
-            (-25.74 * p * p + 54.01 * p + 5.74) / self._decode_speedup,
-            (54.01 - 51.48 * p) * growth / self._decode_speedup,
-            -25.74 * growth * growth / self._decode_speedup,
-            (self._capacity - num_kv_tokens - 1) // num_sequences + 1,
-        )
-
-
-class Constant:
-    """A fixed time for prefill and one for decode, each only in steps that have such work."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._prefill_s = config.constant_prefill_ms / 1000 / config.speedup
-        self._decode_s = config.constant_decode_ms / 1000 / config.decode_speedup
-
-    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
-        """The same for any prompt."""
-        return self._prefill_s + self._decode_s if num_decodes else self._prefill_s
-
-    def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
-        """The same for any batch."""
-        return Ramp(self._decode_s)
-
-
 class Faster:
     """Another model's times, divided: all of them by `speedup`, those of steps that only decode by `decode_speedup`."""
 
-    def __init__(self, model: TimingModel, config: EngineConfig) -> None:
+    def __init__(self, model: TimingModel, speedup: float, decode_speedup: float) -> None:
         self._model = model
-        self._speedup = config.speedup
-        self._decode_speedup = config.decode_speedup
+        self._speedup = speedup
+        self._decode_speedup = decode_speedup
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """As the other, divided."""

@@ -1,14 +1,10 @@
 """What of a model decides how long it takes and what it needs: the numbers of its config.json."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 BYTES = {"bfloat16": 2.0, "fp8": 1.0, "int4": 0.5625, "fp4": 0.5625}
 """Bytes of a weight or a KV element; the 4-bit formats keep a scale of 8 bits for every 16 weights."""
-DATA = Path(__file__).with_name("data")
-VARIANTS = ("-instruct", "-chat", "-hf", "-base", "-it", "-fp8", "-nvfp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,53 +134,10 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     )
 
 
-def find_model(name: str) -> ModelShape:
-    """Return the shape of a bundled model, by its Hugging Face id, or of the config.json at a path.
-
-    Raises:
-        ValueError: the model is not known and there is no such file.
-    """
-    path = Path(name)
-    if path.is_dir():
-        path /= "config.json"
-    if path.is_file():
-        try:
-            return shape_of(json.loads(path.read_text()))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: not the config.json of a language model ({error})") from error
-    known = model_configs()
-    plain = {_plain(key): key for key in sorted(known, reverse=True)}
-    key = name if name in known else plain.get(_plain(name))
-    if key is None:
-        raise ValueError(
-            f"model {name!r} is neither bundled nor a folder or file with a config.json; bundled are {', '.join(known)}"
-        )
-    config = dict(known[key])
-    if name.lower().endswith("-fp8"):
-        config["weights"] = "fp8"
-    if name.lower().endswith("-nvfp4"):
-        config["weights"] = "fp4"
-    return shape_of(config)
-
-
-def model_configs() -> dict[str, dict[str, Any]]:
-    """Return what of their config.json is bundled of the common models, by Hugging Face id."""
-    configs: dict[str, dict[str, Any]] = json.loads((DATA / "models.json").read_text())
-    return configs
-
-
-def _plain(name: str) -> str:
-    """Reduce a model's id to what names its shape: without organisation, and without what was done to the weights."""
-    plain = name.lower().rpartition("/")[2].removeprefix("meta-")
-    while plain.endswith(VARIANTS):
-        plain = plain.rpartition("-")[0]
-    return plain
-
-
 def _weights(config: dict[str, Any]) -> str:
     if "weights" in config:
         return str(config["weights"])
-    method = json.dumps(config.get("quantization_config") or "").lower()
+    method = str(config.get("quantization_config") or "").lower()
     for sign, dtype in (("nvfp4", "fp4"), ("mxfp4", "fp4"), ("fp8", "fp8"), ("float8", "fp8"), ("4", "int4")):
         if sign in method:
             return dtype

@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.command_line import open_standard_streams, reason
 from serving.engines.echo import Echo
-from serving.engines.mock import EngineConfig, Mocker
+from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.model.card import ModelError
@@ -48,6 +48,7 @@ WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
 RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
 RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
+TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
@@ -114,6 +115,7 @@ def mocker(
     *,
     worker: WorkerSettings = WorkerConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    timing: TimingSettings = TimingConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     num_workers: int = 1,
     extra_engine_args: Path | None = None,
@@ -125,24 +127,26 @@ def mocker(
         model: the same as --model-path.
         worker: what to serve, and where.
         engine: settings of the simulated engine.
+        timing: its step times.
         runtime: how to be found.
         num_workers: worker processes.
         extra_engine_args: JSON file with settings of the simulated engine; flags win over it.
         verbose: how much to log.
     """
     set_up(verbose)
-    worker, engine, network = _resolve(worker, engine, runtime or RuntimeConfig())
+    worker, engine, timing, network = _resolve(worker, engine, timing, runtime or RuntimeConfig())
     worker = replace_model(worker, model)
     if extra_engine_args is not None:
-        engine = engine_settings(extra_engine_args, engine)
+        engine, timing = engine_settings(extra_engine_args, engine, timing)
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, not {num_workers}")
 
     async def main(stopping: asyncio.Event) -> None:
         if num_workers > 1:
-            await run_copies("serving.mocker", num_workers, [worker, engine, network], worker.drain_s, stopping)
+            settings = [worker, engine, timing, network]
+            await run_copies("serving.mocker", num_workers, settings, worker.drain_s, stopping)
             return
-        await run_worker(network, worker, Mocker(worker, engine), stopping, default_name="mock")
+        await run_worker(network, worker, Mocker(worker, engine, timing), stopping, default_name="mock")
 
     run(main)
 
@@ -250,22 +254,23 @@ def _resolve(*given: Any) -> tuple[Any, ...]:
     return tuple(msgspec.convert(part, type(value), dec_hook=lambda kind, text: kind(text)) for part, value in parts)
 
 
-def engine_settings(path: Path, engine: EngineConfig) -> EngineConfig:
-    """Read settings of the simulated engine from a JSON file; what `engine` has other than by default wins.
+def engine_settings(path: Path, engine: EngineConfig, timing: TimingConfig) -> tuple[EngineConfig, TimingConfig]:
+    """Read settings of the simulated engine from a JSON file; what is not at its default already wins.
 
     Raises:
         ValueError: the file cannot be read, or holds something else.
     """
     values = read_arguments(path)
-    names = {field.name for field in dataclasses.fields(EngineConfig)}
-    if unknown := sorted(set(values) - names):
+    defaults = dataclasses.asdict(EngineConfig()) | dataclasses.asdict(TimingConfig())
+    names = defaults.keys()
+    if unknown := sorted(values.keys() - names):
         raise ValueError(
             f"--extra-engine-args {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}"
         )
-    default = EngineConfig()
-    given = {name: getattr(engine, name) for name in names if getattr(engine, name) != getattr(default, name)}
+    now = dataclasses.asdict(engine) | dataclasses.asdict(timing)
+    dials, times = divide(values | {name: value for name, value in now.items() if value != defaults[name]})
     try:
-        return msgspec.convert(values | given, EngineConfig)
+        return msgspec.convert(dials, EngineConfig), msgspec.convert(times, TimingConfig)
     except msgspec.ValidationError as error:
         raise ValueError(f"--extra-engine-args {path}: {error}") from error
 

@@ -27,7 +27,7 @@ from serving.cli.ways import (
     WayOut,
 )
 from serving.engines.echo import Echo
-from serving.engines.mock import EngineConfig, Mocker
+from serving.engines.mock import EngineConfig, Mocker, TimingConfig
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
@@ -111,7 +111,7 @@ def make(job: Job) -> Engine | None:
         case Remote():
             return None
         case Mocked():
-            return Mocker(job.worker, _simulated(job.model_run))
+            return Mocker(job.worker, *_simulated(job.model_run))
         case Echoed(kind):
             return Echo(kind)
         case OwnFile(kind, file):
@@ -121,13 +121,14 @@ def make(job: Job) -> Engine | None:
             return make_engine(name, job.worker, job.model_run, job.arguments)
 
 
-def _simulated(model_run: ModelRunConfig) -> EngineConfig:
-    engine = EngineConfig()
+def _simulated(model_run: ModelRunConfig) -> tuple[EngineConfig, TimingConfig]:
+    engine, timing = EngineConfig(), TimingConfig()
     if model_run.kv_cache_block_size is not None:
         engine = dataclasses.replace(engine, block_size=model_run.kv_cache_block_size)
     if model_run.extra_engine_args is not None:
-        engine = engine_settings(model_run.extra_engine_args, engine)
-    return engine
+        engine, timing = engine_settings(model_run.extra_engine_args, engine, timing)
+    return engine, timing
+
 
 
 def check_job(job: Job) -> None:

@@ -17,6 +17,8 @@ from xxhash import xxh3_64_intdigest
 
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
+from mocker.timing.choose import SimulatedEngine, resolve
+from mocker.timing.config import TimingConfig, divide
 from serving.engines.timer import StepTimer
 from serving.model.card import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
@@ -34,7 +36,7 @@ LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz    
 MAX_WAITING = 4096
 """Requests waiting for a place in the batch beyond which an engine refuses more."""
 
-__all__ = ["EngineConfig", "MockEngine", "Mocker"]
+__all__ = ["EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide"]
 
 
 def answer_tokens(
@@ -144,14 +146,14 @@ class MockEngine:
 
     def __init__(
         self,
-        config: EngineConfig,
+        simulated: SimulatedEngine,
         *,
         publisher: KvEventPublisher | None = None,
         vocabulary: npt.NDArray[np.uint32] = LETTERS,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self.config = config
-        self.engine = Engine(config, kv_events=publisher is not None)
+        config = self.config = simulated.config
+        self.engine = Engine(config, simulated.timing, num_blocks=simulated.num_blocks, kv_events=publisher is not None)
         self._publisher = publisher
         self._vocabulary = vocabulary
         self._words: list[int] = np.unique(vocabulary).tolist()
@@ -256,16 +258,26 @@ class MockEngine:
 class Mocker:
     """The mocker as an engine (see `serving.worker.engine.Engine`): one simulated engine for each data-parallel rank."""
 
-    def __init__(self, worker: WorkerConfig, config: EngineConfig) -> None:
-        self.calls = (EngineCall("mocker.Engine", {"config": config}),)
-        limit = config.max_model_len or min(config.num_usable_blocks * config.block_size, BYTES_CONTEXT)
+    def __init__(
+        self,
+        worker: WorkerConfig,
+        config: EngineConfig,
+        timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Find the engine's step times and blocks; nothing runs yet.
+
+        Raises:
+            ValueError: they cannot be found.
+        """
+        self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
+        self._simulated = resolve(config, timing)
+        limit = config.max_model_len or min(self._simulated.num_usable_tokens, BYTES_CONTEXT)
         self.traits = EngineTraits(
             block_size=config.block_size,
             context_length=config.max_model_len or (None if worker.model_path else limit),
             num_ranks=config.dp_size,
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
         )
-        self._config = config
         self._vocabulary = LETTERS
         self._ranks: list[MockEngine] = []
         self._stepping: list[asyncio.Task[None]] = []
@@ -279,11 +291,11 @@ class Mocker:
         """See `Engine`."""
         self._ranks = [
             MockEngine(
-                self._config,
+                self._simulated,
                 publisher=publishers[rank] if publishers else None,
                 vocabulary=np.asarray(self._vocabulary),
             )
-            for rank in range(self._config.dp_size)
+            for rank in range(self.traits.num_ranks)
         ]
         self._stepping = [asyncio.create_task(each.run()) for each in self._ranks]
 

@@ -12,6 +12,7 @@ from dynabench.experiment.bounds import belady_share, pool_bound, ttft_bound, ut
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
+from mocker.timing.choose import resolve
 from reports import metrics
 from serving.router import ROUTER_MODES, RouterConfig
 from tests.support.commands import dynabench
@@ -106,7 +107,7 @@ def test_additions_lose_no_request(workload, mode):
 
 
 def test_no_mode_beats_the_bound(workload):
-    engine = EngineConfig(num_gpu_blocks=800)
+    engine = resolve(EngineConfig(num_gpu_blocks=800))
     bound = max(ttft_bound(workload, engine), pool_bound(workload, engine, 3))
     assert bound > 0
     for mode in ROUTER_MODES:
@@ -117,7 +118,7 @@ def test_no_mode_beats_the_bound(workload):
     ceiling = belady_share(workload, engine, 3)
     columns = simulated(workload, "prefix-longest").columns
     assert columns["cached_tokens"].sum() / columns["isl"].sum() <= ceiling + 0.02
-    assert belady_share(workload, EngineConfig(num_gpu_blocks=80), 1) < ceiling
+    assert belady_share(workload, resolve(EngineConfig(num_gpu_blocks=80)), 1) < ceiling
 
 
 def test_rollouts_try_every_worker_and_leave_no_trace(workload):
@@ -131,7 +132,8 @@ def test_rollouts_try_every_worker_and_leave_no_trace(workload):
 def test_belady_on_a_trace_small_enough_to_check():
     rows = [Request(float(n), 512, 1, (id,)) for n, id in enumerate((1, 2, 3, 1, 2, 3))]
     # Room for two blocks (the null block is not usable): keep 1 and 2, so that 1 and 2 hit and 3 never does.
-    share = belady_share(Workload("w", 512, rows), EngineConfig(block_size=512, num_gpu_blocks=3), 1)
+    engine = resolve(EngineConfig(block_size=512, num_gpu_blocks=3))
+    share = belady_share(Workload("w", 512, rows), engine, 1)
     assert share == pytest.approx(2 / 6)
 
 

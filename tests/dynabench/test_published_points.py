@@ -11,6 +11,7 @@ import pytest
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig, divide
 from reports import fidelity
 from serving.router import RouterConfig
 from workloads import Request, Workload
@@ -41,18 +42,18 @@ def predict(gpu, n, isl, osl, concurrency):
         Request(0.0, rng.randint(int(0.8 * isl), isl), rng.randint(int(0.8 * osl), osl), (place,))
         for place in range(10 * concurrency)
     ]
-    engine = EngineConfig(
+    engine = EngineConfig(block_size=16, max_num_seqs=concurrency, enable_prefix_caching=False)
+    timing = TimingConfig(
         model="meta-llama/Llama-3.1-70B",
         gpu=gpu,
         tensor_parallel_size=n,
         quantization="fp8",
         kv_cache_dtype="bfloat16" if gpu == "h100" else "fp8",
-        block_size=16,
-        max_num_seqs=concurrency,
-        enable_prefix_caching=False,
     )
     workload, load = Workload("point", 1 << 20, requests), LoadConfig(concurrency=concurrency)
-    run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0, load=load)
+    run = simulate(
+        workload, mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), num_workers=1, seed=0, load=load
+    )  # fmt: skip
     c = run.columns
     tpot = (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1)
     return (c["first_token_s"] - c["sent_s"]).mean() * 1e3, tpot.mean() * 1e3
@@ -98,8 +99,12 @@ def test_all_dense_points_of_vllm_are_met(monkeypatch):
 )
 def test_recorded_runs_are_met(run, settings):
     workload, real = read_requests(DATA / "vllm_runs" / run / "requests.jsonl")
-    engine = EngineConfig(gpu="rtx-pro-6000", block_size=16, max_num_seqs=128, max_num_batched_tokens=2048, **settings)
-    simulated = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0)
+    dials, times = divide(settings)
+    engine = EngineConfig(block_size=16, max_num_seqs=128, max_num_batched_tokens=2048, **dials)
+    timing = TimingConfig(gpu="rtx-pro-6000", **times)
+    simulated = simulate(
+        workload, mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), num_workers=1, seed=0
+    )
     rows = {row.name: row for row in fidelity.deviations([real], [simulated])}
     assert abs(rows["ttft.mean"].error) < 0.05
     assert abs(rows["tpot.mean"].error) < 0.02

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynabench.plan import Settings
 from foundation.errors import UserError
 from dynabench.experiment.settings import OverheadConfig
 from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, spacing
@@ -21,7 +22,8 @@ from dynabench.virtual.overhead import Overhead, overhead_of
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.calibrated import StepCosts
-from mocker.timing.choose import timing_model
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
 from mocker.timing.model import chunk
 from reports.folder import read
@@ -30,6 +32,7 @@ from serving.router import RouterConfig
 from tests.support.commands import dynabench
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
 
 COSTS = StepCosts(
     fixed=0.004,
@@ -202,29 +205,35 @@ def write_calibration(tmp_path, **overhead):
 
 
 def test_a_simulated_engine_takes_the_calibrated_ones_settings(tmp_path):
-    engine = EngineConfig(timing_file=write_calibration(tmp_path))
-    found = as_calibrated(engine)
+    timing = TimingConfig(timing_file=write_calibration(tmp_path))
+
+    def calibrated(engine):
+        settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), engine, None, timing=timing)
+        return as_calibrated(settings).engine
+
+    found = calibrated(EngineConfig())
     assert (found.block_size, found.num_gpu_blocks, found.max_num_seqs) == (16, 500, 8)
-    assert as_calibrated(EngineConfig(timing_file=engine.timing_file, num_gpu_blocks=99)).num_gpu_blocks == 99
+    assert calibrated(EngineConfig(num_gpu_blocks=99)).num_gpu_blocks == 99
 
 
 def test_overheads_come_from_the_flags_then_from_the_measurements(tmp_path):
-    engine = EngineConfig(timing_file=write_calibration(tmp_path))
+    timing = TimingConfig(timing_file=write_calibration(tmp_path))
     measured = Overhead(0.002, 1e-6, 0.00025, 0.0005)
-    assert overhead_of(OverheadConfig(), engine) == pytest.approx(measured)
-    assert overhead_of(OverheadConfig(request_overhead_ms=7.0), engine) == pytest.approx(
+    assert overhead_of(OverheadConfig(), timing) == pytest.approx(measured)
+    assert overhead_of(OverheadConfig(request_overhead_ms=7.0), timing) == pytest.approx(
         measured._replace(request_s=0.007)
     )
-    assert overhead_of(OverheadConfig(), EngineConfig()) == Overhead()
-    assert overhead_of(OverheadConfig(), EngineConfig(gpu="h100", model="Qwen/Qwen3-8B")).request_s > 0
+    assert overhead_of(OverheadConfig(), TimingConfig()) == Overhead()
+    assert overhead_of(OverheadConfig(), TimingConfig(gpu="h100", model="Qwen/Qwen3-8B")).request_s > 0
 
 
 def simulated(workload, overhead, load=LoadConfig()):  # noqa: B008
-    engine = EngineConfig(block_size=16, num_gpu_blocks=500, timing="constant")
+    engine = EngineConfig(block_size=16, num_gpu_blocks=500)
     return simulate(
         workload,
         mode="round-robin",
         engine=engine,
+        timing=TimingConfig(timing="constant"),
         router=RouterConfig(),
         num_workers=1,
         seed=0,
@@ -272,8 +281,10 @@ def test_a_long_prompt_holds_up_no_other_unless_the_frontend_is_said_to_be_busy(
 
 def test_noise_spreads_the_gaps_between_tokens_and_leaves_their_mean(tmp_path):
     workload = Workload("w", 16, [Request(0.0, 16, 101, (0,))])
-    engine = EngineConfig(timing_file=write_calibration(tmp_path), max_num_seqs=8)
-    run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0)
+    engine, timing = EngineConfig(max_num_seqs=8), TimingConfig(timing_file=write_calibration(tmp_path))
+    run = simulate(
+        workload, mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), num_workers=1, seed=0
+    )
     gaps, steady = TokenGaps(run.gaps), (run.columns["last_token_s"] - run.columns["first_token_s"])[0] / 100
     assert gaps.count == 100
     assert gaps.mean() == pytest.approx(steady)
@@ -382,36 +393,31 @@ def test_a_model_and_a_gpu_are_all_that_simulate_needs(tmp_path):
 
 
 def test_ranks_that_share_experts_step_together():
-    engine = EngineConfig(
-        block_size=16,
-        num_gpu_blocks=500,
-        dp_size=2,
-        enable_expert_parallel=True,
-        timing="constant",
-        constant_prefill_ms=100.0,
-        constant_decode_ms=10.0,
+    engine = EngineConfig(block_size=16, num_gpu_blocks=500, dp_size=2)
+    timing = TimingConfig(
+        enable_expert_parallel=True, timing="constant", constant_prefill_ms=100.0, constant_decode_ms=10.0
     )
     requests = [Request(0.0, 16, 8, (1,)), Request(0.005, 16, 8, (2,))]
     run = simulate(
-        Workload("w", 16, requests), mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0
-    )
+        Workload("w", 16, requests), mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), num_workers=1, seed=0
+    )  # fmt: skip
     first, last = run.columns["first_token_s"], run.columns["last_token_s"]
     assert first == pytest.approx([0.1, 0.2])  # the second waits for the first's prefill, and then holds up its decode
     assert last == pytest.approx([0.2 + 6 * 0.01, 0.2 + 7 * 0.01])
 
 
 def test_the_speed_of_real_runs_is_that_of_the_same_batches(tmp_path):
-    engine = EngineConfig(timing_file=write_calibration(tmp_path))
+    timing = TimingConfig(timing_file=write_calibration(tmp_path))
     columns = steps(400)
     truth = predicted(COSTS, columns)
     took = truth * np.where(columns["prefill_tokens"] > 0, 0.8, 0.5)
-    speed = speed_of([log_of(columns, took), log_of(columns, took)], engine)
+    speed = speed_of([log_of(columns, took), log_of(columns, took)], timing)
     assert speed == pytest.approx(Speed(prefill=1.25, decode=2.0))
-    fast, plain = timing_model(at(speed, engine)), timing_model(engine)
+    fast, plain = (resolve(EngineConfig(), each).timing for each in (at(speed, timing), timing))
     assert fast.mixed(chunk(100), 3, 500) == pytest.approx(plain.mixed(chunk(100), 3, 500) * 0.8)
     assert fast.decode(3, 500).first == pytest.approx(plain.decode(3, 500).first * 0.5)
-    assert speed_of([], engine) is None
-    assert speed_of([log_of(columns, truth)], EngineConfig()) is None
+    assert speed_of([], timing) is None
+    assert speed_of([log_of(columns, truth)], TimingConfig()) is None
 
 
 def test_a_recording_without_times_says_so():

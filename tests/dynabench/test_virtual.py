@@ -5,6 +5,7 @@ import pytest
 
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from reports import folder
 from serving.router import ROUTER_MODES, RouterConfig
 from tests.support.workloads import conversations
@@ -116,7 +117,8 @@ def test_engines_of_infinite_speed_answer_at_once_and_can_be_reported(tmp_path, 
     run = simulate(
         Workload("w", 128, requests),
         mode=mode,
-        engine=EngineConfig(speedup_ratio=0.0),
+        engine=EngineConfig(),
+        timing=TimingConfig(speedup_ratio=0.0),
         router=RouterConfig(),
         num_workers=2,
         seed=0,

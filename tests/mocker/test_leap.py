@@ -7,6 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
 
 configs = st.builds(
     EngineConfig,
@@ -19,9 +21,9 @@ configs = st.builds(
     watermark=st.sampled_from([0.0, 0.1]),
     scheduler_reserve_full_isl=st.booleans(),
     long_prefill_token_threshold=st.sampled_from([0, 0, 5]),
-    timing=st.sampled_from(["polynomial", "constant"]),
-    constant_prefill_ms=st.just(250.0),
-    constant_decode_ms=st.just(125.0),
+)
+timings = st.sampled_from(
+    [TimingConfig(), TimingConfig(timing="constant", constant_prefill_ms=250.0, constant_decode_ms=125.0)]
 )
 
 
@@ -56,9 +58,9 @@ def make(config, request, blocks_per_id):
     )
 
 
-def drive(config, requests, *, max_iterations, ordered=True, looks=(), blocks_per_id=1):
+def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), blocks_per_id=1):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
-    engine = Engine(config, ordered_events=ordered)
+    engine = Engine(config, resolve(config, timing).timing, num_blocks=config.num_gpu_blocks, ordered_events=ordered)
     happenings = sorted(
         [(request[0], 0, request) for request in requests]
         + [(request[7], 1, request) for request in requests if request[7] is not None]
@@ -159,39 +161,39 @@ def label(chain, block):
 
 
 @settings(max_examples=300, deadline=None)
-@given(configs, workloads(), st.lists(st.floats(0, 10), max_size=6))
-def test_a_leap_equals_repeated_steps(config, requests, looks):
-    step_by_step, step_events, _ = drive(config, requests, max_iterations=1)
-    leaping, leap_events, _ = drive(config, requests, max_iterations=1 << 62)
+@given(configs, timings, workloads(), st.lists(st.floats(0, 10), max_size=6))
+def test_a_leap_equals_repeated_steps(config, timing, requests, looks):
+    step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1)
+    leaping, leap_events, _ = drive(config, timing, requests, max_iterations=1 << 62)
     assert_same(leaping, step_by_step)
     assert leap_events == step_events
-    looked_at, looked_events, _ = drive(config, requests, max_iterations=1 << 62, looks=looks)
+    looked_at, looked_events, _ = drive(config, timing, requests, max_iterations=1 << 62, looks=looks)
     assert_same(looked_at, step_by_step)
     assert looked_events == step_events
 
 
 @settings(max_examples=150, deadline=None)
-@given(configs, workloads())
-def test_unordered_events_change_nothing_else(config, requests):
-    ordered, events, _ = drive(config, requests, max_iterations=1 << 62)
-    unordered, unordered_events, _ = drive(config, requests, max_iterations=1 << 62, ordered=False)
+@given(configs, timings, workloads())
+def test_unordered_events_change_nothing_else(config, timing, requests):
+    ordered, events, _ = drive(config, timing, requests, max_iterations=1 << 62)
+    unordered, unordered_events, _ = drive(config, timing, requests, max_iterations=1 << 62, ordered=False)
     assert_same(unordered, ordered)
     assert sorted(unordered_events, key=repr) == sorted(events, key=repr)
 
 
 @settings(max_examples=200, deadline=None)
-@given(configs, workloads(), st.sampled_from([2, 4]))
-def test_ids_that_span_several_blocks_change_nothing(config, requests, blocks_per_id):
-    fine, fine_events, (_, most_copies) = drive(config, requests, max_iterations=1 << 62)
+@given(configs, timings, workloads(), st.sampled_from([2, 4]))
+def test_ids_that_span_several_blocks_change_nothing(config, timing, requests, blocks_per_id):
+    fine, fine_events, (_, most_copies) = drive(config, timing, requests, max_iterations=1 << 62)
     # Which of three copies of a block is the oldest is known per id, not per block: see docs/fidelity.md.
     assume(most_copies < 2)
     # The same content named block by block and in longer runs.
-    coarse, coarse_events, _ = drive(config, requests, max_iterations=1 << 62, blocks_per_id=blocks_per_id)
+    coarse, coarse_events, _ = drive(config, timing, requests, max_iterations=1 << 62, blocks_per_id=blocks_per_id)
     assert_same(coarse, fine)
     assert [(kind, block) for kind, (_, block) in coarse_events] == [(kind, block) for kind, (_, block) in fine_events]
 
 
 def test_a_leap_is_one_row_of_the_step_log():
     config = EngineConfig(block_size=16, num_gpu_blocks=100)
-    _, _, (size, _) = drive(config, [(0.0, 0, 0, 1, 10, 40, 0, None)], max_iterations=1 << 62)
+    _, _, (size, _) = drive(config, TimingConfig(), [(0.0, 0, 0, 1, 10, 40, 0, None)], max_iterations=1 << 62)
     assert size == 5

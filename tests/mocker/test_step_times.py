@@ -7,18 +7,25 @@ import pandas as pd
 import pytest
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
-from mocker.timing.choose import timing_model
+from mocker.timing.catalog import find_engine, find_gpu, find_model, gpu_names, model_configs
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import SCHEMA
-from mocker.timing.gpu import find_engine, find_gpu, gpu_names, over_link
+from mocker.timing.gpu import over_link
 from mocker.timing.model import Prefill, chunk
-from mocker.timing.model_shape import find_model, model_configs, shape_of
+from mocker.timing.model_shape import shape_of
 from mocker.timing.roofline import Roofline
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
 
+def simulated(**settings):
+    dials, times = divide(settings)
+    return resolve(EngineConfig(**dials), TimingConfig(**times))
+
+
 def roofline(gpu="h100", model=LLAMA, **more):
-    return EngineConfig(gpu=gpu, model=model, **more)
+    return simulated(gpu=gpu, model=model, **more)
 
 
 @pytest.mark.parametrize(
@@ -86,30 +93,34 @@ def test_a_config_json_is_read(tmp_path):
         ({"timing": "constant", "timing_file": "x.csv"}, "exclude each other"),
         ({"timing_file": "nothing.json"}, "not a calibration"),
         ({"timing_file": "nothing.csv"}, "not a table of step times"),
-        ({"gpu_memory_utilization": 1.5}, "is a share"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be greater than 0 and at most 1, not 1.5"),
+        ({"timing": "guess"}, "timing must be one of polynomial, constant, roofline, calibrated, table, not 'guess'"),
+        ({"num_gpu_blocks": 1}, "num_gpu_blocks must be at least 2, not 1"),
+        ({"watermark": 1.0}, "watermark must be at least 0 and less than 1, not 1.0"),
+        ({"max_num_seqs": 9000}, "must be at least max_num_seqs"),
     ],
 )
 def test_what_cannot_be_timed_is_refused_in_a_line(settings, message):
     with pytest.raises(ValueError, match=message):
-        Engine(EngineConfig(**settings))
+        simulated(**settings)
 
 
 def test_a_decode_that_is_bound_by_memory_takes_the_time_to_read_the_weights():
     shape, gpu = find_model(LLAMA), find_gpu("h100")
     layers, embeddings = shape.num_parameters(1)
     least = (layers + embeddings / 2) * 2 / gpu.bandwidth  # the head is read, the embedding looked up
-    assert least < timing_model(roofline()).decode(1, 1).first < 1.8 * least
+    assert least < roofline().timing.decode(1, 1).first < 1.8 * least
 
 
 def test_a_prefill_that_is_bound_by_compute_takes_the_time_of_its_flops():
     layers, _ = find_model(LLAMA).num_parameters(1)
     least = 2 * 8192 * layers / find_gpu("h100").flops["bfloat16"]
-    assert least < timing_model(roofline()).mixed(chunk(8192), 0, 0) < 1.8 * least
+    assert least < roofline().timing.mixed(chunk(8192), 0, 0) < 1.8 * least
 
 
 @pytest.mark.parametrize("gpu", gpu_names())
 def test_more_work_takes_longer(gpu):
-    model = timing_model(roofline(gpu))
+    model = roofline(gpu).timing
     assert model.decode(8, 8000).first < model.decode(16, 8000).first < model.decode(16, 16000).first
     alone, beside = model.mixed(chunk(512), 0, 0), model.mixed(chunk(512), 16, 16000)
     assert alone < beside < alone + model.decode(16, 16000).first  # the weights are read once
@@ -117,7 +128,7 @@ def test_more_work_takes_longer(gpu):
 
 
 def test_two_gpus_are_faster_than_one_but_less_than_twice():
-    one, two = (timing_model(roofline(tensor_parallel_size=n)).decode(1, 100).first for n in (1, 2))
+    one, two = (roofline(tensor_parallel_size=n).timing.decode(1, 100).first for n in (1, 2))
     assert one / 2 < two < one
 
 
@@ -126,7 +137,7 @@ def test_two_gpus_are_faster_than_one_but_less_than_twice():
     [{}, {"tensor_parallel_size": 4}, {"model": "deepseek-ai/DeepSeek-V3", "gpu": "h200", "tensor_parallel_size": 8}],
 )
 def test_the_ramp_of_a_decode_is_what_its_steps_take(settings):
-    model = timing_model(roofline(**settings))
+    model = roofline(**settings).timing
     ramp = model.decode(7, 5000)
     for step in (1, 10, 1000):
         assert ramp.duration(step) == pytest.approx(model.decode(7, 5000 + 7 * step).first, rel=1e-12)
@@ -136,19 +147,17 @@ def test_kv_blocks_follow_from_what_the_weights_leave():
     one, two = roofline(block_size=16), roofline(block_size=16, tensor_parallel_size=2)
     token = 2 * 8 * 128 * 32 * 2
     room = 0.9 * 80 * 2**30 - 2 * 8.03e9
-    assert 0.93 < one.num_kv_blocks * 16 * token / room < 1  # activations and the context take the rest
-    assert two.num_kv_blocks > 2 * one.num_kv_blocks
-    assert roofline(num_gpu_blocks=77).num_kv_blocks == 77
-    assert roofline(block_size=16, kv_cache_dtype="fp8").num_kv_blocks == pytest.approx(
-        2 * one.num_kv_blocks, rel=0.001
-    )
+    assert 0.93 < one.num_blocks * 16 * token / room < 1  # activations and the context take the rest
+    assert two.num_blocks > 2 * one.num_blocks
+    assert roofline(num_gpu_blocks=77).num_blocks == 77
+    assert roofline(block_size=16, kv_cache_dtype="fp8").num_blocks == pytest.approx(2 * one.num_blocks, rel=0.001)
 
 
 @pytest.mark.parametrize("timing", ["polynomial", "constant", "roofline"])
 def test_a_speedup_of_0_is_infinite_as_in_dynamo(timing):
     def model(**ratios):
         settings = {"model": "meta-llama/Llama-3.1-8B", "gpu": "h100"} if timing == "roofline" else {}
-        return timing_model(EngineConfig(timing=timing, **settings, **ratios))
+        return simulated(timing=timing, **settings, **ratios).timing
 
     both, decode = model(speedup_ratio=0.0), model(decode_speedup_ratio=0.0)
     assert both.mixed(chunk(512), 3, 600) == 0
@@ -158,13 +167,13 @@ def test_a_speedup_of_0_is_infinite_as_in_dynamo(timing):
 
 
 def test_a_speedup_divides_every_model():
-    plain, fast = timing_model(roofline()), timing_model(roofline(speedup_ratio=4.0, decode_speedup_ratio=2.0))
+    plain, fast = roofline().timing, roofline(speedup_ratio=4.0, decode_speedup_ratio=2.0).timing
     assert fast.mixed(chunk(100), 3, 300) == plain.mixed(chunk(100), 3, 300) / 4
     assert fast.decode(3, 300).duration(5) == pytest.approx(plain.decode(3, 300).duration(5) / 8)
 
 
-def run(config, lengths, max_iterations):
-    engine, now = Engine(config, kv_events=False), 0.0
+def run(engine, lengths, max_iterations):
+    engine, now = Engine(engine.config, engine.timing, num_blocks=engine.num_blocks, kv_events=False), 0.0
     for number, (prompt, output) in enumerate(lengths):
         engine.add(Sequence(number, num_prompt=prompt, max_tokens=output, chain=BlockChain([], 0)))
     times = []
@@ -190,13 +199,13 @@ def write_table(path, curvature):
 def test_leaps_are_exact_with_every_model(kind, tmp_path):
     lengths = [(30, 200), (500, 90), (60, 400), (70, 7)]
     if kind == "roofline":
-        config = roofline()
+        engine = roofline()
     elif kind == "table":
-        config = EngineConfig(timing_file=write_table(tmp_path / "steps.csv", 0.8))
+        engine = simulated(timing_file=write_table(tmp_path / "steps.csv", 0.8))
     else:
         (tmp_path / "calibration.json").write_text(json.dumps(CALIBRATION))
-        config = EngineConfig(timing_file=str(tmp_path / "calibration.json"))
-    stepped, leapt = run(config, lengths, 1), run(config, lengths, 1 << 40)
+        engine = simulated(timing_file=str(tmp_path / "calibration.json"))
+    stepped, leapt = run(engine, lengths, 1), run(engine, lengths, 1 << 40)
     assert [id for id, _ in stepped] == [id for id, _ in leapt]
     assert [time for _, time in stepped] == pytest.approx([time for _, time in leapt], rel=1e-9)
 
@@ -225,15 +234,15 @@ def test_a_calibration_that_lacks_a_part_is_refused(tmp_path, name):
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps({key: value for key, value in CALIBRATION.items() if key != name}))
     with pytest.raises(ValueError, match=f"calibration.json: not a calibration .it has no '{name}'"):
-        timing_model(EngineConfig(timing_file=str(path)))
+        simulated(timing_file=str(path))
 
 
 def test_a_calibration_adds_up(tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(CALIBRATION))
-    config = EngineConfig(timing_file=str(path))
-    model = timing_model(config)
-    assert config.num_kv_blocks == 321
+    engine = simulated(timing_file=str(path))
+    model = engine.timing
+    assert engine.num_blocks == 321
     assert model.decode(4, 1000).first == pytest.approx(0.001 + 4e-5 + 4e-4 + 1e-5)
     prefill = Prefill(num_tokens=100, num_context_tokens=50, num_pairs=10000, num_sequences=2)
     tokens = 104 * 1e-5 + 40 * 2e-5
@@ -243,7 +252,7 @@ def test_a_calibration_adds_up(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_gives_what_was_measured_and_lines_between(tmp_path, suffix):
-    model = timing_model(EngineConfig(timing_file=write_table(tmp_path / f"steps{suffix}", 1.0)))
+    model = simulated(timing_file=write_table(tmp_path / f"steps{suffix}", 1.0)).timing
     assert model.decode(8, 1000).first == pytest.approx(0.004 + 0.0008 + 0.002)
     assert model.decode(20, 5500).first == pytest.approx(0.004 + 0.002 + 0.011)
     assert model.mixed(chunk(256), 0, 0) == pytest.approx(0.005 + 0.00256)
@@ -262,7 +271,7 @@ def test_dynamos_profile_is_read(tmp_path):
         decode_context_length=np.array([500.0, 1000.0, 1000.0, 2000.0]),
         decode_itl=np.array([5.0, 8.0, 6.0, 12.0]),
     )
-    model = timing_model(EngineConfig(timing_file=str(tmp_path / "raw_data.npz")))
+    model = simulated(timing_file=str(tmp_path / "raw_data.npz")).timing
     assert model.mixed(chunk(550), 0, 0) == pytest.approx(0.030)
     assert model.decode(2, 1500).first == pytest.approx(0.0055)  # 2 sequences: 1000 -> 5 ms, 2000 -> 6 ms
     assert model.decode(8, 12000).first == pytest.approx(0.010)
@@ -271,24 +280,23 @@ def test_dynamos_profile_is_read(tmp_path):
 def test_a_table_that_is_none_says_what_it_lacks(tmp_path):
     (tmp_path / "steps.csv").write_text("prefill_tokens,step_ms\n1,2\n")
     with pytest.raises(ValueError, match="column num_decodes is missing; expected prefill_tokens, num_decodes"):
-        timing_model(EngineConfig(timing_file=str(tmp_path / "steps.csv")))
+        simulated(timing_file=str(tmp_path / "steps.csv"))
     (tmp_path / "half.csv").write_text("prefill_tokens,num_decodes,kv_tokens,step_ms\n16,0,0,2\n")
     with pytest.raises(ValueError, match="rows with decodes"):
-        timing_model(EngineConfig(timing_file=str(tmp_path / "half.csv")))
+        simulated(timing_file=str(tmp_path / "half.csv"))
     np.savez_compressed(tmp_path / "bomb.npz", prefill_isl=np.zeros(1 << 24))
     with pytest.raises(ValueError, match=r"bomb\.npz.*unpacks to 134,21.,... bytes"):
-        timing_model(EngineConfig(timing_file=str(tmp_path / "bomb.npz")))
+        simulated(timing_file=str(tmp_path / "bomb.npz"))
     whole = (tmp_path / "bomb.npz").read_bytes()
     for rubbish in (b"", b"PK\x03\x04 no archive", whole[: len(whole) // 2]):
         (tmp_path / "broken.npz").write_bytes(rubbish)
         with pytest.raises(ValueError, match=r"broken\.npz: not a table of step times"):
-            timing_model(EngineConfig(timing_file=str(tmp_path / "broken.npz")))
+            simulated(timing_file=str(tmp_path / "broken.npz"))
 
 
 def test_a_slower_link_lengthens_all_reduces_and_nothing_else():
     def step(n, **options):
-        config = EngineConfig(model="Qwen/Qwen3-32B", gpu="h100", tensor_parallel_size=n, **options)
-        return timing_model(config).mixed(chunk(4096), 0, 0)
+        return roofline(model="Qwen/Qwen3-32B", tensor_parallel_size=n, **options).timing.mixed(chunk(4096), 0, 0)
 
     size = 4096 * 5120 * 2
     measured = dict(find_gpu("h100").all_reduce)[4]
@@ -298,4 +306,4 @@ def test_a_slower_link_lengthens_all_reduces_and_nothing_else():
     assert slower - slow == pytest.approx(64 * 2 * 1.5 * size / 1e10, rel=0.02)  # layers, two each
     assert step(1, link_gbps=5.0) == step(1)
     with pytest.raises(ValueError, match="link_gbps must be greater than 0, not 0"):
-        EngineConfig(link_gbps=0)
+        TimingConfig(link_gbps=0)

@@ -8,6 +8,8 @@ import pytest
 import uvloop
 
 from mocker import EngineConfig
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
 from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_tokens
 from serving.engines.timer import StepTimer
 from serving.model.card import ModelFiles
@@ -46,8 +48,9 @@ def request(prompt, max_tokens, **more):
 
 def with_engine(talk, max_waiting=100, **settings):
     async def main():
-        fast = {"block_size": 4, "num_gpu_blocks": 100, "timing": "constant", "speedup_ratio": 20.0}
-        engine = MockEngine(EngineConfig(**(fast | settings)), max_waiting=max_waiting)
+        config = EngineConfig(**({"block_size": 4, "num_gpu_blocks": 100} | settings))
+        fast = TimingConfig(timing="constant", speedup_ratio=20.0)
+        engine = MockEngine(resolve(config, fast), max_waiting=max_waiting)
         running = asyncio.create_task(engine.run())
         async with in_time():
             await talk(engine, Reader())

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import threading
 
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.live.stack import LocalStack
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig, divide
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.worker.config import WorkerConfig
@@ -13,17 +15,24 @@ from tests.support.waiting import PATIENCE_S
 
 
 @contextlib.contextmanager
-def running(num_workers=2, frontend=None, router=None, worker=None, engine=None, **options):
+def running(num_workers=2, frontend=None, router=None, worker=None, engine=None, runtime=None, **options):
     """Run a stack in the background; give it."""
-    settings = {"num_gpu_blocks": 2000, "block_size": 16, "speedup_ratio": 20.0} | (engine or {})
-    stack = LocalStack(
-        frontend=FrontendConfig(**({"http_port": 0, "router_mode": "kv", "drain_s": 5.0} | (frontend or {}))),
-        router=RouterConfig(**(router or {})),
+    dials, times = divide({"num_gpu_blocks": 2000, "block_size": 16, "speedup_ratio": 20.0} | (engine or {}))
+    served = {"http_port": 0, "router_mode": "kv", "drain_s": 5.0} | (frontend or {})
+    pool = Pool(
+        replicas=num_workers,
+        mocker=EngineConfig(**dials),
+        timing=TimingConfig(**times),
         worker=WorkerConfig(**({"migration_limit": 3, "drain_s": 5.0} | (worker or {}))),
-        engine=EngineConfig(**settings),
-        num_workers=num_workers,
-        **options,
     )
+    deployment = Deployment(
+        pools=(pool,),
+        router_mode=served.pop("router_mode"),
+        router=RouterConfig(**(router or {})),
+        frontend=FrontendConfig(**served),
+        runtime=runtime,
+    )
+    stack = LocalStack(deployment, **options)
     stack._start_timeout_s = PATIENCE_S
     with in_background(stack):
         yield stack

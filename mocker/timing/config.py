@@ -1,0 +1,106 @@
+"""What a simulated engine's step times come from: a model on a GPU, a file of measurements, or a formula."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from foundation.settings import Count, NotNegative, Positive, check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingConfig:
+    """Settings of the step times, and of the memory that is left for KV blocks."""
+
+    speedup_ratio: NotNegative = 1.0
+    """Divide every step's duration by this (0: by infinity, so that steps take no time)."""
+
+    decode_speedup_ratio: NotNegative = 1.0
+    """Divide the decode part of a step's duration by this, too (0: by infinity)."""
+
+    timing: Literal["polynomial", "constant", "roofline", "calibrated", "table"] | None = None
+    """Step-time model (default: roofline if --gpu is given, what --timing-file holds if that is, else polynomial)."""
+
+    timing_file: str | None = None
+    """Step times measured on a real engine: what `dynabench calibrate` wrote, or a table (.npz, .csv, .parquet)."""
+
+    model: str | None = None
+    """The model: its Hugging Face id, or a folder or file with a config.json. With --gpu its step times are predicted;
+    in live runs it is also the name under which it is served (default there: mock)."""
+
+    gpu: str | None = None
+    """GPU the model runs on, such as h100 or rtx-pro-6000 (`dynabench hardware` lists them)."""
+
+    tensor_parallel_size: Count = 1
+    """GPUs that share each layer of the model."""
+
+    enable_expert_parallel: bool = False
+    """Give each GPU whole experts of a mixture, rather than a slice of every expert."""
+
+    quantization: Literal["bfloat16", "fp8", "fp4", "int4"] | None = None
+    """Type of the weights (default: the model's)."""
+
+    kv_cache_dtype: Literal["bfloat16", "fp8"] = "bfloat16"
+    """Type of the KV cache."""
+
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory for weights, activations and KV cache."""
+
+    link_gbps: Positive | None = None
+    """Bandwidth of all-reduces between the engine's GPUs (GB/s of NCCL's bus bandwidth), where it is not that of the bundled GPU."""
+
+    timed_as: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    """Engine whose host times the roofline adds."""
+
+    constant_prefill_ms: NotNegative = 20.0
+    """Duration of the prefill part of a step, for the constant step-time model (ms)."""
+
+    constant_decode_ms: NotNegative = 10.0
+    """Duration of the decode part of a step, for the constant step-time model (ms)."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that say nothing, or two things, about a step's time."""
+        check(self)
+        if self.timing == "constant" and self.constant_prefill_ms + self.constant_decode_ms == 0:
+            raise ValueError("constant_prefill_ms and constant_decode_ms cannot both be 0")
+        if self.gpu is not None and self.model is None:
+            raise ValueError(f"gpu {self.gpu} needs a model: a Hugging Face id, or a folder or file with a config.json")
+        if self.timing == "roofline" and self.gpu is None:
+            raise ValueError("timing roofline needs a gpu and a model")
+        if self.timing in ("calibrated", "table") and self.timing_file is None:
+            raise ValueError(f"timing {self.timing} needs a timing_file")
+        if self.timing_file is not None and self.timing not in (None, "calibrated", "table"):
+            raise ValueError(f"timing_file and timing {self.timing} exclude each other")
+
+    @property
+    def timing_name(self) -> str:
+        """The step-time model: as given, or what the other settings imply."""
+        if self.timing is not None:
+            return self.timing
+        if self.timing_file is not None:
+            return "calibrated" if self.timing_file.endswith(".json") else "table"
+        return "polynomial" if self.gpu is None else "roofline"
+
+    @property
+    def calibration(self) -> str | None:
+        """The file of a calibrated engine, if the step times are such."""
+        return self.timing_file if self.timing_name == "calibrated" else None
+
+    @property
+    def speedup(self) -> float:
+        """What every step's duration is divided by."""
+        return self.speedup_ratio or math.inf
+
+    @property
+    def decode_speedup(self) -> float:
+        """What the duration of steps that decode is divided by."""
+        return self.speedup * (self.decode_speedup_ratio or math.inf)
+
+
+def divide(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide settings of a simulated engine into those of its scheduler and those of `TimingConfig`."""
+    names = TimingConfig.__dataclass_fields__.keys()
+    own = {name: value for name, value in settings.items() if name not in names}
+    return own, {name: value for name, value in settings.items() if name in names}

@@ -1,0 +1,19 @@
+"""Step times that depend on nothing."""
+
+from mocker.timing.model import Prefill, Ramp
+
+
+class Constant:
+    """A fixed time for prefill and one for decode, each only in steps that have such work."""
+
+    def __init__(self, prefill_s: float, decode_s: float) -> None:
+        self._prefill_s = prefill_s
+        self._decode_s = decode_s
+
+    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
+        """The same for any prompt."""
+        return self._prefill_s + self._decode_s if num_decodes else self._prefill_s
+
+    def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
+        """The same for any batch."""
+        return Ramp(self._decode_s)
