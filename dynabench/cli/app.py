@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
-from foundation.errors import UserError
 from dynabench.interrupt import InterruptError
+from foundation.errors import UserError
 from foundation.text import printable
 from serving.cli.command_line import open_standard_streams, reason
 
@@ -23,11 +23,17 @@ COMMANDS = {
     "export": ("results:export", "Write a results folder's figures in another form."),
     "modes": ("experiment:modes", "List the router modes, and what can be added to one."),
     "hardware": ("fidelity:hardware", "List the GPUs and models whose step times are bundled, for --gpu and --model."),
-    "calibrate": ("fidelity:calibrate", "Measure how long the steps of a real vLLM take on this machine, for --timing-file."),
+    "calibrate": (
+        "fidelity:calibrate",
+        "Measure how long the steps of a real vLLM take on this machine, for --timing-file.",
+    ),
     "validate": ("fidelity:validate", "Compare real runs with simulated ones of the same workload, figure by figure."),
     "record": ("fidelity:record", "Record what an installed vLLM does with a scenario, for `dynabench verify`."),
     "verify": ("fidelity:verify", "Replay recordings of a real vLLM scheduler through the mocker, step by step."),
-    "selftest": ("experiment:selftest", "Run the load generator against a server of known delays and print every error."),
+    "selftest": (
+        "experiment:selftest",
+        "Run the load generator against a server of known delays and print every error.",
+    ),
 }
 """Where in `dynabench.cli` each command is, and its line in the help."""
 

@@ -6,9 +6,19 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dynabench.cli.groups import Client, Engine, Load, MeasuredFrontend, MeasuredRouter, Overheads, Shape, Timing, flat
+from dynabench.cli.groups import (
+    Client,
+    Engine,
+    Load,
+    MeasuredFrontend,
+    MeasuredRouter,
+    Overheads,
+    Shape,
+    Timing,
+    flat,
+    plain_errors,
+)
 from dynabench.cli.groups import Runtime as RuntimeFlags
-from dynabench.cli.groups import plain_errors
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pool, simulated_pool
 from dynabench.deployment.overhead import OverheadConfig
@@ -26,8 +36,7 @@ from workloads.shape import ShapeConfig
 
 def hardware() -> None:
     """List the GPUs and models whose step times are bundled, for --gpu and --model."""
-    from mocker.timing.gpu import find_gpu, gpu_names
-    from mocker.timing.model_shape import find_model, model_configs
+    from mocker.timing.catalog import find_gpu, find_model, gpu_names, model_configs
 
     for name in gpu_names():
         gpu = find_gpu(name)

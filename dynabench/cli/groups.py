@@ -10,9 +10,9 @@ from cyclopts import Group, Parameter
 
 from dynabench.deployment.flags import LivePoolConfig, MeasuredFrontendConfig, MeasuredRouterConfig, PoolConfig
 from dynabench.deployment.overhead import OverheadConfig
-from foundation.errors import UserError
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.live.settings import ClientConfig
+from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig

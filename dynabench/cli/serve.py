@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from dynabench.cli.groups import DeploymentFile, Engine, Frontend, Pool, Router, Runtime, Timing, plain_errors, refuse_beside
+from dynabench.cli.groups import (
+    DeploymentFile,
+    Engine,
+    Frontend,
+    Pool,
+    Router,
+    Runtime,
+    Timing,
+    plain_errors,
+    refuse_beside,
+)
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read
 from dynabench.deployment.flags import PoolConfig, simulated_pool

@@ -1,14 +1,14 @@
 """What is deployed: pools of alike workers behind one frontend. The same value is simulated, measured and served.
 
-    Deployment
-      router_mode, router       how requests are spread over the workers of a model
-      frontend, runtime         of the processes, on the wall clock
-      overhead                  in virtual time, what lies between a client and the engines
-      pools                     workers that are alike; pools with one model name serve that model together
-        replicas, engine        how many, and which engine
-        mocker, timing          settings of a simulated engine
-        run, arguments          settings of an engine that runs a model
-        worker                  what is registered, and how it drains
+Deployment
+router_mode, router       how requests are spread over the workers of a model
+frontend, runtime         of the processes, on the wall clock
+overhead                  in virtual time, what lies between a client and the engines
+pools                     workers that are alike; pools with one model name serve that model together
+replicas, engine        how many, and which engine
+mocker, timing          settings of a simulated engine
+run, arguments          settings of an engine that runs a model
+worker                  what is registered, and how it drains
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from foundation.settings import Count, check
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
-from serving.model.files import model_name
+from serving.model.card import model_name
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
@@ -100,7 +100,7 @@ class Deployment:
     name: str = "dynamo"
     """Namespace in which its processes find each other."""
 
-    pools: tuple[Pool, ...] = (Pool(),)  # noqa: RUF009 (frozen)
+    pools: tuple[Pool, ...] = (Pool(),)
 
     gpus: Count | None = None
     """GPUs there are; more than the pools need is fine (default: not checked)."""

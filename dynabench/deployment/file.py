@@ -1,4 +1,4 @@
-"""Deployments as YAML:
+"""Deployments as YAML.
 
     model: meta-llama/Llama-3.1-8B      # of every pool that names none
     router_mode: kv
@@ -150,7 +150,8 @@ def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) 
 def _plain(section: Any) -> dict[str, Any]:
     """Return the settings of a section, without those that are secret."""
     shown = {part.name for part in dataclasses.fields(section) if part.repr}
-    return {name: getattr(section, name) for name in hints(type(section)) if name in shown}
+    kind: Any = type(section)
+    return {name: getattr(section, name) for name in hints(kind) if name in shown}
 
 
 class _UniqueKeys(yaml.SafeLoader):

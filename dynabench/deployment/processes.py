@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
+from foundation.errors import UserError
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import programs as frontend_programs
 from serving.routing.service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
 from serving.worker.config import WorkerConfig
+from serving.worker.engine import EngineError
 from serving.worker.programs import LightEngine, Workers, worker_programs
-from serving.worker.registry import EngineChoice
+from serving.worker.registry import EngineChoice, check_installed, make_engine
 
 
 def programs(
@@ -39,6 +41,21 @@ def programs(
         found.append(_router(deployment, frontend, runtime, home))
         frontend = replace(frontend, router_mode="round-robin")
     return found + frontend_programs(frontend, deployment.router, runtime, descriptor)
+
+
+def check_engines(deployment: Deployment) -> None:
+    """Make sure that the engines that run models are installed and take their settings.
+
+    Raises:
+        UserError: one is not, or does not.
+    """
+    for pool in deployment.pools:
+        if pool.runs_model:
+            try:
+                make_engine(pool.engine, pool.worker, pool.run, pool.arguments)
+                check_installed(pool.engine)
+            except (EngineError, ValueError) as error:
+                raise UserError(str(error)) from error
 
 
 def component_of(deployment: Deployment, pool: Pool) -> str:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import joblib
 from joblib.externals.loky.backend import resource_tracker
 
-from foundation.errors import UserError
 from dynabench.interrupt import Flag, Interrupt, held_back
+from foundation.errors import UserError
 
 Backend = Literal["local", "ray", "dask"]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -125,9 +125,7 @@ def _simulate_in_turn(wanted: list[Plan], source: Source, console: Terminal, int
             workload = source(plan.settings.shape)
             bar = progress.add_task(f"{plan.arm.name} ({place + 1}/{len(wanted)})", total=len(workload))
             on_progress = _throttled(progress, bar, len(workload)) if console.is_terminal else None
-            runs.append(
-                simulate(plan, workload, on_progress=on_progress, is_interrupted=lambda: interrupt.is_asked)
-            )
+            runs.append(simulate(plan, workload, on_progress=on_progress, is_interrupted=lambda: interrupt.is_asked))
     return runs
 
 

@@ -10,6 +10,7 @@ from foundation.settings import Count, Positive, Whole, check
 from reports.slo import Limit, parse, preset
 from serving.router import ROUTER_MODES, Mode
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig:
     """What to compare."""

@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from foundation.errors import UserError
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.arms import arms_of, change
 from dynabench.experiment.manifest import manifest_of
@@ -21,6 +20,7 @@ from dynabench.interrupt import Flag, Interrupt
 from dynabench.plan import Arm, Plan, Settings
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
+from foundation.errors import UserError
 from foundation.files import replace_text
 from reports import metrics, slo
 from reports.summary import summarize
@@ -148,7 +148,7 @@ def simulate_point(
     return {
         "name": arm.name,
         "changes": arm.plain_changes,
-        "workers": arm.settings.workers,
+        "workers": arm.settings.deployment.num_workers,
         "offered_per_s": len(workload) / (stop - start) if stop > start else None,
         "is_stable": settled["is_stable"],
         "stability": settled,
@@ -263,7 +263,7 @@ def _at(arm: Arm, name: str, value: Any) -> Arm:
         settings = replace(settings, shape=replace(settings.shape, arrival="poisson", rate=value))
     else:
         settings = change(settings, name, value)
-    return Arm(arm.name, settings, arm.changes | {name: value})
+    return Arm(arm.name, settings, {**arm.changes, name: value})
 
 
 def _identity(files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings) -> str:

@@ -15,26 +15,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foundation.errors import UserError
-from dynabench.experiment.settings import CalibrateConfig, ExperimentRouterConfig
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
+from dynabench.deployment.processes import check_engines
 from dynabench.fidelity.fitting import OUTLIER, Fit, fit_steps, predicted
+from dynabench.fidelity.settings import CalibrateConfig
 from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log
 from dynabench.live.clients import Order, send_all
 from dynabench.live.http_client import clock
 from dynabench.live.load import Target
+from dynabench.live.run import tokens_of_model
 from dynabench.live.stack import LocalStack
 from dynabench.terminal import Terminal
+from foundation.errors import UserError
 from foundation.files import new_file
 from mocker.timing.calibrated import StepCosts
 from mocker.timing.files import SCHEMA
-from serving.frontend.config import FrontendConfig
-from serving.model.card import ModelError, vocab_size
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.engine import EngineError
-from serving.worker.registry import EngineChoice, check_installed, make_engine
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
-from workloads.tokens import tokens_of
 
 ROUNDS = 4
 NOISE_LEVELS = 16
@@ -110,21 +109,18 @@ class Sent(NamedTuple):
 
 
 async def _drive(model: str, config: CalibrateConfig, base: Path, console: Terminal) -> list[Sent]:
-    worker = WorkerConfig(model_path=model, kv_events=False)
-    run, flags = ModelRunConfig(extra_engine_args=config.extra_engine_args), (f"--scheduler-cls={RECORDER}",)
-    try:
-        make_engine("vllm", worker, run, flags)
-        check_installed("vllm")
-        tokens = tokens_of(await asyncio.to_thread(vocab_size, model))
-    except (EngineError, ModelError, ValueError) as error:
-        raise UserError(str(error)) from error
-    stack = LocalStack(
-        frontend=FrontendConfig(http_port=0, router_mode="round-robin"),
-        router=ExperimentRouterConfig(),
-        worker=worker,
-        engine=EngineChoice("vllm", run, flags),
-        num_workers=config.workers,
+    pool = Pool(
+        replicas=config.workers,
+        engine="vllm",
+        worker=WorkerConfig(model_path=model, kv_events=False),
+        run=ModelRunConfig(extra_engine_args=config.extra_engine_args),
+        engine_args={"scheduler-cls": RECORDER},
     )
+    router, frontend = MeasuredRouterConfig(), MeasuredFrontendConfig(migration_limit=None)
+    deployment = Deployment(pools=(pool,), router=router, frontend=frontend)
+    check_engines(deployment)
+    tokens = await asyncio.to_thread(tokens_of_model, pool)
+    stack = LocalStack(deployment)
     async with stack:
         target = Target(stack.url, stack.model, is_ours=True, tokens=tokens)
         engine = _settings(_log_paths(base)[0])

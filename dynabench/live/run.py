@@ -14,8 +14,9 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.deployment.processes import check_engines
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
@@ -27,8 +28,6 @@ from dynabench.plan import Plan
 from reports.records import Record
 from serving.model.card import ModelError, vocab_size
 from serving.router import wants_kv_events
-from serving.worker.engine import EngineError
-from serving.worker.registry import check_installed, make_engine
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of
@@ -220,11 +219,8 @@ async def _target(
         key = os.environ.get("OPENAI_API_KEY", "")
         yield Target(client.url.rstrip("/").removesuffix("/v1"), pool.served_name, client.prompts, key), list
         return
-    _check_engines(deployment)
-    try:
-        tokens = tokens_of(await asyncio.to_thread(vocab_size, pool.model)) if pool.runs_model else TOKENS
-    except ModelError as error:
-        raise LaunchError(str(error)) from error
+    check_engines(deployment)
+    tokens = await asyncio.to_thread(tokens_of_model, pool)
     async with LocalStack(deployment, seed=seed) as stack:
         # mistral.rs gives text: what it holds back of a character comes with the next piece.
         counts_events = pool.engine != "mistralrs"
@@ -234,19 +230,18 @@ async def _target(
         yield target, lambda: stack.group.dead
 
 
-def _check_engines(deployment: Deployment) -> None:
-    """Make sure that the engines that run models are there and take their settings.
+def tokens_of_model(pool: Pool) -> range:
+    """Return the tokens that prompts for a pool's engine are made of.
 
     Raises:
-        LaunchError: one is not, or does not.
+        LaunchError: the model's files cannot be loaded.
     """
-    for pool in deployment.pools:
-        if pool.runs_model:
-            try:
-                make_engine(pool.engine, pool.worker, pool.run, pool.arguments)
-                check_installed(pool.engine)
-            except (EngineError, ValueError) as error:
-                raise LaunchError(str(error)) from error
+    if not pool.runs_model:
+        return TOKENS
+    try:
+        return tokens_of(vocab_size(pool.model))
+    except ModelError as error:
+        raise LaunchError(str(error)) from error
 
 
 async def _check_context(workload: Workload, target: Target) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import uvloop
 from rich.table import Table
 
-from foundation.errors import UserError
-from dynabench.experiment.settings import SelftestConfig
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.known_server import MODEL
 from dynabench.live.load import Target
+from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
+from foundation.errors import UserError
 from reports import metrics
 from reports.records import ArmResult
 from workloads import Request, Workload

@@ -130,7 +130,6 @@ def _simulated(model_run: ModelRunConfig) -> tuple[EngineConfig, TimingConfig]:
     return engine, timing
 
 
-
 def check_job(job: Job) -> None:
     """Refuse what does not fit together.
 

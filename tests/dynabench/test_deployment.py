@@ -116,7 +116,9 @@ def test_a_short_name_stands_for_the_path_it_can_only_mean():
     assert paths.full(deployment, "request_overhead_ms") == "overhead.request_overhead_ms"
     assert paths.full(Deployment(), "workers") == "pools.*.replicas"
     assert paths.full(deployment, "colour") is None
-    with pytest.raises(ValueError, match=r"workers could be of any pool; expected one of pools.new.replicas, pools.old"):
+    with pytest.raises(
+        ValueError, match=r"workers could be of any pool; expected one of pools.new.replicas, pools.old"
+    ):
         paths.full(deployment, "workers")
 
 
@@ -144,7 +146,9 @@ def test_gpus_are_counted_over_pools_and_parallelism():
 
 
 def test_pools_with_one_model_name_serve_it_together():
-    named = [Pool(name=name, worker=WorkerConfig(model_name=model)) for name, model in (("a", "x"), ("b", "y"), ("c", "x"))]
+    named = [
+        Pool(name=name, worker=WorkerConfig(model_name=model)) for name, model in (("a", "x"), ("b", "y"), ("c", "x"))
+    ]
     models = Deployment(pools=tuple(named)).models
     assert {model: [pool.name for pool in pools] for model, pools in models.items()} == {"x": ["a", "c"], "y": ["b"]}
 

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from foundation.errors import UserError
 from dynabench.experiment.arms import Settings, arms_of
 from dynabench.experiment.run import load_workload, manifest_of, run_experiment
 from dynabench.experiment.settings import ExperimentConfig, LiveConfig
 from dynabench.terminal import Terminal
+from foundation.errors import UserError
 from mocker import EngineConfig
 from serving.router import RouterConfig
 from tests.support.servers import free_port

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dynabench.virtual.overhead import Overhead, overhead_of
 
-from dynabench.plan import Settings
-from foundation.errors import UserError
 from dynabench.experiment.settings import OverheadConfig
 from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, spacing
 from dynabench.fidelity.fitting import fit_steps, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
 from dynabench.fidelity.validate import Speed, as_calibrated, at, speed_of
-from dynabench.virtual.overhead import Overhead, overhead_of
+from dynabench.plan import Settings
 from dynabench.virtual.run import simulate
+from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.calibrated import StepCosts
 from mocker.timing.choose import resolve
