@@ -11,6 +11,7 @@ The settings of a pool stand side by side, whichever part of it holds them.
 """
 
 import dataclasses
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from dynabench.deployment.description import Deployment, EngineName, Pool
 from dynabench.deployment.paths import OWN, SECTIONS, field_of, hints, settings_of_pool
 from foundation.errors import UserError
 from foundation.settings import expected
+from mocker.timing.choose import resolve
+from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
 
 COMMON = ("model", "gpu")
 """Settings of pools that may be given once, for all of them."""
@@ -44,9 +47,11 @@ def read(path: Path) -> Deployment:
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise DeploymentError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     try:
-        return from_plain(values)
+        deployment = from_plain(values)
+        _check_engines(deployment)
     except ValueError as error:
         raise DeploymentError(f"{path}: {error}") from error
+    return deployment
 
 
 def from_plain(values: Any) -> Deployment:
@@ -109,6 +114,16 @@ def _pool(name: str, values: dict[str, Any], common: dict[str, Any]) -> Pool:
         raise ValueError(f"{where}: {error}") from error
 
 
+def _check_engines(deployment: Deployment) -> None:
+    """Refuse simulated engines whose GPU or model is unknown, or does not fit."""
+    for pool in deployment.pools:
+        if pool.engine == "mocker":
+            try:
+                resolve(pool.mocker, pool.timing)
+            except ValueError as error:
+                raise ValueError(f"pools.{pool.name}: {error}") from error
+
+
 def _built(kind: type, values: Any, where: str) -> Any:
     """Make a section's dataclass of its settings."""
     settings = _mapping(values, where)
@@ -148,10 +163,17 @@ def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) 
 
 
 def _plain(section: Any) -> dict[str, Any]:
-    """Return the settings of a section, without those that are secret."""
-    shown = {part.name for part in dataclasses.fields(section) if part.repr}
+    """Return the settings of a section, without those that are secret, and servers without their passwords."""
     kind: Any = type(section)
-    return {name: getattr(section, name) for name in hints(kind) if name in shown}
+    shown = {part.name: part.repr for part in dataclasses.fields(section)}
+    found = {}
+    for name, hint in hints(kind).items():
+        value = getattr(section, name)
+        if MAY_HOLD_PASSWORDS in typing.get_args(hint):
+            found[name] = masked(value)
+        elif shown[name]:
+            found[name] = value
+    return found
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -57,7 +57,7 @@ def test_passwords_are_not_written_down(tmp_path):
         ("pools: {a: {replicas: two}}", "pools.a.replicas is 'two'; expected at least 1"),
         ("pools: {a: {replicas: 0}}", "pools.a.replicas is 0; expected at least 1"),
         ("pools: {a: {gpu: h100}}", "pools.a: gpu h100 needs a model"),
-        ("pools: {a: {gpu: h1}}\nmodel: meta-llama/Llama-3.1-8B", "pools.a.gpu is 'h1'; expected one of "),
+        ("pools: {a: {gpu: h1}}\nmodel: meta-llama/Llama-3.1-8B", "pools.a: gpu 'h1' is not known; expected one of "),
         ("pools: {a: {role: decoder}}", "pools.a.role is 'decoder'; expected one of aggregated"),
         ("pools: {a: {engine: vllm, block_size: 16}}", "pools.a.block_size is unknown; expected one of "),
         ("pools: {a: {}, a: {}}", "a is there twice"),

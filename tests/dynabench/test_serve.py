@@ -13,7 +13,7 @@ from tests.support.model import write_model
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, instances, until, wait_for
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "graph.yaml"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment.yaml"
 
 
 def start(tmp_path, *arguments):
@@ -36,11 +36,11 @@ def finish(process, number):
     return log
 
 
-def test_the_example_graph_serves_two_models_restarts_what_dies_and_stops_clean(tmp_path):
+def test_the_example_serves_two_models_restarts_what_dies_and_stops_clean(tmp_path):
     port = free_port()
-    graph = tmp_path / "graph.yaml"
-    graph.write_text(EXAMPLE.read_text().replace("8080", str(port)))
-    process = start(tmp_path, "-f", graph)
+    file = tmp_path / "deployment.yaml"
+    file.write_text(EXAMPLE.read_text().replace("8080", str(port)))
+    process = start(tmp_path, "--deployment", file)
     url = f"http://127.0.0.1:{port}"
     wait_for(url, 3, process)
     assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["chatty", "parrot"]
@@ -87,29 +87,22 @@ def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "flags", "message"),
     [
-        ("workers: []", "workers is empty"),
-        ("wrokers: []", "wrokers"),
-        ("workers: [{engine: magic}]", "magic"),
-        (
-            "workers: [{engine_args: {blok_size: 3}}]",
-            "workers[0].engine_args: unknown blok_size; expected some of block_size",
-        ),
-        ("workers: [{engine_args: {block_size: many}}]", "Expected `int`"),
-        ("workers: [{}]\nfrontend: {http_port: 99999}", "http_port must be from 0 to 65535"),
-        ("workers: [{count: 0}]", "workers[0]: count must be at least 1, not 0"),
-        ("workers: [{}, {}]", "two groups of workers have the same component"),
-        ("workers: [{engine: echo_full, engine_args: {block_size: 3}}]", "echo_full has no engine_args"),
-        ("a: [", "while parsing"),
-        (None, "No such file"),
+        ("pools: {a: {block_sise: 3}}", (), "pools.a.block_sise is unknown; expected one of "),
+        ("pools: {a: {}}\nfrontend: {http_port: 99999}", (), "frontend.http_port is 99999; expected from 0 to 65535"),
+        ("pools: {a: {engine: vllm, model: gone, max_num_seqs: 3}}", (), "pools.a.max_num_seqs is unknown"),
+        ("pools: {a: {}}", ("--workers", 3), "--workers beside --deployment "),
+        ("pools: {a: {}}", ("--http-port", 0, "--speedup-ratio", 3), "--http-port, --speedup-ratio beside --deployment"),
+        ("workers: [{count: 2}]", (), "expected pools: what was a list of workers is a mapping of pools now"),
+        (None, (), "deployment.yaml: cannot be read (No such file or directory)"),
     ],
 )
-def test_a_graph_that_cannot_be_is_told_in_one_line(tmp_path, text, message):
-    path = tmp_path / "graph.yaml"
+def test_a_deployment_that_cannot_be_is_one_line(tmp_path, text, flags, message):
+    path = tmp_path / "deployment.yaml"
     if text is not None:
-        path.write_text(text if "http_port" in text else f"{text}\nfrontend: {{http_port: 0}}")
-    process = start(tmp_path, "-f", path)
+        path.write_text(text)
+    process = start(tmp_path, "-f", path, *flags)
     said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, said
     assert message in said
@@ -132,7 +125,7 @@ def test_a_worker_that_cannot_start_ends_the_stack_and_says_why(tmp_path, broken
     log, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, log
     last = log.splitlines()[-1]
-    assert last.startswith("dynabench: backend-")
+    assert last.startswith("dynabench: worker-")
     assert "does not start: " in last
     assert message in last
     assert "Traceback" not in log

@@ -268,12 +268,13 @@ def test_a_model_goes_with_its_last_instance_and_comes_back_with_the_next():
         assert len(whole(stack.url, "again", 5)) == 5
 
 
-GRAPH = """
-frontend: {{http_port: {port}, router_mode: kv}}
+DEPLOYMENT = """
+router_mode: kv
+frontend: {{http_port: {port}}}
 runtime: {{discovery_dir: {folder}}}
 standalone_router: {has_router}
-workers:
-- {{count: {count}, worker: {{model_name: mock, migration_limit: 3}}, engine_args: {engine}}}
+pools:
+  worker: {settings}
 """
 
 
@@ -284,12 +285,12 @@ workers:
 )
 def test_streams_wait_for_what_was_killed_to_be_started_again(tmp_path, has_router, count, killed):
     port = free_port()
-    graph = tmp_path / "graph.yaml"
-    settings = {"port": port, "folder": tmp_path / "d", "engine": json.dumps(STEADY)}
-    graph.write_text(GRAPH.format(**settings, has_router=has_router, count=count))
+    file = tmp_path / "deployment.yaml"
+    pool = json.dumps({"replicas": count, "model_name": "mock", "migration_limit": 3} | STEADY)
+    file.write_text(DEPLOYMENT.format(port=port, folder=tmp_path / "d", has_router=has_router, settings=pool))
     url = f"http://127.0.0.1:{port}"
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "dynabench", "serve", "-f", graph], stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "dynabench", "serve", "-f", file], stdout=log, stderr=log)
     try:
         wait_for(url, 1, process)
 
