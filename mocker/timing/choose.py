@@ -12,7 +12,7 @@ from mocker.timing.files import read_calibration, read_table
 from mocker.timing.memory import num_kv_blocks
 from mocker.timing.model import Faster, TimingModel
 from mocker.timing.polynomial import Polynomial
-from mocker.timing.roofline import Roofline
+from mocker.timing.roofline import Roofline, coefficients
 from mocker.timing.table import Table
 
 DEFAULT_NUM_BLOCKS = 16384
@@ -107,7 +107,7 @@ def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
     assert timing.gpu is not None
     assert timing.model is not None
     gpu = find_gpu(timing.gpu)
-    return Roofline(
+    found = coefficients(
         find_model(timing.model),
         gpu,
         find_engine(timing.timed_as, gpu.architecture),
@@ -118,6 +118,7 @@ def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
         kv_dtype=timing.kv_cache_dtype,
         link_gbps=timing.link_gbps,
     )
+    return Roofline(found)
 
 
 def _measured(timing: TimingConfig) -> TimingModel:

@@ -14,7 +14,7 @@ from mocker.timing.files import SCHEMA
 from mocker.timing.gpu import over_link
 from mocker.timing.model import Prefill, chunk
 from mocker.timing.model_shape import shape_of
-from mocker.timing.roofline import Roofline
+from mocker.timing.roofline import Roofline, coefficients
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -52,9 +52,8 @@ def test_every_bundled_model_runs_on_some_bundled_gpu():
     for name in model_configs():
         shape = find_model(name)
         weights = "fp8" if shape.weights == "fp4" else ""
-        model = Roofline(
-            shape, find_gpu("h200"), find_engine("vllm", "hopper"), tensor_parallel_size=8, weights=weights
-        )
+        gpu, engine = find_gpu("h200"), find_engine("vllm", "hopper")
+        model = Roofline(coefficients(shape, gpu, engine, tensor_parallel_size=8, weights=weights))
         assert 0 < model.decode(1, 1000).first < model.mixed(chunk(8192), 1, 1000), name
 
 

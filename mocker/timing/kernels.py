@@ -1,0 +1,166 @@
+"""What the kernels of a step take, by the number of tokens or sequences in it."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
+
+from mocker.timing.gpu import AllReduces
+from mocker.timing.gpu import Experts as ExpertFit
+from mocker.timing.model_shape import ModelShape
+
+HALF = 2.0
+"""Bytes of an activation."""
+
+
+class Rate(NamedTuple):
+    """How fast a kernel computes and moves bytes; it takes about as long as the slower of the two."""
+
+    flops: float
+    """Per second, as is bandwidth."""
+    bandwidth: float
+    sharpness: float
+    """How little the two hide of each other."""
+
+    def seconds(self, flops: float, size: float) -> float:
+        """Return the time of so many operations on so many bytes (s)."""
+        compute, memory = flops / self.flops, size / self.bandwidth
+        return float((compute**self.sharpness + memory**self.sharpness) ** (1 / self.sharpness))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrices:
+    """Matrices of one layer that every token is multiplied with, on one GPU, taken together."""
+
+    rate: Rate
+    weights: float
+    size: float
+    """Bytes of the weights."""
+    moved: float
+    """Bytes in and out for each token."""
+    inputs: float
+    quantised: float
+    """Bytes that quantising an input reads and writes."""
+    quantise: tuple[float, float]
+    """Passes over them, and the share of that which is not hidden in other kernels."""
+    bandwidth: float
+    launch_s: float
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return their time in a step (s)."""
+        passes, visible = self.quantise
+        return (
+            self.rate.seconds(2 * num_tokens * self.weights, self.size + num_tokens * self.moved)
+            + num_tokens * self.inputs * self.quantised * passes * visible / self.bandwidth
+            + self.launch_s
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce:
+    """Sums over the GPUs that share a layer, of one hidden state for each token."""
+
+    measured: AllReduces
+    """None: nothing is shared."""
+    token_bytes: float
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return the time of one (s)."""
+        return _interpolate(self.measured, num_tokens * self.token_bytes) if self.measured else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """One layer's routed experts, on one GPU, and those that all tokens share."""
+
+    fit: ExpertFit
+    rate: Rate
+    shape: ModelShape
+    share: float
+    """Of the experts, on one GPU."""
+    weights: float
+    weight_bytes: float
+    bandwidth: float
+    shared: Matrices | None
+    attention_ranks: int
+    exchange: AllReduce
+    """Ranks that attend by themselves send each other their tokens and take back what the experts made of them, which
+    moves what one all-reduce does."""
+    exchange_s: float
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return their time in a step (s)."""
+        fit, shape, tokens = self.fit, self.shape, num_tokens * self.attention_ranks
+        chosen = shape.experts_per_token / shape.num_experts
+        active = shape.num_experts * self.share * (1 - (1 - chosen) ** (tokens * fit.spread))
+        routed = tokens * shape.experts_per_token * self.share
+        rows = max(routed, fit.pad * active)
+        experts = self.rate.seconds(2 * rows * self.weights, active * self.weights * self.weight_bytes) + fit.launch_s
+        moved = routed * shape.hidden_size * HALF * fit.passes / self.bandwidth
+        shared = self.shared.seconds(num_tokens) if self.shared is not None else 0.0
+        return experts + moved + shared + (self.exchange.seconds(tokens) + self.exchange_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """Everything in the layers that depends on the number of tokens alone."""
+
+    scale: float
+    num_layers: int
+    projections: Matrices
+    attention_s: float
+    """Launching attention, in each layer."""
+    elementwise_s: float
+    elementwise: float
+    """Values that small kernels move for each token."""
+    elementwise_bandwidth: float
+    reduce: AllReduce
+    fused: float
+    """Factor on the time of an all-reduce that is fused with what follows."""
+    fused_bytes: float
+    """Largest message of which that is so."""
+    num_dense: int
+    ffn: Matrices
+    experts: Experts | None
+    num_windowed: int
+    """Layers that attend to a window."""
+    window: int
+    window_kv_s: float
+    """To read one token's KV in one of them."""
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return their time in a step (s)."""
+        elementwise = num_tokens * HALF * self.elementwise / self.elementwise_bandwidth
+        layer = self.projections.seconds(num_tokens) + self.attention_s + (self.elementwise_s + elementwise)
+        is_fused = num_tokens * self.reduce.token_bytes <= self.fused_bytes
+        layer += 2 * (self.fused if is_fused else 1.0) * self.reduce.seconds(num_tokens)
+        experts = self.experts.seconds(num_tokens) if self.experts is not None else 0.0
+        return self.scale * (
+            self.num_layers * layer
+            + self.num_dense * self.ffn.seconds(num_tokens)
+            + (self.num_layers - self.num_dense) * experts
+            + self.num_windowed * (num_tokens * self.window * self.window_kv_s)
+        )
+
+
+class Head(NamedTuple):
+    """The matrix that turns hidden states into tokens, on one GPU."""
+
+    scale: float
+    rate: Rate
+    weights: float
+
+    def seconds(self, num_sequences: int) -> float:
+        """Return its time in a step (s)."""
+        return self.scale * self.rate.seconds(2 * num_sequences * self.weights, self.weights * HALF)
+
+
+def _interpolate(points: AllReduces, x: float) -> float:
+    """Interpolate between points in order of x, straight in logarithms; beyond the last, in proportion."""
+    if x >= points[-1][0]:
+        return points[-1][1] * x / points[-1][0]
+    if x <= points[0][0]:
+        return points[0][1]
+    place = bisect_right(points, (x, 0.0))
+    (x0, y0), (x1, y1) = points[place - 1], points[place]
+    return float(y0 * (y1 / y0) ** (log(x / x0) / log(x1 / x0)))
