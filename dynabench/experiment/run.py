@@ -28,7 +28,7 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
 from mocker import scheduler
 from reports.records import ArmResult
-from serving.model.card import model_name
+from serving.model.files import model_name
 from serving.runtime.config import masked
 from serving.worker.config import read_arguments
 from serving.worker.engine import ENGINES

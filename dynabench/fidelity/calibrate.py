@@ -28,7 +28,8 @@ from foundation.files import new_file
 from mocker.timing.calibrated import StepCosts
 from mocker.timing.files import SCHEMA
 from serving.frontend.config import FrontendConfig
-from serving.model.card import ModelError, vocab_size
+from serving.model.errors import ModelError
+from serving.model.files import vocab_size
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineChoice, EngineError, check_installed, make_engine
 from workloads import Request, Workload

@@ -24,7 +24,8 @@ from dynabench.virtual.run import check_fits
 from mocker import EngineConfig
 from reports.records import ArmResult
 from serving.frontend.config import FrontendConfig
-from serving.model.card import ModelError, vocab_size
+from serving.model.errors import ModelError
+from serving.model.files import vocab_size
 from serving.router import RouterConfig, wants_kv_events
 from serving.runtime.config import RuntimeConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig

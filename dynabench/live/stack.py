@@ -19,7 +19,7 @@ from dynabench.errors import UserError
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import PortError, listen, programs
-from serving.model.card import model_name
+from serving.model.files import model_name
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Group, Program

@@ -20,7 +20,7 @@ from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
 from serving.frontend.server import listen, listen_at, run_frontends, serve_frontend
-from serving.model.card import ModelFiles, model_name
+from serving.model.files import ModelFiles, model_name
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
 from serving.engines.timer import StepTimer
-from serving.model.card import BYTES_CONTEXT, ModelFiles
+from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from serving.model.card import ModelFiles, ModelType
+from serving.model.card import ModelType
+from serving.model.files import ModelFiles
 from serving.runtime.server import Stream
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments
 from serving.worker.kv_events import KvEventPublisher

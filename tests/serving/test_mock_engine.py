@@ -10,7 +10,7 @@ import uvloop
 from mocker import EngineConfig
 from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_tokens
 from serving.engines.timer import StepTimer
-from serving.model.card import ModelFiles
+from serving.model.files import ModelFiles
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.worker.config import WorkerConfig
