@@ -20,7 +20,7 @@ from foundation.settings import Count, check
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
-from serving.model.card import model_name
+from serving.model.files import model_name
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig

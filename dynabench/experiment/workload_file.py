@@ -43,7 +43,8 @@ def write_workload(workload: Workload, out: Path, format: str = formats.DEFAULT)
 def _encoder(tokenizer: str | None) -> Encode | None:
     if tokenizer is None:
         return None
-    from serving.model.card import ModelError, ModelFiles
+    from serving.model.errors import ModelError
+    from serving.model.files import ModelFiles
     from serving.model.tokenizer import load
 
     try:

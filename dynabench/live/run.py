@@ -26,7 +26,8 @@ from dynabench.live.stack import LaunchError, LocalStack
 from dynabench.live.view import LiveView
 from dynabench.plan import Plan
 from reports.records import Record
-from serving.model.card import ModelError, vocab_size
+from serving.model.errors import ModelError
+from serving.model.files import vocab_size
 from serving.router import wants_kv_events
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig

@@ -15,7 +15,7 @@ from serving.cli.job import Job
 from serving.cli.ways import Batch, Echoed, Stdin
 from serving.frontend.models import Models
 from serving.frontend.server import listen, listen_at, serve_frontend
-from serving.model.card import model_name
+from serving.model.files import model_name
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.stopping import cancel_all, until_stopped

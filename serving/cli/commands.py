@@ -19,7 +19,7 @@ from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
-from serving.model.card import ModelError
+from serving.model.errors import ModelError
 from serving.router import RouterConfig
 from serving.routing.service import RouterService, RouterServiceConfig
 from serving.runtime.config import RuntimeConfig

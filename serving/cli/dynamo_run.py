@@ -41,7 +41,7 @@ from serving.cli.ways import (
 )
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
-from serving.model.card import ModelFiles
+from serving.model.files import ModelFiles
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig

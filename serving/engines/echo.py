@@ -5,7 +5,8 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-from serving.model.card import ModelFiles, ModelType
+from serving.model.card import ModelType
+from serving.model.files import ModelFiles
 from serving.runtime.server import GeneratorService
 from serving.worker.engine import EngineCall, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher

@@ -9,7 +9,7 @@ from typing import Any
 
 from serving.engines.llama_batch import Job, LlamaBatcher
 from serving.engines.package import require
-from serving.model.card import ModelFiles, local_weights
+from serving.model.files import ModelFiles, local_weights
 from serving.router.events import BlocksEvent
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.engines.package import require
-from serving.model.card import ModelFiles, local_weights
+from serving.model.files import ModelFiles, local_weights
 from serving.model.tokenizer import Tokenizer, load
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService

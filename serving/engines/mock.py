@@ -20,7 +20,7 @@ from mocker.events import KvEvent
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
 from serving.engines.timer import StepTimer
-from serving.model.card import BYTES_CONTEXT, ModelFiles
+from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes

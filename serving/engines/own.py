@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from serving.model.card import ModelFiles, ModelType
+from serving.model.card import ModelType
+from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.runtime.threads import in_thread

@@ -8,7 +8,7 @@ from typing import Any
 from serving.engines.block_hashes import EventReaders
 from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
-from serving.model.card import ModelFiles, local_weights
+from serving.model.files import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.runtime.threads import in_thread

@@ -1,8 +1,8 @@
 """The models that the network serves, as the frontend sees them: grouped by name, there as long as an instance is."""
 
 import asyncio
-import hashlib
 import logging
+from functools import partial
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -10,17 +10,19 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.generation import PATIENCE_S
 from serving.frontend.preparer import Preparer
 from serving.frontend.preprocess import TextModel
-from serving.model.card import CARDS, ModelCard, ModelError, ModelFiles
+from serving.model.card import ModelCard
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles, files_address
+from serving.model.watch import watch_cards
 from serving.router import RouterConfig
-from serving.routing.live import Routing, WorkerTraits
+from serving.routing.following import traits_of
+from serving.routing.live import Routing
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
-from serving.worker.registration import files_address
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-FETCH_TIMEOUT_S = 30.0
 MAX_SEEN = 1000
 """Names of models that are remembered after their last instance has gone."""
 
@@ -66,14 +68,14 @@ class Models:
         self._config = config
         self._router = router
         self._groups: dict[tuple[str, str], _Group] = {}  # by model name and card checksum
-        self._files: dict[str, bytes] = {}  # by SHA-256
+        self._contents: dict[str, bytes] = {}  # of models' files, by SHA-256
         self._seen: dict[str, None] = {}  # names of models that were known once, the oldest first
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Watch."""
         namespace = self._config.namespace
-        await self._runtime.discovery.watch(f"{CARDS}{namespace}/" if namespace else CARDS, self._on_card)
+        await watch_cards(self._runtime.discovery, self._on_card, *((namespace,) if namespace else ()))
 
     async def close(self) -> None:
         """End what was started for the models."""
@@ -126,23 +128,34 @@ class Models:
             workers.add_metric([model.card.name], model.routing.num_workers)
         return [*gauges, workers]
 
-    def _on_card(self, key: str, value: bytes | None) -> None:
-        if value is None:
-            for (name, checksum), group in self._groups.items():
-                if group.cards.pop(key, None) is not None and not group.cards:
-                    log.info("model %s is gone", name)
-                    loop = asyncio.get_running_loop()
-                    group.leaving = loop.call_later(PATIENCE_S, self._drop, name, checksum)
+    def _on_card(self, key: str, card: ModelCard | None) -> None:
+        if card is None:
+            self._on_leave(key)
             return
-        try:
-            card = ModelCard.parse(key, value)
-        except ValueError as error:
-            log.warning("%s in discovery is no model card and is ignored: %s", key, error)
-            return
-        self._seen.pop(card.name, None)
-        self._seen[card.name] = None
+        self._remember(card.name)
+        group = self._group_of(key, card)
+        group.cards[key] = card
+        if group.opening is None:
+            group.opening = asyncio.create_task(self._open(group, card))
+            group.opening.add_done_callback(_complain)
+        elif group.routing is not None:
+            group.routing.on_card(card.instance_id)
+
+    def _on_leave(self, key: str) -> None:
+        for (name, checksum), group in self._groups.items():
+            if group.cards.pop(key, None) is not None and not group.cards:
+                log.info("model %s is gone", name)
+                loop = asyncio.get_running_loop()
+                group.leaving = loop.call_later(PATIENCE_S, self._drop, name, checksum)
+
+    def _remember(self, name: str) -> None:
+        self._seen.pop(name, None)
+        self._seen[name] = None
         if len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
+
+    def _group_of(self, key: str, card: ModelCard) -> _Group:
+        """Return the group that a card belongs to, a fresh one if there is none that serves the model alike."""
         others = [checksum for (name, checksum), group in self._groups.items() if name == card.name and group.cards]
         if others and card.checksum not in others:
             log.warning(
@@ -151,18 +164,15 @@ class Models:
                 card.name,
             )
         group = self._groups.setdefault((card.name, card.checksum), _Group())
-        if group.leaving is not None:
-            group.leaving.cancel()
-            group.leaving = None
-            if group.model is None or not card.is_like(group.model.card):  # it comes back with other settings
-                self._drop(card.name, card.checksum)
-                group = self._groups[card.name, card.checksum] = _Group()
-        group.cards[key] = card
-        if group.opening is None:
-            group.opening = asyncio.create_task(self._open(group, card))
-            group.opening.add_done_callback(_complain)
-        elif group.routing is not None:
-            group.routing.on_card(card.instance_id)
+        if group.leaving is None:
+            return group
+        group.leaving.cancel()
+        group.leaving = None
+        if group.model is not None and card.is_like(group.model.card):
+            return group
+        self._drop(card.name, card.checksum)  # it comes back with other settings
+        group = self._groups[card.name, card.checksum] = _Group()
+        return group
 
     def _drop(self, name: str, checksum: str) -> None:
         group = self._groups.pop((name, checksum))
@@ -182,13 +192,6 @@ class Models:
 
     async def _open(self, group: _Group, card: ModelCard) -> None:
         """Make a group of instances ready to be asked."""
-
-        def traits(instance_id: int) -> WorkerTraits | None:
-            for known in group.cards.values():
-                if known.instance_id == instance_id:
-                    return WorkerTraits(known.num_ranks, known.has_kv_events)
-            return None
-
         group.routing = routing = Routing(
             self._runtime,
             card.address,
@@ -196,27 +199,13 @@ class Models:
             config=self._router,
             block_size=card.kv_cache_block_size,
             seed=self._config.seed,
-            traits=traits,
+            traits=partial(traits_of, group.cards),
         )
         await routing.start()
         while True:
             try:
                 await routing.wait_for_workers()
-                files = await self._fetch(card, routing)
-                if files.contents:
-                    log.info("model %s: its tokenizer and chat template are being loaded", card.name)
-                if group.preparer is None:
-                    group.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
-                # Without files no template is the model's own, and hardly a request needs a preparer.
-                starting = group.preparer.start() if files.contents else asyncio.sleep(0)
-                text, started = await asyncio.gather(
-                    asyncio.to_thread(TextModel, card, files), starting, return_exceptions=True
-                )
-                for failure in (text, started):
-                    if isinstance(failure, BaseException):
-                        raise failure
-                assert isinstance(text, TextModel)
-                group.model = ServedModel(text, routing, group.preparer)
+                await self._load(group, card, routing)
             except (ModelError, CallError, TimeoutError, OSError) as error:
                 log.warning("model %s cannot be served yet: %s", card.name, error)
                 await asyncio.sleep(RETRY_S)
@@ -224,16 +213,22 @@ class Models:
                 log.info("model %s is served at %s", card.name, card.address)
                 return
 
-    async def _fetch(self, card: ModelCard, routing: Routing) -> ModelFiles:
-        """Get a model's files, from any instance, each once."""
-        contents = {}
-        for name, digest in card.files.items():
-            if digest not in self._files:
-                async with asyncio.timeout(FETCH_TIMEOUT_S):
-                    pieces = [piece async for piece in routing.call_any(files_address(card.address), name)]
-                content = b"".join(pieces)
-                if hashlib.sha256(content).hexdigest() != digest:
-                    raise ModelError(f"{name} of {card.name} came damaged")
-                self._files[digest] = content
-            contents[name] = self._files[digest]
-        return ModelFiles(contents)
+    async def _load(self, group: _Group, card: ModelCard, routing: Routing) -> None:
+        """Load a model's tokenizer and template from the files of any instance."""
+        files = await ModelFiles.receive(
+            card.files, partial(routing.call_any, files_address(card.address)), self._contents
+        )
+        if files.contents:
+            log.info("model %s: its tokenizer and chat template are being loaded", card.name)
+        if group.preparer is None:
+            group.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
+        # Without files no template is the model's own, and hardly a request needs a preparer.
+        starting = group.preparer.start() if files.contents else asyncio.sleep(0)
+        text, started = await asyncio.gather(
+            asyncio.to_thread(TextModel, card, files), starting, return_exceptions=True
+        )
+        for failure in (text, started):
+            if isinstance(failure, BaseException):
+                raise failure
+        assert isinstance(text, TextModel)
+        group.model = ServedModel(text, routing, group.preparer)

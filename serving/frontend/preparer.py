@@ -24,7 +24,9 @@ import numpy as np
 from serving.frontend import openai
 from serving.frontend.openai import ApiError
 from serving.frontend.preprocess import AnyRequest, Prompt, Taken
-from serving.model.card import ModelCard, ModelError, ModelFiles
+from serving.model.card import ModelCard
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles
 
 log = logging.getLogger(__name__)
 

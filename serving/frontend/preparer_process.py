@@ -30,7 +30,8 @@ from serving.frontend.preparer import (
     framed,
 )
 from serving.frontend.preprocess import Prepared, TextModel, take
-from serving.model.card import ModelError, ModelFiles
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles
 
 log = logging.getLogger(__name__)
 

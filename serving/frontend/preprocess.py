@@ -19,7 +19,8 @@ from serving.frontend.openai import (
     TokenizeRequest,
     check_fields,
 )
-from serving.model.card import ModelCard, ModelFiles, ModelType
+from serving.model.card import ModelCard, ModelType
+from serving.model.files import ModelFiles
 from serving.model.template import PLAIN, ChatTemplate, TemplateError, source
 from serving.model.tokenizer import Ids, load
 from serving.router.hashing import block_hashes, sequence_hashes

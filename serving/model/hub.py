@@ -6,13 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from serving.model.errors import ModelError
+
 SCHEME = "hf://"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.model", "*.tiktoken", "*.py")
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
-
-
-class ModelError(Exception):
-    """A model that cannot be served; the message says why and what would help."""
 
 
 def is_hub_id(model_path: str) -> bool:

@@ -8,7 +8,8 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from serving.model.card import ModelError, ModelFiles
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles
 
 MAX_PROMPT_CHARACTERS = 16 << 20
 PLAIN = (

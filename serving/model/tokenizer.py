@@ -18,7 +18,8 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from serving.model.card import ModelError, ModelFiles
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles
 from serving.model.tokenizer_samples import samples
 
 log = logging.getLogger(__name__)

@@ -1,33 +1,35 @@
-"""`python -m serving.routing.service`: the router as a process of its own, between frontends and workers.
+"""`python -m serving.router_service`: the router as a process of its own, between frontends and workers.
 
 It registers the workers' model under its own address and forwards. Frontends that see only its namespace
 (`--namespace`) then leave all routing to it.
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from serving.model.card import CARDS, ModelCard, ModelError
+from serving.model.card import ModelCard
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles, files_address
+from serving.model.watch import watch_cards
 from serving.router import RouterConfig, check_live_mode
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.live import Placement, Routing, WorkerTraits
+from serving.routing.following import traits_of
+from serving.routing.live import Placement, Routing
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError, pack_u32, pack_u64
 from serving.runtime.server import GeneratorService, Stream
 from serving.runtime.stopping import until_stopped
 from serving.supervision.process import report_ready
-from serving.worker.kv_events import beside
 from serving.worker.protocol import PreprocessedRequest
-from serving.worker.registration import files_address
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class RouterServiceConfig:
 
 
 class RouterService:
-    """Serves `generate`, which routes and forwards, and `best_worker`, which only tells."""
+    """Serves `generate`, which routes and forwards, and `best_worker`, which only answers where a request would go."""
 
     def __init__(self, runtime: DistributedRuntime, config: RouterServiceConfig, router: RouterConfig) -> None:
         self._runtime = runtime
@@ -66,7 +68,6 @@ class RouterService:
         self._cards: dict[str, ModelCard] = {}
         self._news = asyncio.Event()
         self._routing: Routing | None = None
-        self._files: dict[str, bytes] = {}
 
     async def run(self) -> None:
         """Wait for workers, then serve until the process is asked to end."""
@@ -74,10 +75,16 @@ class RouterService:
         target, own = EndpointAddress.parse(self._config.workers), EndpointAddress.parse(self._config.endpoint)
         if target == own:
             raise ModelError(f"the router cannot serve at its workers' own address {own}")
-        await runtime.discovery.watch("/".join((CARDS[:-1], *target)) + "/", self._on_card)
+        await watch_cards(runtime.discovery, self._on_card, *target)
         if not await until_stopped(runtime.stopping, self._news.wait()):
             return
-        card = next(iter(self._cards.values()))
+        await self._serve(next(iter(self._cards.values())), target, own)
+        await runtime.stopping.wait()
+        await runtime.drain()
+
+    async def _serve(self, card: ModelCard, target: EndpointAddress, own: EndpointAddress) -> None:
+        """Route to the workers at `target`, and serve their model at our own address."""
+        runtime = self._runtime
         self._routing = routing = Routing(
             runtime,
             target,
@@ -85,63 +92,27 @@ class RouterService:
             config=self._router,
             block_size=card.kv_cache_block_size,
             seed=self._config.seed,
-            traits=self._traits,
+            traits=partial(traits_of, self._cards),
         )
         await routing.start()
         await routing.wait_for_workers()
-        await self._fetch_files(card)
-        await runtime.serve(files_address(own), GeneratorService(self._send_file), is_public=False)
-        await runtime.serve(beside(own, "best_worker"), GeneratorService(self._best_worker))
-        ours = msgspec.structs.replace(
-            card,
-            namespace=own.namespace,
-            component=own.component,
-            endpoint=own.endpoint,
-            instance_id=runtime.instance_id,
-            num_ranks=1,
-            has_kv_events=False,
-            router_mode="round-robin",
-            created=int(time.time()),
-        )
+        files = await ModelFiles.receive(card.files, partial(routing.call_any, files_address(target)), {})
+        await runtime.serve(files_address(own), GeneratorService(files.send), is_public=False)
+        await runtime.serve(own.beside("best_worker"), GeneratorService(self._best_worker))
+        ours = _own_card(card, own, runtime.instance_id)
         await runtime.register(ours.key, msgspec.json.encode(ours))
         await runtime.serve(own, self._forward)
         report_ready()
         log.info("routing %s from %s to %s", card.name, own, target)
-        await runtime.stopping.wait()
-        await runtime.drain()
 
-    def _on_card(self, key: str, value: bytes | None) -> None:
-        if value is None:
+    def _on_card(self, key: str, card: ModelCard | None) -> None:
+        if card is None:
             self._cards.pop(key, None)
             return
-        try:
-            card = self._cards[key] = ModelCard.parse(key, value)
-        except ValueError as error:
-            log.warning("%s in discovery is no model card and is ignored: %s", key, error)
-            return
+        self._cards[key] = card
         self._news.set()
         if self._routing is not None:
             self._routing.on_card(card.instance_id)
-
-    def _traits(self, instance_id: int) -> WorkerTraits | None:
-        for card in self._cards.values():
-            if card.instance_id == instance_id:
-                return WorkerTraits(card.num_ranks, card.has_kv_events)
-        return None
-
-    async def _fetch_files(self, card: ModelCard) -> None:
-        assert self._routing is not None
-        for name, digest in card.files.items():
-            pieces = [piece async for piece in self._routing.call_any(files_address(card.address), name)]
-            content = b"".join(pieces)
-            if hashlib.sha256(content).hexdigest() != digest:
-                raise ModelError(f"{name} of {card.name} came damaged")
-            self._files[name] = content
-
-    async def _send_file(self, name: Any) -> AsyncIterator[bytes]:
-        content = self._files.get(str(name), b"")
-        for start in range(0, len(content), 1 << 18):
-            yield content[start : start + (1 << 18)]
 
     def _pick(self, num_tokens: int, hashes: list[int], *, is_refusable: bool) -> Placement:
         assert self._routing is not None
@@ -153,7 +124,7 @@ class RouterService:
             raise CallError(str(error), "unavailable") from error
 
     async def _best_worker(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Tell where a request, given as `num_tokens` and `sequence_hashes`, would go."""
+        """Say where a request, given as `num_tokens` and `sequence_hashes`, would go."""
         assert self._routing is not None
         placement = self._pick(int(request["num_tokens"]), list(request["sequence_hashes"]), is_refusable=False)
         self._routing.on_finish(placement)
@@ -205,3 +176,18 @@ class RouterService:
             if reply is not None:
                 reply.cancel()
             self._routing.on_finish(placement)
+
+
+def _own_card(card: ModelCard, own: EndpointAddress, instance_id: int) -> ModelCard:
+    """Return the card under which the router serves the workers' model: as one worker, of which nothing is known."""
+    return msgspec.structs.replace(
+        card,
+        namespace=own.namespace,
+        component=own.component,
+        endpoint=own.endpoint,
+        instance_id=instance_id,
+        num_ranks=1,
+        has_kv_events=False,
+        router_mode="round-robin",
+        created=int(time.time()),
+    )

@@ -39,6 +39,14 @@ class EndpointAddress(NamedTuple):
         """Key prefix of this endpoint's instances."""
         return f"{INSTANCES}{self.namespace}/{self.component}/{self.endpoint}/"
 
+    def beside(self, endpoint: str) -> "EndpointAddress":
+        """Return another endpoint of the same component."""
+        return self._replace(endpoint=endpoint)
+
+    def subject(self, topic: str) -> str:
+        """Return the subject of events of the component, as Dynamo names it."""
+        return f"namespace.{self.namespace}.component.{self.component}.{topic}"
+
     def __str__(self) -> str:
         return f"dyn://{self.namespace}.{self.component}.{self.endpoint}"
 

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from serving.model.card import ModelFiles, ModelType
+from serving.model.card import ModelType
+from serving.model.files import ModelFiles
 from serving.runtime.server import Stream
 from serving.worker.kv_events import KvEventPublisher
 

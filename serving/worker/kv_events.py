@@ -1,9 +1,9 @@
-"""The worker's side of KV events and load reports: numbered messages, and the snapshot that mends what got lost."""
+"""The worker's side of KV events: numbered messages on the wire, and the snapshot that mends what got lost."""
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,8 +22,8 @@ EVENT_HASHES = 4096
 MESSAGE_HASHES = 16_384
 """Hashes in one message, at most but for its last event: some 150 KB, where a NATS server takes 1 MiB by default."""
 
-REPORT_S = 0.25
-HEARTBEAT_S = 1.0
+
+TOPIC = "kv_events"
 
 
 class KvEvents(msgspec.Struct, array_like=True):
@@ -36,66 +36,26 @@ class KvEvents(msgspec.Struct, array_like=True):
     events: list[list[Any]]
 
 
-class LoadReport(msgspec.Struct, array_like=True):
-    """What a rank of a worker is doing; `epoch` and `number` say which KV events it has sent."""
-
-    instance_id: int
-    rank: int
-    epoch: int
-    number: int
-    num_running: int
-    num_waiting: int
-    kv_active_blocks: int
-    kv_total_blocks: int
-    max_num_seqs: int
-
-    def metrics(self) -> dict[str, Any]:
-        """Return it as Dynamo's `load_metrics` endpoint tells it."""
-        total = max(self.kv_total_blocks, 1)
-        return {
-            "worker_stats": {
-                "data_parallel_rank": self.rank,
-                "request_active_slots": self.num_running,
-                "request_total_slots": self.max_num_seqs,
-                "num_requests_waiting": self.num_waiting,
-            },
-            "kv_stats": {
-                "kv_active_blocks": self.kv_active_blocks,
-                "kv_total_blocks": self.kv_total_blocks,
-                "gpu_cache_usage_perc": self.kv_active_blocks / total,
-            },
-        }
-
-
-def subject(address: EndpointAddress, topic: str) -> str:
-    """Return the event subject of a component, as Dynamo names it."""
-    return f"namespace.{address.namespace}.component.{address.component}.{topic}"
-
-
-def beside(address: EndpointAddress, endpoint: str) -> EndpointAddress:
-    """Return another endpoint of the same component."""
-    return EndpointAddress(address.namespace, address.component, endpoint)
-
-
 def encode(event: BlocksEvent) -> Iterator[list[Any]]:
     """Yield an event as it travels, in parts that are events, too."""
-    if isinstance(event, BlocksCleared):
-        yield []
-        return
-    hashes = event.hashes
-    for start in range(0, len(hashes), EVENT_HASHES):
-        part = hashes[start : start + EVENT_HASHES]
-        if isinstance(event, BlocksRemoved):
-            yield [part]
-        else:
-            yield [hashes[start - 1] if start else event.parent, part]
+    match event:
+        case BlocksCleared():
+            yield []
+        case BlocksRemoved(hashes):
+            for start in range(0, len(hashes), EVENT_HASHES):
+                yield [hashes[start : start + EVENT_HASHES]]
+        case BlocksStored(hashes, parent):
+            for start in range(0, len(hashes), EVENT_HASHES):
+                part = hashes[start : start + EVENT_HASHES]
+                yield [parent, part]
+                parent = part[-1]
 
 
 def decode(event: list[Any]) -> BlocksEvent:
     """Return an event that travelled.
 
     Raises:
-        ValueError: it is none.
+        ValueError: this is not an event.
     """
     match event:
         case []:
@@ -108,7 +68,7 @@ def decode(event: list[Any]) -> BlocksEvent:
 
 
 class BlockLedger:
-    """What a worker has told so far, as a snapshot for routers that missed some of it."""
+    """What a worker has reported so far, as a snapshot for routers that missed some of it."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int | None] = {}
@@ -119,25 +79,32 @@ class BlockLedger:
 
     def apply(self, event: BlocksEvent) -> None:
         """Take in an event."""
-        if isinstance(event, BlocksStored):
-            parent = event.parent
-            for block in event.hashes:
-                if block in self._parents:
-                    self._copies[block] = self._copies.get(block, 0) + 1
-                else:
-                    self._parents[block] = parent
-                parent = block
-        elif isinstance(event, BlocksRemoved):
-            for block in event.hashes:
-                if extra := self._copies.get(block):
-                    self._copies[block] = extra - 1
-                    if extra == 1:
-                        del self._copies[block]
-                else:
-                    self._parents.pop(block, None)
-        else:
-            self._parents.clear()
-            self._copies.clear()
+        match event:
+            case BlocksStored(hashes, parent):
+                self._store(hashes, parent)
+            case BlocksRemoved(hashes):
+                self._remove(hashes)
+            case BlocksCleared():
+                self._parents.clear()
+                self._copies.clear()
+
+    def _store(self, hashes: list[int], parent: int | None) -> None:
+        for block in hashes:
+            if block in self._parents:
+                self._copies[block] = self._copies.get(block, 0) + 1
+            else:
+                self._parents[block] = parent
+            parent = block
+
+    def _remove(self, hashes: list[int]) -> None:
+        for block in hashes:
+            extra = self._copies.get(block, 0)
+            if extra > 1:
+                self._copies[block] = extra - 1
+            elif extra:
+                del self._copies[block]
+            else:
+                self._parents.pop(block, None)
 
     def dump(self) -> list[BlocksStored]:
         """Return what is held, parents before children; blocks whose prefix is gone are of no use and left out."""
@@ -173,7 +140,7 @@ class KvEventPublisher:
         self.epoch = time.time_ns()
         self.number = 0
         self._runtime = runtime
-        self._subject = subject(address, "kv_events")
+        self._subject = address.subject(TOPIC)
         self._rank = rank
         self._pending: list[list[Any]] = []
         self._sealed: deque[list[list[Any]]] = deque()  # the messages that come next: nothing is added to them
@@ -182,7 +149,7 @@ class KvEventPublisher:
         self._task = asyncio.create_task(self._run())
 
     def publish(self, events: Sequence[BlocksEvent]) -> None:
-        """Tell of events soon; never waits."""
+        """Send events soon; never waits."""
         for event in events:
             self.ledger.apply(event)
             for part in encode(event):
@@ -238,73 +205,27 @@ def _size(event: list[Any]) -> int:
     return 1 + (len(event[-1]) if event else 0)
 
 
-class WorkerReports:
-    """What a worker serves and publishes beside `generate`: KV snapshots and load."""
+async def serve_snapshots(
+    runtime: DistributedRuntime, address: EndpointAddress, publishers: Sequence[KvEventPublisher]
+) -> None:
+    """Announce the events of a worker's ranks, and serve snapshots of them beside its endpoint."""
 
-    def __init__(
-        self,
-        runtime: DistributedRuntime,
-        address: EndpointAddress,
-        publishers: Sequence[KvEventPublisher],
-        load: Callable[[int], LoadReport],
-        num_ranks: int = 1,
-    ) -> None:
-        """Prepare to report.
-
-        Args:
-            runtime: the worker's.
-            address: of its `generate` endpoint.
-            publishers: of each rank; empty if the engine tells no KV events.
-            load: returns a rank's report.
-            num_ranks: data-parallel ranks.
-        """
-        self._runtime = runtime
-        self._address = address
-        self._publishers = publishers
-        self._load = load
-        self._ranks = range(num_ranks)
-
-    async def start(self) -> None:
-        """Serve `load_metrics` and `kv_snapshot`, and report load until the process ends."""
-        for topic in ("kv_events", "load_metrics"):
-            await self._runtime.events.announce(subject(self._address, topic))
-        await self._runtime.serve(beside(self._address, "load_metrics"), self._serve_load)
-        await self._runtime.serve(beside(self._address, "kv_snapshot"), self._serve_snapshot, is_public=False)
-        self._task = asyncio.create_task(self._report())
-
-    async def close(self) -> None:
-        """Report no more."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        for publisher in self._publishers:
-            await publisher.close()
-
-    def _serve_load(self, request: Any, stream: Stream) -> None:
-        for rank in self._ranks:
-            stream.send(self._load(rank).metrics())
-        stream.end()
-
-    def _serve_snapshot(self, request: msgspec.Raw, stream: Stream) -> None:
+    def serve(request: msgspec.Raw, stream: Stream) -> None:
         rank = msgspec.msgpack.decode(request, type=int)
-        if not 0 <= rank < len(self._publishers):
+        if not 0 <= rank < len(publishers):
             stream.end(f"there is no rank {rank} with KV events", "invalid")
             return
-        epoch, number, chains = self._publishers[rank].snapshot()
+        epoch, number, chains = publishers[rank].snapshot()
         stream.send([epoch, number])
         for stored in chains:
             for part in encode(stored):
                 stream.send(part)
         stream.end()
 
-    async def _report(self) -> None:
-        loop = asyncio.get_running_loop()
-        told: dict[int, tuple[LoadReport, float]] = {}
-        name = subject(self._address, "load_metrics")
-        while True:
-            for rank in self._ranks:
-                report = self._load(rank)
-                before = told.get(rank)
-                if before is None or before[0] != report or loop.time() - before[1] > HEARTBEAT_S:
-                    told[rank] = (report, loop.time())
-                    await self._runtime.events.publish(name, msgspec.msgpack.encode(report))
-            await asyncio.sleep(REPORT_S)
+    await runtime.events.announce(address.subject(TOPIC))
+    await runtime.serve(snapshots_address(address), serve, is_public=False)
+
+
+def snapshots_address(address: EndpointAddress) -> EndpointAddress:
+    """Return the endpoint that sends snapshots of what the workers at an address have cached."""
+    return address.beside("kv_snapshot")

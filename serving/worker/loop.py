@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from serving.model.card import BYTES_CONTEXT, ModelFiles
+from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.template import ChatTemplate
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -12,7 +12,8 @@ from serving.runtime.stopping import until_stopped
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import Engine
-from serving.worker.kv_events import KvEventPublisher, LoadReport, WorkerReports
+from serving.worker.kv_events import KvEventPublisher, serve_snapshots
+from serving.worker.load_reports import LoadReport, LoadReporter
 from serving.worker.registration import register_llm
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
     ranks = range(traits.num_ranks)
     publishers = [KvEventPublisher(runtime, address, rank) for rank in ranks] if has_events else []
     engine.publish_to(publishers)
-    reports = WorkerReports(runtime, address, publishers, _reporter(runtime, engine, publishers), traits.num_ranks)
+    await serve_snapshots(runtime, address, publishers)
+    reports = LoadReporter(runtime, address, _reporter(runtime, engine, publishers), num_ranks=traits.num_ranks)
     await reports.start()
     context = worker.context_length or traits.context_length or (None if files.contents else BYTES_CONTEXT)
     await register_llm(
@@ -87,7 +89,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
             log.info("finishing %d request(s); Ctrl-C again stops at once", runtime.num_streams)
         await runtime.drain()  # also of an engine that failed: nobody should be sent to it while it is taken down
     finally:
-        await reports.close()
+        await asyncio.gather(reports.close(), *(publisher.close() for publisher in publishers))
     if isinstance(outcome, BaseException):
         raise outcome
 

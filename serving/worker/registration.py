@@ -1,15 +1,16 @@
-"""Workers: how an engine registers its model and serves it."""
+"""Registering a model: what an engine serves, told to every frontend and router by a model card."""
 
 import asyncio
-import contextlib
 import time
 from typing import Any
 
 import msgspec
 
-from serving.model.card import BYTES_CONTEXT, CARDS, FILES, ModelCard, ModelError, ModelFiles, ModelType, model_name
+from serving.model.card import ModelCard, ModelType
+from serving.model.errors import ModelError
+from serving.model.files import BYTES_CONTEXT, ModelFiles, files_address, model_name
+from serving.model.watch import present_cards
 from serving.router import check_live_mode
-from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime, Endpoint
 from serving.runtime.server import GeneratorService
 
@@ -46,7 +47,7 @@ async def register_llm(
         files: the model's files, if they were read already.
 
     Raises:
-        ModelError: the model's files cannot be had, or the endpoint serves another model already.
+        ModelError: the model's files cannot be found, or the endpoint serves another model already.
     """
     if files is None:
         files = await asyncio.to_thread(ModelFiles.read, model_path)
@@ -83,23 +84,9 @@ async def register_llm(
     return card
 
 
-def files_address(address: EndpointAddress) -> EndpointAddress:
-    """Return the endpoint that sends the files of the model at an address."""
-    return EndpointAddress(address.namespace, address.component, FILES)
-
-
 async def _check_alike(runtime: DistributedRuntime, card: ModelCard) -> None:
     """Refuse to serve a model where another is served, or the same with another block size or tokenizer."""
-    others: list[ModelCard] = []
-
-    def collect(key: str, value: bytes | None) -> None:
-        if value is not None:
-            with contextlib.suppress(ValueError):  # what no frontend can read serves nothing
-                others.append(ModelCard.parse(key, value))
-
-    stop = await runtime.discovery.watch("/".join((CARDS[:-1], *card.address)) + "/", collect)
-    stop()
-    for other in others:
+    for other in await present_cards(runtime.discovery, *card.address):
         if other.checksum != card.checksum:
             raise ModelError(
                 f"{card.address} serves {other.name!r} with KV blocks of {other.kv_cache_block_size} tokens already; "

@@ -93,7 +93,11 @@ def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
         ("pools: {a: {}}\nfrontend: {http_port: 99999}", (), "frontend.http_port is 99999; expected from 0 to 65535"),
         ("pools: {a: {engine: vllm, model: gone, max_num_seqs: 3}}", (), "pools.a.max_num_seqs is unknown"),
         ("pools: {a: {}}", ("--workers", 3), "--workers beside --deployment "),
-        ("pools: {a: {}}", ("--http-port", 0, "--speedup-ratio", 3), "--http-port, --speedup-ratio beside --deployment"),
+        (
+            "pools: {a: {}}",
+            ("--http-port", 0, "--speedup-ratio", 3),
+            "--http-port, --speedup-ratio beside --deployment",
+        ),
         ("workers: [{count: 2}]", (), "expected pools: what was a list of workers is a mapping of pools now"),
         (None, (), "deployment.yaml: cannot be read (No such file or directory)"),
     ],

@@ -15,7 +15,7 @@ import uvloop
 
 from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
-from serving.model.card import ModelFiles
+from serving.model.files import ModelFiles
 from serving.router import RouterConfig
 from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes

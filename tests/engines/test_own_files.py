@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from serving.engines.own import CAPACITY, OwnEngine
-from serving.model.card import ModelFiles
+from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError

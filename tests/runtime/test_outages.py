@@ -19,7 +19,7 @@ from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import Frame, frame
-from serving.worker.kv_events import KvEventPublisher, KvEvents, decode, subject
+from serving.worker.kv_events import KvEventPublisher, KvEvents, decode
 from tests.support.servers import Etcd, Nats, Proxy
 from tests.support.waiting import until_async
 
@@ -303,7 +303,7 @@ def test_kv_events_of_any_size_come_through_nats_and_are_followed_by_others(tmp_
                         assert event.parent == (chain[-1] if chain else 5)
                         chain.extend(event.hashes)
 
-            await two.events.subscribe(subject(ADDRESS, "kv_events"), heard, durable=True)
+            await two.events.subscribe(ADDRESS.subject("kv_events"), heard, durable=True)
             publisher = KvEventPublisher(one, ADDRESS)
             large = [(1 << 63) + number for number in range(200_000)]  # 1.8 MB as they travel
             publisher.publish([BlocksStored(large, 5), BlocksRemoved(large)])

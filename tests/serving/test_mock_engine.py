@@ -12,7 +12,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_tokens
 from serving.engines.timer import StepTimer
-from serving.model.card import ModelFiles
+from serving.model.files import ModelFiles
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.worker.config import WorkerConfig

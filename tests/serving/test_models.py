@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from serving.model.card import ModelError, ModelFiles, model_name
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles, model_name
 from serving.model.hub import is_hub_id
 from tests.support import hub_server
 from tests.support.model import write_model
@@ -18,7 +19,8 @@ from tests.support.waiting import PATIENCE_S
 NAME = "acme/tiny-model"
 PROGRAM = """
 import sys
-from serving.model.card import ModelError, ModelFiles, local_weights
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles, local_weights
 try:
     if sys.argv[2] == "weights":
         print(local_weights(sys.argv[1]))

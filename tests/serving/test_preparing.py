@@ -21,7 +21,8 @@ from serving.engines.processes import descendants
 from serving.frontend.openai import ApiError, ChatRequest, CompletionRequest, parse
 from serving.frontend.preparer import GUESS_BYTES, Elsewhere, Preparer, guess_model
 from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_quick, prepare
-from serving.model.card import ModelCard, ModelFiles, ModelType
+from serving.model.card import ModelCard, ModelType
+from serving.model.files import ModelFiles
 from serving.model.tokenizer import HuggingFaceTokenizer
 from tests.support.model import CORPUS, TEMPLATE, write_model
 from tests.support.stacks import running

@@ -1,4 +1,4 @@
-"""The router as a service, on a network in this process: what it hears, and what routers tell each other."""
+"""The router on a real network in this process: what it hears, and what routers tell each other."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -10,12 +10,14 @@ import uvloop
 from serving.router import RouterConfig
 from serving.router.events import BlocksRemoved, BlocksStored
 from serving.router.router import AllBusyError, NoWorkersError
-from serving.routing.live import BookingMessage, Routing, WorkerTraits, _portions
+from serving.routing.following import WorkerTraits
+from serving.routing.live import Routing
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
-from serving.worker.kv_events import MESSAGE_HASHES, KvEventPublisher, LoadReport, WorkerReports, subject
+from serving.worker.kv_events import KvEventPublisher, serve_snapshots
+from serving.worker.load_reports import LoadReport, LoadReporter
 from tests.support.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("test", "backend", "generate")
@@ -38,7 +40,8 @@ class FakeWorker:
         async def generate(request):
             yield 1
 
-        self.reports = WorkerReports(self.runtime, ADDRESS, [self.publisher], self.report)
+        await serve_snapshots(self.runtime, ADDRESS, [self.publisher])
+        self.reports = LoadReporter(self.runtime, ADDRESS, self.report)
         await self.reports.start()
         await self.runtime.serve(ADDRESS, GeneratorService(generate))
         return self
@@ -54,6 +57,7 @@ def network(tmp_path, talk):
 
             async def worker():
                 made = await FakeWorker(await join()).start()
+                stack.push_async_callback(made.publisher.close)
                 stack.push_async_callback(made.reports.close)
                 return made
 
@@ -97,16 +101,6 @@ def test_a_router_that_starts_late_learns_what_is_cached_and_follows_from_there(
     network(tmp_path, talk)
 
 
-def test_bookings_are_told_in_messages_that_every_event_plane_takes():
-    def booking(size):
-        return BookingMessage(1, 2, 0, hashes=list(range(size)))
-
-    messages = [booking(size) for size in (3, MESSAGE_HASHES, 5, 6, MESSAGE_HASHES, 0)]
-    portions = list(_portions(messages))
-    assert [message for portion in portions for message in portion] == messages
-    assert [len(portion) for portion in portions] == [1, 1, 2, 1, 1]
-
-
 def test_lost_events_are_mended_from_a_snapshot(tmp_path):
     async def talk(worker, router):
         one, here = await worker(), await router()
@@ -139,11 +133,10 @@ def test_routers_know_what_the_others_sent_and_forget_it_with_them(tmp_path):
         await worker()
         await worker()
         here, there = await router(), await router()
-        await until_async(lambda: here.num_workers == there.num_workers == 2 and here._peers and there._peers)
+        await until_async(lambda: here.num_workers == there.num_workers == 2 and here._peers.ids and there._peers.ids)
 
         def load(of, placement):
-            slot = of._slots[placement.worker]
-            books = of.core.load(slot)
+            books = of.core.load(of._following.numbers[placement.worker])
             return books.num_requests, books.prefill_tokens, books.decode_blocks
 
         placements = []
@@ -157,13 +150,13 @@ def test_routers_know_what_the_others_sent_and_forget_it_with_them(tmp_path):
         await until_async(lambda: load(there, placement) == load(here, placement) == (1, 3 * SIZE, 3))
         here.on_first_token(placement)
         await until_async(lambda: load(there, placement) == load(here, placement) == (1, 0, 3))
-        here._tell = lambda message: None  # the end gets lost
+        here._peers._tell = lambda message: None  # the end gets lost
         here.on_finish(placement)
-        del here._tell
+        del here._peers._tell
         await until_async(lambda: load(there, placement) == (0, 0, 0))
         last = here.pick(3 * SIZE, [1, 2, 3])
         await until_async(lambda: load(there, last)[0] == 1)
-        await here._runtime.close()
+        await here._following._runtime.close()
         await until_async(lambda: load(there, last) == (0, 0, 0))
 
     network(tmp_path, talk)
@@ -194,8 +187,8 @@ def test_load_is_served_beside_generate(tmp_path):
         one, here = await worker(), await router()
         one.usage = 25
         await until_async(lambda: here.num_workers == 1)
-        metrics = ADDRESS._replace(endpoint="load_metrics")
-        client = await here._runtime.client(metrics)
+        metrics = ADDRESS.beside("load_metrics")
+        client = await here._following._runtime.client(metrics)
         await client.wait_for_instances()
         (told,) = [item async for item in client.generate(None)]
         assert told["kv_stats"] == {"kv_active_blocks": 25, "kv_total_blocks": 100, "gpu_cache_usage_perc": 0.25}
@@ -210,9 +203,9 @@ def test_garbage_on_the_event_plane_is_ignored(tmp_path):
         await until_async(lambda: here.num_workers == 1)
         for topic in ("kv_events", "load_metrics", "router_sync"):
             for data in (b"", b"\xc1", msgspec.msgpack.encode([1, 2]), msgspec.msgpack.encode({"a": 1})):
-                await one.runtime.events.publish(subject(ADDRESS, topic), data)
+                await one.runtime.events.publish(ADDRESS.subject(topic), data)
         bad = [one.runtime.instance_id, 0, 1 << 60, 0, [["x", 5]]]
-        await one.runtime.events.publish(subject(ADDRESS, "kv_events"), msgspec.msgpack.encode(bad))
+        await one.runtime.events.publish(ADDRESS.subject("kv_events"), msgspec.msgpack.encode(bad))
         one.publisher.publish([BlocksStored([1], None)])
         await until_async(lambda: overlaps(here, [1]) == {one.runtime.instance_id: 1})
         with pytest.raises(NoWorkersError, match="has no instance 1"):

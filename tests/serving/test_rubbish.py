@@ -14,7 +14,8 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
-from serving.worker.kv_events import KvEventPublisher, LoadReport, WorkerReports
+from serving.worker.kv_events import KvEventPublisher, serve_snapshots
+from serving.worker.load_reports import LoadReport, LoadReporter
 from serving.worker.registration import register_llm
 from tests.support.servers import Etcd
 from tests.support.waiting import in_time, until_async
@@ -69,7 +70,8 @@ async def work(config):
     def load(rank):
         return LoadReport(runtime.instance_id, rank, publisher.epoch, publisher.number, 0, 0, 0, 100, 8)
 
-    reports = WorkerReports(runtime, ADDRESS, [publisher], load)
+    await serve_snapshots(runtime, ADDRESS, [publisher])
+    reports = LoadReporter(runtime, ADDRESS, load)
     await reports.start()
     await register_llm(ModelType.Backend, runtime.endpoint(ADDRESS), "", "mock", has_kv_events=True)
     await runtime.serve(ADDRESS, GeneratorService(generate))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from serving.frontend.stops import StopMatcher
-from serving.model.card import ModelError, ModelFiles
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles
 from serving.model.template import ChatTemplate, TemplateError
 from serving.model.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from tests.support.model import CORPUS, write_model

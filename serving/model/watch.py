@@ -1,0 +1,34 @@
+"""Following the model cards of a network. What is no card is logged and ignored: it must hide no model."""
+
+import logging
+from collections.abc import Callable
+
+from serving.model.card import ModelCard, key_prefix
+from serving.runtime.ports import Discovery, Stop
+
+log = logging.getLogger(__name__)
+
+
+async def watch_cards(discovery: Discovery, on_card: Callable[[str, ModelCard | None], None], *place: str) -> Stop:
+    """Report the cards of a namespace, component and endpoint (none: of all) by their keys, with None once one is gone.
+
+    Returns once those that are there now were reported.
+    """
+
+    def on_change(key: str, value: bytes | None) -> None:
+        try:
+            card = None if value is None else ModelCard.parse(key, value)
+        except ValueError as error:
+            log.warning("%s in discovery is no model card and is ignored: %s", key, error)
+        else:
+            on_card(key, card)
+
+    return await discovery.watch(key_prefix(*place), on_change)
+
+
+async def present_cards(discovery: Discovery, *place: str) -> list[ModelCard]:
+    """Return the cards of a namespace, component and endpoint that are there now."""
+    cards: dict[str, ModelCard | None] = {}
+    stop = await watch_cards(discovery, cards.__setitem__, *place)
+    stop()
+    return [card for card in cards.values() if card is not None]

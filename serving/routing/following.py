@@ -1,0 +1,199 @@
+"""Following a live system: which instances serve an endpoint, what each has cached, and its load.
+
+What is heard goes into the router core, which knows each rank of an instance as a worker with a number of its own.
+KV events are numbered: `KvFollower` notices what is lost, and a snapshot from the worker mends it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from serving.model.card import ModelCard
+from serving.router import Router
+from serving.router.events import BlocksStored
+from serving.router.follower import KvFollower
+from serving.router.index import PrefixIndex
+from serving.runtime.address import EndpointAddress, Instance
+from serving.runtime.client import Client
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.messages import CallError
+from serving.runtime.ports import Stop
+from serving.worker import kv_events, load_reports
+from serving.worker.kv_events import KvEvents, decode, snapshots_address
+from serving.worker.load_reports import LoadReport
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT_TIMEOUT_S = 10.0
+MAX_SNAPSHOTS = 4
+"""Snapshots fetched at once: a fleet that joins does not send everything together."""
+
+
+class Worker(NamedTuple):
+    """One rank of an instance: what the router core calls a worker."""
+
+    instance_id: int
+    rank: int
+
+
+class WorkerTraits(NamedTuple):
+    """What the router must know of an instance; its model card says it."""
+
+    num_ranks: int = 1
+    has_kv_events: bool = False
+
+
+def traits_of(cards: Mapping[str, ModelCard], instance_id: int) -> WorkerTraits | None:
+    """Return what the cards say of an instance; None while its card is not there."""
+    for card in cards.values():
+        if card.instance_id == instance_id:
+            return WorkerTraits(card.num_ranks, card.has_kv_events)
+    return None
+
+
+class Following:
+    """Keeps a router core up to date about the workers of an endpoint."""
+
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        address: EndpointAddress,
+        core: Router,
+        traits: Callable[[int], WorkerTraits | None],
+    ) -> None:
+        self.workers: dict[int, Worker] = {}
+        """The workers that can be routed to, by their numbers in the core."""
+        self.numbers: dict[Worker, int] = {}
+        self.loads: dict[Worker, LoadReport] = {}
+        """What each reported last."""
+        self._runtime = runtime
+        self._address = address
+        self._core = core
+        self._traits = traits
+        self._cardless: set[int] = set()
+        self._client: Client | None = None
+        self._follower = KvFollower(core.index) if isinstance(core.index, PrefixIndex) else None
+        self._snapshots = asyncio.Semaphore(MAX_SNAPSHOTS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stops: list[Stop] = []
+
+    async def start(self) -> None:
+        """Follow events, then discovery."""
+        events, address = self._runtime.events, self._address
+        if self._follower is not None:
+            subject = address.subject(kv_events.TOPIC)
+            self._stops.append(await events.subscribe(subject, self._on_kv_events, durable=True))
+        self._stops.append(await events.subscribe(address.subject(load_reports.TOPIC), self._on_load))
+        self._client = await self._runtime.client(address, self._on_join, self._on_leave)
+
+    @property
+    def client(self) -> Client:
+        """What calls the instances, once started."""
+        assert self._client is not None
+        return self._client
+
+    async def close(self) -> None:
+        """Stop following, and hang up on all instances."""
+        for stop in self._stops:
+            stop()
+        for task in self._tasks:
+            task.cancel()
+        if self._client is not None:
+            await self._client.close()
+
+    def on_card(self, instance_id: int) -> None:
+        """Take note that an instance's model card has come, perhaps after the instance itself."""
+        if instance_id in self._cardless:
+            self._cardless.discard(instance_id)
+            self._add(instance_id)
+
+    def _on_join(self, instance: Instance) -> None:
+        self._add(instance.instance_id)
+
+    def _add(self, instance_id: int) -> None:
+        traits = self._traits(instance_id)
+        if traits is None:
+            self._cardless.add(instance_id)
+            return
+        for rank in range(traits.num_ranks):
+            worker = Worker(instance_id, rank)
+            number = next(free for free in range(len(self.workers) + 1) if free not in self.workers)
+            self.numbers[worker] = number
+            self.workers[number] = worker
+            self._core.add_worker(number, has_events=traits.has_kv_events)
+            if self._follower is not None and traits.has_kv_events:
+                self._mend(worker, number)
+
+    def _on_leave(self, instance_id: int) -> None:
+        self._cardless.discard(instance_id)
+        for worker in [worker for worker in self.numbers if worker.instance_id == instance_id]:
+            number = self.numbers.pop(worker)
+            del self.workers[number]
+            self._core.remove_worker(number)
+            self.loads.pop(worker, None)
+            if self._follower is not None:
+                self._follower.drop(number)
+
+    def _on_kv_events(self, data: bytes) -> None:
+        assert self._follower is not None
+        try:
+            message = msgspec.msgpack.decode(data, type=KvEvents)
+            events = [decode(event) for event in message.events]
+        except ValueError as error:
+            log.warning("a KV event message was ignored: %s", error)
+            return
+        worker = Worker(message.instance_id, message.rank)
+        number = self.numbers.get(worker)
+        if number is not None and self._follower.on_events(number, message.epoch, message.number, events):
+            self._mend(worker, number)
+
+    def _on_load(self, data: bytes) -> None:
+        try:
+            report = msgspec.msgpack.decode(data, type=LoadReport)
+        except ValueError as error:
+            log.warning("a load report was ignored: %s", error)
+            return
+        worker = Worker(report.instance_id, report.rank)
+        number = self.numbers.get(worker)
+        if number is None:
+            return
+        self.loads[worker] = report
+        self._core.on_load(
+            number,
+            report.kv_active_blocks / max(report.kv_total_blocks, 1),
+            report.num_waiting,
+            num_running=report.num_running,
+            max_num_seqs=report.max_num_seqs,
+            now=asyncio.get_running_loop().time(),
+        )
+        follower = self._follower
+        if follower is not None and report.epoch and follower.on_heartbeat(number, report.epoch, report.number):
+            self._mend(worker, number)
+
+    def _mend(self, worker: Worker, number: int) -> None:
+        """Fetch a snapshot of what a worker has cached."""
+        task = asyncio.create_task(self._fetch_snapshot(worker, number))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fetch_snapshot(self, worker: Worker, number: int) -> None:
+        assert self._follower is not None
+        address = snapshots_address(self._address)
+        try:
+            async with self._snapshots, asyncio.timeout(SNAPSHOT_TIMEOUT_S):
+                stream = self.client.side_call(worker.instance_id, address, worker.rank)
+                items = [item async for item in stream]
+        except (CallError, TimeoutError) as error:
+            log.warning("no KV snapshot of instance %x: %s", worker.instance_id, error)
+            self._follower.on_no_snapshot(number)
+            return
+        if self.numbers.get(worker) != number:
+            return
+        (epoch, num_messages), *chains = items
+        stored = [BlocksStored(hashes, parent) for parent, hashes in chains]
+        log.debug("KV snapshot of instance %x: %d chains", worker.instance_id, len(stored))
+        if self._follower.on_snapshot(number, epoch, num_messages, stored):
+            self._mend(worker, number)
