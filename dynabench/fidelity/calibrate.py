@@ -19,9 +19,9 @@ from dynabench.errors import UserError
 from dynabench.experiment.settings import CalibrateConfig, ExperimentRouterConfig
 from dynabench.fidelity.fitting import OUTLIER, Fit, fit_steps, predicted
 from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log
+from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, send_all
 from dynabench.live.http_client import clock
-from dynabench.live.load import Target
 from dynabench.live.stack import LocalStack
 from dynabench.terminal import Terminal
 from foundation.files import new_file

@@ -15,9 +15,9 @@ import uvloop
 
 from dynabench.experiment.settings import MAX_FAILED_SHARE, LiveConfig
 from dynabench.interrupt import Interrupt, InterruptError
+from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
-from dynabench.live.load import Target
 from dynabench.live.stack import LaunchError, LocalStack
 from dynabench.live.view import LiveView
 from dynabench.virtual.run import check_fits

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from dynabench.errors import UserError
 from dynabench.experiment.settings import SelftestConfig
+from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.known_server import MODEL
-from dynabench.live.load import Target
 from dynabench.terminal import Terminal
 from reports import metrics
 from reports.records import ArmResult
