@@ -25,9 +25,9 @@ import numpy as np
 import uvloop
 
 from dynabench.experiment.settings import SelftestConfig
+from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, send_all
 from dynabench.live.known_server import MODEL
-from dynabench.live.load import Target
 from dynabench.live.selftest import known_server
 from reports import metrics
 from reports.records import ArmResult

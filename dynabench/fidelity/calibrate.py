@@ -21,9 +21,9 @@ from dynabench.deployment.processes import check_engines
 from dynabench.fidelity.fitting import OUTLIER, Fit, fit_steps, predicted
 from dynabench.fidelity.settings import CalibrateConfig
 from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log
+from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, send_all
 from dynabench.live.http_client import clock
-from dynabench.live.load import Target
 from dynabench.live.run import tokens_of_model
 from dynabench.live.stack import LocalStack
 from dynabench.terminal import Terminal

@@ -12,8 +12,9 @@ import numpy as np
 import uvloop
 
 from dynabench.interrupt import held_back
+from dynabench.live.bodies import Target
 from dynabench.live.http_client import clock
-from dynabench.live.load import LoadGenerator, Target, facts_of
+from dynabench.live.load import LoadGenerator, facts_of
 from dynabench.live.timeline import Stats, as_columns
 from workloads import Workload
 from workloads.pacing import LoadConfig

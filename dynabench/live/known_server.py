@@ -1,7 +1,8 @@
 """A server of known delays, to test load generators against: `python -m dynabench.live.known_server --ttft-ms 50 --itl-ms 10`.
 
 It speaks enough of OpenAI's API for ours and other load generators, streams as many tokens as were asked for, each chunk
-at its time on an absolute schedule, and tells when it really wrote the first and the last.
+at its time on an absolute schedule, and reports when it really wrote the first and the last. HTTP is written by hand: between
+a chunk's time and its bytes there is nothing but the kernel, and no framework's delay is taken for the client's.
 """
 
 import argparse

@@ -18,9 +18,9 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.deployment.processes import check_engines
 from dynabench.interrupt import Interrupt, InterruptError
+from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
-from dynabench.live.load import Target
 from dynabench.live.settings import MAX_FAILED_SHARE, ClientConfig
 from dynabench.live.stack import LaunchError, LocalStack
 from dynabench.live.view import LiveView

@@ -10,9 +10,9 @@ import numpy as np
 import uvloop
 from rich.table import Table
 
+from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.known_server import MODEL
-from dynabench.live.load import Target
 from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError

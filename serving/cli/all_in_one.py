@@ -11,6 +11,7 @@ from typing import Any
 from serving.cli.batch import run_batch
 from serving.cli.chat import ask_once, chat
 from serving.cli.chat_client import AskError, ChatClient
+from serving.cli.command_line import INTERRUPTED
 from serving.cli.job import Job
 from serving.cli.ways import Batch, Echoed, Stdin
 from serving.frontend.models import Models
@@ -22,9 +23,6 @@ from serving.runtime.stopping import cancel_all, until_stopped
 from serving.runtime.threads import in_thread
 from serving.worker.engine import Engine
 from serving.worker.loop import run_worker
-
-INTERRUPTED = 130
-"""Exit code of what was asked to end before it was done."""
 
 
 async def run_all_in_one(job: Job, engine: Engine | None, stopping: asyncio.Event) -> int:

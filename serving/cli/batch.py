@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from serving.cli.chat_client import Answer, AskError, ChatClient
+from serving.cli.command_line import INTERRUPTED
 from serving.runtime.stopping import until_stopped
 
 OUTPUT = "output.jsonl"
@@ -76,7 +77,7 @@ def read(path: Path) -> Prompts:
 
 
 def is_answered(path: Path) -> bool:
-    """Tell whether an earlier run has answered everything, so that no engine is needed.
+    """Return whether an earlier run has answered everything, so that no engine is needed.
 
     Raises:
         BatchError: the input or the earlier output cannot be used.
@@ -121,64 +122,61 @@ async def run_batch(
         if done := len(prompts.texts) - len(missing):
             print(f"{file.name} has {done} of {len(prompts.texts)} answers already", file=sys.stderr)
         started = time.perf_counter()
-        run = _Run(client, file, options, concurrency, count, Totals())
+        run = _Run(client, file, options, asyncio.Semaphore(concurrency), count)
         is_done = await until_stopped(stopping, run.ask_all(missing, model))
     if not is_done:
         print(f"interrupted: {run.totals.num_answered} more are answered; run it again to go on", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     print(_summary(run.totals, time.perf_counter() - started))
-    if failed := run.totals.num_failed + len(prompts.problems):
+    failed = run.totals.num_failed + len(prompts.problems)
+    if failed:
         print(f"{failed} of {len(prompts.texts) + len(prompts.problems)} lines have no answer", file=sys.stderr)
     return 1 if failed else 0
 
 
+@dataclass
 class _Run:
     """Requests in progress, and the file that their answers go to."""
 
-    def __init__(
-        self,
-        client: ChatClient,
-        file: IO[str],
-        options: dict[str, Any],
-        concurrency: int,
-        count: Callable[[str, str], int],
-        totals: Totals,
-    ) -> None:
-        self._client = client
-        self._file = file
-        self._options = options
-        self._places = asyncio.Semaphore(concurrency)
-        self._count = count
-        self.totals = totals
+    client: ChatClient
+    file: IO[str]
+    options: dict[str, Any]
+    places: asyncio.Semaphore
+    count: Callable[[str, str], int]
+    totals: Totals = field(default_factory=Totals)
 
     async def ask_all(self, texts: list[str], wanted: str) -> None:
-        model = await self._client.model(wanted)
+        model = await self.client.model(wanted)
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task(model, total=len(texts))
 
             def done(task: asyncio.Task[None]) -> None:
-                self._places.release()
+                self.places.release()
                 progress.advance(bar)
 
             async with asyncio.TaskGroup() as group:
                 for text in texts:
-                    await self._places.acquire()
+                    await self.places.acquire()
                     task = group.create_task(self._ask(text, model, console))
                     task.add_done_callback(done)
 
     async def _ask(self, text: str, model: str, console: Console) -> None:
         answer = Answer()
         try:
-            async for _ in self._client.ask(answer, [{"role": "user", "content": text}], model=model, **self._options):
+            async for _ in self.client.ask(answer, [{"role": "user", "content": text}], model=model, **self.options):
                 pass
         except AskError as error:
             self.totals.num_failed += 1
             console.print(f"no answer to {text[:60]!r}: {error}", highlight=False, soft_wrap=True)
             return
-        tokens_in = self._count(model, text)
-        tokens_out = answer.num_tokens if answer.num_tokens is not None else self._count(model, answer.text)
+        self._keep(text, model, answer)
+
+    def _keep(self, text: str, model: str, answer: Answer) -> None:
+        """Write an answer to the file, and count it."""
+        tokens_in = self.count(model, text)
+        tokens_out = answer.num_tokens if answer.num_tokens is not None else self.count(model, answer.text)
         record = {
             "text": text,
             "response": answer.text,
@@ -187,8 +185,8 @@ class _Run:
             "elapsed_ms": round((time.perf_counter() - answer.started) * 1000),
             "finish_reason": answer.finish_reason,
         }
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self._file.flush()
+        self.file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self.file.flush()
         self.totals.num_answered += 1
         self.totals.tokens_in += tokens_in
         self.totals.tokens_out += tokens_out

@@ -5,6 +5,9 @@ import sys
 
 from foundation.text import one_line
 
+INTERRUPTED = 130
+"""Exit code of what was asked to end before it was done."""
+
 MAX_REASON = 4000
 """Characters: a list of all settings that there are has room."""
 

@@ -14,7 +14,7 @@ import msgspec
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import open_standard_streams, reason
+from serving.cli.command_line import INTERRUPTED, open_standard_streams, reason
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.frontend.config import FrontendConfig
@@ -33,9 +33,6 @@ from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, 
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
 from serving.worker.registry import ENGINES, check_installed, make_engine
-
-INTERRUPTED = 130
-"""Exit code of a process that was stopped at once."""
 
 
 def flat(title: str, order: int) -> Parameter:

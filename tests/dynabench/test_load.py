@@ -9,9 +9,9 @@ import pytest
 import uvloop
 
 from dynabench.experiment.settings import LiveConfig, SelftestConfig
+from dynabench.live.bodies import Bodies, Target
 from dynabench.live.clients import Order, Sent, send_all, shares
 from dynabench.live.known_server import MODEL
-from dynabench.live.load import LoadGenerator, Target
 from dynabench.live.run import run_live, spoilt
 from dynabench.live.selftest import known_server
 from mocker import EngineConfig
@@ -65,10 +65,7 @@ def test_chat_messages_go_where_chats_go(quick):
 def test_a_salt_keeps_other_runs_caches_out_of_texts_too():
     def body(content, salt):
         one = Workload("w", 64, [Request(0.0, 4, 2, (0,), content=content)])
-        generator = LoadGenerator(
-            one, target=Target("http://x", "m", "text"), load=LoadConfig(), salt=salt, timeout_s=1.0
-        )
-        return json.loads(generator._body(one.requests[0]))
+        return json.loads(Bodies(Target("http://x", "m", "text"), one.block_size, salt).of(one.requests[0]))
 
     assert body("Hello", "")["prompt"] == "Hello"
     assert body("Hello", "s1")["prompt"] == "s1 Hello"

