@@ -25,8 +25,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from serving.frontend.openai import ApiError
-from serving.frontend.wire import Flow, Wire
+from serving.frontend.api.errors import ApiError
+from serving.frontend.http.transport import Flow, Transport
 
 log = logging.getLogger(__name__)
 
@@ -119,15 +119,15 @@ class Connection(HttpToolsProtocol):
         self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
+        """Take over a new connection."""
         super().connection_made(transport)
         self._wire = transport
         self._since = self.loop.time()
         self.flow = Flow(transport)
-        self.transport = cast(asyncio.Transport, Wire(transport, close=self.hang_up, is_closing=self.is_hung_up))
+        self.transport = cast(asyncio.Transport, Transport(transport, close=self.hang_up, is_closing=self.is_hung_up))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`; uvicorn would not disconnect a request that has others queued behind it."""
+        """End the request in progress; uvicorn would not disconnect one that has others queued behind it."""
         self._phase = IDLE
         self._is_deaf, self._unparsed = True, None
         self.pipeline.clear()
@@ -137,17 +137,17 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
+        """Note since when the client has left its answer unread."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
+        """Note that the client reads again."""
         self._unread_since = 0.0
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Parse what the client sends, in pieces."""
         if self._is_deaf:
             self._throw_away(len(data))
         elif self._unparsed is not None:  # read before the pause took effect
@@ -159,13 +159,13 @@ class Connection(HttpToolsProtocol):
             self._go_on()
 
     def on_message_begin(self) -> None:
-        """See `httptools`."""
+        """Note that a request's head has begun."""
         super().on_message_begin()
         self._phase = HEAD
         self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        """See `httptools`; what is raised here stops the parser, and `_feed` answers it."""
+        """Check the head; what is raised here stops the parser, and `_feed` answers it."""
         self._num_expected = self._check_head()
         super().on_headers_complete()
         self._phase = BODY
@@ -175,7 +175,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # what follows may be another protocol, which nobody here speaks
 
     def on_body(self, body: bytes) -> None:
-        """See `httptools`."""
+        """Pass a piece of body on, unless its request is answered already."""
         self._num_body += len(body)
         self._num_expected -= len(body)
         if self.cycle.response_complete:
@@ -184,7 +184,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See `httptools`."""
+        """Wait for the next request, if there may be one."""
         super().on_message_complete()
         self._phase = IDLE
         self._num_fed = self._num_body = self._num_thrown = self._num_expected = 0

@@ -1,18 +1,19 @@
-"""From an HTTP request to what its model's engines are sent: its body read, its model found, its text turned into tokens."""
+"""From an HTTP request to what its model's engines are sent: body read, model found, text turned into tokens."""
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from serving.frontend import openai
-from serving.frontend.body import BodyBudget, read
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.openai import KINDS, KindName, parse
 from serving.frontend.config import FrontendConfig
+from serving.frontend.http.body import BodyBudget, read_body
 from serving.frontend.models import Models, ServedModel
-from serving.frontend.openai import ApiError
-from serving.frontend.preparer import KINDS, Body, Elsewhere, Kind, guess_model
-from serving.frontend.preprocess import Taken, is_quick, take
+from serving.frontend.preparing.messages import Body, Elsewhere
+from serving.frontend.preprocess import Preprocessed, is_quick, preprocess
 
 Result = TypeVar("Result")
 
@@ -22,16 +23,19 @@ INLINE_BYTES = 128 * 1024
 SHOWN_CHARACTERS = 128
 """Characters of a requested name that errors show."""
 
+GUESS_BYTES = 4096
+MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
 
-class Intake:
-    """Takes requests in."""
+
+class RequestReader:
+    """Reads requests: at once what is quick, the others with their model's preparer."""
 
     def __init__(self, models: Models, config: FrontendConfig) -> None:
         self._models = models
         self._max_bytes = config.max_body_mb << 20
         self._bodies = BodyBudget(config.max_buffered_mb << 20)
 
-    async def take(self, request: Request, kind: Kind) -> tuple[ServedModel, Taken]:
+    async def read(self, request: Request, kind: KindName) -> tuple[ServedModel, Preprocessed]:
         """Return a request's model, and what was made of it.
 
         Raises:
@@ -39,8 +43,15 @@ class Intake:
             ClientDisconnect: its client has hung up.
         """
         with self._bodies.share() as share:
-            body = await read(request, share, self._max_bytes)
-            return await self._prepare(kind, body, request)
+            body = await read_body(request, share, self._max_bytes)
+            if len(body) > INLINE_BYTES:
+                model = self._models.get(guess_model(body)) or self._any()
+                return await self._prepare(request, kind, body, model)
+            parsed = parse(body, KINDS[kind].type)
+            model = self.find(parsed.model)
+            if not is_quick(parsed, model.text):
+                return await self._prepare(request, kind, body, model)
+            return model, preprocess(parsed, body, model.text)
 
     def find(self, name: str | None) -> ServedModel:
         """Return a model by its name; without one, the only one.
@@ -59,21 +70,16 @@ class Intake:
         message = f"model {shown!r} is not served here; served: {self._served()}"
         raise ApiError(404, message, code="model_not_found", param="model")
 
-    async def _prepare(self, kind: Kind, body: Body, request: Request) -> tuple[ServedModel, Taken]:
-        """Prepare a request at once if that is quick, else in its model's preparer."""
-        if len(body) <= INLINE_BYTES:
-            asked = openai.parse(body, KINDS[kind])
-            model = self.find(asked.model)
-            if is_quick(asked, model.text):
-                return model, take(asked, body, model.text)
-        else:
-            model = self._models.get(guess_model(body)) or self._any()
+    async def _prepare(
+        self, request: Request, kind: KindName, body: Body, model: ServedModel
+    ) -> tuple[ServedModel, Preprocessed]:
+        """Have a request prepared, by another model's preparer if it turns out to be for that one."""
         while True:
             is_only = len(self._models.all()) == 1
-            taken = await _unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
-            if not isinstance(taken, Elsewhere):
-                return model, taken
-            model = self.find(taken.model)
+            outcome = await _unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+            if not isinstance(outcome, Elsewhere):
+                return model, outcome
+            model = self.find(outcome.model)
 
     def _any(self) -> ServedModel:
         for model in self._models.all():
@@ -88,6 +94,17 @@ class Intake:
 
     def _served(self) -> str:
         return ", ".join(repr(model.card.name) for model in self._models.all()) or "none"
+
+
+def guess_model(body: Body) -> str:
+    """Return the model that a body seems to ask for; only parsing it can tell."""
+    match = _at_ends(MODEL, body)
+    return match[1].decode(errors="replace") if match else ""
+
+
+def _at_ends(pattern: re.Pattern[bytes], body: Body) -> re.Match[bytes] | None:
+    """Look for a pattern at a body's beginning and end, where small fields usually stand."""
+    return pattern.search(body, 0, GUESS_BYTES) or pattern.search(body, max(len(body) - GUESS_BYTES, 0))
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
