@@ -22,6 +22,8 @@ COMPLETION_TOKENS = 16
 
 DIGITS = re.compile(r"[0-9]{1,10}")
 DP_RANK = "dp_rank:"
+ANNOTATIONS = ("formatted_prompt", "token_ids", "llm_metrics", "request_id", "query_instance_id")
+"""What Dynamo's clients may ask to be noted in a stream; `llm_metrics` brings nothing here."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,7 +43,7 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_raw_prompt: bool | None = None
     """Take the messages' text as the prompt, without the chat template."""
     annotations: Annotated[list[Annotation], Meta(max_length=32)] = []
-    """`formatted_prompt`, `token_ids`, `llm_metrics`, `request_id`, `query_instance_id`, `dp_rank:N`."""
+    """Those of `ANNOTATIONS`, `dp_rank:N`, and any `name:value`, which engines may read in Dynamo and none does here."""
     backend_instance_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Send it to this instance."""
     extra_fields: Annotated[list[Annotation], Meta(max_length=32)] = []

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import ChatRequest, CompletionRequest, Request
+from serving.frontend.api.openai import ANNOTATIONS, ChatRequest, CompletionRequest, Request
 
 FEW = 64
 """Fields whose names are searched for in a body one by one."""
@@ -57,7 +57,7 @@ def check_fields(body: bytes | bytearray, request: Request) -> None:
     """Refuse what an engine of token ids would have to ignore: fields that nobody knows, or that none here can do.
 
     Raises:
-        ApiError: there is such a field, or one is there twice.
+        ApiError: there is such a field or annotation, or a field is there twice.
     """
     fields = _decode_fields(body)
     _check_once(body, fields)
@@ -68,6 +68,10 @@ def check_fields(body: bytes | bytearray, request: Request) -> None:
         request.tool_choice == "required" or isinstance(request.tool_choice, dict)
     ):
         raise ApiError(400, "a required tool call is not supported", param="tool_choice")
+    for note in request.nvext.annotations if request.nvext is not None else ():
+        if note not in ANNOTATIONS and ":" not in note:
+            message = f"nvext.annotations: unknown annotation {note!r}; known: {', '.join(ANNOTATIONS)}, dp_rank:N"
+            raise ApiError(400, message, param="nvext")
 
 
 def _check_neutral(name: str, value: msgspec.Raw) -> None:
