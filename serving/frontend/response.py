@@ -238,11 +238,11 @@ class _ChoiceEvents:
 
     def first(self) -> bytes:
         """Return what precedes the first token: a chat's role."""
-        return self._format.first()
+        return self._format.first(self._usage(0))
 
     def tokens(self, pieces: list[bytes]) -> bytes:
         """Return an event for each piece, after the prompt if it is to be echoed."""
-        body = self._prompt() if self._echo else b""
+        body = self._prompt(len(pieces)) if self._echo else b""
         if not pieces:
             return body
         if self._is_plain:
@@ -257,14 +257,14 @@ class _ChoiceEvents:
         """Return the event with the finish reason."""
         choice = self._choice
         extra = self._accepted.extra_fields(choice)
-        return self._format.last(choice.finish_reason, extra)
+        return self._format.last(choice.finish_reason, extra, self._usage(choice.num_completion))
 
-    def _prompt(self) -> bytes:
+    def _prompt(self, num_pieces: int) -> bytes:
         """Return the event that echoes the prompt, before the first pieces."""
         text, self._echo = escape(self._echo), ""
         logprobs = self._choice.prompt_logprobs
         value = self._logprobs.value(logprobs) if logprobs else None
-        return self._format.token(text, value)
+        return self._format.token(text, value, self._usage(self._choice.num_completion - num_pieces))
 
     def _usage(self, num_output: int) -> dict[str, Any] | None:
         if not self._has_usage:

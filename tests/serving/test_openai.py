@@ -37,14 +37,14 @@ def test_the_usage_so_far_comes_with_each_token_if_it_is_asked_for(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {"model": "mock", "prompt": "once", "max_tokens": 5, "stream": True, "stream_options": options}
     events = list(client.completions.create(**asked))
-    assert [event.usage.completion_tokens for event in events if event.choices and event.choices[0].text] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
-    assert {event.usage.prompt_tokens for event in events if event.usage} == {4}
+    assert [event.usage.completion_tokens for event in events] == [1, 2, 3, 4, 5, 5, 5]  # the reason, the usage
+    assert {event.usage.prompt_tokens for event in events} == {4}
+    echoed = list(client.completions.create(**asked, extra_body={"echo": True}))
+    assert [event.usage.completion_tokens for event in echoed] == [0, 1, 2, 3, 4, 5, 5, 5]
+    chat = client.chat.completions.create(
+        model="mock", messages=HELLO, max_tokens=2, stream=True, stream_options=options
+    )
+    assert [event.usage.completion_tokens for event in chat] == [0, 1, 2, 2, 2]  # the role first
 
 
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(client):
