@@ -48,7 +48,7 @@ class Frontend:
     def __init__(self, models: Models, config: FrontendConfig, siblings: Siblings | None = None) -> None:
         self.is_draining = False
         self.metrics = FrontendMetrics()
-        self.reader = RequestReader(models, config)
+        self.reader = RequestReader(models, config, self.metrics)
         self.num_open = 0
         """Requests in progress."""
         self._models = models

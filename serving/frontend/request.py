@@ -11,6 +11,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.openai import KINDS, KindName, parse
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, read_body
+from serving.frontend.metrics import FrontendMetrics
 from serving.frontend.models import Models, ServedModel
 from serving.frontend.preparing.messages import Body, Elsewhere
 from serving.frontend.preprocess import Preprocessed, is_quick, preprocess
@@ -25,13 +26,15 @@ SHOWN_CHARACTERS = 128
 
 GUESS_BYTES = 4096
 MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
+STREAM = re.compile(rb'"stream"\s*:\s*true')
 
 
 class RequestReader:
     """Reads requests: at once what is quick, the others with their model's preparer."""
 
-    def __init__(self, models: Models, config: FrontendConfig) -> None:
+    def __init__(self, models: Models, config: FrontendConfig, metrics: FrontendMetrics) -> None:
         self._models = models
+        self._metrics = metrics
         self._max_bytes = config.max_body_mb << 20
         self._bodies = BodyBudget(config.max_buffered_mb << 20)
 
@@ -51,7 +54,11 @@ class RequestReader:
             model = self.find(parsed.model)
             if not is_quick(parsed, model.text):
                 return await self._prepare(request, kind, body, model)
-            return model, preprocess(parsed, body, model.text)
+            try:
+                return model, preprocess(parsed, body, model.text)
+            except ApiError:
+                self._count_error(kind, body, model)
+                raise
 
     def find(self, name: str | None) -> ServedModel:
         """Return a model by its name; without one, the only one.
@@ -76,10 +83,19 @@ class RequestReader:
         """Have a request prepared, by another model's preparer if it turns out to be for that one."""
         while True:
             is_only = len(self._models.all()) == 1
-            outcome = await _unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+            try:
+                outcome = await _unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+            except ApiError:
+                self._count_error(kind, body, model)
+                raise
             if not isinstance(outcome, Elsewhere):
                 return model, outcome
             model = self.find(outcome.model)
+
+    def _count_error(self, kind: KindName, body: Body, model: ServedModel) -> None:
+        if endpoint := KINDS[kind].endpoint:
+            type = "stream" if _at_ends(STREAM, body) else "unary"
+            self._metrics.of(model.card.name).count("requests", endpoint, type, "error")
 
     def _any(self) -> ServedModel:
         for model in self._models.all():

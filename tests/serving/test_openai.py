@@ -339,6 +339,20 @@ def test_metrics_count_what_happened(client, stack):
     )
 
 
+@pytest.mark.parametrize("is_large", [False, True], ids=["at once", "by a preparer"])
+def test_a_request_that_cannot_be_prepared_is_counted(stack, is_large):
+    name = 'dynamo_frontend_requests_total{endpoint="completions",model="mock",request_type="stream",status="error"} '
+
+    def counted():
+        lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = counted()
+    body = {"model": "mock", "stream": True, "prompt": "x", "regex": "a", "metadata": {"a": "x" * 200_000 * is_large}}
+    assert httpx.post(f"{stack.url}/v1/completions", json=body).status_code == 400
+    assert counted() == before + 1
+
+
 def test_health_live_and_the_description_of_the_interface(stack):
     assert httpx.get(f"{stack.url}/health").json()["status"] == "healthy"
     assert httpx.get(f"{stack.url}/live").json()["status"] == "live"
