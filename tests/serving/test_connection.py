@@ -18,7 +18,8 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http import body as bodies
 from serving.frontend.http.body import FREE_BYTES, BodyBudget
-from serving.frontend.http.connection import PIECE_BYTES, Connection, Limits, sweep
+from serving.frontend.http.connection import PIECE_BYTES, Connection, sweep
+from serving.frontend.http.limits import Limits
 from tests.serving.stacks import running
 from tests.waiting import PATIENCE_S, until
 
