@@ -1,7 +1,6 @@
-"""The routes of the frontend, and what stands before them all: keys, limits, draining."""
+"""The routes of the frontend, and what stands before them all."""
 
 import asyncio
-import hmac
 import logging
 import re
 import secrets
@@ -17,18 +16,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.frontend.answering import BEGUN, Answering
+from serving.frontend import nvext
+from serving.frontend.admission import Admission
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.openai import KINDS, KindName
+from serving.frontend.api.openapi import openapi
 from serving.frontend.config import FrontendConfig
-from serving.frontend.dispatch import dispatch
-from serving.frontend.document import openapi
-from serving.frontend.facts import Facts, as_json
-from serving.frontend.intake import Intake
-from serving.frontend.metrics import FrontendMetrics
+from serving.frontend.generation.choice import start_choices
+from serving.frontend.metrics import FrontendMetrics, ModelMetrics
+from serving.frontend.model_info import ModelInfo, as_json
 from serving.frontend.models import Models, ServedModel
-from serving.frontend.openai import ApiError
 from serving.frontend.passthrough import hand_through
-from serving.frontend.preparer import Kind
 from serving.frontend.preprocess import HandedThrough, Prepared
+from serving.frontend.request import RequestReader
+from serving.frontend.response import BEGUN, AcceptedRequest, CompletionResponse
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
 DEFECT = ApiError(500, "the frontend failed on this request; its log says why")
+EXPOSED_HEADERS = ["x-request-id", "x-worker-id", "x-worker-slot", "x-overlap-tokens", "retry-after"]
 Handler = Callable[[Request], Awaitable[Response]]
 Siblings = Callable[[], Awaitable[list[dict[str, Any]]]]
 
@@ -46,14 +48,14 @@ class Frontend:
     def __init__(self, models: Models, config: FrontendConfig, siblings: Siblings | None = None) -> None:
         self.is_draining = False
         self.metrics = FrontendMetrics()
-        self._models = models
-        self.intake = Intake(models, config)
-        self._config = config
-        self._siblings = siblings
-        self._answers: set[Answering] = set()
-        self._handed_through: set[ReplyStream] = set()
+        self.reader = RequestReader(models, config, self.metrics)
         self.num_open = 0
         """Requests in progress."""
+        self._models = models
+        self._config = config
+        self._siblings = siblings
+        self._responses: set[CompletionResponse] = set()
+        self._handed_through: set[ReplyStream] = set()
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -69,7 +71,7 @@ class Frontend:
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}."""
-        return as_json(_describe(self.intake.find(request.path_params["name"])))
+        return as_json(_describe(self.reader.find(request.path_params["name"])))
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether requests can be served."""
@@ -103,42 +105,46 @@ class Frontend:
         self.metrics.keep_workers(self._models.instances())
         return self.metrics.state()
 
-    async def _answer(self, request: Request, kind: Kind) -> Response:
-        started = time.perf_counter()
-        model, prepared = await self.intake.take(request, kind)
-        metrics = self.metrics.of(model.card.name)
-        endpoint = "chat_completions" if kind == "chat" else "completions"
-        if isinstance(prepared, HandedThrough):
-            return hand_through(model, prepared, self._handed_through, endpoint=endpoint, metrics=metrics)
-        assert isinstance(prepared, Prepared)
-        try:
-            asked = dispatch(
-                prepared, model, metrics=metrics, config=self._config, started=started, id=_request_id(request)
-            )
-        except ApiError as error:
-            metrics.count("requests", endpoint, "stream" if prepared.options.stream else "unary", "error")
-            if error.status in (429, 503):
-                metrics.count("model_rejection", endpoint)
-            raise
-        return asked if isinstance(asked, Response) else Answering(asked, self._answers)
-
     def end_all(self) -> None:
         """End all answers with an error: the process ends before they are done."""
         message = "this server ends before the answer is complete"
-        for answering in list(self._answers):
-            answering.fail(ApiError(503, message))
+        for response in list(self._responses):
+            response.fail(ApiError(503, message))
         for stream in list(self._handed_through):
             stream.abort(message, "draining")
 
+    async def _answer(self, request: Request, kind: KindName) -> Response:
+        started = time.perf_counter()
+        model, prepared = await self.reader.read(request, kind)
+        metrics = self.metrics.of(model.card.name)
+        if isinstance(prepared, HandedThrough):
+            return hand_through(model, prepared, self._handed_through, endpoint=KINDS[kind].endpoint, metrics=metrics)
+        assert isinstance(prepared, Prepared)
+        _count_prompts(prepared, metrics)
+        request_id = _request_id(request)
+        try:
+            if "query_instance_id" in prepared.extension.annotations:
+                return nvext.instance_query(model, prepared.prompts[0], request_id)
+            choices = start_choices(prepared, model, self._config, request_id)
+        except ApiError as error:
+            metrics.count("requests", prepared.endpoint, "stream" if prepared.options.stream else "unary", "error")
+            if error.status in (429, 503):
+                metrics.count("model_rejection", prepared.endpoint)
+            raise
+        for choice in choices:
+            metrics.observe("router_overlap_share", choice.num_overlap_tokens / choice.num_prompt)
+            metrics.count("router_decisions", f"{choice.attempts.placement.worker.instance_id:x}")
+        accepted = AcceptedRequest(prepared=prepared, id=request_id, choices=choices, metrics=metrics, started=started)
+        return CompletionResponse(accepted, self._responses)
+
 
 class Guard:
-    """Stands before every route: counts, and refuses what may not pass."""
+    """Stands before every route: counts requests, and answers with an error those that may not pass or that fail."""
 
     def __init__(self, app: ASGIApp, frontend: Frontend, config: FrontendConfig) -> None:
         self._app = app
         self._frontend = frontend
-        self._key = config.api_key.encode()
-        self._limit = config.max_inflight_requests
+        self._admission = Admission(config)
         self._hot: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): frontend.complete,
             ("POST", "/v1/chat/completions"): frontend.chat,
@@ -152,12 +158,13 @@ class Guard:
         if scope["path"] in ("/health", "/live"):
             await self._app(scope, receive, send)
             return
-        error = self._refusal(scope)
+        method, headers = scope["method"], scope["headers"]
+        error = self._admission.refusal(method, headers, num_open=frontend.num_open, is_draining=frontend.is_draining)
         if error is not None:
             await _error_response(error)(scope, receive, send)
             return
         frontend.num_open += 1
-        handler = self._hot.get((scope["method"], scope["path"]))
+        handler = self._hot.get((method, scope["path"]))
         try:
             if handler is None:
                 await self._app(scope, receive, send)
@@ -173,7 +180,7 @@ class Guard:
             await response(scope, receive, send)
         except ClientDisconnect:
             return  # nobody is left to answer
-        except ApiError as error:  # raised before anything was sent: see `Answering`
+        except ApiError as error:  # raised before anything was sent: see `CompletionResponse`
             refusal = error
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -190,86 +197,83 @@ class Guard:
             return
         await _error_response(refusal)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        if self._key:
-            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            scheme, _, token = given.partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self._key):
-                error = ApiError(401, "no valid API key was given", code="invalid_api_key")
-                error.headers["www-authenticate"] = "Bearer"
-                return error
-        if scope["method"] == "POST" and self._frontend.is_draining:
-            return ApiError(503, "this server is about to end", headers={"connection": "close"})
-        if scope["method"] == "POST" and self._frontend.num_open >= self._limit:
-            return ApiError(429, f"{self._limit} requests are in progress; retry later")
-        return None
-
 
 def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     """Build the application."""
     app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    document = msgspec.json.encode(openapi())
-    facts = Facts(frontend.intake)
+    for path, handler, method in _routes(frontend):
+        app.router.add_route(path, handler, methods=[method], include_in_schema=False)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_gone)
+    app.add_exception_handler(CallError, _on_defect)
+    app.add_exception_handler(Exception, _on_defect)
+    guard = Guard(app, frontend, config)
+    if not config.cors_allow_origins:
+        return guard
+    origins = [origin.strip() for origin in config.cors_allow_origins.split(",")]
+    return CORSMiddleware(
+        guard, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS
+    )
+
+
+def _routes(frontend: Frontend) -> list[tuple[str, Any, str]]:
+    info, schema = ModelInfo(frontend.reader), msgspec.json.encode(openapi())
 
     async def describe(request: Request) -> Response:
-        return Response(document, media_type="application/json")
+        return Response(schema, media_type="application/json")
 
-    async def on_api_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return _error_response(error)
-
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        if error.status_code == 405 and request.method == "OPTIONS":
-            return Response(status_code=204, headers=error.headers)
-        path = request.url.path[:100]
-        messages = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
-        message = messages.get(error.status_code, str(error.detail))
-        return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
-
-    async def on_gone(_: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody is left to read it
-
-    async def on_defect(_: Request, error: Exception) -> Response:
-        return _error_response(DEFECT)
-
-    routes: list[tuple[str, Any, str]] = [
+    return [
         ("/v1/completions", frontend.complete, "POST"),
         ("/v1/chat/completions", frontend.chat, "POST"),
         ("/v1/models", frontend.models, "GET"),
         ("/v1/models/{name:path}", frontend.model, "GET"),
-        ("/version", facts.version, "GET"),
-        ("/tokenize", facts.tokenize, "POST"),
-        ("/v1/tokenize", facts.tokenize, "POST"),
-        ("/detokenize", facts.detokenize, "POST"),
-        ("/v1/detokenize", facts.detokenize, "POST"),
-        ("/tokenizer_info", facts.tokenizer_info, "GET"),
-        ("/model_info", facts.model_info, "GET"),
-        ("/get_model_info", facts.model_info, "GET"),
+        ("/version", info.version, "GET"),
+        ("/tokenize", info.tokenize, "POST"),
+        ("/v1/tokenize", info.tokenize, "POST"),
+        ("/detokenize", info.detokenize, "POST"),
+        ("/v1/detokenize", info.detokenize, "POST"),
+        ("/tokenizer_info", info.tokenizer_info, "GET"),
+        ("/model_info", info.model_info, "GET"),
+        ("/get_model_info", info.model_info, "GET"),
         ("/health", frontend.health, "GET"),
         ("/live", frontend.live, "GET"),
         ("/metrics", frontend.prometheus, "GET"),
         ("/openapi.json", describe, "GET"),
     ]
-    for path, handler, method in routes:
-        app.router.add_route(path, handler, methods=[method], include_in_schema=False)
-    app.add_exception_handler(ApiError, on_api_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(ClientDisconnect, on_gone)
-    app.add_exception_handler(CallError, on_defect)
-    app.add_exception_handler(Exception, on_defect)
-    guard = Guard(app, frontend, config)
-    if not config.cors_allow_origins:
-        return guard
-    origins = [origin.strip() for origin in config.cors_allow_origins.split(",")]
-    exposed = ["x-request-id", "x-worker-id", "x-worker-slot", "x-overlap-tokens", "retry-after"]
-    return CORSMiddleware(
-        guard, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
-    )
+
+
+async def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405 and request.method == "OPTIONS":
+        return Response(status_code=204, headers=error.headers)
+    path = request.url.path[:100]
+    messages = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
+    message = messages.get(error.status_code, str(error.detail))
+    return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+async def _on_gone(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody is left to read it
+
+
+async def _on_defect(_: Request, error: Exception) -> Response:
+    return _error_response(DEFECT)
 
 
 def _error_response(error: ApiError) -> Response:
     return Response(error.body(), error.status, headers=error.headers, media_type="application/json")
+
+
+def _count_prompts(prepared: Prepared, metrics: ModelMetrics) -> None:
+    metrics.count("input_tokens", by=sum(len(prompt.tokens) for prompt in prepared.prompts))
+    for prompt in prepared.prompts:
+        metrics.observe("input_sequence_tokens", len(prompt.tokens))
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:

@@ -2,7 +2,11 @@
 
 import os
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from msgspec import Meta
+
+from foundation.settings import NotNegative, Positive, check
 from serving.router import check_live_mode
 
 
@@ -13,16 +17,16 @@ class FrontendConfig:
     http_host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all (then set an API key)."""
 
-    http_port: int = 8080
+    http_port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     """Port to listen on (0: any free one)."""
 
-    http_workers: int = 1
+    http_workers: Annotated[int, Meta(ge=1, le=64)] = 1
     """Frontend processes that share the port."""
 
     router_mode: str = "round-robin"
     """How requests are spread over the workers of a model."""
 
-    migration_limit: int | None = None
+    migration_limit: Annotated[int, Meta(ge=0, le=1023)] | None = None
     """How often a request may go on at another worker when its own is lost (none: as the worker registered)."""
 
     namespace: str = field(default_factory=lambda: os.environ.get("DYN_NAMESPACE", ""))
@@ -34,22 +38,22 @@ class FrontendConfig:
     cors_allow_origins: str = ""
     """Origins whose web pages may call, such as https://app.example.com, separated by commas; * for all (none: only our own)."""
 
-    max_inflight_requests: int = 4096
+    max_inflight_requests: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096
     """Requests in progress in one frontend process beyond which it answers 429."""
 
-    max_body_mb: int = 45
+    max_body_mb: Annotated[int, Meta(ge=1, le=1024)] = 45
     """Largest request body (MiB)."""
 
-    max_buffered_mb: int = 256
+    max_buffered_mb: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     """Memory for request bodies in one frontend process (MiB), beyond which it answers 503; the first 64 KiB of each are not counted."""
 
-    prepare_timeout_s: float = 10.0
+    prepare_timeout_s: Positive = 10.0
     """How long a model's chat template and tokenizer may take for one request, which then gets 400 (s)."""
 
-    drain_s: float = 30.0
+    drain_s: NotNegative = 30.0
     """How long requests in progress may take to finish once the process was asked to end (s)."""
 
-    write_timeout_s: float = 60.0
+    write_timeout_s: Positive = 60.0
     """How long a client may leave its answer unread before it is hung up on (s)."""
 
     seed: int = 0
@@ -57,25 +61,13 @@ class FrontendConfig:
 
     def __post_init__(self) -> None:
         """Fill in the key from the environment (--help would show a default), and refuse values without a meaning."""
-        check_live_mode(self.router_mode)
         object.__setattr__(self, "api_key", self.api_key or os.environ.get("DYN_API_KEY", ""))
-        for name, least, most in (
-            ("http_port", 0, 65535),
-            ("http_workers", 1, 64),
-            ("max_inflight_requests", 1, 1 << 20),
-            ("max_body_mb", 1, 1024),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be from {least} to {most}, not {getattr(self, name)}")
-        if not self.max_body_mb <= self.max_buffered_mb <= 1 << 20:
+        check(self)
+        check_live_mode(self.router_mode)
+        if self.max_buffered_mb < self.max_body_mb:
             raise ValueError(
-                f"max_buffered_mb must be from max_body_mb ({self.max_body_mb}) to {1 << 20}, not {self.max_buffered_mb}"
+                f"max_buffered_mb must be at least max_body_mb ({self.max_body_mb}), not {self.max_buffered_mb}"
             )
-        for origin in filter(None, self.cors_allow_origins.split(",")):
-            if origin.strip() != "*" and not origin.strip().startswith(("http://", "https://")):
-                raise ValueError(f"cors_allow_origins: {origin.strip()!r} must begin with http:// or https://, or be *")
-        for name in ("prepare_timeout_s", "write_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, not {getattr(self, name)}")
-        if self.migration_limit is not None and not 0 <= self.migration_limit <= 1023:
-            raise ValueError(f"migration_limit must be from 0 to 1023, not {self.migration_limit}")
+        for origin in filter(None, map(str.strip, self.cors_allow_origins.split(","))):
+            if origin != "*" and not origin.startswith(("http://", "https://")):
+                raise ValueError(f"cors_allow_origins: {origin!r} must begin with http:// or https://, or be *")

@@ -1,8 +1,9 @@
-"""What the frontend counts, told as Prometheus metrics under Dynamo's names.
+"""What the frontend counts, as Prometheus metrics under Dynamo's names.
 
 The hot path only adds to plain lists; several frontend processes add up theirs when asked (`merge`).
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -75,6 +76,29 @@ class ModelMetrics:
             self.sums[name] += state["sums"][name]
 
 
+class TokenTimer:
+    """Times the tokens of one choice; the request came at `started`."""
+
+    __slots__ = ("_has_begun", "_last", "_metrics")
+
+    def __init__(self, metrics: ModelMetrics, started: float) -> None:
+        self._metrics = metrics
+        self._last = started
+        self._has_begun = False
+
+    def count(self, num_tokens: int) -> None:
+        """Count tokens that have come just now."""
+        if not num_tokens:
+            return
+        now = time.perf_counter()
+        if self._has_begun:
+            self._metrics.observe("inter_token_latency_seconds", (now - self._last) / num_tokens, num_tokens)
+        else:
+            self._metrics.observe("time_to_first_token_seconds", now - self._last)
+        self._metrics.count("output_tokens", by=num_tokens)
+        self._has_begun, self._last = True, now
+
+
 class FrontendMetrics:
     """The counts of every model served."""
 
@@ -112,18 +136,24 @@ class FrontendMetrics:
         for model, metrics in self.models.items():
             gauge.add_metric([model], metrics.inflight)
         yield gauge
+        yield from self._counters()
+        yield from self._histograms()
+
+    def _counters(self) -> Iterator[Metric]:
         for name, (text, labels) in COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model", *labels])
             for model, metrics in self.models.items():
-                for values, number in metrics.counters[name].items():
-                    counter.add_metric([model, *values], number)
+                for values, count in metrics.counters[name].items():
+                    counter.add_metric([model, *values], count)
             yield counter
+
+    def _histograms(self) -> Iterator[Metric]:
         for name, (text, bounds) in HISTOGRAMS.items():
             histogram = HistogramMetricFamily(PREFIX + name, text, labels=["model"])
             for model, metrics in self.models.items():
                 total, buckets = 0.0, []
-                for bound, number in zip([*map(str, bounds), "+Inf"], metrics.buckets[name], strict=True):
-                    total += number
+                for bound, count in zip([*map(str, bounds), "+Inf"], metrics.buckets[name], strict=True):
+                    total += count
                     buckets.append((bound, total))
                 histogram.add_metric([model], buckets=buckets, sum_value=metrics.sums[name])
             yield histogram

@@ -9,13 +9,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serving.frontend.answer import DONE, event
-from serving.frontend.answering import BEGUN
-from serving.frontend.generation import STATUS, refusal
+from serving.frontend.api.errors import failed_call, no_worker
+from serving.frontend.api.sse import DONE, error_event, event
 from serving.frontend.metrics import ModelMetrics
 from serving.frontend.models import ServedModel
-from serving.frontend.openai import ApiError
 from serving.frontend.preprocess import HandedThrough
+from serving.frontend.response import BEGUN
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError, End
@@ -33,17 +32,18 @@ def hand_through(
         ApiError: there is nobody to ask.
     """
     routing, started = model.routing, time.perf_counter()
+    labels = endpoint, "stream" if request.stream else "unary"
     try:
         placement = routing.pick(1, [])
     except (NoWorkersError, AllBusyError, AllFullError) as error:
-        metrics.count("requests", endpoint, "stream" if request.stream else "unary", "error")
+        metrics.count("requests", *labels, "error")
         metrics.count("model_rejection", endpoint)
-        raise refusal(error) from error
+        raise no_worker(error) from error
     try:
         stream = routing.send(placement, request.request)
     except CallError as error:
         routing.on_finish(placement)
-        raise ApiError(STATUS.get(error.kind, 500), str(error)) from error
+        raise failed_call(str(error), error.kind) from error
     metrics.inflight += 1
     streams.add(stream)
 
@@ -52,7 +52,7 @@ def hand_through(
         streams.discard(stream)
         routing.on_finish(placement)
         metrics.inflight -= 1
-        metrics.count("requests", endpoint, "stream" if request.stream else "unary", status)
+        metrics.count("requests", *labels, status)
         metrics.observe("request_duration_seconds", time.perf_counter() - started)
 
     return _Passing(stream, release, is_streamed=request.stream)
@@ -84,7 +84,7 @@ class _Passing(Response):
             if error.kind == GONE:
                 status = "cancelled"
                 return
-            raise ApiError(STATUS.get(error.kind, 500), str(error)) from error
+            raise failed_call(str(error), error.kind) from error
         finally:
             watching.cancel()
             self._release(status)
@@ -111,7 +111,7 @@ class _Passing(Response):
         end = self._stream.end
         if end.kind == GONE:
             return "cancelled"
-        last = b"data: " + ApiError(STATUS.get(end.kind, 500), end.error).body() + b"\n\n" if end.kind else DONE
+        last = error_event(failed_call(end.error, end.kind)) if end.kind else DONE
         await send({"type": "http.response.body", "body": body + last})
         return "error_in_stream" if end.kind else "success"
 
@@ -150,6 +150,6 @@ def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
             {"message": {"role": "assistant", "content": texts[index]}} if is_chat else {"text": texts[index]}
         )
         choices.append({"index": index, **content, "logprobs": None, "finish_reason": reasons[index]})
-    kind = "chat.completion" if is_chat else "text_completion"
-    answer = {"id": first.get("id"), "object": kind, "created": int(time.time()), "model": first.get("model")}
+    name = "chat.completion" if is_chat else "text_completion"
+    answer = {"id": first.get("id"), "object": name, "created": int(time.time()), "model": first.get("model")}
     return answer | {"choices": choices} | ({"usage": usage} if usage else {})

@@ -2,14 +2,16 @@
 
 from array import array
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from serving.frontend.openai import (
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.openai import (
     COMPLETION_TOKENS,
-    ApiError,
+    KINDS,
+    AnyRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -17,8 +19,8 @@ from serving.frontend.openai import (
     NvExt,
     Request,
     TokenizeRequest,
-    check_fields,
 )
+from serving.frontend.api.unsupported import check_fields
 from serving.model.card import ModelCard, ModelType
 from serving.model.files import ModelFiles
 from serving.model.template import PLAIN, ChatTemplate, TemplateError, source
@@ -93,6 +95,11 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
     """The first prompt as text, where it is one and was asked for."""
 
     @property
+    def endpoint(self) -> str:
+        """The label under which it is counted."""
+        return KINDS["chat" if self.is_chat else "completion"].endpoint
+
+    @property
     def extension(self) -> NvExt:
         """NVIDIA's extensions."""
         return self.options.nvext or NvExt()
@@ -120,114 +127,95 @@ class Detokenized(msgspec.Struct, tag=True):
     text: str
 
 
-AnyRequest = Request | TokenizeRequest | DetokenizeRequest
-Taken = Prepared | HandedThrough | Tokenized | Detokenized
+Preprocessed = Prepared | HandedThrough | Tokenized | Detokenized
 
 
-def is_quick(asked: AnyRequest, model: TextModel) -> bool:
+def is_quick(request: AnyRequest, model: TextModel) -> bool:
     """Tell whether a request can be prepared while an event loop waits: no code of the model's, and little to encode."""
-    if isinstance(asked, DetokenizeRequest):
-        return len(asked.tokens) <= QUICK_TOKENS
-    if model.card.model_type is not ModelType.Backend and isinstance(asked, Request):
+    if isinstance(request, DetokenizeRequest):
+        return len(request.tokens) <= QUICK_TOKENS
+    if model.card.model_type is not ModelType.Backend and isinstance(request, Request):
         return True
-    if isinstance(asked, ChatRequest) or (isinstance(asked, TokenizeRequest) and asked.messages is not None):
-        raw = isinstance(asked, ChatRequest) and asked.nvext is not None and asked.nvext.use_raw_prompt
-        if model.template is None and not raw:
+    if isinstance(request, ChatRequest) or (isinstance(request, TokenizeRequest) and request.messages is not None):
+        if model.template is None and not _is_raw(request):
             return False
-        return sum(message.size for message in asked.messages or ()) <= model.tokenizer.num_quick
-    if isinstance(asked, TokenizeRequest):
-        return len(asked.prompt or "") <= model.tokenizer.num_quick
-    assert isinstance(asked, CompletionRequest)
-    prompts = asked.prompts()
+        return sum(message.size for message in request.messages or ()) <= model.tokenizer.num_quick
+    if isinstance(request, TokenizeRequest):
+        return len(request.prompt or "") <= model.tokenizer.num_quick
+    assert isinstance(request, CompletionRequest)
+    prompts = request.prompts()
     num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
     num_tokens = sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
     return num_characters <= model.tokenizer.num_quick and num_tokens <= QUICK_TOKENS
 
 
-def take(asked: AnyRequest, body: bytes | bytearray, model: TextModel) -> Taken:
+def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -> Preprocessed:
     """Turn a request into what its model's engines are sent, or into tokens or text.
 
     Raises:
         ApiError: it cannot be served.
     """
-    if isinstance(asked, TokenizeRequest):
-        return tokenize(asked, model)
-    if isinstance(asked, DetokenizeRequest):
-        _check_tokens(asked.tokens, model, "tokens")
-        return Detokenized(model.tokenizer.decode(asked.tokens))
-    whole, name = (
+    if isinstance(request, TokenizeRequest):
+        return tokenize(request, model)
+    if isinstance(request, DetokenizeRequest):
+        _check_tokens(request.tokens, model, "tokens")
+        return Detokenized(model.tokenizer.decode(request.tokens))
+    takes_whole, name = (
         (ModelType.Chat, "chat completions")
-        if isinstance(asked, ChatRequest)
+        if isinstance(request, ChatRequest)
         else (ModelType.Completion, "completions")
     )
-    if model.card.model_type is whole:
+    if model.card.model_type is takes_whole:
         return hand_through(body)
     if model.card.model_type is not ModelType.Backend:
-        raise ApiError(404, f"model {asked.model!r} does not offer {name}", code="model_not_found", param="model")
-    check_fields(body, asked)
-    return prepare(asked, model)
+        raise ApiError(404, f"model {request.model!r} does not offer {name}", code="model_not_found", param="model")
+    check_fields(body, request)
+    return prepare(request, model)
 
 
-def prepare(asked: Request, model: TextModel) -> Prepared:
-    """Turn a request into token ids.
+def prepare(request: Request, model: TextModel) -> Prepared:
+    """Turn a request into token ids; what its limits refuse is not hashed.
 
     Raises:
         ApiError: it cannot be served.
     """
-    _check_tokens(map(int, asked.logit_bias or ()), model, "logit_bias")
-    echoes: list[str]
-    if isinstance(asked, ChatRequest):
-        raw = bool(asked.nvext is not None and asked.nvext.use_raw_prompt)
-        tools = asked.tools if asked.tool_choice != "none" else None
-        texts = [_joined(asked.messages) if raw else _render(asked.messages, tools, model)]
-        prompts = [_encode(texts[0], model, "messages", special=raw)]
-        echoes = [""]
+    _check_tokens(map(int, request.logit_bias or ()), model, "logit_bias")
+    if isinstance(request, ChatRequest):
+        encoded = [_encode_chat(request, model)]
     else:
-        assert isinstance(asked, CompletionRequest)
-        texts, prompts = _tokenize(asked, model)
-        echoes = texts if asked.echo else [""] * len(prompts)
-    param = "messages" if isinstance(asked, ChatRequest) else "prompt"
-    if not all(map(len, prompts)):
-        raise ApiError(400, "the prompt has no tokens", param=param)
-    has_own_limit = asked.max_tokens is not None or isinstance(asked, CompletionRequest)
-    limits = [_limit(asked, len(tokens), model, param) for tokens in prompts]
-    num_choices = asked.n or 1
-    if asked.num_prompt_logprobs is not None:
-        num_values = sum(map(len, prompts)) * (1 + asked.num_prompt_logprobs) * num_choices
-        if num_values > MAX_LOGPROBS:
-            message = f"echo with logprobs would give {num_values} log-probabilities; at most {MAX_LOGPROBS} are given"
-            raise ApiError(400, message, param="logprobs")
-    if sum(map(len, echoes)) * num_choices > MAX_ECHO:
-        raise ApiError(400, f"all choices together may echo at most {MAX_ECHO} characters", param="echo")
-    if has_own_limit and sum(limits) * num_choices > MAX_WORK:
-        raise ApiError(400, f"all choices together may have at most {MAX_WORK} tokens", param="n")
+        assert isinstance(request, CompletionRequest)
+        encoded = [_encode_prompt(prompt, request, model) for prompt in request.prompts()]
+    has_own_limit = request.max_tokens is not None or isinstance(request, CompletionRequest)
+    echoes = [each.text if isinstance(request, CompletionRequest) and request.echo else "" for each in encoded]
+    _check_totals(request, encoded, sum(map(len, echoes)), has_own_limit=has_own_limit)
+    wants_formatted = request.nvext is not None and "formatted_prompt" in request.nvext.annotations
     return Prepared(
-        options=asked,
-        is_chat=isinstance(asked, ChatRequest),
-        prompts=[Prompt(tokens, model.card.kv_cache_block_size) for tokens in prompts],
-        limits=limits,
+        options=request,
+        is_chat=isinstance(request, ChatRequest),
+        prompts=[Prompt(each.tokens, model.card.kv_cache_block_size) for each in encoded],
+        limits=[each.limit for each in encoded],
         has_own_limit=has_own_limit,
         echoes=echoes,
-        num_logprobs=asked.num_logprobs,
-        num_prompt_logprobs=asked.num_prompt_logprobs,
-        formatted=texts[0] if asked.nvext is not None and "formatted_prompt" in asked.nvext.annotations else "",
+        num_logprobs=request.num_logprobs,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        formatted=encoded[0].text if wants_formatted else "",
     )
 
 
-def tokenize(asked: TokenizeRequest, model: TextModel) -> Tokenized:
+def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
     """Return the tokens of a text or a conversation.
 
     Raises:
         ApiError: the template refuses the conversation, or the text is longer than the context by far.
     """
-    is_chat = asked.messages is not None
-    special = not is_chat if asked.add_special_tokens is None else asked.add_special_tokens
-    text = asked.prompt or ""
-    if asked.messages is not None:
-        text = _render(asked.messages, asked.tools, model, add_generation_prompt=asked.add_generation_prompt)
+    is_chat = request.messages is not None
+    special = not is_chat if request.add_special_tokens is None else request.add_special_tokens
+    text = request.prompt or ""
+    if request.messages is not None:
+        text = _render(request.messages, request.tools, model, add_generation_prompt=request.add_generation_prompt)
     tokens = _encode(text, model, "messages" if is_chat else "prompt", special=special).tolist()
     return Tokenized(
-        tokens=tokens, token_strs=list(map(model.tokenizer.text_of, tokens)) if asked.return_token_strs else None
+        tokens=tokens, token_strs=list(map(model.tokenizer.text_of, tokens)) if request.return_token_strs else None
     )
 
 
@@ -243,6 +231,53 @@ def hand_through(body: bytes | bytearray) -> HandedThrough:
     return HandedThrough(model=request["model"], stream=bool(request.get("stream")), request=encoded)
 
 
+class _Encoded(NamedTuple):
+    """A prompt that fits."""
+
+    text: str
+    """Of token ids, only if they are to be echoed."""
+    tokens: Ids
+    limit: int
+    """Tokens that may be generated."""
+
+
+def _encode_chat(request: ChatRequest, model: TextModel) -> _Encoded:
+    is_raw = _is_raw(request)
+    tools = request.tools if request.tool_choice != "none" else None
+    text = _joined(request.messages) if is_raw else _render(request.messages, tools, model)
+    tokens = _encode(text, model, "messages", special=is_raw)
+    return _Encoded(text, tokens, _limit(request, len(tokens), model, "messages"))
+
+
+def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: TextModel) -> _Encoded:
+    if isinstance(prompt, str):
+        tokens = _encode(prompt, model, "prompt", special=True)
+        return _Encoded(prompt, tokens, _limit(request, len(tokens), model, "prompt"))
+    limit = _limit(request, len(prompt), model, "prompt")
+    _check_tokens(prompt, model, "prompt")
+    tokens = np.frombuffer(array("I", prompt), np.uint32)  # three times as fast as np.array
+    return _Encoded(model.tokenizer.decode(prompt) if request.echo else "", tokens, limit)
+
+
+def _check_totals(request: Request, encoded: list[_Encoded], num_echoed: int, *, has_own_limit: bool) -> None:
+    """Refuse what would be too much of all choices together."""
+    num_choices = request.n or 1
+    if request.num_prompt_logprobs is not None:
+        num_values = sum(len(each.tokens) for each in encoded) * (1 + request.num_prompt_logprobs) * num_choices
+        if num_values > MAX_LOGPROBS:
+            message = f"echo with logprobs would give {num_values} log-probabilities; at most {MAX_LOGPROBS} are given"
+            raise ApiError(400, message, param="logprobs")
+    if num_echoed * num_choices > MAX_ECHO:
+        raise ApiError(400, f"all choices together may echo at most {MAX_ECHO} characters", param="echo")
+    if has_own_limit and sum(each.limit for each in encoded) * num_choices > MAX_WORK:
+        raise ApiError(400, f"all choices together may have at most {MAX_WORK} tokens", param="n")
+
+
+def _is_raw(request: ChatRequest | TokenizeRequest) -> bool:
+    """Return whether the messages' text is the prompt, without the template."""
+    return isinstance(request, ChatRequest) and bool(request.nvext is not None and request.nvext.use_raw_prompt)
+
+
 def _joined(messages: list[Message]) -> str:
     return "".join(message.for_template()["content"] for message in messages)
 
@@ -251,26 +286,11 @@ def _render(
     messages: list[Message], tools: list[dict[str, Any]] | None, model: TextModel, *, add_generation_prompt: bool = True
 ) -> str:
     assert model.template is not None
-    seen = [message.for_template() for message in messages]
+    plain = [message.for_template() for message in messages]
     try:
-        return model.template.render(seen, tools, add_generation_prompt=add_generation_prompt)
+        return model.template.render(plain, tools, add_generation_prompt=add_generation_prompt)
     except TemplateError as error:
         raise ApiError(400, str(error), param="messages") from error
-
-
-def _tokenize(asked: CompletionRequest, model: TextModel) -> tuple[list[str], list[Ids]]:
-    """Return the prompts' texts (of token prompts only if they are to be echoed) and token ids."""
-    texts: list[str] = []
-    prompts: list[Ids] = []
-    for prompt in asked.prompts():
-        if isinstance(prompt, str):
-            texts.append(prompt)
-            prompts.append(_encode(prompt, model, "prompt", special=True))
-        else:
-            _check_tokens(prompt, model, "prompt")
-            prompts.append(np.frombuffer(array("I", prompt), np.uint32))  # three times as fast as np.array
-            texts.append(model.tokenizer.decode(prompt) if asked.echo else "")
-    return texts, prompts
 
 
 def _encode(text: str, model: TextModel, param: str, *, special: bool) -> Ids:
@@ -294,16 +314,22 @@ def _check_tokens(tokens: Iterable[int], model: TextModel, param: str) -> None:
         raise ApiError(400, f"there is no token {largest}; the model has {size}", param=param)
 
 
-def _limit(asked: Request, num_prompt: int, model: TextModel, param: str) -> int:
-    """Return the tokens that may be generated."""
-    context, limit = model.card.context_length, asked.max_tokens
+def _limit(request: Request, num_prompt: int, model: TextModel, param: str) -> int:
+    """Return the tokens that may be generated after a prompt.
+
+    Raises:
+        ApiError: it is empty, or does not fit into the model's context.
+    """
+    if not num_prompt:
+        raise ApiError(400, "the prompt has no tokens", param=param)
+    context, limit = model.card.context_length, request.max_tokens
     if num_prompt + (limit or 1) > context:
         wanted = f"{num_prompt} prompt tokens" + (f" and max_tokens of {limit}" if limit else "")
         message = f"this model's maximum context length is {context} tokens; the request has {wanted}"
         raise ApiError(400, message, code="context_length_exceeded", param=param)
     room = context - num_prompt
-    if limit is None and isinstance(asked, CompletionRequest):
-        return min(max(COMPLETION_TOKENS, asked.min_tokens or 0), room)
+    if limit is None and isinstance(request, CompletionRequest):
+        return min(max(COMPLETION_TOKENS, request.min_tokens or 0), room)
     return limit or room
 
 

@@ -16,7 +16,8 @@ import uvicorn
 
 from serving.frontend.app import Frontend, make_app
 from serving.frontend.config import FrontendConfig
-from serving.frontend.connection import Connection, Limits, sweep
+from serving.frontend.http.connection import Connection, sweep
+from serving.frontend.http.limits import Limits
 from serving.frontend.models import Models
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress

@@ -81,6 +81,7 @@ def test_what_is_no_json_object_is_400(stack, body):
         (COMPLETIONS, {"nvext": {"annotations": ["dp_rank:²"]}}, "nvext"),
         (COMPLETIONS, {"nvext": {"annotations": ["dp_rank:" + "9" * 240]}}, "nvext"),
         (COMPLETIONS, {"nvext": {"annotations": ["dp_rank:"]}}, "nvext"),
+        (COMPLETIONS, {"nvext": {"annotations": ["token_id"]}}, "nvext"),
         (COMPLETIONS, {"seed": 1.5}, "seed"),
         (COMPLETIONS, {"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         (COMPLETIONS, {"stop": ""}, "stop"),

@@ -14,11 +14,12 @@ import uvicorn
 import uvloop
 from starlette.requests import Request
 
-from serving.frontend import body as bodies
-from serving.frontend.body import FREE_BYTES, BodyBudget
+from serving.frontend.api.errors import ApiError
 from serving.frontend.config import FrontendConfig
-from serving.frontend.connection import PIECE_BYTES, Connection, Limits, sweep
-from serving.frontend.openai import ApiError
+from serving.frontend.http import body as bodies
+from serving.frontend.http.body import FREE_BYTES, BodyBudget
+from serving.frontend.http.connection import PIECE_BYTES, Connection, sweep
+from serving.frontend.http.limits import Limits
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, until
 
@@ -577,7 +578,7 @@ def test_a_body_that_comes_slowly_is_408_and_gives_its_share_back(monkeypatch):
 
     async def ask():
         with budget.share() as share:
-            await bodies.read(Request({"type": "http", "headers": []}, receive), share, 1 << 20)
+            await bodies.read_body(Request({"type": "http", "headers": []}, receive), share, 1 << 20)
 
     with pytest.raises(ApiError) as refusal:
         asyncio.run(ask())

@@ -37,14 +37,14 @@ def test_the_usage_so_far_comes_with_each_token_if_it_is_asked_for(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {"model": "mock", "prompt": "once", "max_tokens": 5, "stream": True, "stream_options": options}
     events = list(client.completions.create(**asked))
-    assert [event.usage.completion_tokens for event in events if event.choices and event.choices[0].text] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
-    assert {event.usage.prompt_tokens for event in events if event.usage} == {4}
+    assert [event.usage.completion_tokens for event in events] == [1, 2, 3, 4, 5, 5, 5]  # the reason, the usage
+    assert {event.usage.prompt_tokens for event in events} == {4}
+    echoed = list(client.completions.create(**asked, extra_body={"echo": True}))
+    assert [event.usage.completion_tokens for event in echoed] == [0, 1, 2, 3, 4, 5, 5, 5]
+    chat = client.chat.completions.create(
+        model="mock", messages=HELLO, max_tokens=2, stream=True, stream_options=options
+    )
+    assert [event.usage.completion_tokens for event in chat] == [0, 1, 2, 2, 2]  # the role first
 
 
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(client):
@@ -337,6 +337,20 @@ def test_metrics_count_what_happened(client, stack):
     assert (
         sum(value for name, value in after.items() if name.startswith("dynamo_component_kv_total_blocks")) == 2 * 1999
     )
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["at once", "by a preparer"])
+def test_a_request_that_cannot_be_prepared_is_counted(stack, is_large):
+    name = 'dynamo_frontend_requests_total{endpoint="completions",model="mock",request_type="stream",status="error"} '
+
+    def counted():
+        lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = counted()
+    body = {"model": "mock", "stream": True, "prompt": "x", "regex": "a", "metadata": {"a": "x" * 200_000 * is_large}}
+    assert httpx.post(f"{stack.url}/v1/completions", json=body).status_code == 400
+    assert counted() == before + 1
 
 
 def test_health_live_and_the_description_of_the_interface(stack):

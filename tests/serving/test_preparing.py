@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from serving.engines.processes import descendants
-from serving.frontend.openai import ApiError, ChatRequest, CompletionRequest, parse
-from serving.frontend.preparer import GUESS_BYTES, Elsewhere, Preparer, guess_model
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.openai import ChatRequest, CompletionRequest, parse
+from serving.frontend.preparing.messages import Elsewhere
+from serving.frontend.preparing.preparer import Preparer
 from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_quick, prepare
+from serving.frontend.request import GUESS_BYTES, guess_model
 from serving.model.card import ModelCard, ModelType
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import HuggingFaceTokenizer
@@ -125,6 +128,20 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(monkeypatch):
         with pytest.raises(ApiError) as refused:
             prepare(asked, model)
         assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+
+
+def test_what_does_not_fit_is_neither_hashed_nor_keeps_the_next_prompt_busy(monkeypatch):
+    model, texts = text_model(), []
+    encode = model.tokenizer.encode
+    monkeypatch.setattr("serving.frontend.preprocess.block_hashes", None)
+    monkeypatch.setattr(
+        model.tokenizer, "encode", lambda text, *, special: texts.append(text) or encode(text, special=special)
+    )
+    for prompts in (["x" * 100, "y"], [[1] * 100, "y"]):
+        with pytest.raises(ApiError) as refused:
+            prepare(CompletionRequest(model="m", prompt=prompts, max_tokens=1), model)
+        assert refused.value.code == "context_length_exceeded"
+    assert texts == ["x" * 100]
 
 
 def test_only_what_is_quick_and_no_code_of_the_models_runs_at_once(model_path):
@@ -255,7 +272,7 @@ def test_templates_that_fail_or_take_all_memory_are_400(preparing, tmp_path, tem
 
 def test_a_preparer_runs_below_a_limit_of_memory_that_was_there_before():
     limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
-    code = limited + "from serving.frontend import preparer_process as p; p._limit_memory(); p._limit_memory()"
+    code = limited + "from serving.frontend.preparing import process as p; p._limit_memory(); p._limit_memory()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

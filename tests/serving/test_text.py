@@ -1,4 +1,4 @@
-"""Detokenizing and stop strings."""
+"""Detokenizing, stop strings, and what else ends a text."""
 
 from itertools import accumulate
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from serving.frontend.stops import StopMatcher
+from serving.frontend.generation.stops import StopMatcher
+from serving.frontend.generation.text import Text
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
 from serving.model.template import ChatTemplate, TemplateError
@@ -130,6 +131,68 @@ def test_a_stop_string_counts_where_it_ends_beyond_the_least_number_of_tokens(pi
         assert out == text[: min(start for start in starts if start >= 0)]
     else:
         assert out == text
+
+
+def text(**settings):
+    """Return the text of a choice whose tokens are bytes."""
+    return Text(ByteTokenizer().detokenizer(), **settings)
+
+
+def test_each_token_has_a_piece_escaped_for_json():
+    assert text().push([*b'a"b\n']) == [b"a", b'\\"', b"b", b"\\n"]
+
+
+def test_a_character_of_several_tokens_comes_with_its_last():
+    choice = text()
+    assert choice.push([0xC3]) == [b""]
+    assert choice.push([0xA9, ord("!")]) == ["é".encode(), b"!"]
+    assert choice.num_tokens == 3
+
+
+def test_half_a_character_is_given_at_the_end():
+    assert text(max_tokens=1).push([0xC3]) == ["\ufffd".encode()]
+
+
+def test_a_text_ends_at_its_limit_of_tokens():
+    choice = text(max_tokens=3)
+    assert choice.push([*b"ab"]) == [b"a", b"b"]
+    assert not choice.finish_reason
+    assert choice.push([*b"cde"]) == [b"c"]
+    assert (choice.finish_reason, choice.num_tokens) == ("length", 3)
+
+
+def test_the_engines_own_reason_counts_at_the_limit_too():
+    choice = text(max_tokens=2)
+    choice.push([*b"ab"], "stop")
+    assert choice.finish_reason == "stop"
+
+
+def test_a_token_that_ends_the_text_is_no_part_of_it():
+    choice = text(end_token_ids=[0], min_tokens=2)
+    assert choice.push([0, ord("a"), ord("b"), 0, ord("c")]) == [b"\\u0000", b"a", b"b"]
+    assert (choice.finish_reason, choice.num_tokens) == ("stop", 3)
+
+
+def test_a_stop_string_across_tokens_ends_the_text_before_it():
+    choice = text(stops=["cd"])
+    assert choice.push([*b"abc"]) == [b"a", b"b", b""]
+    assert choice.push([*b"de"]) == [b""]
+    assert (choice.finish_reason, choice.num_tokens) == ("stop", 4)
+
+
+def test_what_was_held_back_comes_with_the_last_piece():
+    choice = text(stops=["cd"])
+    assert choice.push([*b"abc"], "length") == [b"a", b"b", b"c"]
+    choice = text(stops=["cd"])
+    choice.push([*b"abc"])
+    assert choice.push([], "stop") == [b"c"]
+    assert choice.num_tokens == 3
+
+
+def test_text_that_an_engine_gives_is_matched_as_it_is():
+    choice = text(stops=["END"], max_tokens=1)
+    assert choice.push_texts(["once E", "ND upon"]) == [b"once ", b""]
+    assert (choice.finish_reason, choice.num_tokens) == ("stop", 2)
 
 
 def template(source, **config):

@@ -1,4 +1,4 @@
-"""What clients of vLLM and SGLang ask beside answers: versions, tokens of a text, facts of the model."""
+"""What clients of vLLM and SGLang ask beside answers: the version, tokens of a text, facts of the model."""
 
 from importlib.metadata import version
 from typing import Any
@@ -7,20 +7,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.frontend.intake import Intake
 from serving.frontend.models import ServedModel
 from serving.frontend.preprocess import Detokenized, Tokenized
+from serving.frontend.request import RequestReader
 from serving.model.card import ModelType
 from serving.model.template import PLAIN, source
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-class Facts:
+class ModelInfo:
     """The handlers."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
 
     async def version(self, request: Request) -> Response:
         """GET /version, as vLLM has it."""
@@ -28,22 +28,22 @@ class Facts:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, as vLLM and SGLang have it."""
-        model, found = await self._intake.take(request, "tokenize")
-        assert isinstance(found, Tokenized)
+        model, text = await self._reader.read(request, "tokenize")
+        assert isinstance(text, Tokenized)
         return as_json(
             {
-                "count": len(found.tokens),
+                "count": len(text.tokens),
                 "max_model_len": model.card.context_length,
-                "tokens": found.tokens,
-                "token_strs": found.token_strs,
+                "tokens": text.tokens,
+                "token_strs": text.token_strs,
             }
         )
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize; the text has vLLM's name and SGLang's."""
-        _, found = await self._intake.take(request, "detokenize")
-        assert isinstance(found, Detokenized)
-        return as_json({"prompt": found.text, "text": found.text})
+        _, detokenized = await self._reader.read(request, "detokenize")
+        assert isinstance(detokenized, Detokenized)
+        return as_json({"prompt": detokenized.text, "text": detokenized.text})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """GET /tokenizer_info, as vLLM has it: what lm-eval needs of a tokenizer that it does not have itself."""
@@ -73,7 +73,7 @@ class Facts:
         )
 
     def _model(self, request: Request) -> ServedModel:
-        return self._intake.find(request.query_params.get("model"))
+        return self._reader.find(request.query_params.get("model"))
 
 
 def _text(token: Any) -> str | None:

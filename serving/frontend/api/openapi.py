@@ -1,10 +1,10 @@
-"""The OpenAPI document, derived from the request types."""
+"""The OpenAPI schema of the frontend, derived from the request types."""
 
 from typing import Any
 
 import msgspec
 
-from serving.frontend.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from serving.frontend.api.openai import KINDS
 
 REFERENCE = "#/components/schemas/{name}"
 ERROR = {
@@ -25,34 +25,32 @@ ERROR = {
 }
 
 
+FACTS = {
+    "/v1/models": "List the models",
+    "/version": "Return the version",
+    "/tokenizer_info": "Return a model's tokenizer settings",
+    "/model_info": "Return facts of a model",
+    "/health": "Report whether requests can be served",
+    "/live": "Report whether the process lives",
+}
+"""What may be asked without a body."""
+
+METRICS = {
+    "summary": "Prometheus metrics",
+    "responses": {"200": {"description": "metrics", "content": {"text/plain": {}}}},
+}
+
+
 def openapi() -> dict[str, Any]:
     """Return the document."""
-    kinds = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
-    asks = {
-        "/tokenize": ("TokenizeRequest", "Return the tokens of a text or a conversation"),
-        "/detokenize": ("DetokenizeRequest", "Return the text of tokens"),
-        "/v1/completions": ("CompletionRequest", "Complete a prompt"),
-        "/v1/chat/completions": ("ChatRequest", "Answer a conversation"),
-    }
-    tells = {
-        "/v1/models": "List the models",
-        "/version": "Return the version",
-        "/tokenizer_info": "Return a model's tokenizer settings",
-        "/model_info": "Return facts of a model",
-        "/health": "Tell whether requests can be served",
-        "/live": "Tell whether the process lives",
-    }
-    paths: dict[str, Any] = {path: {"get": _operation(text, get=True)} for path, text in tells.items()}
-    paths["/metrics"] = {
-        "get": {
-            "summary": "Prometheus metrics",
-            "responses": {"200": {"description": "metrics", "content": {"text/plain": {}}}},
-        }
-    }
-    for path, (name, text) in asks.items():
-        body = {"required": True, "content": {"application/json": {"schema": {"$ref": REFERENCE.format(name=name)}}}}
-        paths[path] = {"post": _operation(text) | {"requestBody": body}}
+    types = [kind.type for kind in KINDS.values()]
+    _, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
+    paths: dict[str, Any] = {path: {"get": _operation(summary, get=True)} for path, summary in FACTS.items()}
+    paths["/metrics"] = {"get": METRICS}
+    for kind in KINDS.values():
+        schema = {"$ref": REFERENCE.format(name=kind.type.__name__)}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[kind.path] = {"post": _operation(kind.summary) | {"requestBody": body}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "dynabench frontend", "version": "1"},

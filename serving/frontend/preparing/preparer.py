@@ -13,25 +13,32 @@ import contextlib
 import itertools
 import logging
 import os
-import re
-import struct
 import sys
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-import numpy as np
 
-from serving.frontend import openai
-from serving.frontend.openai import ApiError
-from serving.frontend.preprocess import AnyRequest, Prompt, Taken
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.openai import KindName
+from serving.frontend.preparing.messages import (
+    LENGTH,
+    NUM_JOBS,
+    Body,
+    Elsewhere,
+    Job,
+    Model,
+    Outcome,
+    Ready,
+    Refusal,
+    decode_answer,
+    framed,
+)
+from serving.frontend.preprocess import Preprocessed
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
 
 log = logging.getLogger(__name__)
-
-NUM_JOBS = 4
-"""Jobs that one process does at once."""
 
 ATTEMPTS = 3
 """How often a job is sent whose process ended, perhaps because of another job."""
@@ -40,63 +47,6 @@ LOAD_S = 60.0
 """How long loading the model may take."""
 
 PIECE_BYTES = 256 * 1024
-Body = bytes | bytearray
-
-Kind = Literal["chat", "completion", "tokenize", "detokenize"]
-KINDS: dict[Kind, type[AnyRequest]] = {
-    "chat": openai.ChatRequest,
-    "completion": openai.CompletionRequest,
-    "tokenize": openai.TokenizeRequest,
-    "detokenize": openai.DetokenizeRequest,
-}
-
-
-class Model(msgspec.Struct, array_like=True):
-    """The first message: whose requests these are."""
-
-    card: ModelCard
-    files: dict[str, bytes]
-
-
-class Job(msgspec.Struct, array_like=True):
-    """A request; its body follows the message."""
-
-    id: int
-    kind: Kind
-    num_bytes: int
-    is_only: bool
-    """Whether there is no other model."""
-
-
-class Ready(msgspec.Struct, array_like=True):
-    """The answer to the first message: whether there can be jobs."""
-
-    error: str = ""
-
-
-class Refusal(msgspec.Struct, tag=True):
-    """An `ApiError`."""
-
-    status: int
-    message: str
-    code: str | None
-    param: str | None
-
-
-class Elsewhere(msgspec.Struct, tag=True):
-    """The request is for another model, or names none where there are several."""
-
-    model: str | None
-
-
-Outcome = Taken | Elsewhere | Refusal
-
-
-class Answer(msgspec.Struct, array_like=True):
-    """What became of a job."""
-
-    id: int
-    outcome: Outcome
 
 
 class _EndedError(Exception):
@@ -109,7 +59,7 @@ class Preparer:
     def __init__(self, card: ModelCard, files: ModelFiles, *, timeout_s: float) -> None:
         self._model = Model(card, files.contents)
         self._timeout_s = timeout_s
-        self._places = asyncio.Semaphore(NUM_JOBS)
+        self._slots = asyncio.Semaphore(NUM_JOBS)
         self._starting = asyncio.Lock()
         self._process: _Process | None = None
         self._is_closed = False
@@ -126,13 +76,13 @@ class Preparer:
         except _EndedError as error:
             raise ModelError("what loads its tokenizer and chat template ended before it was done") from error
 
-    async def prepare(self, kind: Kind, body: Body, *, is_only: bool = True) -> Taken | Elsewhere:
+    async def prepare(self, kind: KindName, body: Body, *, is_only: bool = True) -> Preprocessed | Elsewhere:
         """Prepare a request; one that names no model is for this one only if it is the only one.
 
         Raises:
             ApiError: it cannot be served, or not be prepared in time.
         """
-        await self._places.acquire()  # a client that leaves while it waits for a place leaves nothing behind
+        await self._slots.acquire()  # a client that leaves while it waits for a slot leaves nothing behind
         # A job that has begun keeps its deadline when its client leaves: nobody else would notice that it never ends.
         job = asyncio.create_task(self._run(kind, body, is_only=is_only))
         self._jobs.add(job)
@@ -154,19 +104,19 @@ class Preparer:
 
     def _end(self, job: asyncio.Task[Outcome]) -> None:
         self._jobs.discard(job)
-        self._places.release()
+        self._slots.release()
 
-    async def _run(self, kind: Kind, body: Body, *, is_only: bool) -> Outcome:
+    async def _run(self, kind: KindName, body: Body, *, is_only: bool) -> Outcome:
         for _ in range(ATTEMPTS):
             if self._is_closed:
-                return Refusal(503, "this server ends before the answer is complete", None, None)
+                return Refusal(503, "this server ends before the answer is complete")
             try:
                 process = await self._running()
             except _EndedError:
                 continue
             except (ModelError, OSError) as error:  # it was loaded before: memory, processes or files are short
                 log.error("%s: no preparer can be started: %s", self._model.card.name, error)
-                return Refusal(503, "the tokenizer of this model cannot be started at the moment", None, None)
+                return Refusal(503, "the tokenizer of this model cannot be started at the moment")
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await process.do(kind, body, is_only=is_only)
@@ -177,12 +127,11 @@ class Preparer:
                     400,
                     f"the chat template and the tokenizer took longer than {self._timeout_s:g} s for this request",
                     "preparation_timeout",
-                    None,
                 )
             except _EndedError:
                 continue
         log.warning("%s: a request ended its preparer %d times", self._model.card.name, ATTEMPTS)
-        return Refusal(400, "the chat template or the tokenizer fails on this request", None, None)
+        return Refusal(400, "the chat template or the tokenizer fails on this request")
 
     async def _running(self) -> "_Process":
         async with self._starting:
@@ -213,7 +162,7 @@ class _Process:
         """Start one, which waits for its model."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "serving.frontend.preparer_process"),
+            *("-m", "serving.frontend.preparing.process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             preexec_fn=os.setpgrp,  # Ctrl-C reaches us alone
@@ -240,7 +189,7 @@ class _Process:
             await self.close()
             raise ModelError(ready.error)
 
-    async def do(self, kind: Kind, body: Body, *, is_only: bool) -> Outcome:
+    async def do(self, kind: KindName, body: Body, *, is_only: bool) -> Outcome:
         """Do a job.
 
         Raises:
@@ -299,7 +248,7 @@ class _Process:
         try:
             self._ready.set_result(msgspec.msgpack.decode(await message(), type=Ready))
             while True:
-                answer = _decode_answer(await message())
+                answer = decode_answer(await message())
                 future = self._waiting.get(answer.id)
                 if future is not None and not future.done():
                     future.set_result(answer.outcome)
@@ -314,37 +263,3 @@ class _Process:
                 if not future.done():
                     future.set_exception(_EndedError())
             self._ready.exception()  # retrieved: nobody may be waiting for it any more
-
-
-LENGTH = struct.Struct("<I")
-"""What stands before each message: its bytes."""
-
-_MODEL_NAME = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
-GUESS_BYTES = 4096
-
-
-def guess_model(body: Body) -> str:
-    """Return the model that a body seems to ask for, by a look at its beginning and end; only parsing it can tell."""
-    found = _MODEL_NAME.search(body, 0, GUESS_BYTES) or _MODEL_NAME.search(body, max(len(body) - GUESS_BYTES, 0))
-    return found[1].decode(errors="replace") if found else ""
-
-
-def _pack(value: Any) -> Any:
-    assert isinstance(value, Prompt)
-    return [value.tokens.astype("<u4").tobytes(), value.block_size, np.array(value.hashes, "<u8").tobytes()]
-
-
-def _unpack(kind: type, value: Any) -> Any:
-    assert kind is Prompt
-    tokens, block_size, hashes = value
-    return Prompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist())
-
-
-_encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
-_decode_answer = msgspec.msgpack.Decoder(Answer, dec_hook=_unpack).decode
-
-
-def framed(message: msgspec.Struct) -> bytes:
-    """Return a message as it travels."""
-    data = _encode(message)
-    return LENGTH.pack(len(data)) + data

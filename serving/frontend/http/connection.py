@@ -16,7 +16,6 @@ uvicorn does the HTTP; docs/decisions/0013-bounded-connections.md says which of 
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
@@ -25,47 +24,17 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from serving.frontend.openai import ApiError
-from serving.frontend.wire import Flow, Wire
+from serving.frontend.api.errors import ApiError
+from serving.frontend.http.limits import MAX_HEAD_BYTES, Limits, body_excess, check_head, head_excess
+from serving.frontend.http.transport import Flow, Transport
 
 log = logging.getLogger(__name__)
-
-MAX_URI_BYTES = 8 * 1024
-MAX_HEADER_BYTES = 16 * 1024
-MAX_HEADERS = 100
-MAX_HEAD_BYTES = MAX_URI_BYTES + MAX_HEADER_BYTES + 4 * MAX_HEADERS + 64
-"""A request's line and headers as sent: with `: ` and the end of line of each header, the method and the version."""
-
-OVERHEAD_BYTES = 64 * 1024
-OVERHEAD_RATIO = 2
-"""Chunk sizes, chunk extensions and trailers may be 64 KiB and twice the body; a chunk of 3 bytes has 5 beside them."""
 
 PIECE_BYTES = 2048
 """What the parser is fed at once, unless it is known to be body: at most 113 of the shortest requests."""
 
 PIECES_A_TURN = 16
 """After as many pieces, other connections have a turn: a piece of one-byte chunks takes 0.3 ms."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one connection may take."""
-
-    head_timeout_s: float = 10.0
-    """From the first byte of a request to the end of its headers, and from connecting to the first byte."""
-
-    idle_timeout_s: float = 75.0
-    """From an answer to the next request."""
-
-    unread_timeout_s: float = 60.0
-    """How long an answer may wait for its client to read."""
-
-    linger_s: float = 5.0
-    linger_bytes: int = 64 << 20
-    """What is still read, and thrown away, of a request that was answered before its end."""
-
-    max_pipelined: int = 16
-    """Requests that may wait for their turn before we stop parsing."""
 
 
 class Phase(Enum):
@@ -119,15 +88,15 @@ class Connection(HttpToolsProtocol):
         self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
+        """Take over a new connection."""
         super().connection_made(transport)
         self._wire = transport
         self._since = self.loop.time()
         self.flow = Flow(transport)
-        self.transport = cast(asyncio.Transport, Wire(transport, close=self.hang_up, is_closing=self.is_hung_up))
+        self.transport = cast(asyncio.Transport, Transport(transport, close=self.hang_up, is_closing=self.is_hung_up))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`; uvicorn would not disconnect a request that has others queued behind it."""
+        """End the request in progress; uvicorn would not disconnect one that has others queued behind it."""
         self._phase = IDLE
         self._is_deaf, self._unparsed = True, None
         self.pipeline.clear()
@@ -137,17 +106,17 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
+        """Note since when the client has left its answer unread."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
+        """Note that the client reads again."""
         self._unread_since = 0.0
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Parse what the client sends, in pieces."""
         if self._is_deaf:
             self._throw_away(len(data))
         elif self._unparsed is not None:  # read before the pause took effect
@@ -159,13 +128,13 @@ class Connection(HttpToolsProtocol):
             self._go_on()
 
     def on_message_begin(self) -> None:
-        """See `httptools`."""
+        """Note that a request's head has begun."""
         super().on_message_begin()
         self._phase = HEAD
         self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        """See `httptools`; what is raised here stops the parser, and `_feed` answers it."""
+        """Check the head; what is raised here stops the parser, and `_feed` answers it."""
         self._num_expected = self._check_head()
         super().on_headers_complete()
         self._phase = BODY
@@ -175,7 +144,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # what follows may be another protocol, which nobody here speaks
 
     def on_body(self, body: bytes) -> None:
-        """See `httptools`."""
+        """Pass a piece of body on, unless its request is answered already."""
         self._num_body += len(body)
         self._num_expected -= len(body)
         if self.cycle.response_complete:
@@ -184,7 +153,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See `httptools`."""
+        """Wait for the next request, if there may be one."""
         super().on_message_complete()
         self._phase = IDLE
         self._num_fed = self._num_body = self._num_thrown = self._num_expected = 0
@@ -302,15 +271,7 @@ class Connection(HttpToolsProtocol):
         """
         if self._is_deaf:
             raise ApiError(400, "a request after the last one")
-        if len(self.url) > MAX_URI_BYTES:
-            raise _too_long_uri()
-        num_bytes = length = 0
-        for name, value in self.headers:
-            num_bytes += len(name) + len(value)
-            if name == b"content-length":
-                length = int(value)
-        if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
-            raise _too_many_headers()
+        length = check_head(self.url, self.headers)
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise ApiError(400, f"HTTP/{version} is not spoken here, only HTTP/1.1")
@@ -320,11 +281,7 @@ class Connection(HttpToolsProtocol):
 
     def _excess(self) -> ApiError | None:
         """Return what to answer if bytes that are not body are too many."""
-        if self._phase is not BODY:
-            return _too_long_uri() if len(self.url) > MAX_URI_BYTES else _too_many_headers()
-        if self._num_fed - self._num_body <= OVERHEAD_BYTES + OVERHEAD_RATIO * self._num_body:
-            return None
-        return ApiError(400, f"chunk sizes, chunk extensions and trailers are more than {OVERHEAD_BYTES} bytes")
+        return body_excess(self._num_fed, self._num_body) if self._phase is BODY else head_excess(self.url)
 
     def _refuse(self, error: ApiError) -> None:
         """Read no more; answer with an error once the requests before it are answered."""
@@ -400,14 +357,6 @@ async def sweep(connections: Iterable[Any], limits: Limits) -> None:
                 connection.check_time(now)
             except Exception:  # of one connection: the others keep their deadlines
                 log.exception("a connection could not be checked")
-
-
-def _too_long_uri() -> ApiError:
-    return ApiError(414, f"the address is longer than {MAX_URI_BYTES} bytes")
-
-
-def _too_many_headers() -> ApiError:
-    return ApiError(431, f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
 
 
 def _lines(headers: list[tuple[bytes, bytes]]) -> bytes:

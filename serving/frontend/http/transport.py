@@ -14,21 +14,21 @@ class Flow(FlowControl):
         self.is_held = False
 
     def pause_reading(self) -> None:
-        """See `FlowControl`."""
+        """Pause for uvicorn."""
         if not self.read_paused:
             self.read_paused = True
             if not self.is_held:
                 self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """See `FlowControl`."""
+        """Read on for uvicorn, unless held."""
         if self.read_paused:
             self.read_paused = False
             if not self.is_held:
                 self._transport.resume_reading()
 
     def hold(self) -> None:
-        """Pause reading until `release`."""
+        """Pause for the connection until `release`."""
         if not self.is_held:
             self.is_held = True
             if not self.read_paused:
@@ -42,7 +42,7 @@ class Flow(FlowControl):
                 self._transport.resume_reading()
 
 
-class Wire:
+class Transport:
     """The transport as uvicorn sees it: closing it lets a client read the answer to a request that it still sends."""
 
     __slots__ = ("close", "get_extra_info", "is_closing", "write")

@@ -6,7 +6,7 @@ from types import TracebackType
 
 from starlette.requests import Request
 
-from serving.frontend.openai import ApiError
+from serving.frontend.api.errors import ApiError
 
 FREE_BYTES = 64 * 1024
 """The start of each body, which the budget does not count: small requests pass while large ones are refused."""
@@ -62,7 +62,7 @@ class Share:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._budget.release(self._num_bytes)
 
@@ -87,13 +87,13 @@ class Share:
             self._num_bytes += more
 
 
-async def read(request: Request, share: Share, max_bytes: int) -> bytearray:
+async def read_body(request: Request, share: Share, max_bytes: int) -> bytearray:
     """Return a request's body.
 
     Raises:
         ApiError: it is not JSON, too large, too slow, or there is no room for it.
     """
-    _check_kind(request.headers.get("content-type", "application/json").lower())
+    _check_content_type(request.headers.get("content-type", "application/json").lower())
     too_large = ApiError(413, f"the body is larger than {max_bytes >> 20} MiB")
     length = int(request.headers.get("content-length", 0))  # digits: the parser has seen to it
     if length > max_bytes:
@@ -112,10 +112,10 @@ async def read(request: Request, share: Share, max_bytes: int) -> bytearray:
     return body
 
 
-def _check_kind(kind: str) -> None:
-    form, _, parameters = kind.partition(";")
+def _check_content_type(content_type: str) -> None:
+    media_type, _, parameters = content_type.partition(";")
     charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
-    if form.strip() not in ("application/json", "application/octet-stream", "") or (
+    if media_type.strip() not in ("application/json", "application/octet-stream", "") or (
         charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii")
     ):
-        raise ApiError(415, f"the content type must be application/json in UTF-8, not {kind[:100]}")
+        raise ApiError(415, f"the content type must be application/json in UTF-8, not {content_type[:100]}")

@@ -1,16 +1,14 @@
-"""OpenAI's HTTP vocabulary: what may be asked, within which limits, and how errors are told."""
+"""OpenAI's requests: their fields and the limits of each."""
 
 import re
-from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-MAX_CHOICES = 128
-FEW = 64
-"""Fields whose names are searched for in a body one by one."""
+from serving.frontend.api.errors import ApiError
 
+MAX_CHOICES = 128
 MAX_TOKENS = 1 << 20
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
@@ -24,6 +22,8 @@ COMPLETION_TOKENS = 16
 
 DIGITS = re.compile(r"[0-9]{1,10}")
 DP_RANK = "dp_rank:"
+ANNOTATIONS = ("formatted_prompt", "token_ids", "llm_metrics", "request_id", "query_instance_id")
+"""What Dynamo's clients may ask to be noted in a stream; `llm_metrics` brings nothing here."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,13 +43,19 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_raw_prompt: bool | None = None
     """Take the messages' text as the prompt, without the chat template."""
     annotations: Annotated[list[Annotation], Meta(max_length=32)] = []
-    """`formatted_prompt`, `token_ids`, `llm_metrics`, `request_id`, `query_instance_id`, `dp_rank:N`."""
+    """Those of `ANNOTATIONS`, `dp_rank:N`, and any `name:value`, which engines may read in Dynamo and none does here."""
     backend_instance_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Send it to this instance."""
     extra_fields: Annotated[list[Annotation], Meta(max_length=32)] = []
     """`worker_id`, `timing`, `routing`: what the answer's own `nvext` should hold."""
     session_id: Annotated[str, Meta(max_length=256)] | None = None
     """Conversation the request belongs to; the `session` router mode keeps it on one worker."""
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The data-parallel rank to send it to, whose digits `parse` has checked."""
+        ranks = (note.removeprefix(DP_RANK) for note in self.annotations if note.startswith(DP_RANK))
+        return next(map(int, ranks), None)
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -74,7 +80,7 @@ class Request(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     session_id: Annotated[str, Meta(max_length=256)] | None = None
-    """See `NvExt.session_id`."""
+    """The same as `nvext.session_id`."""
     nvext: NvExt | None = None
 
     # What says nothing about the answer's text.
@@ -115,12 +121,12 @@ class CompletionRequest(Request, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See `Request`."""
+        """The alternatives that `logprobs` counts."""
         return self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """See `Request`."""
+        """The same for the prompt, where it is echoed."""
         return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
@@ -179,7 +185,7 @@ class ChatRequest(Request, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See `Request`."""
+        """The alternatives that `top_logprobs` counts."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -204,206 +210,91 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
 
 
-class ApiError(Exception):
-    """An answer with OpenAI's error body."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
-        if status in (429, 503):
-            self.headers.setdefault("retry-after", "1")
-        if status in (408, 413, 414, 431):
-            self.headers["connection"] = "close"  # the rest of the request is not read
-
-    def body(self) -> bytes:
-        """Encode the error object."""
-        kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+AnyRequest = Request | TokenizeRequest | DetokenizeRequest
+KindName = Literal["chat", "completion", "tokenize", "detokenize"]
 
 
-ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+class Kind(NamedTuple):
+    """A kind of request that has a body."""
+
+    type: type[AnyRequest]
+    path: str
+    summary: str
+    endpoint: str = ""
+    """Label of the requests that are counted."""
 
 
-def parse(body: bytes | bytearray, kind: Any) -> Any:
+KINDS: dict[KindName, Kind] = {
+    "tokenize": Kind(TokenizeRequest, "/tokenize", "Return the tokens of a text or a conversation"),
+    "detokenize": Kind(DetokenizeRequest, "/detokenize", "Return the text of tokens"),
+    "completion": Kind(CompletionRequest, "/v1/completions", "Complete a prompt", "completions"),
+    "chat": Kind(ChatRequest, "/v1/chat/completions", "Answer a conversation", "chat_completions"),
+}
+
+
+def parse(body: bytes | bytearray, type: Any) -> Any:
     """Read a request.
 
     Raises:
         ApiError: it is not JSON, or not such a request.
     """
     try:
-        asked = msgspec.json.decode(body, type=kind)
+        request = msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
-        text = str(error)
-        place = re.search(r" - at `\$\.(\w+)", text)
-        missing = re.search(r"missing required field `(\w+)`", text)
-        found = place or missing
-        raise ApiError(400, f"the request is not valid: {text}", param=found[1] if found else None) from error
+        raise ApiError(400, f"the request is not valid: {error}", param=_field_at_fault(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error or 'nested too deeply'}") from error
-    if isinstance(asked, Request):
-        _check(asked)
-    elif isinstance(asked, TokenizeRequest) and (asked.prompt is None) == (asked.messages is None):
+    if isinstance(request, Request):
+        _check(request)
+    elif isinstance(request, TokenizeRequest) and (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "either prompt or messages was expected", param="prompt")
-    return asked
+    return request
 
 
-def check_fields(body: bytes | bytearray, asked: Request) -> None:
-    """Refuse what an engine of token ids would have to ignore: fields that nobody knows, or that none here can do.
-
-    Raises:
-        ApiError: there is such a field, or one is there twice.
-    """
-    fields = _decode_fields(body)
-    _check_once(body, fields)
-    known = FIELDS[type(asked)]
-    for name, value in fields.items():
-        if name not in known and bytes(value) != b"null":
-            if name not in NEUTRAL:
-                raise ApiError(400, f"unknown parameter: {name[:100]!r}", code="unknown_parameter", param=name[:100])
-            if msgspec.json.decode(value) not in NEUTRAL[name]:
-                raise ApiError(400, f"{name} is not supported", code="unsupported_parameter", param=name)
-    if isinstance(asked, ChatRequest) and (asked.tool_choice == "required" or isinstance(asked.tool_choice, dict)):
-        raise ApiError(400, "a required tool call is not supported", param="tool_choice")
+def _field_at_fault(message: str) -> str | None:
+    """Return the field that a validation error of msgspec is about."""
+    field = re.search(r" - at `\$\.(\w+)", message) or re.search(r"missing required field `(\w+)`", message)
+    return field[1] if field else None
 
 
-def _check_once(body: bytes | bytearray, names: Collection[str]) -> None:
-    """Refuse a body with a name twice. To be sure takes longer than all other checks, so only odd bodies are walked."""
-    if len(names) <= FEW and b"\\u" not in body and all(body.count(b'"%b"' % name.encode()) == 1 for name in names):
-        return
-    seen: set[str] = set()
-    for key in _decode_keys(body):
-        if key.name in seen:
-            raise ApiError(400, f"the request has {key.name[:100]!r} twice", param=key.name[:100])
-        seen.add(key.name)
-
-
-class _Key:
-    """A key of an object; two of one name are two keys."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_keys = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=lambda _, name: _Key(name)).decode
-FIELDS: dict[type[Request], frozenset[str]] = {
-    kind: frozenset(field.encode_name for field in msgspec.structs.fields(kind))
-    for kind in (CompletionRequest, ChatRequest)
-}
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        (
-            *(
-                "allowed_token_ids",
-                "audio",
-                "cache_salt",
-                "chat_template",
-                "chat_template_kwargs",
-                "custom_logit_processor",
-            ),
-            *(
-                "custom_params",
-                "documents",
-                "ebnf",
-                "function_call",
-                "functions",
-                "guided_choice",
-                "guided_decoding_backend",
-            ),
-            *("guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern", "input_ids", "json_schema"),
-            *("kv_transfer_params", "logits_processors", "lora_path", "mm_processor_kwargs", "moderation"),
-            *("prompt_embeds", "prompt_logprobs", "reasoning", "reasoning_effort", "regex", "repetition_detection"),
-            *("session_params", "stop_regex", "structured_outputs", "thinking", "thinking_token_budget"),
-            *("truncate_prompt_tokens", "truncation_side", "verbosity", "vllm_xargs", "web_search_options"),
-        ),
-        (),
-    ),
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (True,),
-    "bad_words": ([],),
-    "continue_final_message": (False,),
-    "echo": (False,),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "modalities": (["text"],),
-    "no_stop_trim": (False,),
-    "priority": (0,),
-    "response_format": ({"type": "text"},),
-    "return_hidden_states": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "separate_reasoning": (True, False),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stream_reasoning": (True, False),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-}
-"""Fields of OpenAI, vLLM and SGLang that no engine here can do, with the values that ask for nothing."""
-
-
-def _check(asked: Request) -> None:
+def _check(request: Request) -> None:
     """Refuse what does not fit together, or what no engine here can do."""
-    if asked.stream_options is not None and not asked.stream:
+    if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-    if isinstance(asked, CompletionRequest):
-        _check_completion(asked)
-    elif isinstance(asked, ChatRequest):
-        _check_chat(asked)
-        asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
-    limit = asked.max_tokens
-    if limit is not None and (asked.min_tokens or 0) > limit:
-        raise ApiError(400, f"min_tokens ({asked.min_tokens}) is larger than max_tokens ({limit})", param="min_tokens")
-    if asked.logit_bias and not all(map(DIGITS.fullmatch, asked.logit_bias)):
+    if isinstance(request, CompletionRequest):
+        _check_completion(request)
+    elif isinstance(request, ChatRequest):
+        _check_chat(request)
+        request.max_tokens = request.max_completion_tokens or request.max_tokens
+    limit = request.max_tokens
+    if limit is not None and (request.min_tokens or 0) > limit:
+        raise ApiError(
+            400, f"min_tokens ({request.min_tokens}) is larger than max_tokens ({limit})", param="min_tokens"
+        )
+    if request.logit_bias and not all(map(DIGITS.fullmatch, request.logit_bias)):
         raise ApiError(400, "logit_bias maps token ids to numbers", param="logit_bias")
-    if asked.nvext is not None:
-        for note in asked.nvext.annotations:
+    if request.nvext is not None:
+        for note in request.nvext.annotations:
             if note.startswith(DP_RANK) and not DIGITS.fullmatch(note, len(DP_RANK)):
                 raise ApiError(400, f"{DP_RANK}N takes the number of a data-parallel rank, not {note!r}", param="nvext")
 
 
-def _check_completion(asked: CompletionRequest) -> None:
-    if isinstance(asked.prompt, list) and len(set(map(type, asked.prompt))) > 1:
+def _check_completion(request: CompletionRequest) -> None:
+    if isinstance(request.prompt, list) and len(set(map(type, request.prompt))) > 1:
         raise ApiError(400, "prompt must be a text, token ids, or a list of either", param="prompt")
-    prompts = asked.prompts()
+    prompts = request.prompts()
     if not prompts or not all(prompts):
         raise ApiError(400, "prompt must not be empty", param="prompt")
-    choices = len(prompts) * (asked.n or 1)
+    choices = len(prompts) * (request.n or 1)
     if choices > MAX_CHOICES:
         raise ApiError(400, f"{len(prompts)} prompts times n are {choices} answers; at most {MAX_CHOICES}", param="n")
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+    if request.best_of is not None and request.best_of != (request.n or 1):
         raise ApiError(400, "best_of other than n is not supported", param="best_of")
 
 
-def _check_chat(asked: ChatRequest) -> None:
-    for message in asked.messages:
+def _check_chat(request: ChatRequest) -> None:
+    for message in request.messages:
         if message.role in ("user", "system") and (message.content is UNSET or message.content is None):
             raise ApiError(400, f"a {message.role} message needs content", param="messages")
-    if asked.top_logprobs and not asked.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-
-
-def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
-    """Return OpenAI's usage object."""
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
-    }

@@ -1,0 +1,36 @@
+"""Which requests may pass: those with the key, unless the process is about to end or has enough in progress.
+
+This sheds what one frontend process cannot hold. What finds all workers full or busy is refused by the router.
+"""
+
+import hmac
+from collections.abc import Iterable
+
+from serving.frontend.api.errors import ApiError
+from serving.frontend.config import FrontendConfig
+
+
+class Admission:
+    """Decides by a request's method and headers."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        self._key = config.api_key.encode()
+        self._limit = config.max_inflight_requests
+
+    def refusal(
+        self, method: str, headers: Iterable[tuple[bytes, bytes]], *, num_open: int, is_draining: bool
+    ) -> ApiError | None:
+        """Return what to answer a request that may not pass."""
+        if self._key and not self._has_key(headers):
+            unauthorized = {"www-authenticate": "Bearer"}
+            return ApiError(401, "no valid API key was given", code="invalid_api_key", headers=unauthorized)
+        if method == "POST" and is_draining:
+            return ApiError(503, "this server is about to end", headers={"connection": "close"})
+        if method == "POST" and num_open >= self._limit:
+            return ApiError(429, f"{self._limit} requests are in progress; retry later")
+        return None
+
+    def _has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        scheme, _, token = given.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token, self._key)

@@ -1,0 +1,123 @@
+"""Answers as bytes: server-sent events made from templates, and whole answers as one object."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from serving.frontend.api.errors import ApiError
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.encode
+
+
+def event(value: Any) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return what ends a stream that has failed."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+def annotation(name: str, value: Any) -> bytes:
+    """Return an annotation as Dynamo sends it: a named event whose value is a comment."""
+    return b"event: " + name.encode() + b"\n: " + _encode(value) + b"\n\n"
+
+
+def escape(text: str) -> bytes:
+    """Return a text as it stands in a JSON string."""
+    return _encode(text)[1:-1]
+
+
+def unescape(text: bytes) -> str:
+    """Return the text that stands so in a JSON string."""
+    value: str = msgspec.json.decode(b'"' + text + b'"')
+    return value
+
+
+def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
+    """Return OpenAI's usage object."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+class CompletionFormat:
+    """What all events of one answer share."""
+
+    def __init__(self, id: str, model: str, *, is_chat: bool) -> None:
+        self.is_chat = is_chat
+        self.head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{id}",
+            "object": "chat.completion.chunk" if is_chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """Return the event with the usage."""
+        return event(self.head | {"choices": [], "usage": usage})
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
+        """Return an answer that is not streamed."""
+        answer = self.head | {"choices": choices, "usage": usage}
+        if self.is_chat:
+            answer["object"] = "chat.completion"
+        return _encode(answer | {"nvext": nvext} if nvext else answer)
+
+    def choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        """Return one choice of a whole answer."""
+        content: dict[str, Any] = (
+            {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        )
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+
+class ChoiceFormat:
+    """The events of one choice, each with the usage so far if it is given; nothing is encoded for a token but its text.
+
+    data: {"id":...,"choices":[{"index":0,"delta":{"content":"  once  "},"logprobs":null,"finish_reason":null}]}
+    ------------------------- before -------------------------       ----------------- after ------------------
+    """
+
+    def __init__(self, completion: CompletionFormat, index: int) -> None:
+        self._completion = completion
+        self._index = index
+        start = _encode(completion.head)[:-1].decode()
+        delta = '"delta":{"content":"' if completion.is_chat else '"text":"'
+        self._before = f'data: {start},"choices":[{{"index":{index},{delta}'.encode()
+        self._quote = b'"}' if completion.is_chat else b'"'
+        self._after = self._quote + b',"logprobs":null,"finish_reason":null}]}\n\n'
+        self._between = self._after + self._before
+
+    def first(self, usage: dict[str, Any] | None = None) -> bytes:
+        """Return what precedes the first token: a chat's role."""
+        if not self._completion.is_chat:
+            return b""
+        return self._event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage=usage)
+
+    def tokens(self, texts: list[bytes]) -> bytes:
+        """Return an event for each token's text, which is escaped for JSON."""
+        return self._before + self._between.join(texts) + self._after
+
+    def token(self, text: bytes, logprobs: Any, usage: dict[str, Any] | None = None) -> bytes:
+        """Return the event of a token with its log-probabilities, None if there are none."""
+        end = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null}]'
+        if usage is not None:
+            end += b',"usage":' + _encode(usage)
+        return self._before + text + self._quote + end + b"}\n\n"
+
+    def last(self, reason: str, nvext: dict[str, Any] | None, usage: dict[str, Any] | None = None) -> bytes:
+        """Return the event with the finish reason."""
+        content: dict[str, Any] = {"delta": {}} if self._completion.is_chat else {"text": ""}
+        return self._event({**content, "logprobs": None, "finish_reason": reason}, usage=usage, nvext=nvext)
+
+    def _event(self, choice: dict[str, Any], **extras: dict[str, Any] | None) -> bytes:
+        fields = self._completion.head | {"choices": [{"index": self._index, **choice}]}
+        return event(fields | {name: value for name, value in extras.items() if value})

@@ -1,0 +1,108 @@
+"""Fields of OpenAI, vLLM and SGLang that no engine of token ids could honour: refused rather than ignored."""
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.openai import ANNOTATIONS, ChatRequest, CompletionRequest, Request
+
+FEW = 64
+"""Fields whose names are searched for in a body one by one."""
+
+FIELDS: dict[type[Request], frozenset[str]] = {
+    type: frozenset(field.encode_name for field in msgspec.structs.fields(type))
+    for type in (CompletionRequest, ChatRequest)
+}
+NEVER = (
+    "allowed_token_ids", "audio", "cache_salt", "chat_template", "chat_template_kwargs", "custom_logit_processor",
+    "custom_params", "documents", "ebnf", "function_call", "functions", "guided_choice", "guided_decoding_backend",
+    "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern", "input_ids", "json_schema",
+    "kv_transfer_params", "logits_processors", "lora_path", "mm_processor_kwargs", "moderation", "prompt_embeds",
+    "prompt_logprobs", "reasoning", "reasoning_effort", "regex", "repetition_detection", "session_params",
+    "stop_regex", "structured_outputs", "thinking", "thinking_token_budget", "truncate_prompt_tokens",
+    "truncation_side", "verbosity", "vllm_xargs", "web_search_options",
+)  # fmt: skip
+"""Fields that no engine here can do, whatever their value."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(NEVER, ()),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "bad_words": ([],),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "modalities": (["text"],),
+    "no_stop_trim": (False,),
+    "priority": (0,),
+    "response_format": ({"type": "text"},),
+    "return_hidden_states": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True, False),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True, False),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+}
+"""Fields of OpenAI, vLLM and SGLang that no engine here can do, with the values that ask for nothing."""
+
+
+def check_fields(body: bytes | bytearray, request: Request) -> None:
+    """Refuse what an engine of token ids would have to ignore: fields that nobody knows, or that none here can do.
+
+    Raises:
+        ApiError: there is such a field or annotation, or a field is there twice.
+    """
+    fields = _decode_fields(body)
+    _check_once(body, fields)
+    for name, value in fields.items():
+        if name not in FIELDS[type(request)]:
+            _check_neutral(name, value)
+    if isinstance(request, ChatRequest) and (
+        request.tool_choice == "required" or isinstance(request.tool_choice, dict)
+    ):
+        raise ApiError(400, "a required tool call is not supported", param="tool_choice")
+    for note in request.nvext.annotations if request.nvext is not None else ():
+        if note not in ANNOTATIONS and ":" not in note:
+            message = f"nvext.annotations: unknown annotation {note!r}; known: {', '.join(ANNOTATIONS)}, dp_rank:N"
+            raise ApiError(400, message, param="nvext")
+
+
+def _check_neutral(name: str, value: msgspec.Raw) -> None:
+    """Refuse a field that we have no use for, unless its value asks for nothing."""
+    if bytes(value) == b"null":
+        return
+    if name not in NEUTRAL:
+        raise ApiError(400, f"unknown parameter: {name[:100]!r}", code="unknown_parameter", param=name[:100])
+    if msgspec.json.decode(value) not in NEUTRAL[name]:
+        raise ApiError(400, f"{name} is not supported", code="unsupported_parameter", param=name)
+
+
+def _check_once(body: bytes | bytearray, names: Collection[str]) -> None:
+    """Refuse a body with a name twice. To be sure takes longer than all other checks, so only odd bodies are walked."""
+    if len(names) <= FEW and b"\\u" not in body and all(body.count(b'"%b"' % name.encode()) == 1 for name in names):
+        return
+    seen: set[str] = set()
+    for key in _decode_keys(body):
+        if key.name in seen:
+            raise ApiError(400, f"the request has {key.name[:100]!r} twice", param=key.name[:100])
+        seen.add(key.name)
+
+
+class _Key:
+    """A key of an object; two of one name are two keys."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_keys = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=lambda _, name: _Key(name)).decode

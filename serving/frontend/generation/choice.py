@@ -1,0 +1,173 @@
+"""One choice of an answer: its attempts bring tokens, its text makes them pieces."""
+
+from typing import Any
+
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.logprobs import TokenLogprob, name_tokens
+from serving.frontend.api.sse import unescape
+from serving.frontend.config import FrontendConfig
+from serving.frontend.generation.attempt import Attempts, ChoiceRequest, Output
+from serving.frontend.generation.migration import Migration
+from serving.frontend.generation.text import Text
+from serving.frontend.models import ServedModel
+from serving.frontend.preprocess import Prepared, Prompt
+from serving.model.tokenizer import Tokenizer
+from serving.worker.protocol import StopConditions
+
+
+class Choice:
+    """Read `pieces` until `finish_reason` is set; then, or on any way out, `close`."""
+
+    def __init__(self, attempts: Attempts, text: Text, request: ChoiceRequest, tokenizer: Tokenizer) -> None:
+        self.num_prompt = len(request.prompt.tokens)
+        self.block_size = request.prompt.block_size
+        self.num_cached = 0
+        self.logprobs: list[TokenLogprob] = []
+        """Of the last pieces, if they were asked for."""
+        self.prompt_logprobs: list[TokenLogprob] | None = None
+        """Of the prompt, if they were asked for, once the first pieces have come."""
+        self.attempts = attempts
+        self._text = text
+        self._request = request
+        self._tokenizer = tokenizer
+        self._num_counted: int | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the answer ended; empty until then."""
+        return self._text.finish_reason
+
+    @property
+    def num_completion(self) -> int:
+        """Tokens of the answer; some engines give text, and count better than its pieces do."""
+        return self._text.num_tokens if self._num_counted is None else self._num_counted
+
+    @property
+    def num_overlap_tokens(self) -> int:
+        """Tokens of the prompt that the router expected in the worker's cache."""
+        return self.attempts.placement.overlap_blocks * self.block_size
+
+    async def pieces(self) -> list[bytes]:
+        """Wait for news and return the text of each token that came, escaped for JSON.
+
+        Raises:
+            ApiError: the request failed.
+        """
+        output = await self.attempts.take()
+        if output.num_cached is not None:
+            self.num_cached = min(output.num_cached, self.num_prompt)
+        if output.num_completion is not None:
+            self._num_counted = output.num_completion
+        if output.texts:
+            pieces = self._text.push_texts(output.texts, output.finish_reason)
+        else:
+            pieces = self._text.push(output.tokens, output.finish_reason)
+        if "logprobs" in self._request.sampling or "prompt_logprobs" in self._request.sampling:
+            self._read_logprobs(output, pieces)
+        return pieces
+
+    def close(self) -> None:
+        """Release the booking, and tell the instance if it is still at work."""
+        self.attempts.close()
+
+    def _read_logprobs(self, output: Output, pieces: list[bytes]) -> None:
+        """Name the tokens of the log-probabilities that were asked for.
+
+        Raises:
+            ApiError: tokens have come without them.
+        """
+        wanted = self._request.sampling
+        if output.prompt_logprobs is not None and self.prompt_logprobs is None:
+            texts = map(self._tokenizer.text_of, self._request.prompt.tokens.tolist())
+            self.prompt_logprobs = [
+                TokenLogprob(text, value, name_tokens(top, self._tokenizer))
+                for text, (value, top) in zip(texts, output.prompt_logprobs, strict=False)
+            ]
+        is_missing = ("logprobs" in wanted and not output.logprobs) or (
+            "prompt_logprobs" in wanted and self.prompt_logprobs is None
+        )
+        if output.tokens and is_missing:
+            raise ApiError(400, "the engine of this model gives no such log-probabilities", param="logprobs")
+        self.logprobs = [
+            TokenLogprob(unescape(piece), value, name_tokens(top, self._tokenizer))
+            for piece, (value, top) in zip(pieces, output.logprobs, strict=False)
+        ]
+
+
+def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig, request_id: str) -> list[Choice]:
+    """Send each choice of a request to an engine; once the first was taken, the others are not refused.
+
+    Raises:
+        ApiError: there is nobody to send it to.
+    """
+    choices: list[Choice] = []
+    try:
+        for prompt, limit in zip(prepared.prompts, prepared.limits, strict=True):
+            for index in range(prepared.options.n or 1):
+                request = _request(prepared, model, prompt, limit, index, request_id)
+                choices.append(_start(request, prepared, model, config, is_refusable=not choices))
+    except BaseException:
+        for choice in choices:
+            choice.close()
+        raise
+    return choices
+
+
+def _request(
+    prepared: Prepared, model: ServedModel, prompt: Prompt, limit: int, index: int, request_id: str
+) -> ChoiceRequest:
+    options, extension = prepared.options, prepared.extension
+    conditions = StopConditions(
+        max_tokens=limit,
+        is_default_limit=not prepared.has_own_limit,
+        min_tokens=options.min_tokens or 0,
+        stop=options.stops or None,
+        ignore_eos=bool(options.ignore_eos if extension.ignore_eos is None else extension.ignore_eos),
+    )
+    return ChoiceRequest(
+        prompt=prompt,
+        conditions=conditions,
+        sampling=_sampling(prepared, index),
+        eos_token_ids=model.card.eos_token_ids,
+        request_id=request_id,
+        instance_id=extension.backend_instance_id,
+        rank=extension.dp_rank,
+        session=extension.session_id or options.session_id,
+    )
+
+
+def _start(
+    request: ChoiceRequest, prepared: Prepared, model: ServedModel, config: FrontendConfig, *, is_refusable: bool
+) -> Choice:
+    is_pinned, conditions = request.instance_id is not None, request.conditions
+    limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
+    attempts = Attempts(
+        model.routing, request, Migration(0 if is_pinned else limit, is_pinned=is_pinned), is_refusable=is_refusable
+    )
+    text = Text(
+        model.text.tokenizer.detokenizer(),
+        stops=prepared.options.stops,
+        end_token_ids=[
+            *(prepared.options.stop_token_ids or ()),
+            *(() if conditions.ignore_eos else request.eos_token_ids),
+        ],
+        min_tokens=conditions.min_tokens,
+        max_tokens=conditions.max_tokens,
+    )
+    return Choice(attempts, text, request, model.text.tokenizer)
+
+
+def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
+    """Return what the engine needs to sample; each choice has a seed of its own."""
+    request, extension = prepared.options, prepared.extension
+    names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
+    options = {name: getattr(request, name) for name in names}
+    for name in ("top_k", "repetition_penalty"):
+        own = getattr(extension, name)
+        options[name] = getattr(request, name) if own is None else own
+    if extension.greed_sampling:
+        options["temperature"] = 0.0
+    if request.seed is not None or index:
+        options["seed"] = (request.seed or 0) + index
+    options |= {"logprobs": prepared.num_logprobs, "prompt_logprobs": prepared.num_prompt_logprobs}
+    return {name: value for name, value in options.items() if value is not None}

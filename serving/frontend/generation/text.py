@@ -1,0 +1,79 @@
+"""A choice's tokens as text: detokenized, ended by a limit, a token or a stop string, and escaped for JSON."""
+
+from collections.abc import Collection
+
+from serving.frontend.api.sse import escape
+from serving.frontend.generation.stops import StopMatcher
+from serving.model.tokenizer import Detokenizer
+
+
+class Text:
+    """The text of one choice; it ends where `finish_reason` is set."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stops: list[str] | None = None,
+        end_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.finish_reason = ""
+        self.num_tokens = 0
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops) if stops else None
+        self._end_token_ids = frozenset(end_token_ids)
+        self._min_tokens = min_tokens
+        self._max_tokens = max_tokens
+
+    def push(self, tokens: list[int], finish_reason: str = "") -> list[bytes]:
+        """Return the text of each token, at the end with what was held back; a finish reason makes them the last."""
+        self.finish_reason = finish_reason
+        if self._max_tokens is not None and self.num_tokens + len(tokens) >= self._max_tokens:
+            tokens = tokens[: self._max_tokens - self.num_tokens]
+            self.finish_reason = finish_reason or "length"
+        if self._end_token_ids and not self._end_token_ids.isdisjoint(tokens):
+            tokens = self._before_end(tokens)
+        if self._matcher is None and (escaped := self._detokenizer.escaped(tokens)) is not None:
+            self.num_tokens += len(tokens)
+            return escaped
+        return self._finish(self._match(self._detokenizer.texts(tokens)))
+
+    def push_texts(self, texts: list[str], finish_reason: str = "") -> list[bytes]:
+        """The same for what an engine gives as text, whose pieces count as tokens."""
+        self.finish_reason = finish_reason
+        return self._finish(self._match(texts))
+
+    def _before_end(self, tokens: list[int]) -> list[int]:
+        """Cut tokens at the first that ends the answer, if it has the least number of tokens by then."""
+        for index, token in enumerate(tokens):
+            if token in self._end_token_ids and self.num_tokens + index >= self._min_tokens:
+                self.finish_reason = "stop"
+                return tokens[:index]
+        return tokens
+
+    def _match(self, texts: list[str]) -> list[str]:
+        """Let texts through up to a stop string; the piece in which it ends is the last."""
+        if self._matcher is None:
+            return texts
+        passed: list[str] = []
+        for text in texts:
+            may_stop = self.num_tokens + len(passed) >= self._min_tokens
+            passed.append(self._matcher.push(text, may_stop=may_stop))
+            if self._matcher.has_stopped:
+                self.finish_reason = "stop"
+                break
+        return passed
+
+    def _finish(self, texts: list[str]) -> list[bytes]:
+        """Count pieces and return them escaped, at the end with what was held back."""
+        self.num_tokens += len(texts)
+        rest = self._held_back() if self.finish_reason else ""
+        if rest:
+            texts = [*texts[:-1], texts[-1] + rest] if texts else [rest]
+        return list(map(escape, texts))
+
+    def _held_back(self) -> str:
+        rest = self._detokenizer.flush()
+        return rest if self._matcher is None else self._matcher.push(rest) + self._matcher.flush()

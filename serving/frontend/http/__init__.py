@@ -1,0 +1,1 @@
+"""Connections and bodies within limits of bytes and seconds."""

@@ -1,0 +1,96 @@
+"""What the frontend and a preparer say to each other: msgpack, each message after its length.
+
+frontend                             preparer
+Model(card, files)            --->
+                              <---   Ready(error)
+Job(id, kind, ...), its body  --->
+                              <---   Answer(id, outcome)
+
+Answers come in any order.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from serving.frontend.api.openai import KindName
+from serving.frontend.preprocess import Preprocessed, Prompt
+from serving.model.card import ModelCard
+
+Body = bytes | bytearray
+LENGTH = struct.Struct("<I")
+"""What stands before each message: its bytes."""
+
+NUM_JOBS = 4
+"""Jobs that one process does at once."""
+
+
+class Model(msgspec.Struct, array_like=True):
+    """The first message: whose requests these are."""
+
+    card: ModelCard
+    files: dict[str, bytes]
+
+
+class Ready(msgspec.Struct, array_like=True):
+    """The answer to the first message: whether there can be jobs."""
+
+    error: str = ""
+
+
+class Job(msgspec.Struct, array_like=True):
+    """A request; its body follows the message."""
+
+    id: int
+    kind: KindName
+    num_bytes: int
+    is_only: bool
+    """Whether there is no other model."""
+
+
+class Refusal(msgspec.Struct, tag=True):
+    """An `ApiError`."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class Elsewhere(msgspec.Struct, tag=True):
+    """The request is for another model, or names none where there are several."""
+
+    model: str | None
+
+
+Outcome = Preprocessed | Elsewhere | Refusal
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """What became of a job."""
+
+    id: int
+    outcome: Outcome
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """Return a message as it travels."""
+    data = _encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+def _pack(value: Any) -> Any:
+    assert isinstance(value, Prompt)
+    return [value.tokens.astype("<u4").tobytes(), value.block_size, np.array(value.hashes, "<u8").tobytes()]
+
+
+def _unpack(type: type, value: Any) -> Any:
+    assert type is Prompt
+    tokens, block_size, hashes = value
+    return Prompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist())
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+decode_answer = msgspec.msgpack.Decoder(Answer, dec_hook=_unpack).decode

@@ -1,0 +1,144 @@
+"""What a preparer runs: `python -m serving.frontend.preparing.process`, started by `Preparer`."""
+
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.openai import KINDS, Request, parse
+from serving.frontend.preparing.messages import (
+    LENGTH,
+    NUM_JOBS,
+    Answer,
+    Elsewhere,
+    Job,
+    Model,
+    Outcome,
+    Ready,
+    Refusal,
+    framed,
+)
+from serving.frontend.preprocess import Prepared, TextModel, preprocess
+from serving.model.errors import ModelError
+from serving.model.files import ModelFiles
+
+log = logging.getLogger(__name__)
+
+MEMORY_BYTES = 3 << 30
+"""What the model and the jobs may take."""
+
+FAILED = Refusal(500, "the frontend failed on this request; its log says why")
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Prepare what comes on standard input until it ends."""
+    _end_with_parent()
+    answers = _Answers()
+    messages = _messages(sys.stdin.buffer)
+    model = _load(msgspec.msgpack.decode(next(messages), type=Model), answers)
+    if model is None:
+        return
+    decode = msgspec.msgpack.Decoder(Job).decode
+    with ThreadPoolExecutor(NUM_JOBS) as threads:
+        for message in messages:
+            job = decode(message)
+            threads.submit(_work, job, sys.stdin.buffer.read(job.num_bytes), model, answers)
+        os._exit(0)  # a job may never end
+
+
+class _Answers:
+    """Standard output, for answers alone: what libraries print must not get between them."""
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._lock = threading.Lock()
+
+    def send(self, message: msgspec.Struct) -> None:
+        data = framed(message)
+        with self._lock:
+            self._file.write(data)
+            self._file.flush()
+
+
+def _load(message: Model, answers: _Answers) -> TextModel | None:
+    """Load the model within a limit of memory, and report whether that worked."""
+    _limit_memory()
+    try:
+        model = TextModel(message.card, ModelFiles(message.files), is_preparer=True)
+    except ModelError as error:
+        answers.send(Ready(str(error)))
+        return None
+    except Exception as error:  # a template is compiled here, and may take all memory
+        answers.send(Ready(f"its tokenizer or chat template cannot be loaded: {type(error).__name__}"))
+        return None
+    answers.send(Ready())
+    return model
+
+
+def _work(job: Job, body: bytes, model: TextModel, answers: _Answers) -> None:
+    outcome = _outcome(job, body, model)
+    try:
+        answers.send(Answer(job.id, outcome))
+    except Exception:  # whatever cannot be sent: without an answer, its client would wait and others pay for it
+        log.exception("what became of a request cannot be sent")
+        answers.send(Answer(job.id, FAILED))
+
+
+def _messages(source: IO[bytes]) -> Iterator[bytes]:
+    while len(head := source.read(LENGTH.size)) == LENGTH.size:
+        (length,) = LENGTH.unpack(head)
+        yield source.read(length)
+
+
+def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
+    try:
+        request = parse(body, KINDS[job.kind].type)
+        if request.model != model.card.name and not (request.model is None and job.is_only):
+            return Elsewhere(request.model)
+        outcome = preprocess(request, body, model)
+    except ApiError as error:
+        return Refusal(error.status, error.message, error.code, error.param)
+    except MemoryError:
+        return Refusal(413, "the request is too large to be prepared")
+    except BaseException:  # tokenizers panic with one that is no `Exception`
+        log.exception("a request could not be prepared")
+        return FAILED
+    if isinstance(outcome, Prepared):  # without what has become tokens, or has no effect and may be large
+        options = msgspec.convert(outcome.options, Request, from_attributes=True)
+        outcome.options = msgspec.structs.replace(options, metadata=None, prediction=None)
+    return outcome
+
+
+def _end_with_parent() -> None:
+    """Have Linux end us with the frontend: a template that keeps the interpreter busy would not notice by itself."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _limit_memory() -> None:
+    """Take no more than so much more address space than we have now."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        limit = used + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+if __name__ == "__main__":
+    main()

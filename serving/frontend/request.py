@@ -1,0 +1,136 @@
+"""From an HTTP request to what its model's engines are sent: body read, model found, text turned into tokens."""
+
+import asyncio
+import re
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.openai import KINDS, KindName, parse
+from serving.frontend.config import FrontendConfig
+from serving.frontend.http.body import BodyBudget, read_body
+from serving.frontend.metrics import FrontendMetrics
+from serving.frontend.models import Models, ServedModel
+from serving.frontend.preparing.messages import Body, Elsewhere
+from serving.frontend.preprocess import Preprocessed, is_quick, preprocess
+
+Result = TypeVar("Result")
+
+INLINE_BYTES = 128 * 1024
+"""Larger bodies are parsed by a preparer; this much takes a millisecond."""
+
+SHOWN_CHARACTERS = 128
+"""Characters of a requested name that errors show."""
+
+GUESS_BYTES = 4096
+MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
+STREAM = re.compile(rb'"stream"\s*:\s*true')
+
+
+class RequestReader:
+    """Reads requests: at once what is quick, the others with their model's preparer."""
+
+    def __init__(self, models: Models, config: FrontendConfig, metrics: FrontendMetrics) -> None:
+        self._models = models
+        self._metrics = metrics
+        self._max_bytes = config.max_body_mb << 20
+        self._bodies = BodyBudget(config.max_buffered_mb << 20)
+
+    async def read(self, request: Request, kind: KindName) -> tuple[ServedModel, Preprocessed]:
+        """Return a request's model, and what was made of it.
+
+        Raises:
+            ApiError: it cannot be served.
+            ClientDisconnect: its client has hung up.
+        """
+        with self._bodies.share() as share:
+            body = await read_body(request, share, self._max_bytes)
+            if len(body) > INLINE_BYTES:
+                model = self._models.get(guess_model(body)) or self._any()
+                return await self._prepare(request, kind, body, model)
+            parsed = parse(body, KINDS[kind].type)
+            model = self.find(parsed.model)
+            if not is_quick(parsed, model.text):
+                return await self._prepare(request, kind, body, model)
+            try:
+                return model, preprocess(parsed, body, model.text)
+            except ApiError:
+                self._count_error(kind, body, model)
+                raise
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return a model by its name; without one, the only one.
+
+        Raises:
+            ApiError: there is no such model, or not at the moment.
+        """
+        if name is None:
+            return self._only()
+        model = self._models.get(name)
+        if model is not None:
+            return model
+        shown = name if len(name) <= SHOWN_CHARACTERS else name[:SHOWN_CHARACTERS] + "..."
+        if self._models.is_expected(name):
+            raise ApiError(503, f"no instance serves model {shown!r} at the moment; retry later", param="model")
+        message = f"model {shown!r} is not served here; served: {self._served()}"
+        raise ApiError(404, message, code="model_not_found", param="model")
+
+    async def _prepare(
+        self, request: Request, kind: KindName, body: Body, model: ServedModel
+    ) -> tuple[ServedModel, Preprocessed]:
+        """Have a request prepared, by another model's preparer if it turns out to be for that one."""
+        while True:
+            is_only = len(self._models.all()) == 1
+            try:
+                outcome = await _unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+            except ApiError:
+                self._count_error(kind, body, model)
+                raise
+            if not isinstance(outcome, Elsewhere):
+                return model, outcome
+            model = self.find(outcome.model)
+
+    def _count_error(self, kind: KindName, body: Body, model: ServedModel) -> None:
+        if endpoint := KINDS[kind].endpoint:
+            type = "stream" if _at_ends(STREAM, body) else "unary"
+            self._metrics.of(model.card.name).count("requests", endpoint, type, "error")
+
+    def _any(self) -> ServedModel:
+        for model in self._models.all():
+            return model
+        raise ApiError(503, "no model is served at the moment; retry later")
+
+    def _only(self) -> ServedModel:
+        model = self._any()
+        if len(self._models.all()) > 1:
+            raise ApiError(400, f"name a model; served: {self._served()}", param="model")
+        return model
+
+    def _served(self) -> str:
+        return ", ".join(repr(model.card.name) for model in self._models.all()) or "none"
+
+
+def guess_model(body: Body) -> str:
+    """Return the model that a body seems to ask for; only parsing it can tell."""
+    match = _at_ends(MODEL, body)
+    return match[1].decode(errors="replace") if match else ""
+
+
+def _at_ends(pattern: re.Pattern[bytes], body: Body) -> re.Match[bytes] | None:
+    """Look for a pattern at a body's beginning and end, where small fields usually stand."""
+    return pattern.search(body, 0, GUESS_BYTES) or pattern.search(body, max(len(body) - GUESS_BYTES, 0))
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for work, unless the client hangs up before it is done; its body has been read."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()

@@ -1,0 +1,236 @@
+"""Whether a request whose call ended goes on: the decisions, and the attempts that act on them."""
+
+import asyncio
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from serving.frontend.api.errors import ApiError
+from serving.frontend.generation.attempt import Attempts, ChoiceRequest, Output
+from serving.frontend.generation.migration import PATIENCE_S, RETRY_S, Finished, Migration, PlaceAgain, Refused
+from serving.frontend.preprocess import Prompt
+from serving.router.router import AllFullError, NoWorkersError
+from serving.runtime.client import ReplyStream
+from serving.runtime.messages import CallError, End
+from serving.worker.protocol import StopConditions
+from tests.waiting import in_time
+
+# The decisions
+
+
+def end(migration, kind, instance_id=1, is_full=False, now=100.0):
+    return migration.on_end("it is gone", kind, instance_id, is_full=is_full, now=now)
+
+
+def test_an_engine_that_ends_without_saying_why_is_done():
+    assert end(Migration(limit=3), "") == Finished("stop")
+
+
+def test_what_has_all_its_tokens_is_finished_though_its_instance_is_lost():
+    assert end(Migration(limit=3), "lost", is_full=True) == Finished("length")
+
+
+def test_a_lost_request_goes_on_as_often_as_its_limit_says():
+    migration = Migration(limit=2)
+    assert end(migration, "lost", instance_id=1) == PlaceAgain()
+    assert end(migration, "lost", instance_id=2) == PlaceAgain()
+    assert (migration.num_migrations, migration.failed_at) == (2, {1, 2})
+    refused = Refused("it is gone and the migration limit of 2 is exhausted", "lost")
+    assert end(migration, "lost", instance_id=3) == refused
+    assert end(Migration(limit=0), "lost") == Refused("it is gone", "lost")
+
+
+@pytest.mark.parametrize("kind", ["draining", "unknown", "overloaded"])
+def test_a_call_that_was_never_begun_goes_elsewhere_eight_times_and_is_no_migration(kind):
+    migration = Migration(limit=0)
+    assert [end(migration, kind) for _ in range(8)] == [PlaceAgain()] * 8
+    assert end(migration, kind) == Refused("it is gone", kind)
+    assert migration.num_migrations == 0
+
+
+def test_a_request_for_one_instance_goes_nowhere_else():
+    assert end(Migration(limit=0, is_pinned=True), "draining") == Refused("it is gone", "draining")
+
+
+def test_it_may_wait_for_an_instance_only_after_it_was_lost_and_not_for_ever():
+    migration = Migration(limit=1)
+    assert not migration.may_wait(0.1)
+    end(migration, "lost", now=100.0)
+    assert migration.may_wait(100.0 + PATIENCE_S)
+    assert not migration.may_wait(100.1 + PATIENCE_S)
+
+
+def test_a_router_that_has_nobody_to_pass_it_on_to_is_asked_again_while_it_may_wait():
+    migration = Migration(limit=1)
+    assert end(migration, "unavailable") == Refused("it is gone", "unavailable")
+    end(migration, "lost", instance_id=1, now=100.0)
+    assert end(migration, "unavailable", instance_id=2, now=101.0) == PlaceAgain(RETRY_S)
+    assert migration.failed_at == {1}  # the router is fine
+    assert end(migration, "unavailable", now=100.0 + PATIENCE_S) == Refused("it is gone", "unavailable")
+
+
+@pytest.mark.parametrize("kind", ["invalid", "full", "engine"])
+def test_what_would_fail_anywhere_is_refused(kind):
+    assert end(Migration(limit=3), kind) == Refused("it is gone", kind)
+
+
+# What remains
+
+
+def request(tokens=(1, 2, 3), **conditions):
+    return ChoiceRequest(
+        prompt=Prompt(np.array(tokens, np.uint32), 4),
+        conditions=StopConditions(**conditions),
+        sampling={},
+        eos_token_ids=[],
+        request_id="r",
+    )
+
+
+def test_tokens_so_far_become_part_of_the_prompt():
+    rest = request(max_tokens=10, min_tokens=1).after([7, 8])
+    assert rest.prompt.tokens.tolist() == [1, 2, 3, 7, 8]
+    assert rest.prompt.hashes == Prompt(np.array([1, 2, 3, 7], np.uint32), 4).hashes
+    assert (rest.conditions.max_tokens, rest.conditions.min_tokens, rest.num_generated) == (8, 0, 2)
+    assert request().after([7]).conditions.max_tokens is None
+
+
+def test_items_of_every_kind_add_up():
+    output = Output()
+    output.read([5, [6, 7], {"token_ids": [8], "cached_tokens": 16, "finish_reason": "stop"}], 0)
+    assert (output.tokens, output.num_cached, output.finish_reason) == ([5, 6, 7, 8], 16, "stop")
+
+
+def test_tokens_that_an_engine_counts_are_those_of_its_own_attempt():
+    output = Output()
+    output.read([{"text": "on", "completion_tokens": 3}], 4)
+    assert (output.texts, output.num_completion) == (["on"], 7)
+
+
+@pytest.mark.parametrize("item", ["text", None, {"token_ids": 3}])
+def test_an_item_that_means_nothing_is_an_error(item):
+    with pytest.raises(ApiError, match="no answer"):
+        Output().read([item], 0)
+
+
+# The attempts
+
+
+class Worker(NamedTuple):
+    instance_id: int
+    rank: int = 0
+
+
+class Placement(NamedTuple):
+    number: int
+    worker: Worker
+
+
+class Fleet:
+    """Instances that answer as they are told to, and a router that takes the first that has not failed."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self.answers = {int(name.removeprefix("at_")): items for name, items in answers.items()}
+        self.booked: dict[int, int] = {}
+        self.sent: list[tuple[int, Any]] = []
+        self.first_tokens: list[int] = []
+        self.refused: list[Exception] = []
+        self._numbers = count()
+
+    def pick(self, num_tokens, hashes, instance_id, rank, *, avoid, session, is_refusable):
+        if self.refused:
+            raise self.refused.pop(0)
+        chosen = min(self.answers, key=lambda instance: (instance in avoid, instance))
+        placement = Placement(next(self._numbers), Worker(chosen))
+        self.booked[placement.number] = chosen
+        return placement
+
+    def send(self, placement, request):
+        id = placement.worker.instance_id
+        if isinstance(self.answers[id], CallError):
+            raise self.answers[id]
+        self.sent.append((id, request))
+        stream = ReplyStream(self, placement.number)
+        *stream.items, kind = self.answers[id]
+        stream.end = End(0, "it is gone" if kind else "", kind)
+        return stream
+
+    def on_first_token(self, placement):
+        self.first_tokens.append(placement.worker.instance_id)
+
+    def on_finish(self, placement):
+        del self.booked[placement.number]
+
+    async def wait_for_workers(self):
+        pass
+
+    def forget(self, id, *, cancel):
+        """Stand in for the connection of a stream."""
+
+
+def taken(fleet, limit=3, **conditions):
+    """Return all tokens that the attempts bring, and how they finish."""
+
+    async def run():
+        attempts = Attempts(fleet, request(**conditions), Migration(limit))
+        tokens = []
+        try:
+            async with in_time():
+                while True:
+                    output = await attempts.take()
+                    tokens += output.tokens
+                    if output.finish_reason:
+                        return tokens, output.finish_reason
+        finally:
+            attempts.close()
+
+    try:
+        return asyncio.run(run())
+    finally:
+        assert not fleet.booked
+
+
+def test_a_choice_goes_on_where_the_lost_instance_left_off():
+    fleet = Fleet(at_1=[7, 8, "lost"], at_2=[9, {"finish_reason": "stop"}, ""])
+    assert taken(fleet, max_tokens=10) == ([7, 8, 9], "stop")
+    (_, first), (second_at, second) = fleet.sent
+    assert (second_at, second.num_generated, second.stop_conditions.max_tokens) == (2, 2, 8)
+    assert (first.is_refusable, second.is_refusable) == (True, False)
+    assert fleet.first_tokens == [1, 2]
+
+
+def test_it_waits_for_an_instance_once_it_was_accepted():
+    fleet = Fleet(at_1=["lost"], at_2=[9, ""])
+    original = fleet.send
+
+    def send(placement, request):
+        stream = original(placement, request)
+        fleet.refused = [NoWorkersError("none")] if len(fleet.sent) == 1 else []
+        return stream
+
+    fleet.send = send
+    assert taken(fleet) == ([9], "stop")
+
+
+def test_without_migration_a_lost_request_fails():
+    with pytest.raises(ApiError, match="it is gone") as failed:
+        taken(Fleet(at_1=[7, "lost"], at_2=[9, ""]), limit=0)
+    assert failed.value.status == 502
+
+
+@pytest.mark.parametrize(("error", "status"), [(AllFullError(), 429), (NoWorkersError("none is there"), 503)])
+def test_a_request_that_nobody_takes_is_refused_at_once(error, status):
+    fleet = Fleet(at_1=[""])
+    fleet.refused = [error]
+    with pytest.raises(ApiError) as refused:
+        taken(fleet)
+    assert refused.value.status == status
+
+
+def test_a_request_that_cannot_be_sent_leaves_no_booking():
+    fleet = Fleet(at_1=[])
+    fleet.answers[1] = CallError("it hung up", "lost")
+    with pytest.raises(ApiError, match="it hung up"):
+        taken(fleet)
