@@ -28,7 +28,8 @@ from foundation.files import new_file
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.tables import distances, fidelity_table
-from workloads import mooncake
+from workloads import Workload
+from workloads.formats import mooncake
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 from workloads.synthesize import SynthConfig, synthesize
@@ -139,9 +140,9 @@ def main() -> None:
         blocks = BLOCKS.get(name, 1500)
         path = folder / f"{results.name}.jsonl"
         path.unlink(missing_ok=True)
-        requests = synthesize(config)
+        workload = Workload(name, config.block_size, synthesize(config))
         with new_file(path) as file:
-            mooncake.write(requests, file)
+            mooncake.write(workload, file)
         timing = TimingConfig(model=model, timing_file=str(folder / f"calibration-{workers}.json"))
         live = LiveConfig(engine="vllm", extra_engine_args=arguments_file(folder, blocks))
         experiment = ExperimentConfig(

@@ -26,9 +26,9 @@ def measure(trace: Path, case: dict[str, object], repeats: int) -> dict[str, flo
     from dynabench.virtual.run import simulate
     from mocker import EngineConfig
     from serving.router import RouterConfig
-    from workloads import Workload, mooncake
+    from workloads import formats
 
-    workload = Workload(trace.name, 512, list(mooncake.read(trace)))
+    workload = formats.read(trace, format="mooncake")
     engine = EngineConfig(block_size=case["block_size"], num_gpu_blocks=case["num_gpu_blocks"])
     times = []
     for _ in range(repeats):

@@ -6,7 +6,9 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 
-from workloads.request import WorkloadError
+import msgspec
+
+from workloads.request import Workload, WorkloadError
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -87,6 +89,25 @@ class BlockNamer:
             before = self._chains[before, id]
             found.append(before)
         return tuple(found)
+
+
+def reblocked(workload: Workload, size: int) -> Workload:
+    """Name the same prompts in blocks of another size.
+
+    Raises:
+        WorkloadError: neither size divides the other.
+    """
+    before = workload.block_size
+    if before == size:
+        return workload
+    if before % size and size % before:
+        raise WorkloadError(f"blocks of {before} tokens cannot be made blocks of {size}: neither divides the other")
+    cut = split_ids if size < before else join_ids
+    requests = [
+        msgspec.structs.replace(request, hash_ids=cut(request.hash_ids, request.input_length, before, size))
+        for request in workload
+    ]
+    return Workload(workload.name, size, requests, workload.notes)
 
 
 def split_ids(ids: tuple[int, ...], length: int, before: int, after: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from foundation.settings import Count, NotNegative, Positive, check
 from workloads.request import Workload
 
 
@@ -14,34 +15,27 @@ from workloads.request import Workload
 class LoadConfig:
     """How the workload is sent."""
 
-    concurrency: int | None = None
+    concurrency: Count | None = None
     """Closed loop: keep this many requests in flight and leave arrival times aside (think times stay)."""
 
-    max_concurrency: int | None = None
+    max_concurrency: Count | None = None
     """Open loop with a limit: a request whose time has come waits while this many are in flight; the wait counts."""
 
-    session_concurrency: int | None = None
+    session_concurrency: Count | None = None
     """Closed loop over sessions: keep this many in progress; a session's turns follow each other."""
 
-    warmup_s: float = 0.0
+    warmup_s: NotNegative = 0.0
     """Leave requests that arrive before this time out of all figures (s)."""
 
-    measure_s: float | None = None
+    measure_s: Positive | None = None
     """Leave requests that arrive later than this after the warm-up out of all figures (s)."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
-        for name in ("concurrency", "max_concurrency", "session_concurrency"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        check(self)
         given = [name for name in ("concurrency", "max_concurrency", "session_concurrency") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other")
-        if not self.warmup_s >= 0:
-            raise ValueError(f"warmup_s must not be negative, not {self.warmup_s}")
-        if self.measure_s is not None and not self.measure_s > 0:
-            raise ValueError(f"measure_s must be greater than 0, not {self.measure_s}")
 
     @property
     def is_closed(self) -> bool:

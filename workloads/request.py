@@ -72,3 +72,27 @@ def select(requests: list[Request], numbers: Iterable[int]) -> list[Request]:
             request = msgspec.structs.replace(request, after=after)
         kept.append(request)
     return kept
+
+
+def in_order(requests: list[Request], name: str) -> list[Request]:
+    """Sort by arrival and let times begin at 0; those that wait for others stay behind them.
+
+    Raises:
+        WorkloadError: there is no request.
+    """
+    if not requests:
+        raise WorkloadError(f"{name}: holds no request")
+    starts: list[float] = []
+    for request in requests:  # which comes no earlier than what it waits for
+        starts.append(max([request.arrival_s, *(starts[parent] for parent in request.after)]))
+    first = min(starts)
+    order = sorted(range(len(requests)), key=lambda number: (starts[number], number))
+    places = {number: place for place, number in enumerate(order)}
+    return [
+        msgspec.structs.replace(
+            requests[number],
+            arrival_s=starts[number] - first,
+            after=tuple(places[parent] for parent in requests[number].after),
+        )
+        for number in order
+    ]

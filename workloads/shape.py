@@ -1,88 +1,80 @@
 """Reshape a workload and keep what its prompts share: cut, scale, cap, spread ticks."""
 
+import math
 import random
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from foundation.settings import Count, NotNegative, Positive, check
 from workloads.arrivals import Process, Profile, times
 from workloads.request import Request, Workload, WorkloadError, select
-from workloads.tools import scale_lengths, thin
+from workloads.thin import thin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeConfig:
     """What to change about a workload before it is used."""
 
-    rate_scale: float = 1.0
+    rate_scale: Positive = 1.0
     """Let requests arrive this many times as fast."""
 
-    start_s: float = 0.0
+    start_s: NotNegative = 0.0
     """Leave out what arrives before this time of the trace (s)."""
 
-    duration_s: float | None = None
+    duration_s: Positive | None = None
     """Keep this much of the trace from there on (s of the trace, before scaling)."""
 
-    max_requests: int | None = None
+    max_requests: Count | None = None
     """Keep this many requests at most."""
 
-    cap_isl: int | None = None
+    cap_isl: Count | None = None
     """Cut prompts to this many tokens."""
 
     spread_ticks: bool = False
     """Spread requests with equal time stamps evenly until the next time stamp (for traces with coarse clocks)."""
 
-    thin: float | None = None
+    thin: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Keep this share of the sessions, whole (of requests with a rare prefix in common, where the trace names none)."""
 
-    isl_scale: float = 1.0
+    isl_scale: Positive = 1.0
     """Make prompts this many times as long; what they share stays shared."""
 
-    osl_scale: float = 1.0
+    osl_scale: Positive = 1.0
     """Make outputs this many times as long."""
 
     arrival: Process | None = None
     """Give requests (first ones of sessions) new arrival times from this process, of --rate (none: the trace's times)."""
 
-    rate: float | None = None
+    rate: Positive | None = None
     """Arrivals per second (default: the trace's mean rate)."""
 
-    burstiness: float = 1.0
+    burstiness: Positive = 1.0
     """Shape of gamma arrivals: 1 is Poisson, less is burstier."""
 
     rate_profile: Profile = "flat"
     """How the rate goes with time: `ramp` to --rate-to within --profile-s, `sine` between the two with that period."""
 
-    rate_to: float | None = None
+    rate_to: Positive | None = None
     """Where a ramp ends, or the highest rate of a sine (arrivals per second)."""
 
-    profile_s: float = 60.0
+    profile_s: Positive = 60.0
     """Length of the ramp, period of the sine (s)."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
-        if not self.rate_scale > 0:
-            raise ValueError(f"rate_scale must be greater than 0, not {self.rate_scale}")
-        if self.start_s < 0:
-            raise ValueError(f"start_s must not be negative, not {self.start_s}")
-        if self.duration_s is not None and not self.duration_s > 0:
-            raise ValueError(f"duration_s must be greater than 0, not {self.duration_s}")
-        if self.thin is not None and not 0 < self.thin <= 1:
-            raise ValueError(f"thin is a share of the sessions, above 0 and up to 1, not {self.thin}")
+        check(self)
         for name in ("isl_scale", "osl_scale", "rate", "burstiness", "rate_to", "profile_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be greater than 0, not {value}")
+            if getattr(self, name) == math.inf:
+                raise ValueError(f"{name} must be finite")
         if self.arrival is None and (self.rate is not None or self.rate_profile != "flat"):
             raise ValueError("rate and rate_profile are of new arrival times; name the process with --arrival")
         if self.arrival is not None and self.rate_scale != 1:
             raise ValueError("rate_scale scales the trace's arrival times; with --arrival, give --rate")
         if (self.rate_profile == "flat") != (self.rate_to is None):
             raise ValueError("rate_to is where a ramp or sine goes to; give both, or neither")
-        for name in ("max_requests", "cap_isl"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload:
@@ -124,6 +116,30 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
             for request in requests
         ]
     return Workload(workload.name, workload.block_size, requests, tuple(notes))
+
+
+def scale_lengths(workload: Workload, isl: float, osl: float) -> Workload:
+    """Make prompts and answers longer or shorter; prompts by letting each id stand for more or fewer tokens.
+
+    The factor of the prompts is rounded so that a block is a multiple of 16 tokens.
+    """
+    before = workload.block_size
+    size = max(round(before * isl / 16) * 16, 16) if isl != 1 else before
+    notes = list(workload.notes)
+    if size != before:
+        notes.append(f"prompts x {size / before:g}")
+    if osl != 1:
+        notes.append(f"outputs x {osl:g}")
+    requests = [
+        msgspec.structs.replace(
+            request,
+            input_length=_scaled(request, before, size),
+            output_length=max(round(request.output_length * osl), 1),
+            content=request.content if size == before else None,
+        )
+        for request in workload
+    ]
+    return Workload(workload.name, size, requests, tuple(notes))
 
 
 def _arrive_anew(requests: list[Request], config: ShapeConfig, seed: int) -> tuple[list[Request], float]:
@@ -181,3 +197,9 @@ def _cap(request: Request, limit: int, block_size: int) -> Request:
         return request
     ids = request.hash_ids[: -(-limit // block_size)]
     return msgspec.structs.replace(request, input_length=limit, hash_ids=ids, content=None)
+
+
+def _scaled(request: Request, before: int, size: int) -> int:
+    full = len(request.hash_ids) - 1
+    rest = request.input_length - full * before
+    return full * size + max(round(rest * size / before), 1)

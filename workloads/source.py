@@ -1,5 +1,7 @@
 """Read workload files: lines, JSON objects and CSV rows, each with its place for messages, none without a bound."""
 
+import codecs
+import contextlib
 import csv
 import gzip
 import io
@@ -14,7 +16,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from workloads.blocks import BlockNamer
+from workloads.blocks import BlockNamer, Encode, estimate_tokens, wrong_count
 from workloads.request import WorkloadError
 
 HEAD_BYTES = 1 << 16
@@ -30,6 +32,8 @@ MAX_TOKENS = 10**7
 """Of a prompt or an answer: the longest context of any model."""
 MAX_BLANK_LINES = 1_000_000
 SUFFIXES = (".json", ".jsonl", ".csv")
+FAILED = "rows without prompt or response tokens left out"
+"""Noted of traces that keep requests which their service failed to answer."""
 
 
 class Row:
@@ -107,13 +111,28 @@ class Row:
             raise self.fail(f"{name} must be a list of whole numbers")
         return tuple(value)
 
+    def block_ids(self, num_tokens: int, block_size: int) -> tuple[int, ...]:
+        """Return the hash_ids of a prompt, one for each of its blocks."""
+        ids = self.ids("hash_ids")
+        if (problem := wrong_count(num_tokens, ids, block_size)) is not None:
+            raise self.fail(f"{problem} (is --trace-block-size right?)")
+        return ids
+
 
 class Source:
-    """The files of one workload, what names their blocks, and what is to be said of how they were read."""
+    """The files of one workload, how they are read, and what is to be said of it.
 
-    def __init__(self, files: Sequence[Path], namer: BlockNamer) -> None:
+    Blocks are named by `namer`, texts turned into tokens by `encode`; `default_osl` is for answers whose length the
+    files do not say.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], namer: BlockNamer, encode: Encode = estimate_tokens, default_osl: int = 128
+    ) -> None:
         self.files = files
         self.namer = namer
+        self.encode = encode
+        self.default_osl = default_osl
         self._kept: list[str] = []
         self._counted: Counter[str] = Counter()
 
@@ -180,11 +199,8 @@ def head(path: Path) -> bytes:
     Raises:
         WorkloadError: it cannot be read.
     """
-    try:
-        with _open(path) as file:
-            return file.read(HEAD_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from error
+    with _opened(path) as file:
+        return file.read(HEAD_BYTES)
 
 
 def first_object(start: bytes) -> dict[str, Any] | None:
@@ -215,22 +231,19 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     Raises:
         WorkloadError: it cannot be read, a line is too long, or it unpacks to too much or to nothing but blank lines.
     """
-    try:
-        with _open(path) as file:
-            most, total, number, last = _most_bytes(path), 0, 0, 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number, total = number + 1, total + len(line)
-                if len(line) > MAX_LINE_BYTES:
-                    raise WorkloadError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
-                if total > most:
-                    raise _bomb(path)
-                if line.strip():
-                    last = number
-                    yield number, line
-                elif number - last > MAX_BLANK_LINES:
-                    raise WorkloadError(f"{path}, line {number}: more than {MAX_BLANK_LINES:,} blank lines in a row")
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from error
+    with _opened(path) as file:
+        most, total, number, last = _most_bytes(path), 0, 0, 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number, total = number + 1, total + len(line)
+            if len(line) > MAX_LINE_BYTES:
+                raise WorkloadError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+            if total > most:
+                raise _bomb(path)
+            if line.strip():
+                last = number
+                yield number, line
+            elif number - last > MAX_BLANK_LINES:
+                raise WorkloadError(f"{path}, line {number}: more than {MAX_BLANK_LINES:,} blank lines in a row")
 
 
 def _objects(path: Path) -> Iterator[Row]:
@@ -270,12 +283,9 @@ def _is_object(line: bytes) -> bool:
 
 
 def _document(path: Path) -> bytes:
-    try:
-        with _open(path) as file:
-            most = _most_bytes(path)
-            text = file.read(int(min(most, MAX_DOCUMENT_BYTES)) + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from error
+    with _opened(path) as file:
+        most = _most_bytes(path)
+        text = file.read(int(min(most, MAX_DOCUMENT_BYTES)) + 1)
     if len(text) > most:
         raise _bomb(path)
     if len(text) > MAX_DOCUMENT_BYTES:
@@ -290,8 +300,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
     def texts() -> Iterator[str]:
         nonlocal number
-        for number, line in lines(path):
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        for number, line in lines(path):  # noqa: B007 (messages name it)
+            yield line.decode()
 
     try:
         for row in csv.DictReader(texts()):
@@ -306,7 +316,19 @@ def _row(value: Any, place: str) -> Row:
     return Row(value, place)
 
 
-def _open(path: Path) -> IO[bytes]:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, unpacked and behind a byte order mark; what fails while it is open names it."""
+    try:
+        with _raw(path) as file:
+            if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+                file.read(len(codecs.BOM_UTF8))
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
+        raise WorkloadError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _raw(path: Path) -> io.BufferedReader:
     if path.suffix != ".gz":
         return path.open("rb")
     # Its own lines are read in Python, one call each.
@@ -320,10 +342,6 @@ def _most_bytes(path: Path) -> float:
 
 def _bomb(path: Path) -> WorkloadError:
     return WorkloadError(f"{path}: unpacks to more than {MAX_PACKING} times its size; unpack it first if that is meant")
-
-
-def _unreadable(path: Path, error: Exception) -> WorkloadError:
-    return WorkloadError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})")
 
 
 def _names_of(text: bytes) -> dict[str, Any]:

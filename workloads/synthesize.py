@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from foundation.settings import Count, NotNegative, Positive, Whole, check
 from workloads.arrivals import ARRIVALS
 from workloads.request import Request
 
@@ -18,25 +19,25 @@ Lengths = Literal["constant", "uniform", "lognormal"]
 class SynthConfig:
     """Settings of a synthetic workload. Prompts are a group's shared prefix, then the session's history, then new text."""
 
-    requests: int = 1000
+    requests: Count = 1000
     """Requests in all, turns of sessions included."""
 
     seed: int = 0
     """Seed of every random choice."""
 
-    rate: float = 4.0
+    rate: Positive = 4.0
     """Mean arrivals of sessions per second (of requests, if sessions have one turn)."""
 
     arrival: Literal["constant", "poisson", "gamma"] = "poisson"
     """Arrival process of sessions."""
 
-    burstiness: float = 1.0
+    burstiness: Positive = 1.0
     """Shape of gamma arrivals: 1 is Poisson, less is burstier."""
 
-    isl: int = 2048
+    isl: Count = 2048
     """Mean number of new prompt tokens of a turn, the shared prefix not counted."""
 
-    osl: int = 128
+    osl: Count = 128
     """Mean number of output tokens."""
 
     isl_distribution: Lengths = "lognormal"
@@ -45,50 +46,36 @@ class SynthConfig:
     osl_distribution: Lengths = "lognormal"
     """Distribution of output tokens."""
 
-    spread: float = 0.5
+    spread: NotNegative = 0.5
     """Spread of lengths around their mean: sigma of the log-normal, half-width (as a share) of the uniform."""
 
-    max_isl: int = 131072
+    max_isl: Count = 131072
     """Longest prompt; a session ends before it would grow longer."""
 
-    prefix_groups: int = 8
+    prefix_groups: Count = 8
     """Different shared prefixes (system prompts, documents); popular ones follow Zipf's law."""
 
-    prefix_blocks: int = 4
+    prefix_blocks: Whole = 4
     """Blocks in each shared prefix (0: nothing is shared between sessions)."""
 
-    prefix_depth: int = 1
+    prefix_depth: Count = 1
     """Levels of sharing: at each level the groups' prefixes part again, the first level being common to all."""
 
-    turns: int = 1
+    turns: Count = 1
     """Most turns of a session (uniform from 1); each turn's prompt holds the turns before it, answers included."""
 
-    think_time_s: float = 10.0
+    think_time_s: NotNegative = 10.0
     """Mean time between an arrival and the session's next (exponential)."""
 
-    block_size: int = 512
+    block_size: Count = 512
     """Tokens per hash id."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
-        for name, least in (
-            ("requests", 1),
-            ("isl", 1),
-            ("osl", 1),
-            ("max_isl", 1),
-            ("prefix_groups", 1),
-            ("prefix_blocks", 0),
-            ("prefix_depth", 1),
-            ("turns", 1),
-            ("block_size", 1),
-            ("spread", 0),
-            ("think_time_s", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        check(self)
         for name in ("rate", "burstiness"):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+            if getattr(self, name) == math.inf:
+                raise ValueError(f"{name} must be finite")
         if self.prefix_blocks * self.block_size >= self.max_isl:
             raise ValueError(
                 f"a prefix of {self.prefix_blocks} blocks of {self.block_size} tokens leaves no room below max_isl {self.max_isl}"

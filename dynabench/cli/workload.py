@@ -11,10 +11,12 @@ from dynabench.cli.groups import flat
 from dynabench.experiment.workload_file import read_workload, write_workload
 from dynabench.terminal import Terminal
 from foundation.files import new_file
-from workloads import Workload, WorkloadError, formats, tools
+from workloads import Workload, WorkloadError, formats
+from workloads.anonymise import anonymise as anonymised
 from workloads.describe import Description, advice, describe
 from workloads.fit import fit as fit_to
 from workloads.fit import make, read_spec
+from workloads.merge import merge as merged_from
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
@@ -106,7 +108,7 @@ def convert(
     before = read_workload(files, format=format, block_size=trace_block_size, tokenizer=tokenizer)
     after = shape(before, shape_config, seed=seed)
     if anonymise:
-        after = tools.anonymise(after)
+        after = anonymised(after)
     lost = formats.lost(after, to)
     if lost and not lossy:
         raise WorkloadError(
@@ -125,6 +127,7 @@ def merge(
     /,
     *,
     out: Path,
+    format: str | None = None,
     shared: Annotated[bool, Parameter(negative=())] = False,
     to: str = formats.DEFAULT,
 ) -> None:
@@ -133,12 +136,13 @@ def merge(
     Args:
         files: workloads, each a file or a folder.
         out: the file to write; it must not exist.
+        format: format of all of them (default: that of each is detected).
         shared: equal ids are equal blocks (parts of one trace); otherwise the workloads share nothing.
         to: format to write; by default our own, which loses nothing.
     """
     formats.writer(to)
-    parts = [read_workload([file]) for file in files]
-    merged = tools.merge(parts, is_shared=shared)
+    parts = [read_workload([file], format=format) for file in files]
+    merged = merged_from(parts, is_shared=shared)
     if lost := formats.lost(merged, to):
         raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(merged, out, to)

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import workloads
 from foundation.files import new_file
-from workloads import Workload, WorkloadError, formats, mooncake
+from workloads import Workload, WorkloadError, formats
 from workloads.blocks import Encode
 
-BUNDLED = Path(mooncake.__file__).parent / "bundled" / "chat.jsonl"
+BUNDLED = Path(workloads.__file__).parent / "bundled" / "chat.jsonl"
 
 
 def read_workload(

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.waiting import in_time
+from tests.support.waiting import in_time
 
 from serving.runtime.stopping import until_stopped
 

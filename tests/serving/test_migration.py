@@ -15,7 +15,7 @@ from serving.router.router import AllFullError, NoWorkersError
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError, End
 from serving.worker.protocol import StopConditions
-from tests.waiting import in_time
+from tests.support.waiting import in_time
 
 # The decisions
 

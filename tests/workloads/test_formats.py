@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from workloads import Request, Workload, WorkloadError, formats
-from workloads.blocks import estimate_tokens, join_ids, split_ids
+from workloads.blocks import estimate_tokens, join_ids, reblocked, split_ids
 
 
 def lines(*rows):
@@ -108,6 +108,16 @@ def test_a_file_is_recognised(tmp_path, name):
     assert workload.requests[0].arrival_s == 0
     for request in workload:
         assert len(request.hash_ids) == -(-request.input_length // workload.block_size)
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_byte_order_mark_before_a_file_changes_nothing(tmp_path, name, suffix):
+    marked = SAMPLES[name].encode("utf-8-sig")
+    file = tmp_path / f"{name}.txt{suffix}"
+    file.write_bytes(gzip.compress(marked) if suffix else marked)
+    assert formats.detect(file) == name
+    assert formats.read(file).requests == read(tmp_path, name).requests
 
 
 def test_sessions_of_mooncake_rows_follow_each_other(tmp_path):
@@ -261,6 +271,52 @@ def test_bailian_ids_that_name_tokens_only_share_what_has_the_same_start(tmp_pat
     assert one.session == two.session == "3"  # their parent is not in the file
 
 
+def test_a_batch_may_hold_chats_and_prompts(tmp_path):
+    rows = [
+        {"body": {"messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 7}},
+        {"body": {"prompt": "Hi"}},
+    ]
+    chat, prompt = read(tmp_path, "openai-batch", lines(*rows), default_osl=33)
+    assert (chat.content, chat.output_length) == ([{"role": "user", "content": "Hi"}], 7)
+    assert (prompt.content, prompt.output_length) == ("Hi", 33)
+
+
+def test_parts_of_a_message_are_read_as_one_text(tmp_path):
+    parts = [
+        {"type": "text", "text": "What is "},
+        {"type": "image_url", "image_url": {}},
+        {"type": "text", "text": "this?"},
+    ]
+    split, whole = (lines({"messages": [{"role": "user", "content": said}]}) for said in (parts, "What is this?"))
+    (one,), (other,) = read(tmp_path, "openai-messages", split), read(tmp_path, "openai-messages", whole)
+    assert (one.input_length, one.hash_ids) == (other.input_length, other.hash_ids)
+    assert one.content == [{"role": "user", "content": parts}]
+
+
+def test_dynamo_prompts_are_answered_with_as_many_tokens_as_are_asked_for(tmp_path):
+    (request,) = read(tmp_path, "dynamo-batch", default_osl=50)
+    assert (request.content, request.output_length, request.arrival_s, request.after) == ("Tell me", 50, 0.0, ())
+
+
+def test_rows_of_an_aiperf_session_follow_each_other(tmp_path):
+    rows = lines(
+        {"session_id": "s", "text": "one", "timestamp": 500},
+        {"text": "of no session", "timestamp": 750, "output_length": 9},
+        {"session_id": "s", "texts": ["tw", {"contents": ["o"]}], "delay": 250},
+    )
+    found = [(r.session, r.after, r.delay_s, r.arrival_s, r.content) for r in read(tmp_path, "aiperf-single", rows)]
+    assert found == [
+        ("s", (), 0.0, 0.0, "one"),
+        ("s", (0,), 0.25, 0.0, "two"),
+        ("", (), 0.0, 0.25, "of no session"),
+    ]
+
+
+def test_speakers_that_are_not_named_take_turns(tmp_path):
+    rows = lines({"conversations": [{"value": "Hi"}, {"value": "Hello"}, {"content": "Bye"}, {"content": "So long"}]})
+    assert [len(request.content) for request in read(tmp_path, "sharegpt", rows)] == [1, 3]
+
+
 def test_texts_share_blocks_where_they_share_words(tmp_path):
     start = "the same words again and again " * 20
     workload = read(tmp_path, "vllm-custom", lines({"prompt": start + "one"}, {"prompt": start + "two"}))
@@ -349,9 +405,9 @@ def test_blocks_split_and_join_without_loss():
     other = join_ids(split_ids((3, 8, 7), 1100, 512, 16), 1100, 16, 512)
     assert [a == b for a, b in zip(coarse, other, strict=True)] == [True, True, False]
     workload = Workload("w", 512, [Request(0.0, 1100, 1, whole)])
-    assert formats.reblocked(formats.reblocked(workload, 64), 512).requests[0].input_length == 1100
+    assert reblocked(reblocked(workload, 64), 512).requests[0].input_length == 1100
     with pytest.raises(WorkloadError, match="neither divides the other"):
-        formats.reblocked(workload, 48)
+        reblocked(workload, 48)
 
 
 def test_the_docs_list_every_format_with_what_it_was_tried_on():

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads import Request, Workload, WorkloadError, formats, tools
+from workloads import Request, Workload, WorkloadError, formats
 from workloads.describe import describe
+from workloads.merge import merge
 from workloads.synthesize import SynthConfig, synthesize
 
 TIMES = st.floats(0, 1e9, allow_nan=False)
@@ -73,7 +74,7 @@ def test_what_is_written_is_what_was_there(folder, workload):
 @settings(deadline=None)
 @given(parts=st.lists(workloads(block_size=64), min_size=2, max_size=3))
 def test_what_was_merged_is_written_and_read_without_loss(folder, parts):
-    merged = tools.merge(parts)
+    merged = merge(parts)
     assert len(merged) == sum(len(part) for part in parts)
     file = folder / "merged.jsonl"
     file.write_bytes(written(merged))

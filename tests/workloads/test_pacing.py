@@ -1,3 +1,5 @@
+import pytest
+
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig, Pacer
 
@@ -82,3 +84,17 @@ def test_sessions_are_kept_in_progress():
 def test_only_the_window_counts():
     load = LoadConfig(warmup_s=10, measure_s=20)
     assert [load.is_measured(time) for time in (9.9, 10.0, 30.0, 30.1)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"concurrency": 0}, "concurrency must be at least 1, not 0"),
+        ({"concurrency": 1, "max_concurrency": 2}, "concurrency and max_concurrency exclude each other"),
+        ({"warmup_s": -1.0}, "warmup_s must be at least 0, not -1.0"),
+        ({"measure_s": 0.0}, "measure_s must be greater than 0, not 0.0"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        LoadConfig(**settings)

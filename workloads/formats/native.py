@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from workloads.blocks import wrong_count
+from workloads.formats.format import Format
 from workloads.request import Request, Workload, WorkloadError
 from workloads.source import MAX_TOKENS, Source, lines
 
@@ -29,8 +30,8 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     notes: tuple[str, ...] = ()
 
 
-def write(workload: Workload, file: IO[bytes]) -> None:
-    """Write a workload, so that `read` gives an equal one."""
+def _write(workload: Workload, file: IO[bytes]) -> None:
+    """Write a workload, so that `_read` gives an equal one."""
     encode = msgspec.json.Encoder().encode
     file.write(encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes)) + b"\n")
     for request in workload:
@@ -43,8 +44,8 @@ def block_size(path: Path) -> int:
     return _header(first[1], f"{path}, line {first[0]}").block_size
 
 
-def read(source: Source) -> Iterator[Request]:
-    """Yield the requests of files that `write` wrote; of several, ids mean the same blocks.
+def _read(source: Source) -> Iterator[Request]:
+    """Yield the requests of files that `_write` wrote; of several, ids mean the same blocks.
 
     Raises:
         WorkloadError: a file cannot be read, or a line is not what the format says.
@@ -54,7 +55,7 @@ def read(source: Source) -> Iterator[Request]:
         before += yield from _requests(path, source, before)
 
 
-def is_like(first: dict[str, Any] | None, start: bytes) -> bool:
+def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
     """Tell whether a file is in this format, of whatever version."""
     return first is not None and str(first.get("schema", "")).startswith("dynabench.workload/")
 
@@ -111,3 +112,16 @@ def _problem(request: Request, block_size: int, last: float, number: int) -> str
         expected = f"numbers of earlier requests, 0 to {number - 1}" if number else "none, as it is the first"
         return f"after names {list(request.after)}; expected {expected}"
     return None
+
+
+FORMAT = Format(
+    name="dynabench",
+    description="our own JSONL, which holds all that a workload does: a header, then a request a line",
+    tried="what dynabench writes",
+    is_like=_is_like,
+    read=_read,
+    write=_write,
+    block_size=None,
+    keeps=frozenset({"times", "sharing", "sessions", "graphs", "text"}),
+    is_in_order=True,
+)

@@ -4,20 +4,22 @@
 (kvcache-ai/Mooncake, FAST '25).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from workloads.blocks import wrong_count
-from workloads.request import Request, WorkloadError
-from workloads.source import MAX_TOKENS, lines
+from workloads.formats.format import Format
+from workloads.request import Request, Workload, WorkloadError
+from workloads.source import MAX_TOKENS, Source, lines
 
-BLOCK_SIZE = 512
+OTHERS = {"session_id", "chat_id", "arrival_s"}
+"""Names that only formats which resemble this one have."""
 
 
-class Row(msgspec.Struct, gc=False):
+class _Row(msgspec.Struct, gc=False):
     """A line of the format."""
 
     timestamp: float
@@ -26,13 +28,26 @@ class Row(msgspec.Struct, gc=False):
     hash_ids: tuple[int, ...]
 
 
-def read(path: Path, *, block_size: int = BLOCK_SIZE) -> Iterator[Request]:
-    """Yield the requests of a file as they are read.
+def write(workload: Workload, file: IO[bytes]) -> None:
+    """Write requests, a line each, in blocks of the workload's size."""
+    encode = msgspec.json.Encoder().encode
+    for request in workload:
+        ms = request.arrival_s * 1000
+        row = _Row(round(ms, 3), request.input_length, request.output_length, request.hash_ids)
+        file.write(encode(row) + b"\n")
 
-    Raises:
-        WorkloadError: the file cannot be read, or a line is not what the format says.
-    """
-    decode = msgspec.json.Decoder(Row).decode
+
+def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
+    return first is not None and ("hash_ids" in first or "input_length" in first) and not OTHERS & set(first)
+
+
+def _read(source: Source) -> Iterator[Request]:
+    for path in source.files:
+        yield from _requests(path, source.namer.block_size)
+
+
+def _requests(path: Path, block_size: int) -> Iterator[Request]:
+    decode = msgspec.json.Decoder(_Row).decode
     last = 0.0
     for number, line in lines(path):
         try:
@@ -46,16 +61,7 @@ def read(path: Path, *, block_size: int = BLOCK_SIZE) -> Iterator[Request]:
         yield Request(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids)
 
 
-def write(requests: Iterable[Request], file: IO[bytes]) -> None:
-    """Write requests, a line each."""
-    encode = msgspec.json.Encoder().encode
-    for request in requests:
-        ms = request.arrival_s * 1000
-        row = Row(round(ms, 3), request.input_length, request.output_length, request.hash_ids)
-        file.write(encode(row) + b"\n")
-
-
-def _problem(row: Row, block_size: int, last: float) -> str | None:
+def _problem(row: _Row, block_size: int, last: float) -> str | None:
     if row.timestamp < 0:
         return f"timestamp must not be negative, not {row.timestamp}"
     if row.timestamp < last:
@@ -68,3 +74,15 @@ def _problem(row: Row, block_size: int, last: float) -> str | None:
         return f"lengths must be at most {MAX_TOKENS:,}, not {max(row.input_length, row.output_length)}"
     problem = wrong_count(row.input_length, row.hash_ids, block_size)
     return None if problem is None else f"{problem} (is --trace-block-size right?)"
+
+
+FORMAT = Format(
+    name="mooncake",
+    description="Mooncake JSONL: timestamp (ms), input_length, output_length, hash_ids of 512 tokens",
+    tried="tried on kvcache-ai/Mooncake: FAST25-release/traces/conversation_trace.jsonl and synthetic_trace.jsonl",
+    is_like=_is_like,
+    read=_read,
+    write=write,
+    keeps=frozenset({"times", "sharing"}),
+    is_in_order=True,
+)

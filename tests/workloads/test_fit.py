@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from workloads import Workload, WorkloadError, formats
+from workloads.describe import describe
+from workloads.fit import fit, make, read_spec
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+
+
+def test_a_fitted_spec_makes_a_workload_alike(workload):
+    spec = fit(workload)
+    made = Workload("m", 512, make(spec, seed=3))
+    real, like = describe(workload), describe(made)
+    assert like.isl["mean"] == pytest.approx(real.isl["mean"], rel=0.1)
+    assert like.osl["mean"] == pytest.approx(real.osl["mean"], rel=0.1)
+    assert like.rate == pytest.approx(real.rate, rel=0.15)
+    assert like.endless_cache_hit_share == pytest.approx(real.endless_cache_hit_share, abs=0.08)
+    assert make(spec, seed=3) == make(spec, seed=3)
+    with pytest.raises(WorkloadError, match="schema is 'other'"):
+        read_spec(
+            b'{"schema":"other","name":"","block_size":1,"requests":1,"gaps_s":[],"reuse_share":0,"reuses":[],"fresh_tokens":[],"first_tokens":[],"output_tokens":[]}',
+            "f",
+        )
+
+
+@pytest.mark.parametrize("name", ["mooncake_conversation.jsonl.gz", "mooncake_synthetic.jsonl.gz"])
+@pytest.mark.skipif(not TRACES.exists(), reason="the traces are not here (../shared/traces)")
+def test_the_spec_of_a_real_trace_keeps_its_sharing(name):
+    trace = formats.read(TRACES / name)
+    real, like = describe(trace), describe(Workload("m", 512, make(fit(trace))))
+    assert like.endless_cache_hit_share == pytest.approx(real.endless_cache_hit_share, abs=0.03)
+    assert like.isl["mean"] == pytest.approx(real.isl["mean"], rel=0.05)

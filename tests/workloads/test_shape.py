@@ -1,0 +1,70 @@
+import math
+
+import numpy as np
+import pytest
+
+from workloads import Request, Workload, WorkloadError
+from workloads.describe import describe
+from workloads.request import select
+from workloads.shape import ShapeConfig, scale_lengths, shape
+
+
+def test_shaping_cuts_scales_caps_and_starts_at_zero():
+    requests = [Request(float(second), 1500, 10, (0, second + 1, second + 100)) for second in range(10)]
+    shaped = shape(Workload("w", 512, requests), ShapeConfig(start_s=2, duration_s=5, rate_scale=2, cap_isl=600))
+    assert [request.arrival_s for request in shaped] == [0, 0.5, 1, 1.5, 2]
+    assert {(request.input_length, len(request.hash_ids)) for request in shaped} == {(600, 2)}
+    assert len(shaped.notes) == 3
+    with pytest.raises(WorkloadError, match="no request is left"):
+        shape(Workload("w", 512, requests), ShapeConfig(start_s=50))
+
+
+def test_spreading_ticks_keeps_order_and_stays_inside_the_tick():
+    requests = [Request(3.0 * (number // 5), 1, 1, (number,)) for number in range(20)]
+    spread = shape(Workload("w", 512, requests), ShapeConfig(spread_ticks=True))
+    arrivals = np.array([request.arrival_s for request in spread])
+    assert [request.hash_ids for request in spread] == [request.hash_ids for request in requests]
+    assert (np.diff(arrivals) >= 0).all()
+    assert len(set(arrivals)) == 20
+
+
+def test_longer_prompts_share_as_much(workload):
+    longer = scale_lengths(workload, 2.0, 0.5)
+    assert longer.block_size == 1024
+    assert describe(longer).isl["mean"] == pytest.approx(2 * describe(workload).isl["mean"], rel=0.01)
+    assert describe(longer).osl["mean"] == pytest.approx(describe(workload).osl["mean"] / 2, rel=0.02)
+    assert describe(longer).endless_cache_hit_share == pytest.approx(
+        describe(workload).endless_cache_hit_share, abs=1e-3
+    )
+
+
+def test_new_arrivals_leave_the_order_and_the_sharing(workload):
+    shaped = shape(workload, ShapeConfig(arrival="constant", rate=2.0))
+    assert [request.hash_ids for request in shaped] == [request.hash_ids for request in workload]
+    assert shaped.requests[2].arrival_s == 1.0
+    kept = shape(workload, ShapeConfig(arrival="poisson"))
+    assert describe(kept).rate == pytest.approx(describe(workload).rate, rel=0.1)
+
+
+def test_cutting_keeps_what_requests_wait_for():
+    rows = [Request(float(n), 1, 1, (n,), "", (n - 1,) if n else ()) for n in range(5)]
+    assert [request.after for request in select(rows, [1, 2, 4])] == [(), (0,), ()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"rate": 2.0}, "name the process with --arrival"),
+        ({"arrival": "poisson", "rate_scale": 2.0}, "with --arrival, give --rate"),
+        ({"arrival": "poisson", "rate_profile": "ramp"}, "rate_to is where a ramp or sine goes to"),
+        ({"thin": 1.5}, "thin must be greater than 0 and at most 1, not 1.5"),
+        ({"rate_scale": -1.0}, "rate_scale must be greater than 0, not -1.0"),
+        ({"start_s": -1.0}, "start_s must be at least 0, not -1.0"),
+        ({"max_requests": 0}, "max_requests must be at least 1, not 0"),
+        ({"arrival": "poisson", "rate": math.inf}, "rate must be finite"),
+        ({"isl_scale": 0.0}, "isl_scale must be greater than 0"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        ShapeConfig(**settings)

@@ -1,0 +1,58 @@
+import math
+
+import pytest
+
+from workloads import Workload, formats
+from workloads.describe import describe
+from workloads.formats import mooncake
+from workloads.synthesize import SynthConfig, synthesize
+
+
+def test_the_same_seed_makes_the_same_workload():
+    config = SynthConfig(requests=200, turns=3, prefix_depth=2, arrival="gamma", burstiness=0.5)
+    assert synthesize(config) == synthesize(config)
+    assert synthesize(config) != synthesize(SynthConfig(requests=200, turns=3, prefix_depth=2, seed=1))
+
+
+def test_a_synthetic_workload_is_a_valid_trace(tmp_path):
+    requests = synthesize(SynthConfig(requests=300, turns=4, block_size=64, isl=100))
+    with (tmp_path / "s.jsonl").open("wb") as file:
+        mooncake.write(Workload("s", 64, requests), file)
+    again = formats.read(tmp_path / "s.jsonl", format="mooncake", block_size=64)
+    assert len(again) == 300
+    assert [request.hash_ids for request in again] == [request.hash_ids for request in requests]
+
+
+def test_synthetic_lengths_rates_and_sharing_follow_the_dials():
+    config = SynthConfig(requests=4000, rate=8, isl=600, osl=50, prefix_blocks=2, prefix_groups=4)
+    facts = describe(Workload("s", 512, synthesize(config)))
+    assert facts.isl["mean"] == pytest.approx(1024 + 600, rel=0.05)
+    assert facts.osl["mean"] == pytest.approx(50, rel=0.05)
+    assert facts.rate == pytest.approx(8, rel=0.08)
+    assert facts.burstiness_cv == pytest.approx(1, abs=0.1)
+    assert facts.endless_cache_hit_share == pytest.approx(1024 / 1624, abs=0.02)
+    bursty = describe(Workload("b", 512, synthesize(SynthConfig(requests=4000, arrival="gamma", burstiness=0.25))))
+    assert bursty.burstiness_cv == pytest.approx(2, abs=0.3)  # 1 / sqrt(burstiness)
+
+
+def test_ids_are_chained():
+    parents = {}
+    for request in synthesize(SynthConfig(requests=500, turns=3, prefix_depth=3, prefix_groups=6)):
+        for place, hash_id in enumerate(request.hash_ids):
+            assert parents.setdefault(hash_id, request.hash_ids[:place]) == request.hash_ids[:place]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"rate": 0.0}, "rate must be greater than 0, not 0.0"),
+        ({"rate": math.inf}, "rate must be finite"),
+        ({"turns": 0}, "turns must be at least 1, not 0"),
+        ({"prefix_blocks": -1}, "prefix_blocks must be at least 0, not -1"),
+        ({"think_time_s": math.nan}, "think_time_s must be at least 0, not nan"),
+        ({"prefix_blocks": 4, "max_isl": 2048}, "a prefix of 4 blocks of 512 tokens leaves no room below max_isl 2048"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        SynthConfig(**settings)

@@ -1,0 +1,17 @@
+"""Make a workload anonymous."""
+
+import msgspec
+
+from workloads.request import Workload
+
+
+def anonymise(workload: Workload) -> Workload:
+    """Leave lengths, times and sharing, and nothing else: ids and sessions numbered as they come, no texts."""
+    ids: dict[int, int] = {}
+    sessions: dict[str, str] = {}
+    requests = []
+    for request in workload:
+        named = tuple(ids.setdefault(id, len(ids)) for id in request.hash_ids)
+        session = sessions.setdefault(request.session, str(len(sessions))) if request.session else ""
+        requests.append(msgspec.structs.replace(request, hash_ids=named, session=session, content=None))
+    return Workload(workload.name, workload.block_size, requests, (*workload.notes, "anonymised"))

@@ -1,0 +1,36 @@
+"""BurstGPT's CSV; rows without response tokens are failures of the service recorded."""
+
+from collections.abc import Iterator
+from typing import IO
+
+from workloads.formats.format import Format, has_columns
+from workloads.request import Request, Workload
+from workloads.source import FAILED, Source
+
+
+def _read(source: Source) -> Iterator[Request]:
+    for row in source.csv_rows():
+        length, output = row.count("Request tokens", least=0), row.count("Response tokens", least=0)
+        if not length or not output:
+            source.count(FAILED)
+            continue
+        session = row.values.get("Session ID") or ""
+        yield Request(row.number("Timestamp", least=0), length, output, source.namer.unshared(length), str(session))
+
+
+def _write(workload: Workload, file: IO[bytes]) -> None:
+    file.write(b"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n")
+    for request in workload:
+        sizes = f"{request.input_length},{request.output_length},{request.input_length + request.output_length}"
+        file.write(f"{request.arrival_s:.6f},{request.session},,,{sizes},API log\n".encode())
+
+
+FORMAT = Format(
+    name="burstgpt",
+    description="BurstGPT CSV: Timestamp (s), Request tokens, Response tokens",
+    tried="tried on rows of HPMLL/BurstGPT: data/BurstGPT_1.csv (its own copy is a pointer), in fnstggl/energy2: tests/fixtures",
+    is_like=has_columns(b"Timestamp", b"Request tokens"),
+    read=_read,
+    write=_write,
+    keeps=frozenset({"times", "names"}),
+)

@@ -1,0 +1,52 @@
+"""Mooncake's rows of sessions that hold only what a turn adds to the session's last prompt and answer.
+
+What a turn adds begins inside a block, so its blocks get new names; full blocks of the prompt before stay.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from workloads.formats.format import Format
+from workloads.request import Request
+from workloads.source import MAX_TOKENS, Source, first_object
+
+
+def _adds_to_sessions(first: dict[str, Any] | None, start: bytes) -> bool:
+    """Tell whether later rows of sessions begin elsewhere than the first: a whole prompt would begin with the same id."""
+    if first is None or not {"session_id", "hash_ids"} <= set(first):
+        return False
+    firsts: dict[str, list[Any]] = {}
+    for line in start.split(b"\n")[:-1]:
+        row = first_object(line)
+        if row is not None and isinstance(row.get("hash_ids"), list):
+            firsts.setdefault(str(row.get("session_id")), []).append(row["hash_ids"][:1])
+    later = [ids == begun[0] for begun in firsts.values() for ids in begun[1:]]
+    return bool(later) and not any(later)
+
+
+def _read(source: Source) -> Iterator[Request]:
+    size = source.namer.block_size
+    last: dict[str, tuple[int, Request]] = {}
+    for number, row in enumerate(source.objects()):
+        session, length = row.text("session_id"), row.count("input_length")
+        ids = source.namer.renamed("", row.block_ids(length, size))
+        before, earlier = last.get(session, (None, None))
+        if earlier is not None:
+            length += earlier.input_length + earlier.output_length
+            if length > MAX_TOKENS:
+                raise row.fail(f"the session's prompt has grown to {length:,} tokens; at most {MAX_TOKENS:,} are taken")
+            kept = earlier.hash_ids[: earlier.input_length // size]
+            ids = kept + source.namer.unshared(length - len(kept) * size)
+        arrival_s, after, delay_s = row.timing(before)
+        request = Request(arrival_s, length, row.count("output_length"), ids, session, after, delay_s)
+        yield request
+        last[session] = number, request
+
+
+FORMAT = Format(
+    name="mooncake-delta",
+    description="Mooncake rows of sessions as aiperf makes them: a turn holds only what it adds to the prompt and answer before",
+    tried="tried on ai-dynamo/aiperf: the first sessions of docs/traces/inference-day-2026/dataset.jsonl",
+    is_like=_adds_to_sessions,
+    read=_read,
+)

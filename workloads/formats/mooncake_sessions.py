@@ -1,0 +1,47 @@
+"""Mooncake's rows with `session_id`: one with `delay` (ms), or without a time, follows the one before it."""
+
+from collections.abc import Iterator
+from typing import IO
+
+import msgspec
+
+from workloads.formats.format import Format, has
+from workloads.request import Request, Workload
+from workloads.source import Source
+
+
+def _read(source: Source) -> Iterator[Request]:
+    last: dict[str, int] = {}
+    for number, row in enumerate(source.objects()):
+        session, length = row.text("session_id"), row.count("input_length")
+        ids = row.block_ids(length, source.namer.block_size)
+        arrival_s, after, delay_s = row.timing(last.get(session))
+        yield Request(arrival_s, length, row.count("output_length"), ids, session, after, delay_s)
+        last[session] = number
+
+
+def _write(workload: Workload, file: IO[bytes]) -> None:
+    """Write whole prompts with sessions; turns that wait have a delay instead of a timestamp."""
+    for place, request in enumerate(workload):
+        row = {
+            "session_id": request.session or f"request {place}",
+            "input_length": request.input_length,
+            "output_length": request.output_length,
+            "hash_ids": request.hash_ids,
+        }
+        row |= (
+            {"delay": round(request.delay_s * 1000, 3)}
+            if request.after
+            else {"timestamp": round(request.arrival_s * 1000, 3)}
+        )
+        file.write(msgspec.json.encode(row) + b"\n")
+
+
+FORMAT = Format(
+    name="mooncake-sessions",
+    description="Mooncake rows of sessions, each the whole prompt: session_id, delay (ms) after the turn before",
+    is_like=has("session_id", "input_length"),
+    read=_read,
+    write=_write,
+    keeps=frozenset({"times", "sharing", "sessions"}),
+)

@@ -1,0 +1,187 @@
+"""Every workload format: which one a file is in, how files are read and written, and what is lost."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from workloads.blocks import BlockNamer, Encode, estimate_tokens, reblocked
+from workloads.formats import (
+    aiperf_multi,
+    aiperf_single,
+    azure,
+    bailian,
+    burstgpt,
+    dynamo_batch,
+    mooncake,
+    mooncake_delta,
+    mooncake_sessions,
+    native,
+    openai_batch,
+    openai_messages,
+    sharegpt,
+    vllm_custom,
+    weka,
+)
+from workloads.formats.format import Format
+from workloads.request import Request, Workload, WorkloadError, in_order
+from workloads.source import Source, files_of, first_object, head
+
+FORMATS: dict[str, Format] = {
+    module.FORMAT.name: module.FORMAT
+    for module in (
+        native,
+        mooncake,
+        mooncake_delta,
+        mooncake_sessions,
+        bailian,
+        weka,
+        burstgpt,
+        azure,
+        openai_batch,
+        aiperf_multi,
+        sharegpt,
+        openai_messages,
+        vllm_custom,
+        dynamo_batch,
+        aiperf_single,
+    )
+}
+"""Every format by name, in the order in which a file is held against them."""
+
+DEFAULT = "dynabench"
+"""What is written where no format is named: it loses nothing."""
+
+
+def detect(path: Path) -> str:
+    """Tell which format a file is in.
+
+    Raises:
+        WorkloadError: none.
+    """
+    start = head(path)
+    first = first_object(start)
+    for name, format in FORMATS.items():
+        if format.is_like(first, start):
+            return name
+    if not start.strip():
+        raise WorkloadError(f"{path}: is empty")
+    shown = (
+        f"its first object has {', '.join(list(first)[:8]) or 'nothing'}"
+        if first is not None
+        else "it is neither JSON nor a CSV that is known"
+    )
+    raise WorkloadError(
+        f"{path}: the format is not recognised ({shown}); expected one of {', '.join(FORMATS)} (--format)"
+    )
+
+
+def read(
+    paths: Path | Sequence[Path],
+    *,
+    format: str | None = None,
+    block_size: int | None = None,
+    encode: Encode | None = None,
+    default_osl: int = 128,
+) -> Workload:
+    """Read a workload.
+
+    Args:
+        paths: files, plain or .gz, and folders of such; of several, equal ids are equal blocks, as in one file.
+        format: its name (none: detected).
+        block_size: tokens each id of the file stands for, or each block of a text is to have (none: the format's).
+        encode: turns text into tokens (none: their number is estimated).
+        default_osl: output tokens where the file does not say.
+
+    Raises:
+        WorkloadError: it cannot be read, or holds nothing.
+    """
+    paths = [paths] if isinstance(paths, Path) else paths
+    files = files_of(paths)
+    name = format or _detect_all(files)
+    if name not in FORMATS:
+        raise WorkloadError(f"format {name!r} is unknown; expected one of {', '.join(FORMATS)}")
+    kind = FORMATS[name]
+    namer = BlockNamer(block_size or kind.block_size or native.block_size(files[0]))
+    source = Source(files, namer, encode or estimate_tokens, default_osl)
+    requests = list(kind.read(source))
+    title = paths[0].name if len(paths) == 1 else f"{paths[0].name} + {len(paths) - 1} more"
+    if len(files) > 1 or not kind.is_in_order:
+        requests = in_order(requests, title)
+    notes = [*([] if kind.is_in_order else [f"read as {name}"]), *source.notes]
+    if any(request.content is not None for request in requests) and encode is None and name != DEFAULT:
+        notes.append("token counts estimated from the text")
+    return Workload(title, source.namer.block_size, requests, tuple(notes))
+
+
+def _detect_all(files: Sequence[Path]) -> str:
+    """Tell which format all files are in."""
+    found: dict[str, Path] = {}
+    for file in files:
+        found.setdefault(detect(file), file)
+    if len(found) > 1:
+        shown = ", ".join(f"{file} is {name}" for name, file in found.items())
+        raise WorkloadError(
+            f"several files are one workload only in one format, but {shown}; join others with dynabench workload merge"
+        )
+    return next(iter(found))
+
+
+def lost(workload: Workload, name: str) -> list[str]:
+    """Say what a format cannot tell of a workload; empty if nothing is lost.
+
+    Raises:
+        WorkloadError: there is no such format, or it is not written.
+    """
+    writer(name)
+    format, requests = FORMATS[name], workload.requests
+    found = []
+    if "times" not in format.keeps and any(request.arrival_s > 0 for request in requests):
+        found.append("arrival times")
+    if "sharing" not in format.keeps and len({id for r in requests for id in r.hash_ids}) < sum(
+        len(r.hash_ids) for r in requests
+    ):
+        found.append("what prompts share")
+    elif "text" not in format.keeps and format.block_size and workload.block_size < format.block_size:
+        found.append(f"sharing in blocks smaller than {format.block_size} tokens")
+    if not {"sessions", "names"} & format.keeps and any(request.session for request in requests):
+        found.append("sessions")
+    if "sessions" not in format.keeps and workload.has_dependencies:
+        found.append("turns that wait for answers")
+    elif "graphs" not in format.keeps and not _are_chains(requests):
+        found.append("requests that wait for several others, or not for the turn before")
+    if "text" not in format.keeps and any(request.content is not None for request in requests):
+        found.append("texts")
+    if "text" in format.keeps and name != DEFAULT and any(request.content is None for request in requests):
+        raise WorkloadError(f"{workload.name} has no texts, only lengths and ids: it cannot be written as {name}")
+    return found
+
+
+def writer(name: str) -> Callable[[Workload, IO[bytes]], None]:
+    """Return what writes a format.
+
+    Raises:
+        WorkloadError: there is no such format, or it is not written.
+    """
+    format = FORMATS.get(name)
+    if format is None or format.write is None:
+        known = [other for other, format in FORMATS.items() if format.write is not None]
+        raise WorkloadError(f"format {name!r} is not written; expected one of {', '.join(known)}")
+    return format.write
+
+
+def write(workload: Workload, name: str, file: IO[bytes]) -> None:
+    """Write a workload in a format, in the format's block size."""
+    format = FORMATS[name]
+    is_blocked = "sharing" in format.keeps and format.block_size is not None
+    writer(name)(reblocked(workload, format.block_size or 0) if is_blocked else workload, file)
+
+
+def _are_chains(requests: list[Request]) -> bool:
+    """Tell whether each request that waits does so for the one before it in its session."""
+    last: dict[str, int] = {}
+    for number, request in enumerate(requests):
+        before = last.get(request.session) if request.session else None
+        if request.after and request.after != (before,):
+            return False
+        last[request.session] = number
+    return True
