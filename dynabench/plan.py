@@ -57,6 +57,11 @@ class Plan:
     repeat: int = 0
     seed: int = 0
 
+    @classmethod
+    def alone(cls, settings: Settings, *, seed: int = 0) -> "Plan":
+        """Return a run that is compared with no other."""
+        return cls(Arm(settings.deployment.router_mode, settings, {}), seed=seed)
+
     @property
     def settings(self) -> Settings:
         """What is run."""

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from tests.support.waiting import in_time
 
 from serving.runtime.stopping import until_stopped
+from tests.support.waiting import in_time
 
 
 def test_work_that_ends_first_is_done_and_its_error_is_raised():
