@@ -34,8 +34,8 @@ from dynabench.deployment.flags import (
 )
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
-from dynabench.live.settings import ClientConfig, SelftestConfig
-from dynabench.plan import Settings
+from dynabench.live.settings import SelftestConfig
+from dynabench.plan import ClientConfig, Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from mocker import EngineConfig

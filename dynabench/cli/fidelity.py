@@ -23,8 +23,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pool, simulated_pool
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig, ValidateExperimentConfig, ValidatePoolConfig
-from dynabench.live.settings import ClientConfig
-from dynabench.plan import Settings
+from dynabench.plan import ClientConfig, Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.text import printable

@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from dynabench.deployment.flags import LivePoolConfig, MeasuredFrontendConfig, MeasuredRouterConfig, PoolConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.live.settings import ClientConfig
+from dynabench.plan import ClientConfig
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig

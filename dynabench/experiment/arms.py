@@ -10,8 +10,7 @@ import msgspec
 
 from dynabench.deployment import paths
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.live.settings import ClientConfig
-from dynabench.plan import Arm, Settings
+from dynabench.plan import Arm, ClientConfig, Settings
 from foundation.settings import expected
 from foundation.text import printable
 from reports.summary import NOISE_FLOOR

@@ -21,10 +21,9 @@ from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
-from dynabench.live.settings import MAX_FAILED_SHARE, ClientConfig
 from dynabench.live.stack import LaunchError, LocalStack
 from dynabench.live.view import LiveView
-from dynabench.plan import Plan
+from dynabench.plan import MAX_FAILED_SHARE, ClientConfig, Plan
 from reports.records import Record
 from serving.model.errors import ModelError
 from serving.model.files import vocab_size
