@@ -45,39 +45,214 @@ class Scheduler:
         self.origin_sum = 0  # over the decoding sequences
         self.num_decoding = 0
         self._next_finish = NEVER  # the iteration at whose end the next decoding sequence finishes
+        self._is_one_starved = False  # in the last iteration
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
         self._watermark_blocks = int(config.watermark * num_blocks)
         self._by_priority = config.scheduling_policy == "priority"
 
-    # What the engine asks
-
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence.
-
-        Raises:
-            ValueError: it can never fit.
-        """
-        limit = self.config.max_model_len
-        if limit is not None:
-            if sequence.num_prompt >= limit:
-                raise ValueError(f"prompt of {sequence.num_prompt} tokens reaches max_model_len ({limit})")
-            sequence.num_total = min(sequence.num_total, limit)
-        needed = -(-(sequence.num_total - 1) // self.config.block_size)
-        if needed > self.pool.num_blocks:
-            raise ValueError(
-                f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "
-                f"the cache has {self.pool.num_blocks}"
-            )
-        self._enqueue(sequence)
-
     def schedule(self) -> Batch | None:
-        """Close the next iteration's batch, or return None when nothing can run."""
+        """Close the next iteration's batch, or return None when nothing can run.
+
+        vLLM's rule: the running sequences one by one, then, unless one was preempted, the waiting ones.
+        """
         batch = Batch()
-        budget = self._schedule_running(batch)
-        if not batch.preempted and self.waiting and budget > 0:
+        budget = self._schedule_at_once(batch)
+        if budget is None:
+            budget = self._schedule_one_by_one(batch)
+        if not batch.preempted and self.waiting:
             self._admit(batch, budget)
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
         return batch if self.running else None
+
+    def _schedule_one_by_one(self, batch: Batch) -> int:
+        """Give each running sequence its next tokens, preempting where blocks run out; return what is left of the budget."""
+        budget, size = self._budget, self.config.block_size
+        batch.preempted, batch.starved, batch.delayed = [], [], []
+        granted: dict[Sequence, int] = {}  # of `running`, those before the one whose turn it is
+        while len(granted) < len(self.running) and budget > 0:
+            sequence = self.running[len(granted)]
+            computed = self.iteration - sequence.origin if sequence.decoding else sequence.num_computed
+            count = 1 if sequence.decoding else self._chunk_size(sequence, budget)
+            needed = _blocks(computed + count, size) - _blocks(computed, size)
+            victim: Sequence | None = None
+            while victim is not sequence and self.pool.num_free < needed:
+                victim = self._victim()
+                refund = granted.pop(victim, 0)
+                budget += refund
+                self._preempt(batch, victim, was_granted=refund > 0)
+            if victim is sequence:
+                break
+            self._grant(sequence, computed + count, needed)
+            granted[sequence] = count
+            budget -= count
+        self._describe(batch, granted)
+        return budget
+
+    def _admit(self, batch: Batch, budget: int) -> None:
+        """Let waiting sequences run, first come first served, while budget, seats and blocks last."""
+        size = self.config.block_size
+        while self.waiting and budget > 0 and len(self.running) < self._max_running:
+            sequence = self.waiting[0]
+            known, hits = sequence.num_known, 0
+            if self.config.enable_prefix_caching:
+                hits = self.pool.lookup(sequence.chain, (known - 1) // size)
+            count = self._cut_to_threshold(known - hits * size)
+            if count > budget:
+                if not self.config.enable_chunked_prefill:
+                    return
+                count = budget
+            if self._num_blocks_to_admit(sequence, hits, count) > self.pool.num_free:
+                return
+            self.waiting.popleft()
+            self._start(batch, sequence, hits, count)
+            budget -= count
+
+    # The steps of the rule
+
+    def _victim(self) -> Sequence:
+        return max(self.running, key=_priority) if self._by_priority else self.running[-1]
+
+    def _preempt(self, batch: Batch, sequence: Sequence, *, was_granted: bool) -> None:
+        """Throw a running sequence back to the waiting queue; it keeps its tokens, not its blocks."""
+        self.running.remove(sequence)
+        sequence.num_known = self.num_tokens(sequence)
+        self._vacate(sequence, num_granted=int(was_granted))
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        batch.preempted.append(sequence)
+        if self._by_priority:
+            self._enqueue(sequence)
+        else:
+            self.waiting.appendleft(sequence)
+
+    def _grant(self, sequence: Sequence, computed: int, needed: int) -> None:
+        """Give a running sequence the blocks for its tokens up to `computed`."""
+        self.pool.allocate(needed)
+        if not sequence.decoding:
+            sequence.num_computed = computed
+            sequence.num_blocks += needed
+        self.pool.store(sequence, computed // self.config.block_size)
+
+    def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
+        """Enter in the batch what became of those that still run; a decode without a token is one iteration later."""
+        for sequence in self.running:
+            if not sequence.decoding:
+                if sequence in granted:
+                    batch.chunks.append((sequence, granted[sequence]))
+            elif sequence not in granted:
+                sequence.origin += 1
+                sequence.last_iteration += 1
+                self.origin_sum += 1
+                batch.starved.append(sequence)
+            else:
+                batch.num_decodes += 1
+                if sequence.waited_since_s >= 0:
+                    batch.delayed.append(sequence)
+        self._is_one_starved = bool(batch.starved)
+        self._find_next_finish()
+
+    def _chunk_size(self, sequence: Sequence, budget: int) -> int:
+        """Return how many tokens of a prefill to compute, vLLM's cuts in vLLM's order."""
+        count = self._cut_to_threshold(sequence.num_known - sequence.num_computed)
+        return min(count, budget)
+
+    def _cut_to_threshold(self, count: int) -> int:
+        threshold = self.config.long_prefill_token_threshold
+        present = len(self.running) + len(self.waiting)
+        if threshold > 0 and present > 1:
+            if self.config.long_prefill_token_threshold_adaptive:
+                threshold = max(threshold, self.config.max_num_batched_tokens // present)
+            return min(count, threshold)
+        return count
+
+    def _num_blocks_to_admit(self, sequence: Sequence, hits: int, count: int) -> int:
+        """Count the blocks that must be free: those to compute, those to share that are in the free queue, a reserve."""
+        size = self.config.block_size
+        reach = sequence.num_known if self.config.scheduler_reserve_full_isl else hits * size + count
+        needed = _blocks(reach, size) - hits
+        if hits:
+            needed += self.pool.num_unheld(sequence.chain, hits)
+        return needed + self._watermark_blocks if self.running else needed
+
+    def _start(self, batch: Batch, sequence: Sequence, hits: int, count: int) -> None:
+        """Let a sequence that waited run, with its first chunk behind the cached blocks."""
+        size = self.config.block_size
+        if hits:
+            self.pool.hold(sequence, hits)
+        sequence.num_blocks, sequence.num_computed = hits, hits * size
+        computed = hits * size + count
+        self._grant(sequence, computed, _blocks(computed, size) - hits)
+        if sequence.num_preemptions:
+            batch.resumed = [*batch.resumed, sequence]
+        else:
+            sequence.cached_tokens = hits * size
+            batch.admitted = [*batch.admitted, sequence]
+        batch.chunks.append((sequence, count))
+        self.running.append(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        if self._by_priority:
+            insort(self.waiting, sequence, key=_priority)
+        else:
+            self.waiting.append(sequence)
+
+    # Fast paths: what the rule comes to where nobody is preempted or starved
+
+    def _schedule_at_once(self, batch: Batch) -> int | None:
+        """Schedule decodes, and a prefill chunk behind them, if budget and blocks last for all; return what is left."""
+        running, budget = self.running, self._budget
+        if not running:
+            return budget
+        num_partial = len(running) - self.num_decoding
+        if self._is_one_starved or num_partial > 1 or (num_partial and running[-1].decoding):
+            return None
+        if not num_partial:
+            if not (len(running) <= self.pool.num_free or self._decodes_fit(running, None, budget)):
+                return None
+            decoding, partial = running, None
+        else:
+            decoding, partial = running[:-1], running[-1]
+            if not self._decodes_fit(decoding, partial, budget):
+                return None
+        self._allocate_decodes(decoding, self.iteration)
+        batch.num_decodes = len(decoding)
+        budget -= len(decoding)
+        if partial is not None and budget > 0:
+            count = self._chunk_size(partial, budget)
+            computed = partial.num_computed + count
+            self._grant(partial, computed, _blocks(computed, self.config.block_size) - partial.num_blocks)
+            batch.chunks.append((partial, count))
+            budget -= count
+        return budget
+
+    def _decodes_fit(self, decoding: list[Sequence], partial: Sequence | None, budget: int) -> bool:
+        """Tell whether the budget and the free blocks are enough for all decodes and one prefill chunk after them."""
+        free, size = self.pool.num_free, self.config.block_size
+        if len(decoding) > budget:
+            return False
+        if partial:
+            free += partial.num_blocks - _blocks(
+                partial.num_computed + self._chunk_size(partial, budget - len(decoding)), size
+            )
+        if free >= len(decoding):
+            return True
+        iteration = self.iteration
+        return free >= sum([(iteration - s.origin) % size == 0 for s in decoding])
+
+    def _allocate_decodes(self, decoding: list[Sequence], iteration: int) -> None:
+        pool, size, last = self.pool, self.config.block_size, self.config.block_size - 1
+        if size == 1:
+            touching = decoding
+        else:
+            touching = [s for s in decoding if (p := (iteration - s.origin) % size) == 0 or p == last]
+        for sequence in touching:
+            computed = iteration - sequence.origin
+            if computed % size == 0:
+                pool.allocate(1)
+            if (computed + 1) % size == 0:
+                pool.store(sequence, (computed + 1) // size)
+
+    # Leaps: many iterations of a batch in which each sequence decodes
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
         """Count the iterations, from this batch's on, in which nothing happens but one token for each sequence."""
@@ -115,6 +290,27 @@ class Scheduler:
     def allocate_iteration(self, iteration: int) -> None:
         """Do what `allocate_leap` does, for one iteration and in vLLM's order."""
         self._allocate_decodes(self.running, iteration)
+
+    # What else the engine asks
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence.
+
+        Raises:
+            ValueError: it can never fit.
+        """
+        limit = self.config.max_model_len
+        if limit is not None:
+            if sequence.num_prompt >= limit:
+                raise ValueError(f"prompt of {sequence.num_prompt} tokens reaches max_model_len ({limit})")
+            sequence.num_total = min(sequence.num_total, limit)
+        needed = -(-(sequence.num_total - 1) // self.config.block_size)
+        if needed > self.pool.num_blocks:
+            raise ValueError(
+                f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "
+                f"the cache has {self.pool.num_blocks}"
+            )
+        self._enqueue(sequence)
 
     def update(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
         """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""
@@ -155,181 +351,7 @@ class Scheduler:
         """Context the decoding sequences read in the coming iteration, summed."""
         return self.num_decoding * (self.iteration + 1) - self.origin_sum
 
-    # Running
-
-    def _schedule_running(self, batch: Batch) -> int:
-        """Give the running sequences their tokens; return what is left of the budget."""
-        running, budget = self.running, self._budget
-        if not running:
-            return budget
-        num_partial = len(running) - self.num_decoding
-        if not num_partial:
-            if len(running) <= self.pool.num_free or self._decodes_fit(running, None, budget):
-                self._allocate_decodes(running, self.iteration)
-                batch.num_decodes = len(running)
-                return budget - len(running)
-        elif num_partial == 1 and not running[-1].decoding:
-            partial, decoding = running[-1], running[:-1]
-            if self._decodes_fit(decoding, partial, budget):
-                self._allocate_decodes(decoding, self.iteration)
-                batch.num_decodes = len(decoding)
-                budget -= len(decoding)
-                if budget > 0:
-                    budget -= self._chunk(batch, partial, budget)
-                return budget
-        return self._schedule_one_by_one(batch)
-
-    def _decodes_fit(self, decoding: list[Sequence], partial: Sequence | None, budget: int) -> bool:
-        """Tell whether the budget and the free blocks are enough for all decodes and one prefill chunk after them."""
-        free, size = self.pool.num_free, self.config.block_size
-        if len(decoding) > budget:
-            return False
-        if partial:
-            free += partial.num_blocks - _blocks(
-                partial.num_computed + self._chunk_size(partial, budget - len(decoding)), size
-            )
-        if free >= len(decoding):
-            return True
-        iteration = self.iteration
-        return free >= sum([(iteration - s.origin) % size == 0 for s in decoding])
-
-    def _allocate_decodes(self, decoding: list[Sequence], iteration: int) -> None:
-        pool, size, last = self.pool, self.config.block_size, self.config.block_size - 1
-        if size == 1:
-            touching = decoding
-        else:
-            touching = [s for s in decoding if (p := (iteration - s.origin) % size) == 0 or p == last]
-        for sequence in touching:
-            computed = iteration - sequence.origin
-            if computed % size == 0:
-                pool.allocate(1)
-            if (computed + 1) % size == 0:
-                pool.store(sequence, (computed + 1) // size)
-
-    def _schedule_one_by_one(self, batch: Batch) -> int:
-        """Walk the running sequences as vLLM does, preempting where blocks run out."""
-        running, size = self.running, self.config.block_size
-        budget = self.config.max_num_batched_tokens
-        granted: dict[Sequence, int] = {}
-        batch.preempted, batch.starved, batch.delayed = [], [], []
-        position = 0
-        while position < len(running) and budget > 0:
-            sequence = running[position]
-            if sequence.decoding:
-                computed, count = self.iteration - sequence.origin, 1
-                held = _blocks(computed, size)
-            else:
-                computed, held = sequence.num_computed, sequence.num_blocks
-                count = self._chunk_size(sequence, budget)
-            needed = _blocks(computed + count, size) - held
-            while self.pool.num_free < needed:
-                victim = self._victim()
-                running.remove(victim)
-                refund = granted.pop(victim, 0)
-                if refund:
-                    budget += refund
-                    position -= 1
-                self._preempt(victim, was_granted=refund > 0)
-                batch.preempted.append(victim)
-                if victim is sequence:
-                    break
-            if batch.preempted and batch.preempted[-1] is sequence:
-                break
-            granted[sequence] = count
-            budget -= count
-            position += 1
-            self.pool.allocate(needed)
-            if not sequence.decoding:
-                sequence.num_computed += count
-                sequence.num_blocks += needed
-            self.pool.store(sequence, (computed + count) // size)
-        for sequence in running:
-            if not sequence.decoding:
-                if sequence in granted:
-                    batch.chunks.append((sequence, granted[sequence]))
-            elif sequence not in granted:
-                sequence.origin += 1
-                sequence.last_iteration += 1
-                self.origin_sum += 1
-                batch.starved.append(sequence)
-            else:
-                batch.num_decodes += 1
-                if sequence.waited_since_s >= 0:
-                    batch.delayed.append(sequence)
-        self._next_finish = min([s.last_iteration for s in running if s.decoding], default=NEVER)
-        return budget
-
-    def _chunk_size(self, sequence: Sequence, budget: int) -> int:
-        """Return how many tokens of a prefill to compute, vLLM's cuts in vLLM's order."""
-        count = self._cut_to_threshold(sequence.num_known - sequence.num_computed)
-        return min(count, budget)
-
-    def _cut_to_threshold(self, count: int) -> int:
-        threshold = self.config.long_prefill_token_threshold
-        present = len(self.running) + len(self.waiting)
-        if threshold > 0 and present > 1:
-            if self.config.long_prefill_token_threshold_adaptive:
-                threshold = max(threshold, self.config.max_num_batched_tokens // present)
-            return min(count, threshold)
-        return count
-
-    def _chunk(self, batch: Batch, sequence: Sequence, budget: int) -> int:
-        """Schedule the next prefill chunk of a running sequence, whose blocks are known to be free."""
-        size = self.config.block_size
-        count = self._chunk_size(sequence, budget)
-        sequence.num_computed += count
-        needed = _blocks(sequence.num_computed, size) - sequence.num_blocks
-        self.pool.allocate(needed)
-        sequence.num_blocks += needed
-        self.pool.store(sequence, sequence.num_computed // size)
-        batch.chunks.append((sequence, count))
-        return count
-
-    # Waiting
-
-    def _admit(self, batch: Batch, budget: int) -> None:
-        config, pool, size = self.config, self.pool, self.config.block_size
-        while self.waiting and budget > 0 and len(self.running) < self._max_running:
-            sequence = self.waiting[0]
-            chain, known = sequence.chain, sequence.num_known
-            hits = pool.lookup(chain, (known - 1) // size) if config.enable_prefix_caching else 0
-            count = self._cut_to_threshold(known - hits * size)
-            if count > budget:
-                if not config.enable_chunked_prefill:
-                    return
-                count = budget
-            computed = hits * size + count
-            needed = _blocks(computed, size) - hits
-            checked = _blocks(known, size) - hits if config.scheduler_reserve_full_isl else needed
-            if hits:
-                checked += pool.num_unheld(chain, hits)
-            if self.running:
-                checked += self._watermark_blocks
-            if checked > pool.num_free:
-                return
-            self.waiting.popleft()
-            if hits:
-                pool.hold(sequence, hits)
-            pool.allocate(needed)
-            sequence.num_blocks = hits + needed
-            pool.store(sequence, computed // size)
-            sequence.num_computed = computed
-            if sequence.num_preemptions:
-                batch.resumed = [*batch.resumed, sequence]
-            else:
-                sequence.cached_tokens = hits * size
-                batch.admitted = [*batch.admitted, sequence]
-            batch.chunks.append((sequence, count))
-            self.running.append(sequence)
-            budget -= count
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        if self._by_priority:
-            insort(self.waiting, sequence, key=_priority)
-        else:
-            self.waiting.append(sequence)
-
-    # Decoding, preemption, release
+    # Decoding and release
 
     def _start_decoding(self, sequence: Sequence) -> None:
         sequence.decoding = True
@@ -339,20 +361,6 @@ class Scheduler:
         self.num_decoding += 1
         self._next_finish = min(self._next_finish, sequence.last_iteration)
 
-    def _victim(self) -> Sequence:
-        return max(self.running, key=_priority) if self._by_priority else self.running[-1]
-
-    def _preempt(self, sequence: Sequence, *, was_granted: bool) -> None:
-        """Throw a sequence, already out of `running`, back to the waiting queue; it keeps its tokens, not its blocks."""
-        sequence.num_known = self.num_tokens(sequence)
-        self._vacate(sequence, num_granted=int(was_granted))
-        sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        if self._by_priority:
-            self._enqueue(sequence)
-        else:
-            self.waiting.appendleft(sequence)
-
     def _vacate(self, sequence: Sequence, *, num_granted: int = 0) -> None:
         if sequence.decoding:
             computed = self.iteration - sequence.origin + num_granted
@@ -360,8 +368,11 @@ class Scheduler:
             sequence.decoding = False
             self.origin_sum -= sequence.origin
             self.num_decoding -= 1
-            self._next_finish = min([s.last_iteration for s in self.running if s.decoding], default=NEVER)
+            self._find_next_finish()
         self.pool.release(sequence, sequence.num_blocks)
+
+    def _find_next_finish(self) -> None:
+        self._next_finish = min([s.last_iteration for s in self.running if s.decoding], default=NEVER)
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:

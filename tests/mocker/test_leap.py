@@ -58,7 +58,7 @@ def make(config, request, blocks_per_id):
     )
 
 
-def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), blocks_per_id=1):
+def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), blocks_per_id=1, one_by_one=False):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
     engine = Engine(config, resolve(config, timing).timing, num_blocks=config.num_gpu_blocks, ordered_events=ordered)
     happenings = sorted(
@@ -82,6 +82,8 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
         if engine.step is None:
             while happenings and happenings[0][0] <= now:
                 happen(*happenings.pop(0)[1:])
+            if one_by_one:
+                engine.scheduler._is_one_starved = True  # keeps it from taking its fast paths
             if engine.schedule(now, max_iterations=max_iterations) is None:
                 if happenings:
                     now = max(now, happenings[0][0])
@@ -170,6 +172,15 @@ def test_a_leap_equals_repeated_steps(config, timing, requests, looks):
     looked_at, looked_events, _ = drive(config, timing, requests, max_iterations=1 << 62, looks=looks)
     assert_same(looked_at, step_by_step)
     assert looked_events == step_events
+
+
+@settings(max_examples=150, deadline=None)
+@given(configs, timings, workloads())
+def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config, timing, requests):
+    plain, plain_events, _ = drive(config, timing, requests, max_iterations=1, one_by_one=True)
+    fast, fast_events, _ = drive(config, timing, requests, max_iterations=1)
+    assert fast == plain
+    assert fast_events == plain_events
 
 
 @settings(max_examples=150, deadline=None)
