@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -82,7 +82,7 @@ def settings(values: dict[str, Any], kind: Any, where: str) -> Any:
     if unknown := sorted(set(values) - names):
         raise GraphError(f"{where}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}")
     try:
-        kinds = kind.__annotations__
+        kinds = get_type_hints(kind, include_extras=True)  # inherited ones, too
         given = {name: msgspec.convert(value, kinds[name], dec_hook=_decode) for name, value in values.items()}
         return kind(**given)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
