@@ -25,6 +25,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.private_folder import socket_name
 from serving.runtime.server import GeneratorService
 from serving.runtime.stopping import until_stopped
 from serving.supervision.group import Group, Program
@@ -72,9 +73,14 @@ class _Server(uvicorn.Server):
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Bind a listening Unix socket."""
+    """Bind a listening Unix socket.
+
+    Raises:
+        RuntimeUnavailableError: its path is too long.
+    """
+    name = socket_name(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
+    listener.bind(name)
     listener.listen(2048)
     return listener
 

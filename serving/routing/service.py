@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from foundation.settings import NotNegative, check
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
@@ -50,11 +51,12 @@ class RouterServiceConfig:
     seed: int = 0
     """Seed of the router's random choices."""
 
-    drain_s: float = 30.0
+    drain_s: NotNegative = 30.0
     """How long requests in progress may take to finish once the process was asked to end (s)."""
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
+        check(self)
         check_live_mode(self.router_mode)
 
 

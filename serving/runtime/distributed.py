@@ -18,6 +18,7 @@ from serving.runtime.folder import FolderDiscovery
 from serving.runtime.messages import CallError
 from serving.runtime.nats import NatsPlane
 from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
+from serving.runtime.private_folder import socket_name
 from serving.runtime.server import GeneratorService, Service, Session, Stream
 from serving.runtime.sockets import SocketPlane
 from serving.runtime.stopping import stop_on_signals
@@ -256,6 +257,7 @@ async def _planes(
         await token.start()
         return SocketPlane(host=host, token=token), ZeroMqPlane(discovery, instance_id, path=None, host=host)
     path = config.folder / f"{instance_id:x}"
+    socket_name(path.with_suffix(".sock"))
     requests = SocketPlane(path=path.with_suffix(".sock"))
     events = ZeroMqPlane(discovery, instance_id, path=path.with_suffix(".zmq"), host="")
     discovery.keep(path.with_suffix(".sock"), requests.restore)

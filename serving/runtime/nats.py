@@ -32,8 +32,8 @@ class NatsPlane:
     def __init__(self, config: RuntimeConfig, instance_id: int) -> None:
         self._config = config
         self._home = f"dyn.process.{instance_id:x}"
-        self._connection = NatsConnection(self._on_reconnected)
-        self._client = self._connection.client
+        self.connection = NatsConnection(self._on_reconnected)
+        self._client = self.connection.client
         self._durable: DurableEvents | None = None
         self._channels: dict[str, NatsChannel] = {}
         self._accept: Accept | None = None
@@ -44,7 +44,7 @@ class NatsPlane:
         Raises:
             RuntimeUnavailableError: no server answers, or it refuses us.
         """
-        await self._connection.connect(self._config)
+        await self.connection.connect(self._config)
         self._durable = DurableEvents(self._client)
         await self._client.subscribe(f"{self._home}.>", cb=self._on_message)
 
@@ -78,7 +78,7 @@ class NatsPlane:
 
         A message larger than the server takes is lost, as one may be, and a line says so.
         """
-        if len(data) > (most := self._connection.max_payload):
+        if len(data) > (most := self.connection.max_payload):
             log.warning(
                 "a message of %d bytes on %s was not sent: the NATS server takes %d at most (max_payload)",
                 len(data),
@@ -87,7 +87,7 @@ class NatsPlane:
             )
             return
         if not durable:
-            self._connection.send(f"dyn.events.{subject}", data)
+            self.connection.send(f"dyn.events.{subject}", data)
             return
         assert self._durable is not None
         await self._durable.publish(subject, data)
@@ -110,14 +110,14 @@ class NatsPlane:
             return
         for channel in list(self._channels.values()):
             channel.close()
-        await self._connection.finish()
+        await self.connection.finish()
         if self._durable is not None:
             self._durable.close()
-        await self._connection.close()
+        await self.connection.close()
 
     def _open(self, number: str, peer: str, accept: Accept) -> NatsChannel:
         """Make a channel, under a number that both sides know."""
-        channel = NatsChannel(self._connection, f"{self._home}.{number}", peer, self._forget)
+        channel = NatsChannel(self.connection, f"{self._home}.{number}", peer, self._forget)
         self._channels[number] = channel
         channel.end = accept(channel)
         return channel

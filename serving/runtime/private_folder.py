@@ -7,11 +7,15 @@ with a symbolic link nor put another folder in its place. Only sockets have to b
 import contextlib
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from serving.runtime.ports import RuntimeUnavailableError
+
+MAX_SOCKET_BYTES = 107 if sys.platform == "linux" else 103
+"""What `sockaddr_un` has room for."""
 
 
 class PrivateFolder:
@@ -100,6 +104,21 @@ class PrivateFolder:
     def close(self) -> None:
         """Let go of the folder."""
         os.close(self._handle)
+
+
+def socket_name(path: Path) -> str:
+    """Return a path as the name of a socket.
+
+    Raises:
+        RuntimeUnavailableError: the system takes no name of this length.
+    """
+    name = str(path)
+    if (length := len(os.fsencode(name))) > MAX_SOCKET_BYTES:
+        raise RuntimeUnavailableError(
+            f"the name of the socket {name} has {length} bytes and the system takes {MAX_SOCKET_BYTES}: "
+            "choose a shorter --discovery-dir or TMPDIR"
+        )
+    return name
 
 
 @contextlib.contextmanager

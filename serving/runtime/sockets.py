@@ -170,9 +170,7 @@ class SocketPlane:
         try:
             self._server = await self._bind(self._path, accept)
         except OSError as error:
-            raise RuntimeUnavailableError(
-                f"cannot listen at {self._path}: {error}; a shorter --discovery-dir may help"
-            ) from error
+            raise RuntimeUnavailableError(f"cannot listen at {self._path}: {error}") from error
         return f"unix:{self._path}"
 
     async def restore(self) -> None:

@@ -68,7 +68,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
     reports = LoadReporter(runtime, address, _reporter(runtime, engine, publishers), num_ranks=traits.num_ranks)
     await reports.start()
     context = worker.context_length or traits.context_length or (None if files.contents else BYTES_CONTEXT)
-    await register_llm(
+    card = await register_llm(
         traits.model_type,
         runtime.endpoint(address),
         worker.model_path,
@@ -82,6 +82,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
     )
     await runtime.serve(address, engine.service)
     report_ready()
+    log.info("serving %s at %s", card.name, address)
     try:
         waiting = until_stopped(runtime.stopping, engine.failed())
         [outcome] = await asyncio.gather(waiting, return_exceptions=True)

@@ -14,7 +14,7 @@ import uvloop
 
 from serving.router.events import BlocksRemoved, BlocksStored
 from serving.runtime import client as calling
-from serving.runtime import nats as plane
+from serving.runtime import nats_connection as plane
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -279,7 +279,7 @@ def test_a_nats_server_that_hangs_is_noticed(monkeypatch, tmp_path):
         async with await DistributedRuntime.connect(config) as one:
             os.kill(nats.process.pid, signal.SIGSTOP)
             try:
-                await until_async(lambda: not one.requests.is_settled)
+                await until_async(lambda: not one.requests.connection.is_settled)
             finally:
                 os.kill(nats.process.pid, signal.SIGCONT)
 

@@ -215,6 +215,12 @@ def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_pat
         (["in=http", "out=mocker", "--max-inflight-requests", "0"], "max_inflight_requests must be from 1"),
         (["in=dyn://a", "out=mocker", "--migration-limit", "1024"], "migration_limit must be from 0 to 1023"),
         (["in=dyn://a", "out=mocker", "--bogus"], "Unknown option"),
+        (
+            ["in=dyn://a", "out=mistralrs", "--tensor-parallel-size", "256"],
+            "tensor_parallel_size must be from 1 to 255",
+        ),
+        (["in=stdin", "out=echo_full", "--batch-concurrency", "0"], "batch_concurrency must be at least 1, not 0"),
+        (["in=http", "out=mocker", "m", "--", "--x", "1"], "out=mocker takes no arguments behind --"),
         (["in=dyn://a", "out=mocker", "--extra-engine-args", "none.json"], "a JSON file was expected"),
         (
             ["in=http", "out=dyn", "--http-port", "0", "--etcd-endpoints", "127.0.0.1:1"],
@@ -237,6 +243,34 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, arguments, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_worker_says_what_it_serves_and_where_once_it_is_ready(tmp_path):
+    with terminal(tmp_path) as shell:
+        worker = shell.run(BIN / "dynamo-run", "in=dyn://x", "out=mocker")
+        assert "serving mock at dyn://dynamo.x.generate" in worker.stderr.readline()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["in=http", "out=mocker", "--http-port", "0"],
+        ["in=stdin", "out=echo_full", "--model-name", "m"],
+        ["in=dyn://x", "out=mocker", "--discovery-dir", "FOLDER"],
+    ],
+)
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_named_in_one_line(tmp_path, words):
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    words = [str(folder) if word == "FOLDER" else word for word in words]
+    environment = os.environ | {"TMPDIR": str(folder), "DYN_DISCOVERY_DIR": str(tmp_path / "d")}
+    done = subprocess.run(
+        [BIN / "dynamo-run", *words], input="", capture_output=True, text=True, timeout=PATIENCE_S, env=environment
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert f"{folder}" in done.stderr
+    assert "choose a shorter --discovery-dir or TMPDIR" in done.stderr
 
 
 def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_arguments(tmp_path):
