@@ -31,6 +31,6 @@ class Admission:
         return None
 
     def _has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        scheme, _, token = given.partition(b" ")
+        authorization = next((value for name, value in headers if name == b"authorization"), b"")
+        scheme, _, token = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(token, self._key)

@@ -78,7 +78,7 @@ class _Passing(Response):
         try:
             first = await self._stream.take()
             if self._stream.end is not None and not first:
-                _check(self._stream.end)
+                _raise_failure(self._stream.end)
             status = await (self._pass_on(first, scope, send) if self._is_streamed else self._fold(first, send))
         except CallError as error:
             if error.kind == GONE:
@@ -121,7 +121,7 @@ class _Passing(Response):
         self._stream.abort("the client hung up", GONE)
 
 
-def _check(end: End) -> None:
+def _raise_failure(end: End) -> None:
     if end.kind:
         raise CallError(end.error, end.kind)
 
@@ -133,23 +133,25 @@ def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     first = chunks[0]
     if len(chunks) == 1 and not str(first.get("object", "")).endswith(".chunk"):
         return first
-    texts: dict[int, str] = {}
-    reasons: dict[int, str | None] = {}
-    usage = None
-    for chunk in chunks:
-        usage = chunk.get("usage") or usage
-        for choice in chunk.get("choices", []):
-            index = choice.get("index", 0)
-            piece = choice.get("delta", {}).get("content") if "delta" in choice else choice.get("text")
-            texts[index] = texts.get(index, "") + (piece or "")
-            reasons[index] = choice.get("finish_reason") or reasons.get(index)
     is_chat = "delta" in (first.get("choices") or [{}])[0]
-    choices = []
-    for index in sorted(texts):
-        content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": texts[index]}} if is_chat else {"text": texts[index]}
-        )
-        choices.append({"index": index, **content, "logprobs": None, "finish_reason": reasons[index]})
     name = "chat.completion" if is_chat else "text_completion"
     answer = {"id": first.get("id"), "object": name, "created": int(time.time()), "model": first.get("model")}
-    return answer | {"choices": choices} | ({"usage": usage} if usage else {})
+    answer["choices"] = _fold_choices([choice for chunk in chunks for choice in chunk.get("choices", [])], is_chat)
+    usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    return answer | ({"usage": usages[-1]} if usages else {})
+
+
+def _fold_choices(pieces: list[dict[str, Any]], is_chat: bool) -> list[dict[str, Any]]:
+    """Join the pieces of each choice."""
+    texts: dict[int, str] = {}
+    reasons: dict[int, str | None] = {}
+    for piece in pieces:
+        index = piece.get("index", 0)
+        text = piece.get("delta", {}).get("content") if "delta" in piece else piece.get("text")
+        texts[index] = texts.get(index, "") + (text or "")
+        reasons[index] = piece.get("finish_reason") or reasons.get(index)
+    choices: list[dict[str, Any]] = []
+    for index, text in sorted(texts.items()):
+        content = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+        choices.append({"index": index, **content, "logprobs": None, "finish_reason": reasons[index]})
+    return choices

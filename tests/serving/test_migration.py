@@ -54,7 +54,7 @@ def test_a_request_for_one_instance_goes_nowhere_else():
     assert end(Migration(limit=0, is_pinned=True), "draining") == Refused("it is gone", "draining")
 
 
-def test_it_may_wait_for_an_instance_only_after_it_was_lost_and_not_for_ever():
+def test_it_may_wait_for_an_instance_only_after_it_was_lost_and_not_forever():
     migration = Migration(limit=1)
     assert not migration.may_wait(0.1)
     end(migration, "lost", now=100.0)

@@ -18,12 +18,12 @@ class StopMatcher:
             return ""
         old = len(self._held)
         text = self._held + text
-        found = [text.find(stop, max(old - len(stop) + 1, 0)) for stop in self._stops] if may_stop else []
-        places = [place for place in found if place >= 0]
-        if places:
+        starts = [text.find(stop, max(old - len(stop) + 1, 0)) for stop in self._stops] if may_stop else []
+        starts = [start for start in starts if start >= 0]
+        if starts:
             self.has_stopped = True
             self._held = ""
-            return text[: min(places)]
+            return text[: min(starts)]
         held = max(_overlap(text, stop) for stop in self._stops)
         cut = len(text) - held
         self._held = text[cut:]

@@ -1,12 +1,12 @@
 """What the frontend and a preparer say to each other: msgpack, each message after its length.
 
-frontend                             preparer
-Model(card, files)            --->
-                              <---   Ready(error)
-Job(id, kind, ...), its body  --->
-                              <---   Answer(id, outcome)
+    frontend                              preparer
+    Model(card, files) -----------------> loads it
+    once it can take jobs <-------------- Ready(error)
+    Job(id, kind, ...) and its body ----> prepares it
+    whatever the order <----------------- Answer(id, outcome)
 
-Answers come in any order.
+There is one preparer for each model.
 """
 
 import struct
