@@ -78,7 +78,7 @@ def read_table(path: str) -> StepTable:
 
 def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
     """Read Dynamo's profile: a sequence's share of the active KV tokens is its context, so their ratio counts sequences."""
-    np: Any = importlib.import_module("numpy")  # by name: the cores are compiled where neither it nor pandas is
+    np: Any = importlib.import_module("numpy")  # by name: the cores are compiled where neither it nor pyarrow is
     with zipfile.ZipFile(path) as packed:
         size = sum(entry.file_size for entry in packed.infolist())
     if size > MAX_NPZ_BYTES:
@@ -96,13 +96,16 @@ def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float
 
 
 def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
-    pd: Any = importlib.import_module("pandas")
-    table = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
-    if missing := [name for name in COLUMNS if name not in table]:
+    np: Any = importlib.import_module("numpy")
+    if path.endswith(".parquet"):
+        table = importlib.import_module("pyarrow.parquet").read_table(path)
+    else:
+        table = importlib.import_module("pyarrow.csv").read_csv(path)
+    if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise ValueError(f"column {missing[0]} is missing; expected {', '.join(COLUMNS)}")
     prefill: dict[float, list[float]] = defaultdict(list)
     decode: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for tokens, count, kv, time in table[list(COLUMNS)].itertuples(index=False):
+    for tokens, count, kv, time in zip(*(np.asarray(table[name], float).tolist() for name in COLUMNS), strict=True):
         if tokens > 0 and count > 0:
             continue  # a mixed step: what its parts take by themselves is not in it
         if tokens > 0:
