@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
+from dynabench.fidelity.least_squares import non_negative
 from dynabench.fidelity.step_log import Array, StepLog
 from mocker.timing.calibrated import Calibrated, StepCosts
 from mocker.timing.model import Prefill
@@ -82,7 +82,7 @@ def _solve(features: Array, duration: Array) -> tuple[Array, npt.NDArray[np.bool
     coefficients = np.zeros(features.shape[1])
     for _ in range(ROUNDS):
         use = ~is_outlier
-        found, _ = nnls(features[use] / scale * weight[use, None], duration[use] * weight[use])
+        found = non_negative(features[use] / scale * weight[use, None], duration[use] * weight[use])
         coefficients = found / scale
         expected = np.maximum(features @ coefficients, 1e-9)
         is_outlier = duration > OUTLIER * expected

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
 from foundation.errors import UserError
 from reports.records import ArmResult
@@ -31,8 +31,8 @@ def read_requests(path: Path) -> tuple[Workload, ArmResult]:
         UserError: the file cannot be read, or a column is missing.
     """
     try:
-        table = pd.read_csv(path) if path.suffix == ".csv" else pd.DataFrame(_json_lines(path))
-    except (OSError, ValueError) as error:
+        table = _csv_columns(path) if path.suffix == ".csv" else _json_columns(path)
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: not records of requests ({error})") from error
     columns = {name: _column(table, names, path) for name, names in ALIASES.items()}
     order = np.argsort(columns["arrival_s"], kind="stable")
@@ -43,7 +43,7 @@ def read_requests(path: Path) -> tuple[Workload, ArmResult]:
     requests = [
         Request(float(arrival[place]), int(isl[place]), int(osl[place]), (place,)) for place in range(len(arrival))
     ]
-    extra = {name: table[name].to_numpy()[order] for name in OPTIONAL if name in table}
+    extra = {name: _optional(table[name], name)[order] for name in OPTIONAL if name in table}
     unknown, none = np.full(len(isl), -1, np.int32), np.full(len(isl), "", dtype=object)
     run = ArmResult(
         "real",
@@ -77,15 +77,31 @@ def read_requests(path: Path) -> tuple[Workload, ArmResult]:
     return Workload(path.stem, OWN_BLOCK, requests), run
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
+Table = dict[str, list[Any]]
+
+
+def _csv_columns(path: Path) -> Table:
+    from pyarrow import csv
+
+    columns: Table = csv.read_csv(path).to_pydict()
+    return columns
+
+
+def _json_columns(path: Path) -> Table:
     with path.open() as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+        rows = [dict(json.loads(line)) for line in lines if line.strip()]
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
-def _column(table: pd.DataFrame, names: tuple[str, ...], path: Path) -> np.ndarray:
+def _column(table: Table, names: tuple[str, ...], path: Path) -> npt.NDArray[np.float64]:
     for name in names:
         if name in table:
-            return table[name].to_numpy(float)
-    raise UserError(
-        f"{path}: has no column {names[0]} (or {', '.join(names[1:])}); it has {', '.join(map(str, table.columns))}"
-    )
+            try:
+                return np.array([np.nan if value is None else float(value) for value in table[name]])
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{path}: {name} is not a column of numbers ({error})") from error
+    raise UserError(f"{path}: has no column {names[0]} (or {', '.join(names[1:])}); it has {', '.join(table)}")
+
+
+def _optional(values: list[Any], name: str) -> npt.NDArray[Any]:
+    return np.array([np.nan if value is None else value for value in values], object if name == "error" else None)

@@ -5,10 +5,13 @@ import json
 import zipfile
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mocker.timing.calibrated import StepCosts
 from mocker.timing.table import StepTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SCHEMA = "dynabench.calibration/2"
 OVERHEADS = ("request_ms", "prompt_token_us", "spacing_ms", "answer_ms")
@@ -82,14 +85,14 @@ def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float
 
 
 def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float, list[float]]]]:
-    import pandas as pd
+    import numpy as np
 
-    table = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
-    if missing := [name for name in COLUMNS if name not in table]:
+    table = _read_arrow(path)
+    if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise ValueError(f"column {missing[0]} is missing; expected {', '.join(COLUMNS)}")
     prefill: dict[float, list[float]] = defaultdict(list)
     decode: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for tokens, count, kv, time in table[list(COLUMNS)].itertuples(index=False):
+    for tokens, count, kv, time in zip(*(np.asarray(table[name], float).tolist() for name in COLUMNS), strict=True):
         if tokens > 0 and count > 0:
             continue  # a mixed step: what its parts take by themselves is not in it
         if tokens > 0:
@@ -97,6 +100,17 @@ def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[floa
         elif count > 0:
             decode[int(count)][float(kv)].append(time / 1e3)
     return prefill, decode
+
+
+def _read_arrow(path: str) -> "pa.Table":
+    """Read a table in Arrow's columns."""
+    if path.endswith(".parquet"):
+        from pyarrow import parquet
+
+        return parquet.read_table(path)
+    from pyarrow import csv
+
+    return csv.read_csv(path)
 
 
 def _curve(points: dict[float, list[float]]) -> tuple[tuple[float, float], ...]:

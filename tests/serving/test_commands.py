@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, arguments, message):
 
 def test_a_worker_says_what_it_serves_and_where_once_it_is_ready(tmp_path):
     with terminal(tmp_path) as shell:
-        worker = shell.run(BIN / "dynamo-run", "in=dyn://x", "out=mocker")
+        worker = shell.run(DYNAMO_RUN, "in=dyn://x", "out=mocker")
         assert "serving mock at dyn://dynamo.x.generate" in worker.stderr.readline()
 
 
@@ -265,7 +265,7 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_is_named_in_one_line(tmp_p
     words = [str(folder) if word == "FOLDER" else word for word in words]
     environment = os.environ | {"TMPDIR": str(folder), "DYN_DISCOVERY_DIR": str(tmp_path / "d")}
     done = subprocess.run(
-        [BIN / "dynamo-run", *words], input="", capture_output=True, text=True, timeout=PATIENCE_S, env=environment
+        [DYNAMO_RUN, *words], input="", capture_output=True, text=True, timeout=PATIENCE_S, env=environment
     )
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -1,0 +1,45 @@
+"""Least squares with coefficients that are not negative."""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def non_negative(matrix: Floats, target: Floats) -> Floats:
+    """Return the x >= 0 for which |matrix x - target| is least, by Lawson and Hanson's active sets.
+
+    A coefficient is either held at zero or free; the one whose growth helps most is freed, and those that would become
+    negative are held again, until no growth helps. (scipy has the same, and is 140 MB.)
+    """
+    q, matrix = np.linalg.qr(matrix)  # as many rows as columns, however many were measured
+    target = q.T @ target
+    num = matrix.shape[1]
+    limit = 10 * num * np.finfo(float).eps * np.abs(matrix).sum(axis=0).max(initial=0.0) * np.linalg.norm(target)
+    found, is_free, is_tried = np.zeros(num), np.zeros(num, bool), np.zeros(num, bool)
+    for _ in range(30 * num):
+        gain = np.where(is_free | is_tried, -np.inf, matrix.T @ (target - matrix @ found))
+        best = int(gain.argmax())
+        if gain[best] <= limit:
+            break
+        is_free[best] = True
+        found = _descend(matrix, target, found, is_free)
+        # One that rounding took back at once is not tried again before another has moved.
+        is_tried = np.zeros(num, bool) if is_free[best] else is_tried | (np.arange(num) == best)
+    return found
+
+
+def _descend(matrix: Floats, target: Floats, found: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
+    """Go towards the best free coefficients, holding each that reaches zero on the way (`is_free` changes)."""
+    while is_free.any():
+        best = np.zeros(len(found))
+        best[is_free] = np.linalg.lstsq(matrix[:, is_free], target)[0]
+        falling = np.flatnonzero(is_free & (best <= 0))
+        if not len(falling):
+            return best
+        steps = found[falling] / np.maximum(found[falling] - best[falling], np.finfo(float).tiny)
+        found = found + steps.min() * (best - found)
+        found[falling[steps.argmin()]] = 0.0
+        is_free[falling[found[falling] <= 0]] = False
+        found[~is_free] = 0.0
+    return np.zeros(len(found))

@@ -1,0 +1,58 @@
+"""Records of requests, as others write them."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from dynabench.errors import UserError
+
+from dynabench.fidelity.past_runs import read_requests
+
+ROW = {"arrival_s": 0.5, "isl": 10, "osl": 2, "first_token_s": 1.0, "last_token_s": 2.0}
+
+
+def lines(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_may_lack_what_is_optional(tmp_path):
+    _, run = read_requests(lines(tmp_path / "r.jsonl", ROW | {"cached_tokens": 4, "error": "lost"}, ROW))
+    cached = run.columns["cached_tokens"]
+    assert cached[0] == 4
+    assert np.isnan(cached[1])
+    assert run.columns["error"][0] == "lost"
+
+
+def test_a_csv_gives_what_its_json_lines_give(tmp_path):
+    table = tmp_path / "r.csv"
+    table.write_text(
+        "arrival_s,isl,osl,first_token_s,last_token_s,preemptions\n0.75,7,3,1.5,2.5,1\n0.5,10,2,1.0,2.0,0\n"
+    )
+    other = ROW | {"arrival_s": 0.75, "isl": 7, "osl": 3, "first_token_s": 1.5, "last_token_s": 2.5, "preemptions": 1}
+    (one, first), (two, second) = (
+        read_requests(table),
+        read_requests(lines(tmp_path / "r.jsonl", other, ROW | {"preemptions": 0})),
+    )
+    assert one.requests == two.requests
+    for name, column in first.columns.items():
+        assert column.tolist() == second.columns[name].tolist(), name
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (json.dumps(ROW | {"isl": "ten"}), "isl is not a column of numbers"),
+        (json.dumps(ROW | {"isl": [1]}), "isl is not a column of numbers"),
+        ("5", "not records of requests"),
+        ("{", "not records of requests"),
+        ("", "has no column arrival_s"),
+    ],
+)
+def test_what_is_no_record_of_requests_is_refused_in_a_line(tmp_path, text, problem):
+    path = tmp_path / "r.jsonl"
+    path.write_text(text + "\n")
+    with pytest.raises(UserError, match=re.escape(f"{path}: ") + problem) as caught:
+        read_requests(path)
+    assert "\n" not in str(caught.value)
