@@ -27,7 +27,7 @@ from dynabench.interrupt import Flag, Interrupt, InterruptError
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
 from mocker import scheduler
-from reports.records import ArmResult
+from reports.records import Record
 from serving.model.card import model_name
 from serving.runtime.config import masked
 from serving.worker.config import read_arguments
@@ -89,7 +89,7 @@ def run_experiment(
     plan = _plan(arms, experiment)
     with Interrupt() as interrupt:
         runs = (_simulate_all if clock == "virtual" else _measure_all)(plan, source, experiment, console, interrupt)
-        runs = [run for run in runs if len(run.columns["request"])]
+        runs = [run for run in runs if len(run.requests)]
         if not runs:
             raise KeyboardInterrupt("interrupted before any request was answered; nothing was written")
         order = {arm.name: place for place, arm in enumerate(arms)}
@@ -138,9 +138,9 @@ def _simulate_all(
     experiment: ExperimentConfig,
     console: Terminal,
     interrupt: Interrupt,
-) -> list[ArmResult]:
+) -> list[Record]:
     """Simulate every run, several at once on several cores."""
-    runs: list[ArmResult] = []
+    runs: list[Record] = []
     if len(plan) == 1 or experiment.jobs == 1:
         for place, (arm, repeat, seed) in enumerate(plan):
             if interrupt.is_asked:
@@ -160,14 +160,12 @@ def _simulate_all(
     return _marked(runs, plan)
 
 
-def _marked(runs: list[ArmResult], plan: list[tuple[Arm, int, int]]) -> list[ArmResult]:
+def _marked(runs: list[Record], plan: list[tuple[Arm, int, int]]) -> list[Record]:
     """Mark runs as incomplete where others of the plan were not begun."""
-    for run in runs:
-        run.is_complete &= len(runs) == len(plan)
-    return runs
+    return [replace(run, is_complete=run.is_complete and len(runs) == len(plan)) for run in runs]
 
 
-def _simulate_one(arm: Arm, repeat: int, seed: int, source: Callable[..., Workload], flag: Flag) -> ArmResult:
+def _simulate_one(arm: Arm, repeat: int, seed: int, source: Callable[..., Workload], flag: Flag) -> Record:
     return simulate_arm(arm, repeat, seed, source(config=arm.settings.shape), is_interrupted=flag.is_raised)
 
 
@@ -178,7 +176,7 @@ def simulate_arm(
     workload: Workload,
     on_progress: Callable[[int], None] | None = None,
     is_interrupted: Callable[[], bool] = bool,
-) -> ArmResult:
+) -> Record:
     """Simulate one run."""
     settings = arm.settings
     run = simulate(
@@ -193,8 +191,7 @@ def simulate_arm(
         on_progress=on_progress,
         is_interrupted=is_interrupted,
     )
-    run.arm, run.repeat = arm.name, repeat
-    return run
+    return replace(run, arm=arm.name, repeat=repeat)
 
 
 def _measure_all(
@@ -203,12 +200,12 @@ def _measure_all(
     experiment: ExperimentConfig,
     console: Terminal,
     interrupt: Interrupt,
-) -> list[ArmResult]:
+) -> list[Record]:
     """Measure every run over HTTP, one after the other."""
     from dynabench.live.run import run_live
     from dynabench.live.view import LiveView
 
-    runs: list[ArmResult] = []
+    runs: list[Record] = []
     for place, (arm, repeat, seed) in enumerate(plan):
         settings = arm.settings
         assert settings.live is not None
@@ -229,8 +226,7 @@ def _measure_all(
                 view=view,
                 interrupt=interrupt,
             )
-            run.arm, run.repeat = arm.name, repeat
-            runs.append(run)
+            runs.append(replace(run, arm=arm.name, repeat=repeat))
         if interrupt.is_asked:
             break
     return _marked(runs, plan)
@@ -243,7 +239,7 @@ def manifest_of(
     experiment: ExperimentConfig,
     settings: Settings,
     arms: list[Arm],
-    runs: list[ArmResult],
+    runs: list[Record],
 ) -> dict[str, Any]:
     """Return what is needed to run it again, and to understand it."""
     from reports import folder

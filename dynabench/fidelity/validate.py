@@ -21,7 +21,7 @@ from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from mocker.timing.files import read_calibration
 from reports import fidelity, folder, tables
-from reports.records import ArmResult
+from reports.records import Record
 from workloads import Workload
 
 REAL, SIMULATED = "{}, real", "{}, simulated"
@@ -44,8 +44,8 @@ def validate(
         settings = dataclasses.replace(settings, engine=as_calibrated(settings.engine))
         workload, real = _past(config.real, files, experiment, settings)
         logs = {}
-    pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]] = {}
-    at_speed: dict[str, list[ArmResult]] = {}
+    pairs: dict[str, tuple[list[Record], list[Record]]] = {}
+    at_speed: dict[str, list[Record]] = {}
     speeds = {mode: speed_of(found, settings.engine) for mode, found in logs.items()}
     runs = []
     for mode, measured in real.items():
@@ -98,7 +98,7 @@ def like(engine: EngineConfig, known: dict[str, Any]) -> EngineConfig:
 
 def _measure(
     files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings, console: Terminal
-) -> tuple[Workload, dict[str, list[ArmResult]], dict[str, list[StepLog]]]:
+) -> tuple[Workload, dict[str, list[Record]], dict[str, list[StepLog]]]:
     """Run the real engine, every mode in turn and back (ABBA); return what it told of its steps, too."""
     from dynabench.live.run import run_live
     from dynabench.live.view import LiveView
@@ -112,7 +112,7 @@ def _measure(
     workload = source(config=settings.shape)
     flags = (f"--scheduler-cls={RECORDER}",) if live.engine == "vllm" else ()
     logs: dict[str, list[StepLog]] = {mode: [] for mode in experiment.router_mode}
-    real: dict[str, list[ArmResult]] = {mode: [] for mode in experiment.router_mode}
+    real: dict[str, list[Record]] = {mode: [] for mode in experiment.router_mode}
     for repeat in range(experiment.repeats):
         for mode in experiment.router_mode[:: -1 if repeat % 2 else 1]:
             started: list[float] = []
@@ -138,17 +138,16 @@ def _measure(
                     raise KeyboardInterrupt("interrupted before the real runs were whole; nothing was written")
                 if flags:
                     told = [read_step_log(file).between(started[0], math.inf) for file in Path(steps).iterdir()]
-                    _count_preemptions(run, told)
+                    run = _with_preemptions(run, told)
                     logs[mode] += told
-            run.arm, run.repeat = REAL.format(mode), repeat
-            real[mode].append(run)
+            real[mode].append(dataclasses.replace(run, arm=REAL.format(mode), repeat=repeat))
     return workload, real, logs
 
 
-def _count_preemptions(run: ArmResult, logs: list[StepLog]) -> None:
-    """Note how often vLLM preempted; of which request is not known, so the first has them all."""
-    run.columns["preemptions"] = np.zeros(len(run.columns["request"]), np.int32)
-    run.columns["preemptions"][:1] = sum(int(log.steps["preempted"].sum()) for log in logs)
+def _with_preemptions(run: Record, logs: list[StepLog]) -> Record:
+    """Note how often vLLM preempted, all requests together: which of them is not known."""
+    count = sum(int(log.steps["preempted"].sum()) for log in logs)
+    return dataclasses.replace(run, facts={**run.facts, "preemptions": float(count)})
 
 
 class Speed(NamedTuple):
@@ -188,25 +187,23 @@ def at(speed: Speed, engine: EngineConfig) -> EngineConfig:
 
 def _past(
     real: Path, files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings
-) -> tuple[Workload, dict[str, list[ArmResult]]]:
+) -> tuple[Workload, dict[str, list[Record]]]:
     if not real.is_dir():
         if files:
             raise UserError(f"records of requests are their own workload; leave out {' '.join(map(str, files))}")
         workload, run = read_requests(real)
         mode = settings.mode
-        run.arm = REAL.format(mode)
-        return workload, {mode: [run]}
+        return workload, {mode: [dataclasses.replace(run, arm=REAL.format(mode))]}
     _, runs = folder.read(real)
     workload = load_workload(files, experiment.trace_block_size, settings.shape, experiment.seed, experiment.format)
-    found: dict[str, list[ArmResult]] = {}
+    found: dict[str, list[Record]] = {}
     for run in runs:
-        if int(run.columns["request"].max(initial=-1)) >= len(workload):
+        if int(run.requests.request.max(initial=-1)) >= len(workload):
             raise UserError(
                 f"{real} has more requests than {workload.name}; give the workload and shape it was run with"
             )
         mode = run.arm.removesuffix(REAL.format(""))
         if mode.endswith(SIMULATED.format("")):
             continue
-        run.arm = REAL.format(mode)
-        found.setdefault(mode, []).append(run)
+        found.setdefault(mode, []).append(dataclasses.replace(run, arm=REAL.format(mode)))
     return workload, found

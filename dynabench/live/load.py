@@ -1,6 +1,7 @@
 """The load generator: an HTTP client like any other, which sends each request when the workload says so."""
 
 import asyncio
+import math
 import resource
 from collections import deque
 from typing import Any, Literal, NamedTuple
@@ -166,7 +167,7 @@ class LoadGenerator:
         while count and self._next_body < len(requests) and len(self._bodies) < AHEAD:
             number = self._next_body
             self._next_body += 1
-            if self.timeline.intended_s[number] < 0:
+            if math.isnan(self.timeline.intended_s[number]):
                 self._bodies[number] = self._body(requests[number])
                 count -= 1
         return not count
@@ -224,13 +225,13 @@ class LoadGenerator:
         number, timeline = call.number, self.timeline
         if self._open.pop(number, None) is None:
             return  # the run is over
-        is_failed = bool(timeline.errors[number])
+        is_failed = bool(timeline.error[number])
         timeline.num_ended += 1
         timeline.num_failed += is_failed
         timeline.last_numbers.append(number)
         at = now - (self._start or 0.0)
         for lost in self._pacer.on_end(number, at, is_failed=is_failed):
-            timeline.errors[lost] = f"not sent: request {number}, which it waits for, failed"
+            timeline.error[lost] = f"not sent: request {number}, which it waits for, failed"
             timeline.intended_s[lost] = timeline.sent_s[lost] = at
             timeline.num_ended += 1
             timeline.num_failed += 1
@@ -270,8 +271,9 @@ class _Call:
         self._status = status
         timeline, number = self._owner.timeline, self.number
         timeline.first_byte_s[number] = now - self._start
-        timeline.worker[number] = _number(headers.get(b"x-worker-slot"), -1)
-        timeline.predicted_tokens[number] = _number(headers.get(b"x-overlap-tokens"), 0)
+        for column, header in ((timeline.worker, b"x-worker-slot"), (timeline.predicted_tokens, b"x-overlap-tokens")):
+            if (value := _number(headers.get(header))) is not None:
+                column[number] = value
 
     def on_data(self, data: bytes, now: float) -> None:
         """Count the tokens of a read."""
@@ -305,8 +307,8 @@ class _Call:
     def on_failure(self, reason: str, now: float) -> None:
         """There is no (more) answer."""
         timeline = self._owner.timeline
-        timeline.num_tokens[self.number] = self._count
-        timeline.errors[self.number] = reason
+        timeline.osl[self.number] = self._count
+        timeline.error[self.number] = reason
         self._owner._on_end(self, now)
 
     def _give_up(self, reason: str, now: float) -> None:
@@ -340,14 +342,15 @@ class _Call:
             AnswerError: our own stack lost a token.
         """
         owner, timeline, number, reader = self._owner, self._owner.timeline, self.number, self._reader
-        timeline.num_tokens[number] = self._count
+        timeline.osl[number] = self._count
         if usage is not None:
             if usage.prompt_tokens:
-                timeline.prompt_tokens[number] = usage.prompt_tokens
+                timeline.isl[number] = usage.prompt_tokens
             if details := usage.prompt_tokens_details:
                 timeline.cached_tokens[number] = details.cached_tokens or 0
         if reader.routing is not None:
-            timeline.best_tokens[number] = reader.routing.best_tokens
+            if reader.routing.best_tokens >= 0:
+                timeline.best_tokens[number] = reader.routing.best_tokens
             timeline.queue_depth[number] = reader.routing.queue_depth
         stated = usage.completion_tokens if usage is not None else None
         if not stated:
@@ -364,7 +367,7 @@ class _Call:
     def _scale(self, stated: int) -> None:
         """Spread the stated tokens over the events, where some held several or none."""
         timeline, number = self._owner.timeline, self.number
-        timeline.num_tokens[number] = stated
+        timeline.osl[number] = stated
         timeline.total_tokens += stated - self._count
         # Which events held the tokens that are too many is not known; each of those came with at least one other.
         more = max(stated - self._count, 0)
@@ -388,9 +391,9 @@ def facts_of(generator: LoadGenerator) -> dict[str, float]:
     }
 
 
-def _number(header: bytes | None, default: int) -> int:
+def _number(header: bytes | None) -> int | None:
     """Return a count that our own frontend sent; another server may send anything under this name."""
-    return int(header) if header is not None and header.isdigit() and len(header) < 6 else default
+    return int(header) if header is not None and header.isdigit() and len(header) < 6 else None
 
 
 def _salted(text: str, salt: str) -> str:

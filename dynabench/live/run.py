@@ -22,7 +22,7 @@ from dynabench.live.stack import LaunchError, LocalStack
 from dynabench.live.view import LiveView
 from dynabench.virtual.run import check_fits
 from mocker import EngineConfig
-from reports.records import ArmResult
+from reports.records import Record
 from serving.frontend.config import FrontendConfig
 from serving.model.card import ModelError, vocab_size
 from serving.router import RouterConfig, wants_kv_events
@@ -61,7 +61,7 @@ def run_live(
     engine_flags: tuple[str, ...] = (),
     on_start: Callable[[float], None] | None = None,
     interrupt: Interrupt | None = None,
-) -> ArmResult:
+) -> Record:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack.
 
     With `live.url` nothing is started, and whatever answers there is measured; a salt keeps caches of other runs out.
@@ -76,7 +76,7 @@ def run_live(
     if live.url is None and live.engine == "mocker":
         check_fits(workload, engine)
 
-    async def run(stop: asyncio.Event, is_up: asyncio.Event) -> ArmResult:
+    async def run(stop: asyncio.Event, is_up: asyncio.Event) -> Record:
         async with _target(live, mode, engine, router, num_workers, seed, engine_flags) as (target, dead):
             is_up.set()
             if live.engine != "mocker":
@@ -95,17 +95,23 @@ def run_live(
             lost = dead()
         notes = [f"{', '.join(lost)} died during the run"] if lost else []
         notes += spoilt(sent, load, is_complete=not stop.is_set(), max_failed_share=live.max_failed_share)
-        result = ArmResult(
-            mode, sent.columns, sent.gaps, wall_s, num_workers * engine.dp_size, is_complete=not stop.is_set()
+        return Record(
+            mode,
+            sent.requests,
+            sent.gaps,
+            wall_s,
+            num_workers * engine.dp_size,
+            is_complete=not stop.is_set(),
+            notes=tuple(notes),
+            facts=sent.facts,
+            is_live=True,
         )
-        result.notes, result.facts, result.is_live = tuple(notes), sent.facts, True
-        return result
 
     with contextlib.ExitStack() as stack:
         return uvloop.run(_interruptible(run, interrupt or stack.enter_context(Interrupt())))
 
 
-async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> ArmResult:
+async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> Record:
     """Carry out a run; the first signal ends it early, or abandons it before its stack is up, and the second ends it at once."""
     stop, is_up, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     running = asyncio.ensure_future(run(stop, is_up))
@@ -121,7 +127,7 @@ async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], int
         await asyncio.wait([running])
     if running.cancelled():
         raise KeyboardInterrupt if is_up.is_set() else InterruptError
-    result: ArmResult = running.result()
+    result: Record = running.result()
     return result
 
 
@@ -147,20 +153,20 @@ async def warm_up(workload: Workload, target: Target, count: int, timeout_s: flo
 
 def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE) -> list[str]:
     """Say what spoiled the run: failed requests, or the client itself; such a run is not valid."""
-    columns, notes = sent.columns, []
-    errors = [error for error in columns["error"] if error]
-    if errors and len(errors) == len(columns["error"]):
+    requests, notes = sent.requests, []
+    errors = [error for error in requests.error if error]
+    if errors and len(errors) == len(requests):
         notes.append(f"every request failed, the first with: {errors[0]}")
         return notes
-    attempted = columns["error"][columns["is_measured"]]
+    attempted = requests.error[requests.is_measured]
     counts = Counter(error for error in attempted if error)
     if counts.total() > max_failed_share * len(attempted):
         notes.append(
             f"{counts.total():,} of {len(attempted):,} requests failed ({counts.total() / len(attempted):.1%}, more than "
             f"--max-failed-share {max_failed_share:.3g}), most often with: {counts.most_common(1)[0][0]}"
         )
-    known = columns["sent_s"] >= 0
-    intended, actual = columns["intended_s"][known], columns["sent_s"][known]
+    known = ~requests.sent_s.mask
+    intended, actual = requests.intended_s[known], requests.sent_s.data[known]
     if not len(intended):
         return notes
     if load.max_concurrency is None:

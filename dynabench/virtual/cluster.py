@@ -6,7 +6,6 @@ of the iterations that have ended.
 """
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from dynabench.virtual.overhead import Overhead
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.engine import NO_LIMIT
 from mocker.events import KvEvent
+from reports.records import RequestLog
 from serving.router import Decision, Prompt, Router
 from serving.router.index import PrefixIndex
 from serving.router.predicting_policies import OracleLoad, OracleRollout
@@ -160,18 +160,8 @@ class Cluster:
                     worker.lockstep = lockstep
         for worker in self.workers:
             router.add_worker(worker.number)
-        count = len(workload)
         self.pacer = Pacer(workload, load)
-        self.intended_s = array("d", [-1.0]) * count
-        self.worker_of = array("i", [-1]) * count
-        self.best_blocks = array("i", [0]) * count
-        self.queue_depth = array("i", [0]) * count
-        self.overlap_blocks = array("i", [0]) * count
-        self.cached_tokens = array("i", [0]) * count
-        self.preemptions = array("i", [0]) * count
-        self.admitted_s = array("d", [-1.0]) * count
-        self.first_token_s = array("d", [-1.0]) * count
-        self.last_token_s = array("d", [-1.0]) * count
+        self.log = RequestLog(len(workload))
         self.num_finished = 0
         self._awaited_s = -1.0  # of the arrivals' next appointment
         self._held: dict[int, Sequence] = {}
@@ -216,19 +206,19 @@ class Cluster:
 
     def on_output(self, worker: Worker, sampled: list[Sequence], finished: list[Sequence], now: float) -> None:
         """Record first tokens and finishes."""
-        router = self.router
+        router, log = self.router, self.log
         for sequence in sampled:
             router.on_first_token(sequence.id)
         for sequence in finished:
             number = sequence.id
             assert isinstance(number, int)
             router.on_finish(number)
-            self.worker_of[number] = worker.number
-            self.cached_tokens[number] = sequence.cached_tokens
-            self.preemptions[number] = sequence.num_preemptions
-            self.admitted_s[number] = sequence.first_scheduled_s
-            self.first_token_s[number] = sequence.first_token_s + self._answer_s
-            self.last_token_s[number] = now + self._answer_s
+            log.worker[number] = worker.number
+            log.cached_tokens[number] = sequence.cached_tokens
+            log.preemptions[number] = sequence.num_preemptions
+            log.admitted_s[number] = sequence.first_scheduled_s
+            log.first_token_s[number] = sequence.first_token_s + self._answer_s
+            log.last_token_s[number] = now + self._answer_s
             self.pacer.on_end(number, now + self._answer_s)
         self.num_finished += len(finished)
         if finished and self._on_progress is not None:
@@ -252,7 +242,7 @@ class Cluster:
             _, worker, events = self._in_transit.popleft()
             self._apply(worker, events)
         for number, intended in self.pacer.due(now):
-            self.intended_s[number] = intended
+            self.log.intended_s[number] = intended
             if self._is_delayed:
                 turn = self._turn_s = max(now, self._turn_s + self._overhead.spacing_s)
                 passed = turn + self._overhead.before(self._workload.requests[number].input_length)
@@ -304,9 +294,11 @@ class Cluster:
 
     def _send(self, number: int, sequence: Sequence, decision: Decision) -> None:
         worker = decision.worker
-        self.overlap_blocks[number] = decision.overlap_blocks
-        self.best_blocks[number] = max(decision.overlaps, default=-1)
-        self.queue_depth[number] = self.router.load(worker).num_requests - 1
+        log = self.log
+        log.predicted_tokens[number] = decision.overlap_blocks * self._block_size
+        if decision.overlaps:
+            log.best_tokens[number] = max(decision.overlaps) * self._block_size
+        log.queue_depth[number] = self.router.load(worker).num_requests - 1
         self.workers[worker].add(sequence)
 
     def _end_warmup(self, _: object) -> None:

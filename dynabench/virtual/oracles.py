@@ -35,7 +35,7 @@ def best_by_rollout(cluster: "Cluster", number: int) -> int:
     Raises:
         WorkloadError: the workload is too large, or the cores are compiled.
     """
-    if len(cluster.worker_of) > MAX_REQUESTS:
+    if len(cluster.log) > MAX_REQUESTS:
         raise WorkloadError(
             f"oracle-rollout copies the simulation for every request; expected {MAX_REQUESTS} requests or fewer"
         )
@@ -58,7 +58,7 @@ def best_by_rollout(cluster: "Cluster", number: int) -> int:
 def _waited(cluster: "Cluster", until: float) -> float:
     """Sum the time that requests have spent in the system by then."""
     total = 0.0
-    for intended, ended in zip(cluster.intended_s, cluster.last_token_s, strict=True):
-        if 0 <= intended <= until:
-            total += (min(ended, until) if ended >= 0 else until) - intended
+    for intended, ended in zip(cluster.log.intended_s, cluster.log.last_token_s, strict=True):
+        if intended <= until:  # what has not come, or not ended, has no time: NaN in a log
+            total += (ended if ended <= until else until) - intended
     return total

@@ -18,7 +18,7 @@ from mocker.timing.choose import timing_model
 from mocker.timing.files import step_noise
 from mocker.timing.model import chunk
 from reports.metrics import spread
-from reports.records import ArmResult
+from reports.records import Record, Requests
 from serving.router import Router, RouterConfig
 from workloads import Workload, WorkloadError
 from workloads.describe import endless_hits
@@ -62,7 +62,7 @@ def simulate(
     overhead: OverheadConfig = OverheadConfig(),  # noqa: B008 (frozen)
     on_progress: Callable[[int], None] | None = None,
     is_interrupted: Callable[[], bool] = bool,
-) -> ArmResult:
+) -> Record:
     """Run one arm of an experiment in virtual time; once `is_interrupted` says so, end it and keep what is done.
 
     Raises:
@@ -105,50 +105,33 @@ def simulate(
         ]
     )
     gaps = spread(gaps, step_noise(engine))
-    columns = _columns(cluster, workload, engine)
-    columns["is_measured"] = np.array([load.is_measured(time) for time in columns["intended_s"]], bool)
-    if not is_complete:
-        columns = {name: column[columns["worker"] >= 0] for name, column in columns.items()}
-    run = ArmResult(mode, columns, gaps, wall_s, len(cluster.workers), is_complete=is_complete)
-    if any(times) and len(columns["request"]):
-        outside = cluster.delays_s / sum(time >= 0 for time in cluster.intended_s) + times.answer_s
-        run.facts["overhead_share"] = outside / float(np.mean(columns["first_token_s"] - columns["sent_s"]))
-    return run
+    requests = _requests(cluster, workload, engine, load)
+    facts = {}
+    if any(times) and len(requests):
+        sent = np.count_nonzero(~np.isnan(cluster.log.intended_s))
+        outside = cluster.delays_s / sent + times.answer_s
+        facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
+    return Record(mode, requests, gaps, wall_s, len(cluster.workers), is_complete=is_complete, facts=facts)
 
 
-def _columns(cluster: Cluster, workload: Workload, engine: EngineConfig) -> dict[str, np.ndarray]:
-    """Return the columns of requests.parquet."""
-    requests, size = workload.requests, engine.block_size
-    first, last = np.array(cluster.first_token_s), np.array(cluster.last_token_s)
-    isl = np.array([request.input_length for request in requests], np.int32)
-    osl = np.array([request.output_length for request in requests], np.int32)
-    planned = osl
-    if engine.max_model_len is not None:
-        osl = np.minimum(osl, engine.max_model_len - isl)
-    intended = np.array(cluster.intended_s)
-    return {
-        "request": np.arange(len(requests), dtype=np.int32),
-        "worker": np.array(cluster.worker_of),
-        "intended_s": intended,
-        "sent_s": intended,
-        "admitted_s": np.array(cluster.admitted_s),
-        "first_byte_s": first,
-        "first_token_s": first,
-        "last_token_s": last,
-        "done_s": last,
-        "isl": isl,
-        "osl": osl,
-        "planned_isl": isl,
-        "planned_osl": planned,
-        "first_chunk_tokens": np.ones(len(requests), np.int32),
-        "cached_tokens": np.array(cluster.cached_tokens),
-        "predicted_tokens": np.array(cluster.overlap_blocks) * size,
-        "best_tokens": np.maximum(np.array(cluster.best_blocks) * size, -1),
-        "endless_tokens": endless_hits(workload),
-        "queue_depth": np.array(cluster.queue_depth),
-        "preemptions": np.array(cluster.preemptions),
-        "error": np.full(len(requests), "", dtype=object),
-    }
+def _requests(cluster: Cluster, workload: Workload, engine: EngineConfig, load: LoadConfig) -> Requests:
+    """Return what became of the requests that were answered."""
+    log = cluster.log
+    isl = np.array([request.input_length for request in workload.requests], np.int32)
+    osl = np.array([request.output_length for request in workload.requests], np.int32)
+    requests = log.finish(
+        sent_s=log.intended_s,
+        first_byte_s=log.first_token_s,
+        done_s=log.last_token_s,
+        isl=isl,
+        osl=osl if engine.max_model_len is None else np.minimum(osl, engine.max_model_len - isl),
+        planned_isl=isl,
+        planned_osl=osl,
+        first_chunk_tokens=np.ones(len(log), np.int32),
+        endless_tokens=endless_hits(workload),
+        is_measured=[load.is_measured(time) for time in log.intended_s],
+    )
+    return requests if cluster.num_finished == len(log) else requests[~requests.worker.mask]
 
 
 def with_step_costs(router: RouterConfig, engine: EngineConfig) -> RouterConfig:

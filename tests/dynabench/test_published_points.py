@@ -53,9 +53,9 @@ def predict(gpu, n, isl, osl, concurrency):
     )
     workload, load = Workload("point", 1 << 20, requests), LoadConfig(concurrency=concurrency)
     run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0, load=load)
-    c = run.columns
-    tpot = (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1)
-    return (c["first_token_s"] - c["sent_s"]).mean() * 1e3, tpot.mean() * 1e3
+    c = run.requests
+    tpot = (c.last_token_s - c.first_token_s) / (c.osl - 1)
+    return (c.first_token_s - c.sent_s).mean() * 1e3, tpot.mean() * 1e3
 
 
 def test_a_few_published_points_are_met():
