@@ -93,9 +93,9 @@ def predict(point: Any, gpu: str) -> tuple[float, float, str]:
         )
     except ValueError as error:
         return float("nan"), float("nan"), str(error)
-    c = run.columns
-    tpot = (c["last_token_s"] - c["first_token_s"]) / np.maximum(c["osl"] - 1, 1)
-    return float(np.mean(c["first_token_s"] - c["sent_s"]) * 1e3), float(tpot.mean() * 1e3), ""
+    c = run.requests
+    tpot = (c.last_token_s - c.first_token_s) / np.maximum(c.osl - 1, 1)
+    return float((c.first_token_s - c.sent_s).mean() * 1e3), float(tpot.mean() * 1e3), ""
 
 
 def predict_all(points: list[dict[str, Any]]) -> list[tuple[float, float, str]]:

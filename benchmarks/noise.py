@@ -63,7 +63,7 @@ def run(side: Side) -> dict[str, np.ndarray]:
         num_workers=WORKERS,
         seed=side.seed,
     )
-    return metrics.per_request(result) | {"intended_s": result.columns["intended_s"]}
+    return metrics.per_request(result.requests) | {"intended_s": result.requests.intended_s}
 
 
 def compare(one: dict[str, np.ndarray], two: dict[str, np.ndarray], name: str, share: float | None) -> PairedDifference:

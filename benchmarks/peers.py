@@ -30,7 +30,6 @@ from dynabench.live.clients import Order, send_all
 from dynabench.live.known_server import MODEL
 from dynabench.live.selftest import known_server
 from reports import metrics
-from reports.records import ArmResult
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -85,9 +84,8 @@ def ours(url: str, job: Job) -> None:
         return await send_all(order, num_clients=1, stop=asyncio.Event())
 
     sent = uvloop.run(run())
-    assert not any(sent.columns["error"]), sent.columns["error"][:3]
-    result = ArmResult("ours", sent.columns, sent.gaps, 0.0, 1)
-    ttft, itl = metrics.per_request(result)["ttft"], metrics.describe_gaps(metrics.TokenGaps(sent.gaps))
+    assert sent.requests.succeeded.all(), sent.requests.error[:3]
+    ttft, itl = metrics.per_request(sent.requests)["ttft"], metrics.describe_gaps(metrics.TokenGaps(sent.gaps))
     itls = [(itl[key] or 0.0) * 1000 for key in ("mean", "p50")]
     print(json.dumps({"ttft": [ttft.mean() * 1000, float(np.median(ttft)) * 1000], "itl": itls}))
 

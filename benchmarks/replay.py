@@ -36,13 +36,13 @@ def measure(trace: Path, case: dict[str, object], repeats: int) -> dict[str, flo
             workload, mode=case["mode"], engine=engine, router=RouterConfig(), num_workers=case["workers"], seed=0
         )
         times.append(run.wall_s)
-    columns = run.columns
+    requests = run.requests
     return {
         "seconds": statistics.median(times),
         "requests_per_s": len(workload) / statistics.median(times),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "ttft_ms": float((columns["first_token_s"] - columns["sent_s"]).mean() * 1000),
-        "hit_share": float(columns["cached_tokens"].sum() / columns["isl"].sum()),
+        "ttft_ms": float((requests.first_token_s - requests.sent_s).mean() * 1000),
+        "hit_share": float(requests.cached_tokens.sum() / requests.isl.sum()),
     }
 
 

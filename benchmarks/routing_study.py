@@ -71,7 +71,7 @@ def measure(job: Job) -> dict[str, Any]:
     """Simulate and return the figures."""
     load = workload(job.workload, job.scale, job.seed, job.traces)
     run = simulate(load, mode=job.mode, engine=ENGINE, router=RouterConfig(), num_workers=WORKERS, seed=job.seed)
-    values = metrics.per_request(run)
+    values = metrics.per_request(run.requests)
     good = metrics.goodput(run, slo.good(run, LIMITS))
     return asdict(job) | {
         "ttft_ms": float(np.mean(values["ttft"])) * 1000,

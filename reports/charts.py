@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from reports import drawing, insight, metrics
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, grid_of, logarithmic, mark, new
-from reports.records import ArmResult, Floats
+from reports.records import Floats, Record
 from reports.stability import in_system
 
-Runs = dict[str, ArmResult]
+Runs = dict[str, Record]
 Json = dict[str, Any]
 MAX_WORKERS = 32
 POINTS = 161
@@ -116,25 +116,25 @@ def differences(runs: Runs, summary: Json) -> Chart | None:
 
 def timeline(runs: Runs, summary: Json) -> Chart:
     """Arrivals, requests in the system, and failures over time."""
-    has_failures = any((run.columns["error"] != "").any() for run in runs.values())
+    has_failures = any(not run.requests.succeeded.all() for run in runs.values())
     number = 2 + has_failures
     figure, rows = plt.subplots(number, 1, figsize=(11, 1.7 * number + 0.6), sharex=True, squeeze=False)
     panels = [Panel(axes, "s") for axes in rows[:, 0]]
-    end = max(float(run.columns["intended_s"].max(initial=0.0)) for run in runs.values())
+    end = max(float(run.requests.intended_s.max(initial=0.0)) for run in runs.values())
     edges = np.linspace(0, max(end, 1e-3), 121)
     centres = (edges[1:] + edges[:-1]) / 2
     seen: list[Floats] = []
     for place, (arm, run) in enumerate(runs.items()):
-        rate = np.histogram(run.columns["intended_s"], edges)[0] / np.diff(edges)
+        rate = np.histogram(run.requests.intended_s, edges)[0] / np.diff(edges)
         if not any(np.array_equal(rate, other) for other in seen):  # arms mostly see the same arrivals
             seen.append(rate)
             mark(panels[0].axes.plot(centres, rate, color=colour(place), linewidth=0.9), place)
             panels[0].add(arm if len(seen) > 1 else "arrivals", place if len(seen) > 1 else None, centres, rate)
-        waiting = in_system(run, edges)
+        waiting = in_system(run.requests, edges)
         mark(panels[1].axes.plot(centres, waiting, color=colour(place), label=arm, linewidth=1.1), place)
         panels[1].add(arm, place, centres, waiting)
         if has_failures:
-            failed = np.histogram(run.columns["intended_s"][run.columns["error"] != ""], edges)[0]
+            failed = np.histogram(run.requests.intended_s[~run.requests.succeeded], edges)[0]
             mark(panels[2].axes.step(centres, failed, color=colour(place), where="mid"), place)
             panels[2].add(arm, place, centres, failed.astype(float))
     for panel, label in zip(panels, ("arrivals/s", "in the system", "failed"), strict=False):
@@ -157,8 +157,8 @@ def ttft_over_time(runs: Runs, summary: Json) -> Chart:
     figure, axes = new(title, "intended arrival (s)", "TTFT (ms)")
     panel = Panel(axes, "s", "ms")
     for place, (arm, run) in enumerate(runs.items()):
-        values = np.maximum(metrics.per_request(run)["ttft_sched"] * 1000, 1e-3)
-        centres, groups = drawing.windows(run.columns["intended_s"], values)
+        values = np.maximum(metrics.per_request(run.requests)["ttft_sched"] * 1000, 1e-3)
+        centres, groups = drawing.windows(run.requests.intended_s, values)
         medians = [float(np.median(group)) for group in groups]
         mark(axes.plot(centres, medians, color=colour(place), label=arm), place)
         mark(
@@ -197,14 +197,14 @@ def hit_waterfall(runs: Runs, summary: Json) -> Chart | None:
 
 def worker_heat(runs: Runs, summary: Json) -> Chart | None:
     """Work sent to each worker over time, dark is much."""
-    known = {arm: run for arm, run in runs.items() if (run.columns["worker"] >= 0).any()}
+    known = {arm: run for arm, run in runs.items() if run.requests.worker.count()}
     if not known:
         return None
     figure, panels = grid_of(len(known), height=1.2 + 0.16 * min(max(run.num_workers for run in known.values()), 32))
     shown = []
     tables = {}
     for arm, run in known.items():
-        end = max(float(run.columns["intended_s"].max(initial=0.0)), 1e-3)
+        end = max(float(run.requests.intended_s.max(initial=0.0)), 1e-3)
         edges = np.linspace(0, end, 61)
         tables[arm] = (edges, insight.work_over_time(run, edges)[:MAX_WORKERS])
     most = max(float(np.percentile(table, 99)) for _, table in tables.values()) or 1.0
@@ -269,7 +269,7 @@ def _distribution(runs: Runs, name: str, label: str, what: str) -> Chart:
     figure, axes = new(title, f"{label} from intended arrival (ms)", "share")
     panel = Panel(axes, "ms")
     for place, (arm, run) in enumerate(runs.items()):
-        values = metrics.per_request(run)[name] * 1000
+        values = metrics.per_request(run.requests)[name] * 1000
         values = values[~np.isnan(values)]
         if len(values):
             shares = np.linspace(0, 1, min(max(len(values), 2), POINTS))
@@ -288,27 +288,26 @@ def _logarithmic(figure: Figure, panel: Panel, title: str) -> Chart:
     return Chart(figure, title, "Cumulative distribution per arm; further left is better.", [panel])
 
 
-def _hits(run: ArmResult, worker: int, edges: Floats) -> Floats:
-    c = run.columns
-    mine = c["worker"] == worker
-    tokens, _ = np.histogram(c["intended_s"][mine], edges, weights=c["isl"][mine])
-    cached, _ = np.histogram(c["intended_s"][mine], edges, weights=c["cached_tokens"][mine])
+def _hits(run: Record, worker: int, edges: Floats) -> Floats:
+    requests = run.requests
+    mine = requests[(requests.worker == worker).filled(False) & ~requests.cached_tokens.mask]
+    tokens, _ = np.histogram(mine.intended_s, edges, weights=mine.isl)
+    cached, _ = np.histogram(mine.intended_s, edges, weights=mine.cached_tokens.data)
     with np.errstate(invalid="ignore"):
         result: Floats = cached / tokens
     return result
 
 
-def _running(run: ArmResult, worker: int, edges: Floats) -> Floats:
-    c = run.columns
-    kept = (c["worker"] == worker) & (c["error"] == "")
-    return in_system(ArmResult("", {name: column[kept] for name, column in c.items()}, run.gaps, 0.0, 1), edges)
+def _running(run: Record, worker: int, edges: Floats) -> Floats:
+    requests = run.requests
+    return in_system(requests[(requests.worker == worker).filled(False) & requests.succeeded], edges)
 
 
-def _per_worker(runs: Runs, title: str, unit: str, measure: Callable[[ArmResult, int, Floats], Floats]) -> Chart:
+def _per_worker(runs: Runs, title: str, unit: str, measure: Callable[[Record, int, Floats], Floats]) -> Chart:
     figure, panels = grid_of(len(runs), height=2.3)
     shown = []
     for place, (axes, (arm, run)) in enumerate(zip(panels, runs.items(), strict=True)):
-        end = max(float(run.columns["intended_s"].max(initial=0.0)), 1e-3)
+        end = max(float(run.requests.intended_s.max(initial=0.0)), 1e-3)
         edges = np.linspace(0, end, 41)
         centres = (edges[1:] + edges[:-1]) / 2
         panel = Panel(axes, "s", unit)

@@ -2,54 +2,68 @@
 
 import io
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import numpy as np
 
 from reports import metrics
 from reports.foreign import csv_cell
-from reports.records import ArmResult
+from reports.records import Record, to_table
 from reports.slo import parse
 from reports.summary import summarize
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Json = dict[str, Any]
 LLMD_VERSION = "0.2"
 
 
-def export(manifest: Json, runs: list[ArmResult], to: str) -> bytes:
+def export(manifest: Json, runs: list[Record], to: str) -> bytes:
     """Return a results folder's figures in a form of `export`: csv, parquet, json or llm-d."""
     if to in ("csv", "parquet"):
-        frame = requests(runs)
-        if to == "csv":
-            text: str = frame.map(csv_cell).to_csv(index=False)
-            return text.encode()
-        buffer = io.BytesIO()
-        frame.to_parquet(buffer, index=False)
-        return buffer.getvalue()
+        return as_csv(requests(runs)) if to == "csv" else as_parquet(requests(runs))
     summary = summarize(runs, [parse(text) for text in manifest["limits"]], manifest.get("bound_s"))
     whole = {"experiment": manifest, "summary": summary}
     return json.dumps(whole if to == "json" else llmd(manifest, runs, summary), indent=2).encode() + b"\n"
 
 
-def requests(runs: list[ArmResult]) -> pd.DataFrame:
-    """Return a row per request, arm and repeat: its columns and its metrics (s)."""
-    frames = []
-    for run in runs:
-        frame = pd.DataFrame(run.columns | metrics.per_request(run))
-        frame.insert(0, "arm", run.arm)
-        frame.insert(1, "repeat", run.repeat)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+def requests(runs: list[Record]) -> "pa.Table":
+    """Return a row per request, arm and repeat: its columns and its metrics (s); what is unknown is null."""
+    import pyarrow as pa
+
+    table = to_table(runs).drop_columns("run")
+    values = [metrics.per_request(run.requests) for run in runs]
+    for name in values[0]:
+        table = table.append_column(name, pa.array(np.concatenate([value[name] for value in values]), from_pandas=True))
+    return table
 
 
-def llmd(manifest: Json, runs: list[ArmResult], summary: Json) -> list[Json]:
+def as_csv(table: "pa.Table") -> bytes:
+    """Return a table as CSV; an unknown value is an empty cell."""
+    text: str = table.to_pandas(integer_object_nulls=True).map(csv_cell).to_csv(index=False)
+    return text.encode()
+
+
+def as_parquet(table: "pa.Table") -> bytes:
+    """Return a table as a Parquet file."""
+    from pyarrow import parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def llmd(manifest: Json, runs: list[Record], summary: Json) -> list[Json]:
     """Return llm-d's Benchmark Report (github.com/llm-d/llm-d-benchmark), one per arm; times in s."""
     reports = []
     for arm, figures in summary["arms"].items():
         took = sum(run.wall_s for run in runs if run.arm == arm)
         count = figures["requests"]
-        isl = [value for run in runs if run.arm == arm for value in run.measured.columns["isl"]]
-        osl = [value for run in runs if run.arm == arm for value in run.measured.columns["osl"]]
+        isl, osl = (
+            np.concatenate([getattr(run.measured.requests, name) for run in runs if run.arm == arm]).astype(float)
+            for name in ("isl", "osl")
+        )
         reports.append(
             {
                 "version": LLMD_VERSION,
@@ -82,8 +96,8 @@ def llmd(manifest: Json, runs: list[ArmResult], summary: Json) -> list[Json]:
                             "requests": {
                                 "total": count,
                                 "failures": figures["failed"],
-                                "input_length": _spread(metrics.describe(pd.Series(isl).to_numpy(float)), "count"),
-                                "output_length": _spread(metrics.describe(pd.Series(osl).to_numpy(float)), "count"),
+                                "input_length": _spread(metrics.describe(isl), "count"),
+                                "output_length": _spread(metrics.describe(osl), "count"),
                             },
                             "latency": {
                                 "time_to_first_token": _spread(figures["ttft"], "s"),

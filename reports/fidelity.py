@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reports import metrics
-from reports.records import ArmResult, Floats
+from reports.records import Floats, Record
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
@@ -77,9 +77,7 @@ def parse(text: str) -> Threshold:
     return Threshold(text.strip(), match[1], match[2], float(match[3]) / 100)
 
 
-def deviations(
-    real: Sequence[ArmResult], simulated: Sequence[ArmResult], at_speed: Sequence[ArmResult] = ()
-) -> list[Deviation]:
+def deviations(real: Sequence[Record], simulated: Sequence[Record], at_speed: Sequence[Record] = ()) -> list[Deviation]:
     """Compare every figure that both have.
 
     Args:
@@ -100,7 +98,7 @@ def deviations(
     return found
 
 
-def distances(real: Sequence[ArmResult], simulated: Sequence[ArmResult]) -> dict[str, dict[str, float]]:
+def distances(real: Sequence[Record], simulated: Sequence[Record]) -> dict[str, dict[str, float]]:
     """Return how far the distributions of each latency lie apart.
 
     `ks` is the largest gap between the cumulative shares (0 to 1); `wasserstein` the mean distance by which values would have
@@ -120,9 +118,9 @@ def distances(real: Sequence[ArmResult], simulated: Sequence[ArmResult]) -> dict
 
 
 def summary(
-    pairs: dict[str, tuple[list[ArmResult], list[ArmResult]]],
+    pairs: dict[str, tuple[list[Record], list[Record]]],
     thresholds: Sequence[Threshold],
-    at_speed: dict[str, list[ArmResult]] | None = None,
+    at_speed: dict[str, list[Record]] | None = None,
 ) -> dict[str, Any]:
     """Compare real and simulated runs of each arm; `at_speed` as for `deviations`.
 
@@ -171,7 +169,7 @@ def _deviation(metric: str, statistic: str | None, real: list[Any], simulated: l
     return Deviation(metric, statistic, base, value, error, spread)
 
 
-def _figures() -> list[tuple[str, str | None, Callable[[ArmResult], float | None]]]:
+def _figures() -> list[tuple[str, str | None, Callable[[Record], float | None]]]:
     latencies = [(name, statistic) for name in LATENCIES for statistic in STATISTICS]
     return [
         *((name, statistic, partial(_latency, name=name, statistic=statistic)) for name, statistic in latencies),
@@ -179,7 +177,7 @@ def _figures() -> list[tuple[str, str | None, Callable[[ArmResult], float | None
     ]
 
 
-def _latency(run: ArmResult, *, name: str, statistic: str) -> float | None:
+def _latency(run: Record, *, name: str, statistic: str) -> float | None:
     if name == "itl":
         gaps = metrics.TokenGaps(run.gaps)
         if not len(run.gaps) or not gaps.count:
@@ -191,34 +189,15 @@ def _latency(run: ArmResult, *, name: str, statistic: str) -> float | None:
     return float(values.mean() if statistic == "mean" else np.percentile(values, int(statistic[1:])))
 
 
-def _values(run: ArmResult, name: str) -> Floats:
-    """Return a latency of every request that succeeded (s)."""
-    columns = run.measured.columns
-    good = columns["error"] == ""
-    columns = {key: column[good] for key, column in columns.items()}
-    first, last, sent = columns["first_token_s"], columns["last_token_s"], columns["sent_s"]
-    if name == "ttft":
-        return np.asarray(first - sent, float)
-    if name == "e2e":
-        return np.asarray(last - sent, float)
-    behind = columns["osl"] - columns["first_chunk_tokens"]
-    return np.asarray(((last - first) / np.maximum(behind, 1))[behind > 0], float)
+def _values(run: Record, name: str) -> Floats:
+    """Return a latency of every request that has one (s)."""
+    values = metrics.per_request(run.measured.requests)[name]
+    return values[~np.isnan(values)]
 
 
-def _preemptions(run: ArmResult) -> float | None:
-    counts = run.columns["preemptions"]
-    return None if (counts < 0).any() else float(counts.sum())
-
-
-def _hit_share(run: ArmResult) -> float | None:
-    if not run.facts.get("tells_hits", 1.0):
-        return None
-    return metrics.cache(run.measured)["hit_share"]
-
-
-_SINGLE: dict[str, Callable[[ArmResult], float | None]] = {
+_SINGLE: dict[str, Callable[[Record], float | None]] = {
     "throughput": lambda run: metrics.throughput(run.measured)["requests_per_s"],
     "output_throughput": lambda run: metrics.throughput(run.measured)["output_tokens_per_s"],
-    "hit_share": _hit_share,
-    "preemptions": _preemptions,
+    "hit_share": lambda run: metrics.cache(run.measured)["hit_share"],
+    "preemptions": metrics.preemptions,
 }

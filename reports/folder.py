@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,24 +23,22 @@ from foundation.files import replace_text
 from foundation.text import one_line, printable
 from reports import charts, page, tables
 from reports.metrics import LABELS
-from reports.records import ArmResult, Floats
+from reports.records import COLUMNS, Floats, Record, from_table, to_table
 from reports.slo import parse
 from reports.summary import PAIRED, summarize
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pyarrow as pa
 
 Json = dict[str, Any]
-SCHEMA = "dynabench.experiment/2"
+SCHEMA = "dynabench.experiment/3"
+BEFORE = "dynabench.experiment/2"
+"""Read, too: it wrote -1 for what is unknown."""
 MAX_HEAD_BYTES = 1 << 28
 MAX_ROWS = 20_000_000
 """Requests of all runs: some 5 GB of memory."""
 GAPS_LIMIT = 4 << 30
 """Bytes: gaps of a hundred million tokens, each in a row of its own."""
-NEEDED = (
-    "run", "request", "worker", "intended_s", "sent_s", "first_token_s", "last_token_s", "isl", "osl", "first_chunk_tokens",
-    "cached_tokens", "predicted_tokens", "preemptions", "error",
-)  # fmt: skip
 
 
 class ReportError(UserError):
@@ -63,7 +62,7 @@ def check_new(folder: Path) -> None:
         raise ReportError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
-def write(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json:
+def write(folder: Path, experiment: Json, runs: list[Record]) -> Json:
     """Write a results folder and return its summary.
 
     Raises:
@@ -91,7 +90,7 @@ def _kept(place: Path | None) -> str:
     return f"the runs are in {place}; for their report, with room for it, run: dynabench report {place}"
 
 
-def _keep_runs(folder: Path, experiment: Json, runs: list[ArmResult]) -> Path | None:
+def _keep_runs(folder: Path, experiment: Json, runs: list[Record]) -> Path | None:
     """Write what was measured, without charts and report, where there is room for that; return the folder."""
     for place in (folder, Path(tempfile.gettempdir()) / f"dynabench-{secrets.token_hex(4)}"):
         with contextlib.suppress(OSError), _whole(place) as work:
@@ -143,7 +142,7 @@ class Head(msgspec.Struct):
     bound_s: float | None = None
 
 
-def read(folder: Path) -> tuple[Json, list[ArmResult]]:
+def read(folder: Path) -> tuple[Json, list[Record]]:
     """Read a results folder back.
 
     Raises:
@@ -157,12 +156,13 @@ def read(folder: Path) -> tuple[Json, list[ArmResult]]:
             raise ValueError(f"experiment.json is larger than {MAX_HEAD_BYTES:,} bytes")
         experiment: Json = json.loads((folder / "experiment.json").read_text())
         schema = experiment.get("schema") if isinstance(experiment, dict) else None
-        if schema != SCHEMA:
+        if schema not in (SCHEMA, BEFORE):
             raise ReportError(f"{folder}: was written by another version (schema {schema}, expected {SCHEMA})")
         head = msgspec.convert(experiment, Head)
         for limit in head.limits:
             parse(limit)
-        frame = _read_requests(folder / "requests.parquet")
+        table = _read_table(folder / "requests.parquet")
+        requests = from_table(_of_before(table) if schema == BEFORE else table, len(head.runs))
         gaps = _read_gaps(folder / "gaps.npz", len(head.runs))
     except (
         OSError,
@@ -175,40 +175,40 @@ def read(folder: Path) -> tuple[Json, list[ArmResult]]:
     ) as error:
         raise ReportError(f"{folder}: not a results folder ({one_line(str(error))})") from error
     runs = []
-    for place, facts in enumerate(head.runs):
-        rows = frame[frame["run"] == place]
-        columns = {name: rows[name].to_numpy() for name in rows.columns if name not in ("run", "arm", "repeat")}
-        run = ArmResult(facts.arm, columns, gaps[place], facts.wall_s, facts.num_workers)
-        run.repeat, run.is_complete, run.notes = facts.repeat, facts.is_complete, facts.notes
-        run.facts, run.is_live = facts.facts, facts.is_live
-        runs.append(run)
+    for facts, rows, its_gaps in zip(head.runs, requests, gaps, strict=True):
+        if not facts.facts.pop("tells_hits", 1.0):  # the last version's word for it
+            rows = rows.replace(cached_tokens=None)
+        runs.append(Record(requests=rows, gaps=its_gaps, **msgspec.structs.asdict(facts)))
     return experiment, runs
 
 
-def _read_requests(path: Path) -> "pd.DataFrame":
+def _read_table(path: Path) -> "pa.Table":
     """Read the requests of all runs.
 
     Raises:
-        ValueError: a column is missing or holds what it cannot, or there are too many rows.
+        ValueError: there are too many.
     """
-    import pandas as pd
     from pyarrow import parquet
 
     if (num_rows := parquet.read_metadata(path).num_rows) > MAX_ROWS:
         raise ValueError(f"requests.parquet has {num_rows:,} rows; at most {MAX_ROWS:,} are read")
-    frame = pd.read_parquet(path)
-    if missing := [name for name in NEEDED if name not in frame.columns]:
-        raise ValueError(f"requests.parquet has no column {', '.join(missing)}")
-    for name in NEEDED:
-        column = frame[name]
-        if name == "error":
-            if not column.map(lambda error: isinstance(error, str)).all():
-                raise ValueError("error in requests.parquet is not text")
-        elif not pd.api.types.is_numeric_dtype(column) or np.isinf(column).any():
-            raise ValueError(f"{name} in requests.parquet is not a column of finite numbers")
-    if len(frame) and frame["worker"].max() >= 1_000_000:
-        raise ValueError(f"worker in requests.parquet is {frame['worker'].max()}")
-    return frame
+    return parquet.read_table(path)
+
+
+def _of_before(table: "pa.Table") -> "pa.Table":
+    """Say by nulls what the last version said by -1, or by leaving out a column."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for name, column in COLUMNS.items():
+        if not column.may_be_unknown:
+            continue
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(len(table), pa.from_numpy_dtype(column.dtype)))
+        place, values = table.column_names.index(name), table[name]
+        if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+            table = table.set_column(place, name, compute.if_else(compute.less(values, 0), None, values))
+    return table
 
 
 def _read_gaps(path: Path, count: int) -> list[Floats]:
@@ -230,7 +230,7 @@ def _read_gaps(path: Path, count: int) -> list[Floats]:
     return gaps
 
 
-def combine(folders: list[Path]) -> tuple[Json, list[ArmResult]]:
+def combine(folders: list[Path]) -> tuple[Json, list[Record]]:
     """Read several folders as the arms of one comparison, named by folder where one mode occurs twice.
 
     Raises:
@@ -248,9 +248,10 @@ def combine(folders: list[Path]) -> tuple[Json, list[ArmResult]]:
             )
         for run in its_runs:
             if names.count(run.arm) > 1:
-                run.arm = printable(f"{folder.name}/{run.arm}")
+                run = replace(run, arm=printable(f"{folder.name}/{run.arm}"))
             runs.append(run)
     manifest = sources[0][1] | {
+        "schema": SCHEMA,
         "title": f"{sources[0][1]['workload']['name']}: {len(folders)} runs side by side",
         "subtitle": ", ".join(str(folder) for folder in folders),
         "command": f"dynabench compare {' '.join(str(folder) for folder in folders)}",
@@ -273,7 +274,7 @@ def rebuild(folder: Path) -> Json:
         raise ReportError(f"{folder}: the report cannot be written ({_reason(error)})") from error
 
 
-def run_facts(run: ArmResult) -> Json:
+def run_facts(run: Record) -> Json:
     """Return what experiment.json keeps of a run beside its requests."""
     return {
         "arm": run.arm,
@@ -282,28 +283,20 @@ def run_facts(run: ArmResult) -> Json:
         "num_workers": run.num_workers,
         "is_complete": run.is_complete,
         "notes": list(run.notes),
-        "facts": run.facts,
+        "facts": dict(run.facts),
         "is_live": run.is_live,
     }
 
 
-def _write_runs(folder: Path, experiment: Json, runs: list[ArmResult]) -> None:
-    import pandas as pd
+def _write_runs(folder: Path, experiment: Json, runs: list[Record]) -> None:
+    from pyarrow import parquet
 
     (folder / "experiment.json").write_text(json.dumps(experiment, indent=2) + "\n")
-
-    frames = []
-    for place, run in enumerate(runs):
-        frame = pd.DataFrame(run.columns)
-        frame.insert(0, "run", place)
-        frame.insert(1, "arm", run.arm)
-        frame.insert(2, "repeat", run.repeat)
-        frames.append(frame)
-    pd.concat(frames, ignore_index=True).to_parquet(folder / "requests.parquet", index=False)
+    parquet.write_table(to_table(runs), folder / "requests.parquet")
     np.savez_compressed(folder / "gaps.npz", **{str(place): run.gaps for place, run in enumerate(runs)})  # type: ignore[arg-type]
 
 
-def _write_report(folder: Path, experiment: Json, runs: list[ArmResult]) -> Json:
+def _write_report(folder: Path, experiment: Json, runs: list[Record]) -> Json:
     summary = summarize(runs, [parse(text) for text in experiment["limits"]], experiment.get("bound_s"))
     replace_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}

@@ -1,10 +1,11 @@
 """What the router did: where hits were lost, how even the load was, how often a prefix was left; and whether the plan was kept."""
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
-from reports.records import ArmResult, Floats
+from reports import metrics
+from reports.records import Floats, Ints, Record, Requests
 
 WATERFALL = {
     "endless": "one endless cache for all",
@@ -14,45 +15,41 @@ WATERFALL = {
 }
 
 
-def waterfall(run: ArmResult) -> dict[str, float | None]:
+def waterfall(run: Record) -> dict[str, float | None]:
     """Return the share of prompt tokens cached at each stage, None where it is not known.
 
     Where the engine found more than was predicted, other requests cached it in the meantime. Modes that do not follow who
     has what predict nothing.
     """
-    c = run.columns
-    good = c["error"] == ""
-    total = float(c["isl"][good].sum())
-    names = {
-        "endless": "endless_tokens",
-        "best": "best_tokens",
-        "predicted": "predicted_tokens",
-        "actual": "cached_tokens",
+    requests = run.requests[run.requests.succeeded]
+    follows = not requests.best_tokens.mask.any()
+    stages = {
+        "endless": requests.endless_tokens,
+        "best": requests.best_tokens if follows else None,
+        "predicted": requests.predicted_tokens if follows else None,
+        "actual": requests.cached_tokens,
     }
-    result: dict[str, float | None] = {}
-    follows = "best_tokens" in c and bool((c["best_tokens"][good] >= 0).all())
-    for stage, name in names.items():
-        known = name in c and (follows or stage not in ("best", "predicted"))
-        result[stage] = float(c[name][good].sum() / total) if known and total else None
-    return result
+    return {
+        stage: None if tokens is None or not len(tokens) else metrics.share(tokens, requests.isl)
+        for stage, tokens in stages.items()
+    }
 
 
-def affinity_breaks(run: ArmResult) -> float | None:
+def affinity_breaks(run: Record) -> float | None:
     """Return the share of requests that went to a worker with less of their prefix than another had, or None."""
-    c = run.columns
-    if "best_tokens" not in c or not len(c["best_tokens"]) or (c["best_tokens"] < 0).any():
+    requests = run.requests
+    if not len(requests) or requests.best_tokens.mask.any():
         return None
-    return float((c["predicted_tokens"] < c["best_tokens"]).mean())
+    return float((requests.predicted_tokens < requests.best_tokens).mean())
 
 
-def imbalance(run: ArmResult) -> dict[str, float]:
+def imbalance(run: Record) -> dict[str, float]:
     """Return how uneven the workers' shares are: of work (uncached prompt and output tokens) and of requests.
 
     Busiest over mean, coefficient of variation, and Jain's index ((sum x)^2 / (W sum x^2): 1 is even, 1/W one for all).
     """
-    c = run.columns
-    known = c["worker"] >= 0
-    workers = c["worker"][known]
+    known = ~run.requests.worker.mask
+    workers = run.requests.worker.data[known]
     if not len(workers):
         return {"work_max_over_mean": 1.0, "work_cv": 0.0, "work_jain": 1.0, "requests_max_over_mean": 1.0}
     work = np.bincount(workers, weights=_work(run)[known], minlength=run.num_workers)
@@ -66,14 +63,13 @@ def imbalance(run: ArmResult) -> dict[str, float]:
     }
 
 
-def work_over_time(run: ArmResult, edges: Floats) -> Floats:
+def work_over_time(run: Record, edges: Floats) -> Floats:
     """Return the work sent to each worker within each window (tokens per second), shape (workers, windows)."""
-    c = run.columns
-    work = _work(run)
-    rows = [
-        np.histogram(c["intended_s"][c["worker"] == worker], edges, weights=work[c["worker"] == worker])[0]
-        for worker in range(run.num_workers)
-    ]
+    requests, work = run.requests, _work(run)
+    rows = []
+    for worker in range(run.num_workers):
+        mine = (requests.worker == worker).filled(False)
+        rows.append(np.histogram(requests.intended_s[mine], edges, weights=work[mine])[0])
     result: Floats = np.array(rows) / np.diff(edges)
     return result
 
@@ -92,12 +88,12 @@ FEW = 0.01
 """The share of the requests that may miss a length without a remark."""
 
 
-def remarks(repeats: list[ArmResult]) -> list[str]:
+def remarks(repeats: list[Record]) -> list[str]:
     """Say what a reader should know of an arm's runs, though it spoils nothing."""
     found = []
-    for name, what in (("isl", "prompts"), ("osl", "answers")):
-        pairs = [_lengths(run, name) for run in repeats if f"planned_{name}" in run.columns]
-        actual, planned = np.concatenate(pairs, axis=1) if pairs else np.empty((2, 0))
+    kinds: tuple[tuple[Literal["isl", "osl"], str], ...] = (("isl", "prompts"), ("osl", "answers"))
+    for name, what in kinds:
+        actual, planned = np.concatenate([_lengths(run.requests, name) for run in repeats], axis=1)
         missed = int((np.abs(actual - planned) > MISSED * planned).sum())
         if missed > FEW * len(planned):
             found.append(
@@ -113,13 +109,14 @@ def remarks(repeats: list[ArmResult]) -> list[str]:
     return found
 
 
-def _lengths(run: ArmResult, name: str) -> Floats:
+def _lengths(requests: Requests, name: Literal["isl", "osl"]) -> Floats:
     """Return the lengths and their plan, shape (2, requests), of the requests that succeeded and had one."""
-    c = run.columns
-    both = np.array([c[name], c[f"planned_{name}"]], float)
-    return both[:, (c["error"] == "") & ~np.isnan(both[1])]
+    actual, planned = (requests.isl, requests.planned_isl) if name == "isl" else (requests.osl, requests.planned_osl)
+    kept = requests.succeeded & ~planned.mask
+    return np.array([actual[kept], planned.data[kept]], float)
 
 
-def _work(run: ArmResult) -> Any:
-    c = run.columns
-    return c["isl"] - c["cached_tokens"] + c["osl"]
+def _work(run: Record) -> Ints:
+    """Return the tokens that had to be computed; where hits are not known, the whole prompt counts."""
+    work: Ints = run.requests.isl - run.requests.cached_tokens.filled(0) + run.requests.osl
+    return work

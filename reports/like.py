@@ -5,15 +5,15 @@ from collections.abc import Callable
 import numpy as np
 
 from reports import metrics
-from reports.records import ArmResult, Floats
+from reports.records import Floats, Record, Requests
 
 Rows = list[tuple[str, str, Floats]]
 """(name, formula, values in s), one a line of the table."""
 
 
-def aiperf(run: ArmResult) -> Rows:
+def aiperf(run: Record) -> Rows:
     """aiperf 0.13: its ITL is one value a request."""  # noqa: D403
-    values = metrics.per_request(run)
+    values = metrics.per_request(run.requests)
     return [
         ("Time to First Token", "first response - request start", values["ttft"]),
         ("Request Latency", "last response - request start", values["e2e"]),
@@ -22,11 +22,10 @@ def aiperf(run: ArmResult) -> Rows:
     ]
 
 
-def vllm(run: ArmResult) -> Rows:
+def vllm(run: Record) -> Rows:
     """`vllm bench serve`: TPOT divides by n - 1, ITL is a gap between chunks whatever they hold."""
-    values, c = metrics.per_request(run), run.columns
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(c["osl"] > 1, (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1), 0.0)
+    values = metrics.per_request(run.requests)
+    tpot = np.where(run.requests.osl > 1, _between(run.requests), 0.0)
     return [
         ("TTFT", "first chunk with text - request start", values["ttft"]),
         (
@@ -39,28 +38,29 @@ def vllm(run: ArmResult) -> Rows:
     ]
 
 
-def guidellm(run: ArmResult) -> Rows:
+def guidellm(run: Record) -> Rows:
     """guidellm 0.8: its TPOT includes the prompt's computation."""  # noqa: D403
-    values, c = metrics.per_request(run), run.columns
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_token = values["e2e"] / c["osl"]
-        between = np.where(c["osl"] > 1, (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1), np.nan)
+    values, osl = metrics.per_request(run.requests), run.requests.osl
     return [
         ("TTFT", "first token - request start", values["ttft"]),
-        ("TPOT", "(last token - request start) / output tokens: prefill included", per_token),
+        (
+            "TPOT",
+            "(last token - request start) / output tokens: prefill included",
+            values["e2e"] / np.where(osl > 0, osl, np.nan),
+        ),
         (
             "ITL",
             "(last token - first token) / (output tokens - 1), per request",
-            np.where(np.isnan(values["ttft"]), np.nan, between),
+            np.where(np.isnan(values["ttft"]), np.nan, _between(run.requests)),
         ),
         ("Request Latency", "last token - request start", values["e2e"]),
     ]
 
 
-LIKE: dict[str, Callable[[ArmResult], Rows]] = {"aiperf": aiperf, "vllm": vllm, "guidellm": guidellm}
+LIKE: dict[str, Callable[[Record], Rows]] = {"aiperf": aiperf, "vllm": vllm, "guidellm": guidellm}
 
 
-def table(runs: list[ArmResult], tool: str) -> list[tuple[str, str, dict[str, float | int | None]]]:
+def table(runs: list[Record], tool: str) -> list[tuple[str, str, dict[str, float | int | None]]]:
     """Return (name, formula, mean and percentiles) of the runs of one arm, as a tool would report them."""
     parts = [LIKE[tool](run.measured) for run in runs]
     return [
@@ -69,7 +69,13 @@ def table(runs: list[ArmResult], tool: str) -> list[tuple[str, str, dict[str, fl
     ]
 
 
-def _chunks(run: ArmResult) -> Floats:
+def _between(requests: Requests) -> Floats:
+    """Return (last token - first token) / (output tokens - 1), NaN for one token."""
+    decoding: Floats = (requests.last_token_s - requests.first_token_s).filled(np.nan)
+    return decoding / np.where(requests.osl > 1, requests.osl - 1, np.nan)
+
+
+def _chunks(run: Record) -> Floats:
     """Return the gaps between chunks: a live run logs each chunk, a simulated one makes a chunk a token."""
     first, slope, curve, steps, tokens = run.gaps.T if len(run.gaps) else np.empty((5, 0))
     if run.is_live:

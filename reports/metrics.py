@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reports.records import ArmResult, Floats
+from reports.records import Floats, Ints, MaybeInts, Record, Requests
 
 FORMULAS = {
     "ttft_sched": "first token - intended arrival (the headline of an open-loop run)",
@@ -45,7 +45,7 @@ LEAST_SAMPLES = {50: 1, 90: 36, 95: 72, 99: 368}
 
 @dataclass(frozen=True)
 class TokenGaps:
-    """The distribution of times between tokens, kept as rows (first, slope, curve, steps, tokens): see `ArmResult`.
+    """The distribution of times between tokens, kept as rows (first, slope, curve, steps, tokens): see `Record`.
 
     Each row's gaps are monotone in the step, so counts below a value have a closed form and nothing is expanded.
     """
@@ -136,21 +136,27 @@ def _steps_below(rows: Floats, value: float) -> float:
     return float((np.where(excess >= 0, below, 0) * tokens).sum())
 
 
-def per_request(run: ArmResult) -> dict[str, Floats]:
+def per_request(requests: Requests) -> dict[str, Floats]:
     """Return TTFT, TPOT and E2E of every request (s), NaN where a request failed or has no such time."""
-    c = run.columns
-    failed = c["error"] != ""
-    decoded = c["osl"] - c["first_chunk_tokens"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(decoded > 0, (c["last_token_s"] - c["first_token_s"]) / decoded, np.nan)
+    intended, sent, first, last = (
+        np.ma.filled(times, np.nan)
+        for times in (requests.intended_s, requests.sent_s, requests.first_token_s, requests.last_token_s)
+    )
+    decoded = requests.osl - requests.first_chunk_tokens
     values = {
-        "ttft_sched": c["first_token_s"] - c["intended_s"],
-        "ttft": c["first_token_s"] - c["sent_s"],
-        "tpot": tpot,
-        "e2e_sched": c["last_token_s"] - c["intended_s"],
-        "e2e": c["last_token_s"] - c["sent_s"],
+        "ttft_sched": first - intended,
+        "ttft": first - sent,
+        "tpot": (last - first) / np.where(decoded > 0, decoded, np.nan),
+        "e2e_sched": last - intended,
+        "e2e": last - sent,
     }
-    return {name: np.where(failed, np.nan, value) for name, value in values.items()}
+    return {name: np.where(requests.succeeded, value, np.nan) for name, value in values.items()}
+
+
+def schedule_lag(requests: Requests) -> Floats:
+    """Return how late the client sent each request (s), NaN where it was not sent."""
+    lag: Floats = requests.sent_s.filled(np.nan) - requests.intended_s
+    return lag
 
 
 def describe(values: Floats, *, num_failed: int = 0) -> dict[str, float | int | None]:
@@ -186,44 +192,58 @@ def describe_gaps(gaps: TokenGaps) -> dict[str, float | int | None]:
     return result | {"max": gaps.max()}
 
 
-def throughput(run: ArmResult) -> dict[str, float | None]:
+def throughput(run: Record) -> dict[str, float | None]:
     """Return requests and output tokens per second, over the window of intended arrivals and over the whole run."""
-    c = run.columns
-    good = c["error"] == ""
+    requests = run.requests
+    good = requests.succeeded
     if not good.any():
         return dict.fromkeys(
             ["requests_per_s", "output_tokens_per_s", "window_requests_per_s", "window_output_tokens_per_s"]
         )
-    start, stop = c["intended_s"].min(), c["intended_s"].max()
-    whole = float(c["last_token_s"][good].max() - start)
-    inside = good & (c["last_token_s"] <= stop)
+    start, stop = requests.intended_s.min(), requests.intended_s.max()
+    whole = float(requests.last_token_s[good].max() - start)
+    inside = good & (requests.last_token_s <= stop).filled(False)
     window = float(stop - start)
     return {
         "requests_per_s": float(good.sum() / whole) if whole > 0 else None,
-        "output_tokens_per_s": float(c["osl"][good].sum() / whole) if whole > 0 else None,
+        "output_tokens_per_s": float(requests.osl[good].sum() / whole) if whole > 0 else None,
         "window_requests_per_s": float(inside.sum() / window) if window > 0 else None,
-        "window_output_tokens_per_s": float(c["osl"][inside].sum() / window) if window > 0 else None,
+        "window_output_tokens_per_s": float(requests.osl[inside].sum() / window) if window > 0 else None,
     }
 
 
-def cache(run: ArmResult) -> dict[str, float]:
-    """Return the share of prompt tokens found in the cache: of all tokens, and as the mean of the requests' shares."""
-    c = run.columns
-    good = c["error"] == ""
-    cached, isl = c["cached_tokens"][good], c["isl"][good]
-    if not len(isl):
-        return {"hit_share": 0.0, "mean_request_hit_share": 0.0, "predicted_share": 0.0}
+def cache(run: Record) -> dict[str, float | None]:
+    """Return the share of prompt tokens found in the cache: of all tokens, and as the mean of the requests' shares.
+
+    A share is None where the engine, or the router, reported nothing.
+    """
+    requests = run.requests[run.requests.succeeded]
+    cached, isl = requests.cached_tokens, requests.isl
     return {
-        "hit_share": float(cached.sum() / isl.sum()),
-        "mean_request_hit_share": float((cached / isl).mean()),
-        "predicted_share": float(c["predicted_tokens"][good].sum() / isl.sum()),
+        "hit_share": share(cached, isl),
+        "mean_request_hit_share": (float((cached / isl).mean()) if cached.count() else None) if len(isl) else 0.0,
+        "predicted_share": share(requests.predicted_tokens, isl),
     }
 
 
-def goodput(run: ArmResult, is_good: npt.NDArray[np.bool_]) -> dict[str, float | int | None]:
+def share(tokens: MaybeInts, isl: Ints) -> float | None:
+    """Return how much of the prompts some tokens are, 0 for no prompts; None where no request's are known."""
+    if not len(isl):
+        return 0.0
+    return float(tokens.sum() / isl[~tokens.mask].sum()) if tokens.count() else None
+
+
+def preemptions(run: Record) -> int | None:
+    """Return how often the engines preempted a request; None where they did not report it."""
+    if "preemptions" in run.facts:
+        return int(run.facts["preemptions"])
+    counts = run.requests.preemptions
+    return None if counts.mask.any() else int(counts.sum())
+
+
+def goodput(run: Record, is_good: npt.NDArray[np.bool_]) -> dict[str, float | int | None]:
     """Return good requests per second of the arrival window, and their share of all that were attempted."""
-    c = run.columns
-    window = float(np.ptp(c["intended_s"])) if len(is_good) else 0.0
+    window = float(np.ptp(run.requests.intended_s)) if len(is_good) else 0.0
     number = int(is_good.sum())
     return {
         "good": number,

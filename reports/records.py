@@ -1,25 +1,216 @@
-"""The facts of a run: one row per request, and the gaps between tokens."""
+"""The record of a run: a row per request, and the gaps between tokens.
 
+`Requests` describes every column once: its type, its unit, what it means, and whether it may be unknown. The files, the
+checks of what others wrote and the table in docs/reading-a-report.md follow from it.
+
+    both clocks --(by number)--> RequestLog --finish--> Requests --+-- gaps, facts --> Record --> requests.parquet
+                                                        past runs -^
+
+Unknown is a mask: no value stands for it.
+"""
+
+import typing
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+Texts = npt.NDArray[np.object_]
+MaybeFloats = np.ma.MaskedArray[tuple[Any, ...], np.dtype[np.float64]]
+MaybeInts = np.ma.MaskedArray[tuple[Any, ...], np.dtype[np.int32]]
+
+MAX_WORKERS = 1_000_000
 
 
-@dataclass
-class ArmResult:
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column of requests.parquet holds."""
+
+    meaning: str
+    unit: str = ""
+    default: Any = None
+    """What holds for each request where nothing else is said."""
+    limit: int = 1 << 31
+    """Whole numbers are below this."""
+    name: str = ""
+    dtype: type = object
+    may_be_unknown: bool = False
+
+    def array(self, values: Any, count: int) -> Any:
+        """Return values (None: nothing is known) as an array of the column's type, masked where they may be unknown.
+
+        Raises:
+            TypeError: nothing is known of a column that must be known.
+        """
+        if values is None and self.default is not None:
+            values = np.full(count, self.default)
+        if not self.may_be_unknown:
+            if values is None:
+                raise TypeError(f"requests need the column {self.name}")
+            return np.asarray(values, self.dtype)
+        if values is None:
+            return np.ma.MaskedArray(np.zeros(count, self.dtype), np.ones(count, bool))
+        if isinstance(values, list):
+            values = np.ma.MaskedArray([value or 0 for value in values], [value is None for value in values])
+        is_unknown, values = np.ma.getmaskarray(values), np.ma.getdata(values)
+        if values.dtype.kind == "f":
+            is_unknown = is_unknown | np.isnan(values)
+            values = np.where(is_unknown, 0, values)
+        return np.ma.MaskedArray(values.astype(self.dtype), is_unknown)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """What became of each request, an array per column; times from the start of the run."""
+
+    request: Annotated[Ints, Column("its line in the workload, from 0")]
+    worker: Annotated[MaybeInts, Column("the worker that answered it", limit=MAX_WORKERS)]
+    intended_s: Annotated[Floats, Column("when the schedule wanted it sent", "s")]
+    sent_s: Annotated[MaybeFloats, Column("when its bytes were written", "s")]
+    admitted_s: Annotated[MaybeFloats, Column("when an engine first scheduled it (live: first byte)", "s")]
+    first_byte_s: Annotated[MaybeFloats, Column("when the first byte of the answer came", "s")]
+    first_token_s: Annotated[MaybeFloats, Column("when the first chunk with text came", "s")]
+    last_token_s: Annotated[MaybeFloats, Column("when the last token came", "s")]
+    done_s: Annotated[MaybeFloats, Column("when the answer ended", "s")]
+    isl: Annotated[Ints, Column("prompt length, as the server counted it where it did", "tokens")]
+    osl: Annotated[Ints, Column("output length", "tokens", 0)]
+    planned_isl: Annotated[MaybeInts, Column("prompt length in the workload", "tokens")]
+    planned_osl: Annotated[MaybeInts, Column("output length in the workload", "tokens")]
+    first_chunk_tokens: Annotated[Ints, Column("tokens of the first chunk", "tokens", 0)]
+    cached_tokens: Annotated[MaybeInts, Column("prompt tokens the engine found in its cache", "tokens")]
+    predicted_tokens: Annotated[MaybeInts, Column("prompt tokens the router expected there", "tokens")]
+    best_tokens: Annotated[MaybeInts, Column("prompt tokens cached at the best worker when it was routed", "tokens")]
+    endless_tokens: Annotated[MaybeInts, Column("prompt tokens an unlimited cache would have held", "tokens")]
+    queue_depth: Annotated[MaybeInts, Column("other requests in flight at its worker when it was routed")]
+    preemptions: Annotated[MaybeInts, Column("how often the engine preempted it")]
+    error: Annotated[Texts, Column("why it failed; empty if it did not", default="")]
+    is_measured: Annotated[Flags, Column("whether it counts: sent after the warm-up, within the window", default=True)]
+
+    @classmethod
+    def of(cls, **known: Any) -> Self:
+        """Make a record of columns of equal length; those left out hold their default, or are unknown.
+
+        A list may hold None for what is unknown. `request` counts from 0 if it is left out.
+
+        Raises:
+            TypeError: there is no such column, or one that must be known is left out.
+        """
+        if strange := known.keys() - COLUMNS.keys():
+            raise TypeError(f"requests have no column {', '.join(sorted(strange))}")
+        count = len(next(iter(known.values())))
+        known.setdefault("request", range(count))
+        return cls(**{name: column.array(known.get(name), count) for name, column in COLUMNS.items()})
+
+    @classmethod
+    def concatenate(cls, parts: "Sequence[Requests]") -> Self:
+        """Join the rows of several records."""
+        joined: dict[str, Any] = {}
+        for name in COLUMNS:
+            joined[name] = np.ma.concatenate([getattr(part, name) for part in parts])  # type: ignore[no-untyped-call]
+        return cls(**{name: column.array(joined[name], len(joined[name])) for name, column in COLUMNS.items()})
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def __getitem__(self, rows: Any) -> Self:
+        """Return some rows: by a mask, by numbers or a slice."""
+        return type(self)(**{name: getattr(self, name)[rows] for name in COLUMNS})
+
+    def replace(self, **columns: Any) -> Self:
+        """Return the same requests with other columns, given as to `of`."""
+        return replace(self, **{name: COLUMNS[name].array(values, len(self)) for name, values in columns.items()})
+
+    @property
+    def succeeded(self) -> Flags:
+        """Which requests did not fail."""
+        return np.asarray(self.error == "", bool)
+
+
+def _columns() -> dict[str, Column]:
+    """Complete each column's description by what its annotation says."""
+    found = {}
+    for name, hint in typing.get_type_hints(Requests, include_extras=True).items():
+        kind, column = typing.get_args(hint)
+        dtype = typing.get_args(typing.get_args(kind)[1])[0]
+        found[name] = replace(
+            column, name=name, dtype=dtype, may_be_unknown=issubclass(typing.get_origin(kind), np.ma.MaskedArray)
+        )
+    return found
+
+
+COLUMNS: Mapping[str, Column] = _columns()
+"""Every column by its name."""
+
+
+class RequestLog:
+    """Notes what becomes of each request, by its number, as it happens; what is never noted is unknown.
+
+    Each column of `Requests` is an attribute. It is made when it is first used, and is a plain `array` (of text, a list):
+    nothing that Python can write to is faster, and columns that nobody uses take no memory.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getattr__(self, name: str) -> Any:
+        column = COLUMNS.get(name)
+        if column is None:
+            raise AttributeError(f"requests have no column {name}")
+        values = _unwritten(column, self._count)
+        setattr(self, name, values)
+        return values
+
+    def finish(self, rows: Any = slice(None), **known: Any) -> Requests:
+        """Return what was noted of some rows (default: all), with whole columns that are known otherwise."""
+        noted = {
+            name: _written(column, getattr(self, name))[rows]
+            for name, column in COLUMNS.items()
+            if name not in known and name != "request" and (name in vars(self) or not column.may_be_unknown)
+        }
+        return Requests.of(request=np.arange(self._count)[rows], **noted | known)
+
+
+_NOT_WRITTEN = -(1 << 31)  # only in the arrays of a log: elsewhere unknown is a mask
+
+
+def _unwritten(column: Column, count: int) -> "array[Any] | list[Any]":
+    if column.dtype is np.float64:
+        return array("d", [np.nan]) * count
+    if column.dtype is np.int32:
+        return array("i", [_NOT_WRITTEN if column.may_be_unknown else 0]) * count
+    return [column.default] * count
+
+
+def _written(column: Column, values: "array[Any] | list[Any]") -> npt.NDArray[Any]:
+    """Return what was noted in a column of a log, masked where nothing was."""
+    found: npt.NDArray[Any] = np.array(values, column.dtype)
+    if not column.may_be_unknown:
+        return found
+    return np.ma.MaskedArray(found, np.isnan(found) if column.dtype is np.float64 else found == _NOT_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
     """What one run of one arm gave, both clocks alike.
 
-    `columns` has one array per column of requests.parquet; times in seconds from the start of the run. `gaps` are
-    the times between tokens as rows (first, slope, curve, steps, tokens): for each of `steps` steps j, `tokens`
+    `gaps` are the times between tokens as rows (first, slope, curve, steps, tokens): for each of `steps` steps j, `tokens`
     sequences waited `first + slope*j + curve*j*j` seconds for their next token.
     """
 
     arm: str
-    columns: dict[str, npt.NDArray[Any]]
+    requests: Requests
     gaps: Floats
     wall_s: float
     num_workers: int
@@ -27,15 +218,76 @@ class ArmResult:
     is_complete: bool = True
     notes: tuple[str, ...] = ()
     """What spoils the run, such as a client that was late."""
-    facts: dict[str, float] = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)
     """What else is known of it, such as how busy the client was."""
     is_live: bool = False
     """Whether each row of `gaps` is a chunk that came over HTTP."""
 
     @property
-    def measured(self) -> "ArmResult":
+    def measured(self) -> "Record":
         """The same without the requests of the warm-up and after the window; `gaps` hold none of them anyway."""
-        kept = self.columns.get("is_measured")
-        if kept is None or kept.all():
-            return self
-        return replace(self, columns={name: column[kept] for name, column in self.columns.items()})
+        kept = self.requests.is_measured
+        return self if kept.all() else replace(self, requests=self.requests[kept])
+
+
+def to_table(runs: Sequence[Record]) -> "pa.Table":
+    """Return the requests of runs as the table of requests.parquet: which run, then the columns, unknown values null."""
+    import pyarrow as pa
+
+    return pa.concat_tables([_table(place, run) for place, run in enumerate(runs)])
+
+
+def _table(place: int, run: Record) -> "pa.Table":
+    import pyarrow as pa
+
+    count = len(run.requests)
+    columns = {
+        "run": pa.repeat(pa.scalar(place, pa.int64()), count),
+        "arm": pa.repeat(run.arm, count),
+        "repeat": pa.repeat(pa.scalar(run.repeat, pa.int64()), count),
+    }
+    for name in COLUMNS:
+        values = getattr(run.requests, name)
+        is_unknown = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+        columns[name] = pa.array(np.ma.getdata(values), pa.string() if name == "error" else None, mask=is_unknown)
+    return pa.table(columns)
+
+
+def from_table(table: "pa.Table", count: int) -> list[Requests]:
+    """Read the requests of so many runs back.
+
+    Raises:
+        ValueError: a column is missing, or holds what it cannot.
+    """
+    if missing := [name for name in ("run", *COLUMNS) if name not in table.column_names]:
+        raise ValueError(f"requests.parquet has no column {', '.join(missing)}")
+    run_of = _read(Column("", name="run", dtype=np.int32), table)
+    whole = Requests(**{name: _read(column, table) for name, column in COLUMNS.items()})
+    return [whole[run_of == place] for place in range(count)]
+
+
+def _read(column: Column, table: "pa.Table") -> Any:
+    """Read one column.
+
+    Raises:
+        ValueError: it has another type, is unknown where it must be known, or holds what is out of range.
+    """
+    import pyarrow as pa
+
+    stored, kind = table[column.name], table[column.name].type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    fits, expected, fill = is_number, "a column of finite numbers", cast("Any", 0)
+    if column.dtype is np.object_:
+        fits, expected, fill = is_text, "text", ""
+    elif column.dtype is np.bool_:
+        fits, expected, fill = pa.types.is_boolean(kind), "true or false", False
+    is_unknown = stored.is_null().to_numpy()
+    if not fits or (is_unknown.any() and not column.may_be_unknown):
+        raise ValueError(f"{column.name} in requests.parquet is not {expected}")
+    values = stored.fill_null(fill).to_numpy()
+    if is_number and not np.isfinite(values).all():
+        raise ValueError(f"{column.name} in requests.parquet is not {expected}")
+    if column.dtype is np.int32 and len(values) and not 0 <= values.min() <= values.max() < column.limit:
+        raise ValueError(f"{column.name} in requests.parquet goes from {values.min()} to {values.max()}")
+    return column.array(np.ma.MaskedArray(values, is_unknown) if column.may_be_unknown else values, len(values))

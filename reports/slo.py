@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reports import metrics
-from reports.records import ArmResult
+from reports.records import Record
 
 MLPERF = {
     "llama2-70b": (2.0, 0.2),
@@ -72,13 +72,13 @@ def preset(name: str) -> list[Limit]:
     return [Limit("ttft_sched", "p99", ttft), Limit("tpot", "p99", tpot)]
 
 
-def good(run: ArmResult, limits: list[Limit]) -> npt.NDArray[np.bool_]:
+def good(run: Record, limits: list[Limit]) -> npt.NDArray[np.bool_]:
     """Tell which requests were good, shape (requests,): within every limit; failed ones are not good.
 
     A limit of a run counts for each request too. A request without a value (one token has no TPOT) is within it.
     """
-    values = metrics.per_request(run)
-    result = run.columns["error"] == ""
+    values = metrics.per_request(run.requests)
+    result = run.requests.succeeded
     for limit in limits:
         if limit.metric in values:
             value = values[limit.metric]

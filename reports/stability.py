@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.records import ArmResult, Floats
+from reports.records import Floats, Record, Requests
 
 WINDOWS = 12
 SETTLING = 2
@@ -21,18 +21,18 @@ class Stability:
     end: float
 
 
-def stability(run: ArmResult) -> Stability:
+def stability(run: Record) -> Stability:
     """Tell whether the number of requests in the system grew, and grew faster than the arrivals did.
 
     Lines are fitted to the number per window and to the number per arrival (by Little's law a time in the system): both
     must grow by more than half, beyond doubt, that is with a t value over 4, windows being few and neighbours alike.
     Means over a queue that grows measure the run's length; a trace that gets busier is no such queue.
     """
-    start = run.columns["intended_s"]
+    start = run.requests.intended_s
     if len(start) < 10 * WINDOWS or float(np.ptp(start)) <= 0:
         return Stability(True, 0.0, 0.0)
     edges = np.linspace(float(start.min()), float(start.max()), WINDOWS + 1)
-    number = in_system(run, edges)[SETTLING:]
+    number = in_system(run.requests, edges)[SETTLING:]
     arrivals = np.histogram(start, edges)[0][SETTLING:].astype(float)
     smooth = np.convolve(np.pad(arrivals, 1, mode="edge"), np.full(3, 1 / 3), mode="valid")
     first, last, is_sure = _trend(number)
@@ -53,11 +53,11 @@ def _trend(values: Floats) -> tuple[float, float, bool]:
     return mean + slope * float(time[0]), mean + slope * float(time[-1]), slope > 4 * error and slope > 0
 
 
-def in_system(run: ArmResult, edges: Floats) -> Floats:
+def in_system(requests: Requests, edges: Floats) -> Floats:
     """Return the mean number of requests sent and not ended within each window between edges (s)."""
-    c = run.columns
-    start = np.sort(c["intended_s"])
-    stop = np.sort(np.where(c["done_s"] >= 0, c["done_s"], c["sent_s"]))
+    sent = np.where(requests.sent_s.mask, requests.intended_s, requests.sent_s.data)
+    start = np.sort(requests.intended_s)
+    stop = np.sort(np.where(requests.done_s.mask, sent, requests.done_s.data))
     begun = _integral(start, edges)
     ended = _integral(stop, edges)
     result: Floats = np.diff(begun - ended) / np.diff(edges)

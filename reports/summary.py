@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from reports import insight, metrics, slo
-from reports.records import ArmResult, Floats
+from reports.records import Floats, Record
 from reports.stability import stability
 from reports.statistics import (
     Blocks,
@@ -27,7 +27,7 @@ Table = dict[str, Floats]
 
 
 def summarize(
-    runs: list[ArmResult],
+    runs: list[Record],
     limits: list[slo.Limit] | None = None,
     bound_s: float | None = None,
     *,
@@ -41,10 +41,10 @@ def summarize(
         bound_s: what no router could have beaten as mean TTFT (s).
         with_intervals: give each arm's own figures intervals, which takes a while.
     """
-    arms: dict[str, list[ArmResult]] = {}
+    arms: dict[str, list[Record]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run.measured)
-    size = max(int(run.columns["request"].max(initial=-1)) for run in runs) + 1
+    size = max(int(run.requests.request.max(initial=-1)) for run in runs) + 1
     tables = {arm: _by_request(repeats, size) for arm, repeats in arms.items()}
     first = next(iter(arms))
     blocks = blocks_of(tables[first]["intended_s"], tables[first]["e2e_sched"])
@@ -175,13 +175,13 @@ def _noise_floor(figures: Json, tables: dict[str, Table], blocks: Blocks) -> Jso
     return floor
 
 
-def _arm(repeats: list[ArmResult], table: Table, blocks: Blocks | None, limits: list[slo.Limit]) -> Json:
-    values = [metrics.per_request(run) for run in repeats]
-    failed = sum(int((run.columns["error"] != "").sum()) for run in repeats)
+def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[slo.Limit]) -> Json:
+    values = [metrics.per_request(run.requests) for run in repeats]
+    failed = sum(int((~run.requests.succeeded).sum()) for run in repeats)
     settled = [stability(run) for run in repeats]
     worst = max(settled, key=lambda one: (not one.is_stable, one.end - one.start))
     figures: Json = {
-        "requests": sum(len(run.columns["request"]) for run in repeats),
+        "requests": sum(len(run.requests) for run in repeats),
         "failed": failed,
         "errors": _errors(repeats),
         "repeats": len(repeats),
@@ -196,7 +196,7 @@ def _arm(repeats: list[ArmResult], table: Table, blocks: Blocks | None, limits: 
         if name in PAIRED and blocks is not None:
             figures[name]["intervals"] = _intervals(table[name], blocks)
     figures["itl"] = metrics.describe_gaps(metrics.TokenGaps(np.concatenate([run.gaps for run in repeats])))
-    lag = np.concatenate([run.columns["sent_s"] - run.columns["intended_s"] for run in repeats])
+    lag = np.concatenate([metrics.schedule_lag(run.requests) for run in repeats])
     figures["schedule_lag"] = metrics.describe(lag)
     for name, of_run in (
         ("throughput", metrics.throughput),
@@ -226,10 +226,10 @@ def _intervals(values: Floats, blocks: Blocks) -> Json:
     return found
 
 
-def _preemptions(repeats: list[ArmResult]) -> int | None:
-    """Count preemptions; None where the engines did not tell (-1)."""
-    counts = [run.columns["preemptions"] for run in repeats]
-    return None if any((count < 0).any() for count in counts) else sum(int(count.sum()) for count in counts)
+def _preemptions(repeats: list[Record]) -> int | None:
+    """Count preemptions; None where an engine did not report them."""
+    counts = [metrics.preemptions(run) for run in repeats]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _mean(values: list[Any]) -> float | None:
@@ -237,23 +237,23 @@ def _mean(values: list[Any]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _errors(repeats: list[ArmResult]) -> dict[str, int]:
+def _errors(repeats: list[Record]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for run in repeats:
-        for error in run.columns["error"]:
+        for error in run.requests.error:
             if error:
                 counts[error] = counts.get(error, 0) + 1
     return counts
 
 
-def _by_request(repeats: list[ArmResult], size: int) -> Table:
+def _by_request(repeats: list[Record], size: int) -> Table:
     """Average each request's metrics over the repeats, placed by request number; NaN where one is missing."""
     result = {}
     for name in (*PAIRED, "intended_s"):
         table = np.full((len(repeats), size), np.nan)
         for place, run in enumerate(repeats):
-            values = run.columns["intended_s"] if name == "intended_s" else metrics.per_request(run)[name]
-            table[place, run.columns["request"]] = values
+            values = run.requests.intended_s if name == "intended_s" else metrics.per_request(run.requests)[name]
+            table[place, run.requests.request] = values
         if name == "intended_s":
             table = np.nan_to_num(table)
         result[name] = table[0] if len(repeats) == 1 else table.mean(axis=0)

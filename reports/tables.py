@@ -7,7 +7,7 @@ from rich.table import Table
 from reports.foreign import markdown_cell
 from reports.like import table as like
 from reports.metrics import LABELS
-from reports.records import ArmResult
+from reports.records import Record
 
 Json = dict[str, Any]
 WIDE = 150
@@ -82,13 +82,13 @@ def rows(summary: Json) -> list[tuple[str, list[str]]]:
     return [(label, cells) for label, cells in lines if any(cell != "n/a" for cell in cells) or "p99" in label]
 
 
-def like_table(runs: list[ArmResult], tool: str) -> Table:
+def like_table(runs: list[Record], tool: str) -> Table:
     """The figures as another tool would define them, a line per arm and metric."""
     table = Table(title=f"As {tool} would report it (ms)", title_justify="left", pad_edge=False)
     for column in ("", "metric", "mean", "p50", "p90", "p99"):
         table.add_column(column, justify="left" if column in ("", "metric") else "right")
     table.add_column("formula")
-    arms: dict[str, list[ArmResult]] = {}
+    arms: dict[str, list[Record]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run)
     for arm, repeats in arms.items():

@@ -70,9 +70,8 @@ def run_experiment(
     carry_out = _simulate_all if clock == "virtual" else _measure_all
     with Interrupt() as interrupt:
         runs = carry_out(wanted, source, experiment, console, interrupt)
-        for run in runs:
-            run.is_complete &= len(runs) == len(wanted)
-        runs = [run for run in runs if len(run.requests)]
+        is_whole = len(runs) == len(wanted)
+        runs = [replace(run, is_complete=run.is_complete and is_whole) for run in runs if len(run.requests)]
         if not runs:
             raise KeyboardInterrupt("interrupted before any request was answered; nothing was written")
         order = {arm.name: place for place, arm in enumerate(arms)}

@@ -144,7 +144,8 @@ def simulate_point(
         missed.append(f"attainment >= {attainment:g} ({figures['goodput']['attainment']:.4g})")
     if not settled["is_stable"]:
         missed.append("a queue that does not grow")
-    start, stop = (float(edge) for edge in (runs[0].columns["intended_s"].min(), runs[0].columns["intended_s"].max()))
+    intended = runs[0].requests.intended_s
+    start, stop = float(intended.min()), float(intended.max())
     return {
         "name": arm.name,
         "changes": arm.plain_changes,

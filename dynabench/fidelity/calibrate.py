@@ -151,10 +151,9 @@ async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
     start = clock() + 0.1
     order = Order(workload, target, LoadConfig(concurrency=probe.concurrency), "", 600.0)
     answer = await send_all(order, num_clients=1, stop=asyncio.Event(), start=start)
-    if errors := [error for error in answer.columns["error"] if error]:
+    if errors := [error for error in answer.requests.error if error]:
         raise UserError(f"calibrating with {probe.name}: {errors[0]}")
-    columns = answer.columns
-    return Sent(probe, start, clock(), columns["sent_s"], columns["first_token_s"])
+    return Sent(probe, start, clock(), answer.requests.sent_s.data, answer.requests.first_token_s.data)
 
 
 def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foundation.errors import UserError
-from reports.records import ArmResult
+from reports.records import Record, Requests
 from workloads import Request, Workload
 
 ALIASES = {
@@ -24,7 +24,7 @@ OWN_BLOCK = 1 << 20
 """Tokens of a block that no two prompts share: records do not tell what prompts have in common."""
 
 
-def read_requests(path: Path) -> tuple[Workload, ArmResult]:
+def read_requests(path: Path) -> tuple[Workload, Record]:
     """Read records of requests (JSON lines or CSV) as the workload that was sent and the run it gave.
 
     Raises:
@@ -44,36 +44,19 @@ def read_requests(path: Path) -> tuple[Workload, ArmResult]:
         Request(float(arrival[place]), int(isl[place]), int(osl[place]), (place,)) for place in range(len(arrival))
     ]
     extra = {name: _optional(table[name], name)[order] for name in OPTIONAL if name in table}
-    unknown, none = np.full(len(isl), -1, np.int32), np.full(len(isl), "", dtype=object)
-    run = ArmResult(
-        "real",
-        {
-            "request": np.arange(len(isl), dtype=np.int32),
-            "worker": np.zeros(len(isl), np.int32),
-            "intended_s": arrival,
-            "sent_s": arrival,
-            "admitted_s": arrival,
-            "first_byte_s": first,
-            "first_token_s": first,
-            "last_token_s": last,
-            "done_s": last,
-            "isl": isl,
-            "osl": osl,
-            "first_chunk_tokens": np.ones(len(isl), np.int32),
-            "cached_tokens": extra.get("cached_tokens", np.zeros(len(isl), np.int32)),
-            "predicted_tokens": np.zeros(len(isl), np.int32),
-            "best_tokens": unknown,
-            "endless_tokens": np.zeros(len(isl), np.int32),
-            "queue_depth": np.zeros(len(isl), np.int32),
-            "preemptions": extra.get("preemptions", unknown),
-            "error": extra.get("error", none),
-            "is_measured": np.ones(len(isl), bool),
-        },
-        np.empty((0, 5)),
-        float(last.max()),
-        1,
+    known = Requests.of(
+        intended_s=arrival,
+        sent_s=arrival,
+        first_byte_s=first,
+        first_token_s=first,
+        last_token_s=last,
+        done_s=last,
+        isl=isl,
+        osl=osl,
+        first_chunk_tokens=np.ones(len(isl), np.int32),
+        **extra,
     )
-    run.facts["tells_hits"] = float("cached_tokens" in extra)
+    run = Record("real", known, np.empty((0, 5)), float(last.max()), 1)
     return Workload(path.stem, OWN_BLOCK, requests), run
 
 

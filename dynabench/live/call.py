@@ -64,8 +64,9 @@ class Call:
         self._status = status
         timeline, number = self._timeline, self.number
         timeline.first_byte_s[number] = now - self._start
-        timeline.worker[number] = _number(headers.get(b"x-worker-slot"), -1)
-        timeline.predicted_tokens[number] = _number(headers.get(b"x-overlap-tokens"), 0)
+        for column, header in ((timeline.worker, b"x-worker-slot"), (timeline.predicted_tokens, b"x-overlap-tokens")):
+            if (value := _number(headers.get(header))) is not None:
+                column[number] = value
 
     def on_data(self, data: bytes, now: float) -> None:
         """Count the tokens of a read."""
@@ -99,8 +100,8 @@ class Call:
     def on_failure(self, reason: str, now: float) -> None:
         """There is no (more) answer."""
         timeline = self._timeline
-        timeline.num_tokens[self.number] = self._count
-        timeline.errors[self.number] = reason
+        timeline.osl[self.number] = self._count
+        timeline.error[self.number] = reason
         self._on_end(self, now)
 
     def _give_up(self, reason: str, now: float) -> None:
@@ -134,14 +135,15 @@ class Call:
             AnswerError: our own stack lost a token.
         """
         timeline, number, reader = self._timeline, self.number, self._reader
-        timeline.num_tokens[number] = self._count
+        timeline.osl[number] = self._count
         if usage is not None:
             if usage.prompt_tokens:
-                timeline.prompt_tokens[number] = usage.prompt_tokens
+                timeline.isl[number] = usage.prompt_tokens
             if details := usage.prompt_tokens_details:
                 timeline.cached_tokens[number] = details.cached_tokens or 0
         if reader.routing is not None:
-            timeline.best_tokens[number] = reader.routing.best_tokens
+            if reader.routing.best_tokens >= 0:
+                timeline.best_tokens[number] = reader.routing.best_tokens
             timeline.queue_depth[number] = reader.routing.queue_depth
         stated = usage.completion_tokens if usage is not None else None
         if not stated:
@@ -158,7 +160,7 @@ class Call:
     def _scale(self, stated: int) -> None:
         """Spread the stated tokens over the events, where some held several or none."""
         timeline, number = self._timeline, self.number
-        timeline.num_tokens[number] = stated
+        timeline.osl[number] = stated
         timeline.total_tokens += stated - self._count
         # Which events held the tokens that are too many is not known; each of those came with at least one other.
         more = max(stated - self._count, 0)
@@ -171,6 +173,6 @@ class Call:
             self._chunks[1::2] = [count * each for count in self._chunks[1::2]] if each else self._chunks[1::2]
 
 
-def _number(header: bytes | None, default: int) -> int:
+def _number(header: bytes | None) -> int | None:
     """Return a count that our own frontend sent; another server may send anything under this name."""
-    return int(header) if header is not None and header.isdigit() and len(header) < 6 else default
+    return int(header) if header is not None and header.isdigit() and len(header) < 6 else None

@@ -15,7 +15,8 @@ from dynabench.interrupt import held_back
 from dynabench.live.bodies import Target
 from dynabench.live.http_client import clock
 from dynabench.live.load import LoadGenerator, facts_of
-from dynabench.live.timeline import Stats, as_columns
+from dynabench.live.timeline import Stats, requests_of
+from reports.records import Requests
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.request import select
@@ -27,7 +28,7 @@ READY_S = 60.0
 class Sent(NamedTuple):
     """What clients measured."""
 
-    columns: dict[str, np.ndarray]
+    requests: Requests
     gaps: np.ndarray
     facts: dict[str, float]
 
@@ -141,8 +142,8 @@ async def _send(
         telling.cancel()
     if on_stats is not None:
         on_stats(generator.stats())
-    columns = as_columns(timeline, order.workload, order.load)
-    return Sent(columns, np.array(timeline.gaps).reshape(-1, 5), facts_of(generator))
+    requests = requests_of(timeline, order.workload, order.load)
+    return Sent(requests, np.array(timeline.gaps).reshape(-1, 5), facts_of(generator))
 
 
 def _client(connection: Connection, order: Order) -> None:
@@ -191,18 +192,15 @@ def _share_load(load: LoadConfig, place: int, count: int) -> LoadConfig:
 
 
 def _merged(parts: list[Sent], shards: list[list[int]]) -> Sent:
-    columns: dict[str, np.ndarray] = {}
-    for name in parts[0].columns:
-        pieces = [part.columns[name] for part in parts]
-        if name == "request":
-            pieces = [np.array(numbers, np.int32)[piece] for numbers, piece in zip(shards, pieces, strict=True)]
-        columns[name] = np.concatenate(pieces)
-    order = np.argsort(columns["request"])
+    requests = Requests.concatenate(
+        [
+            part.requests.replace(request=np.array(numbers)[part.requests.request])
+            for part, numbers in zip(parts, shards, strict=True)
+        ]
+    )
     facts = {name: sum(part.facts[name] for part in parts) for name in parts[0].facts}
     facts["cpu_share"] = max(part.facts["cpu_share"] for part in parts)
-    return Sent(
-        {name: column[order] for name, column in columns.items()}, np.concatenate([p.gaps for p in parts]), facts
-    )
+    return Sent(requests[np.argsort(requests.request)], np.concatenate([part.gaps for part in parts]), facts)
 
 
 def _merged_stats(parts: list[Stats]) -> Stats:

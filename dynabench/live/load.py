@@ -1,6 +1,7 @@
 """The load generator: an HTTP client like any other, which sends each request when the workload says so."""
 
 import asyncio
+import math
 import resource
 from collections import deque
 
@@ -138,7 +139,7 @@ class LoadGenerator:
         while count and self._next_body < len(requests) and len(self._ahead) < AHEAD:
             number = self._next_body
             self._next_body += 1
-            if self.timeline.intended_s[number] < 0:
+            if math.isnan(self.timeline.intended_s[number]):
                 self._ahead[number] = self._bodies.of(requests[number])
                 count -= 1
         return not count
@@ -159,13 +160,13 @@ class LoadGenerator:
         number, timeline = call.number, self.timeline
         if self._open.pop(number, None) is None:
             return  # the run is over
-        is_failed = bool(timeline.errors[number])
+        is_failed = bool(timeline.error[number])
         timeline.num_ended += 1
         timeline.num_failed += is_failed
         timeline.last_numbers.append(number)
         at = now - (self._start or 0.0)
         for lost in self._pacer.on_end(number, at, is_failed=is_failed):
-            timeline.errors[lost] = f"not sent: request {number}, which it waits for, failed"
+            timeline.error[lost] = f"not sent: request {number}, which it waits for, failed"
             timeline.intended_s[lost] = timeline.sent_s[lost] = at
             timeline.num_ended += 1
             timeline.num_failed += 1

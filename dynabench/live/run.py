@@ -173,20 +173,20 @@ async def warm_up(workload: Workload, target: Target, count: int, timeout_s: flo
 
 def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE) -> list[str]:
     """Say what spoiled the run: failed requests, or the client itself; such a run is not valid."""
-    columns, notes = sent.columns, []
-    errors = [error for error in columns["error"] if error]
-    if errors and len(errors) == len(columns["error"]):
+    requests, notes = sent.requests, []
+    errors = [error for error in requests.error if error]
+    if errors and len(errors) == len(requests):
         notes.append(f"every request failed, the first with: {errors[0]}")
         return notes
-    attempted = columns["error"][columns["is_measured"]]
+    attempted = requests.error[requests.is_measured]
     counts = Counter(error for error in attempted if error)
     if counts.total() > max_failed_share * len(attempted):
         notes.append(
             f"{counts.total():,} of {len(attempted):,} requests failed ({counts.total() / len(attempted):.1%}, more than "
             f"--max-failed-share {max_failed_share:.3g}), most often with: {counts.most_common(1)[0][0]}"
         )
-    known = columns["sent_s"] >= 0
-    intended, actual = columns["intended_s"][known], columns["sent_s"][known]
+    known = ~requests.sent_s.mask
+    intended, actual = requests.intended_s[known], requests.sent_s.data[known]
     if not len(intended):
         return notes
     if load.max_concurrency is None:

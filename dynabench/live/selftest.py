@@ -17,7 +17,7 @@ from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from reports import metrics
-from reports.records import ArmResult
+from reports.records import Record
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -29,7 +29,7 @@ def run_selftest(config: SelftestConfig, console: Terminal) -> int:
     """Measure, print what was sent, expected and found, and return 1 if a metric is off or a token was lost."""
     with known_server(config) as url:
         sent = uvloop.run(measure(url, config))
-    run = ArmResult("self-test", sent.columns, sent.gaps, 0.0, 1, is_live=True)
+    run = Record("self-test", sent.requests, sent.gaps, 0.0, 1, is_live=True)
     table = Table(title="Self-test: what the client measured of a server of known delays (ms)", title_justify="left")
     for column in ("metric", "expected", "mean", "p50", "p99", "error of p50"):
         table.add_column(column, justify="left" if column == "metric" else "right")
@@ -41,16 +41,15 @@ def run_selftest(config: SelftestConfig, console: Terminal) -> int:
         cells = [_ms(figures[key]) for key in ("mean", "p50", "p99")]
         table.add_row(name, f"{expected:.2f}", *cells, f"{error:+.3f}")
     console.print(table)
-    columns = sent.columns
-    failed = [error for error in columns["error"] if error]
-    wanted, came = config.requests * config.tokens, int(columns["osl"].sum())
+    failed = [error for error in sent.requests.error if error]
+    wanted, came = config.requests * config.tokens, int(sent.requests.osl.sum())
     if failed:
         bad.append(f"{len(failed)} requests failed, the first with: {failed[0]}")
     if came != wanted:
         bad.append(f"{came:,} tokens were counted of {wanted:,}")
     together = sent.facts["tokens_together"] / max(sent.facts["tokens"], 1)
     console.print(
-        f"{len(columns['request']):,} requests, {came:,} tokens of {wanted:,}; client CPU {sent.facts['cpu_share']:.0%} of a core; "
+        f"{len(sent.requests):,} requests, {came:,} tokens of {wanted:,}; client CPU {sent.facts['cpu_share']:.0%} of a core; "
         f"{together:.1%} of the tokens came in a read with others",
     )
     for problem in bad:
@@ -93,13 +92,13 @@ def known_server(config: SelftestConfig) -> Iterator[str]:
             server.wait()
 
 
-def _results(run: ArmResult, config: SelftestConfig) -> dict[str, tuple[float, dict[str, float | int | None]]]:
+def _results(run: Record, config: SelftestConfig) -> dict[str, tuple[float, dict[str, float | int | None]]]:
     """Return what each metric should be (ms) and what was found."""
-    values = metrics.per_request(run)
+    values = metrics.per_request(run.requests)
     chunks = -(-config.tokens // config.tokens_per_chunk)
     behind = config.tokens - min(config.tokens_per_chunk, config.tokens)
     decoding = (chunks - 1) * config.itl_ms
-    lag = metrics.describe(run.columns["sent_s"] - run.columns["intended_s"])
+    lag = metrics.describe(metrics.schedule_lag(run.requests))
     results = {"TTFT": (config.ttft_ms, metrics.describe(values["ttft"]))}
     if behind:
         gap = config.itl_ms / config.tokens_per_chunk

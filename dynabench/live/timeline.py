@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reports import metrics
+from reports.records import Floats, RequestLog, Requests
 from workloads import Workload
 from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
@@ -26,26 +28,12 @@ class Stats(NamedTuple):
     """Recent requests by worker."""
 
 
-class Timeline:
-    """What became of each request, in seconds from the start of the run; -1 for what did not happen."""
+class Timeline(RequestLog):
+    """The log of a client, and what it counts beside it; `isl` is 0 until the server reports a prompt's length."""
 
     def __init__(self, count: int) -> None:
-        self.intended_s = array("d", [-1.0]) * count
-        self.sent_s = array("d", [-1.0]) * count
-        self.first_byte_s = array("d", [-1.0]) * count
-        self.first_token_s = array("d", [-1.0]) * count
-        self.last_token_s = array("d", [-1.0]) * count
-        self.done_s = array("d", [-1.0]) * count
-        self.num_tokens = array("i", [0]) * count
-        self.prompt_tokens = array("i", [-1]) * count
-        self.first_chunk_tokens = array("i", [0]) * count
-        self.worker = array("i", [-1]) * count
-        self.cached_tokens = array("i", [0]) * count
-        self.predicted_tokens = array("i", [0]) * count
-        self.best_tokens = array("i", [-1]) * count
-        self.queue_depth = array("i", [-1]) * count
-        self.errors = [""] * count
-        self.gaps = array("d")  # rows as in ArmResult: gap per token, 0, 0, 1, tokens
+        super().__init__(count)
+        self.gaps = array("d")  # rows as in Record: gap per token, 0, 0, 1, tokens
         self.num_sent = self.num_ended = self.num_failed = 0
         self.total_tokens = self.num_together = 0
         self.num_unstated = 0
@@ -54,62 +42,44 @@ class Timeline:
         """Requests that ended last, for the live view."""
 
     def stats(self, now_s: float) -> Stats:
-        """Tell how it is going."""
-        recent = [number for number in self.last_numbers if not self.errors[number]]
-        ttfts = [self.first_token_s[number] - self.intended_s[number] for number in recent]
-        tpots = [
-            (self.last_token_s[number] - self.first_token_s[number]) / more
-            for number in recent
-            if (more := self.num_tokens[number] - self.first_chunk_tokens[number]) > 0
-        ]
+        """Return how it is going."""
+        recent = self.finish(np.array(self.last_numbers, int))
+        times = metrics.per_request(recent)
         return Stats(
             now_s,
             self.num_sent,
             self.num_ended,
             self.num_failed,
             self.total_tokens,
-            _spread_ms(ttfts),
-            _spread_ms(tpots),
-            dict(sorted(Counter(self.worker[number] for number in recent).items())),
+            _spread_ms(times["ttft_sched"]),
+            _spread_ms(times["tpot"]),
+            dict(sorted(Counter(recent.worker[recent.succeeded].compressed().tolist()).items())),
         )
 
 
-def as_columns(timeline: Timeline, workload: Workload, load: LoadConfig) -> dict[str, np.ndarray]:
-    """Return the columns of requests.parquet, for the requests that were answered or failed."""
-    requests = workload.requests
-    planned = np.array([request.input_length for request in requests], np.int32)
-    stated = np.array(timeline.prompt_tokens)
-    isl = np.where(stated >= 0, stated, planned)
-    columns = {
-        "request": np.arange(len(requests), dtype=np.int32),
-        "worker": np.array(timeline.worker),
-        "intended_s": np.array(timeline.intended_s),
-        "sent_s": np.array(timeline.sent_s),
-        "admitted_s": np.array(timeline.first_byte_s),
-        "first_byte_s": np.array(timeline.first_byte_s),
-        "first_token_s": np.array(timeline.first_token_s),
-        "last_token_s": np.array(timeline.last_token_s),
-        "done_s": np.array(timeline.done_s),
-        "isl": isl,
-        "osl": np.array(timeline.num_tokens),
-        "planned_isl": planned,
-        "planned_osl": np.array([request.output_length for request in requests], np.int32),
-        "first_chunk_tokens": np.array(timeline.first_chunk_tokens),
-        "cached_tokens": np.array(timeline.cached_tokens),
-        "predicted_tokens": np.array(timeline.predicted_tokens),
-        "best_tokens": np.array(timeline.best_tokens),
-        "endless_tokens": np.rint(endless_hits(workload) * (isl / planned)).astype(np.int64),  # in the server's tokens
-        "queue_depth": np.array(timeline.queue_depth),
-        "preemptions": np.full(len(requests), -1, np.int32),  # not told over HTTP
-        "error": np.array(timeline.errors, dtype=object),
-        "is_measured": np.array([load.is_measured(time) for time in timeline.intended_s], bool),
-    }
-    ended = (columns["done_s"] >= 0) | (columns["error"] != "")
-    return {name: column[ended] for name, column in columns.items()}
+def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Requests:
+    """Return what became of the requests that were answered or failed."""
+    ended = ~np.isnan(timeline.done_s) | np.array([bool(error) for error in timeline.error])
+    planned = np.array([request.input_length for request in workload.requests], np.int32)
+    stated = np.array(timeline.isl)
+    isl = np.where(stated > 0, stated, planned)
+    requests = timeline.finish(
+        admitted_s=timeline.first_byte_s,
+        isl=isl,
+        planned_isl=planned,
+        planned_osl=[request.output_length for request in workload.requests],
+        endless_tokens=np.rint(endless_hits(workload) * (isl / planned)),  # in the server's tokens
+        is_measured=[load.is_measured(time) for time in timeline.intended_s],
+    )
+    cached = requests.cached_tokens
+    if not cached.mask.all():  # servers that report hits leave out a zero, as vLLM does
+        requests = requests.replace(cached_tokens=cached.filled(0))
+    return requests[ended]
 
 
-def _spread_ms(values: list[float]) -> tuple[float, float] | None:
-    if not values:
+def _spread_ms(values: Floats) -> tuple[float, float] | None:
+    known = values[~np.isnan(values)]
+    if not len(known):
         return None
-    p50, p90 = np.percentile(values, [50, 90]) * 1000
+    p50, p90 = np.percentile(known, [50, 90]) * 1000
     return float(p50), float(p90)

@@ -72,28 +72,28 @@ def simulated(workload, mode="kv", load=None, **engine):
 
 
 def test_a_closed_loop_in_virtual_time_keeps_so_many_in_flight(workload):
-    columns = simulated(workload, load=LoadConfig(concurrency=7)).columns
-    for time_ in columns["sent_s"][::10]:
-        assert ((columns["sent_s"] <= time_) & (columns["done_s"] > time_)).sum() <= 7
-    assert columns["intended_s"][:7].tolist() == [0.0] * 7
-    ends = set(columns["done_s"].tolist())
-    assert all(time_ in ends for time_ in columns["intended_s"][7:].tolist())
+    columns = simulated(workload, load=LoadConfig(concurrency=7)).requests
+    for time_ in columns.sent_s[::10]:
+        assert ((columns.sent_s <= time_) & (columns.done_s > time_)).sum() <= 7
+    assert columns.intended_s[:7].tolist() == [0.0] * 7
+    ends = set(columns.done_s.tolist())
+    assert all(time_ in ends for time_ in columns.intended_s[7:].tolist())
 
 
 def test_sessions_think_after_their_answers_in_virtual_time():
     rows = [Request(0.0, 600, 20, (0, n + 1), "s", (n - 1,) if n else (), 1.5 if n else 0.0) for n in range(5)]
-    columns = simulated(Workload("w", 512, rows)).columns
-    assert columns["intended_s"][1:] - columns["done_s"][:-1] == pytest.approx([1.5] * 4)
+    columns = simulated(Workload("w", 512, rows)).requests
+    assert (columns.intended_s[1:] - columns.done_s[:-1]).tolist() == pytest.approx([1.5] * 4)
 
 
 def test_the_warm_up_does_not_count_in_virtual_time(workload):
     whole, part = simulated(workload), simulated(workload, load=LoadConfig(warmup_s=10.0))
     for name in ("first_token_s", "last_token_s", "worker"):
-        assert (whole.columns[name] == part.columns[name]).all()
-    kept = part.measured.columns
-    assert kept["intended_s"].min() >= 10.0
+        assert (getattr(whole.requests, name) == getattr(part.requests, name)).all()
+    kept = part.measured.requests
+    assert kept.intended_s.min() >= 10.0
     before, after = metrics.TokenGaps(whole.gaps).count, metrics.TokenGaps(part.gaps).count
-    late = whole.columns["osl"][whole.columns["intended_s"] >= 10.0].sum()
+    late = whole.requests.osl[whole.requests.intended_s >= 10.0].sum()
     assert late * 0.95 < after < before
 
 
@@ -101,9 +101,9 @@ def test_the_warm_up_does_not_count_in_virtual_time(workload):
     "mode", ["llumnix+late(4096)", "marginal+late(2048)+wspt(0.1)", "lmetric+eps(5)", "kv+stale(250)", "kv+predict(5)"]
 )
 def test_additions_lose_no_request(workload, mode):
-    columns = simulated(workload, mode).columns
-    assert (columns["done_s"] > 0).all()
-    assert (columns["admitted_s"] >= columns["intended_s"]).all()
+    columns = simulated(workload, mode).requests
+    assert (columns.done_s > 0).all()
+    assert (columns.admitted_s >= columns.intended_s).all()
 
 
 def test_no_mode_beats_the_bound(workload):
@@ -113,20 +113,20 @@ def test_no_mode_beats_the_bound(workload):
     for mode in ROUTER_MODES:
         if mode == "oracle-rollout":
             continue  # below, on fewer requests
-        assert metrics.per_request(simulated(workload, mode))["ttft"].mean() >= bound, mode
+        assert metrics.per_request(simulated(workload, mode).requests)["ttft"].mean() >= bound, mode
     assert 0 < utilisation(workload, engine, 3) < 1
     ceiling = belady_share(workload, engine, 3)
-    columns = simulated(workload, "prefix-longest").columns
-    assert columns["cached_tokens"].sum() / columns["isl"].sum() <= ceiling + 0.02
-    assert belady_share(workload, resolve(EngineConfig(num_gpu_blocks=80)), 1) < ceiling
+    columns = simulated(workload, "prefix-longest").requests
+    assert columns.cached_tokens.sum() / columns.isl.sum() <= ceiling + 0.02
+    assert belady_share(workload, EngineConfig(num_gpu_blocks=80), 1) < ceiling
 
 
 def test_rollouts_try_every_worker_and_leave_no_trace(workload):
     few = Workload("w", 512, workload.requests[:40])
-    runs = {mode: simulated(few, mode).columns for mode in ("oracle-rollout", "round-robin")}
-    waited = {mode: (columns["done_s"] - columns["intended_s"]).mean() for mode, columns in runs.items()}
+    runs = {mode: simulated(few, mode).requests for mode in ("oracle-rollout", "round-robin")}
+    waited = {mode: (columns.done_s - columns.intended_s).mean() for mode, columns in runs.items()}
     assert waited["oracle-rollout"] < waited["round-robin"]
-    assert (runs["oracle-rollout"]["first_token_s"] > runs["oracle-rollout"]["intended_s"]).all()
+    assert (runs["oracle-rollout"].first_token_s > runs["oracle-rollout"].intended_s).all()
 
 
 def test_belady_on_a_trace_small_enough_to_check():

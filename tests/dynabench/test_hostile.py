@@ -5,6 +5,7 @@ import html.parser
 import io
 import json
 import re
+from dataclasses import replace
 from itertools import count
 from xml.etree import ElementTree
 
@@ -17,7 +18,7 @@ from dynabench.terminal import Terminal
 from foundation.text import one_line, printable
 from reports import folder, tables
 from reports.foreign import csv_cell, markdown_cell, script_json
-from reports.records import ArmResult
+from reports.records import Record, Requests
 from reports.summary import summarize
 from tests.support.commands import dynabench
 from tests.support.strange_server import answers, strange_server
@@ -79,27 +80,26 @@ def result(arm, *, errors=0, requests=100):
     rng = np.random.default_rng(0)
     start = np.arange(requests) * 0.01
     error = np.array(["HTTP 503: no"] * errors + [""] * (requests - errors), dtype=object)
-    columns = {
-        "request": np.arange(requests, dtype=np.int32),
-        "worker": np.zeros(requests, np.int32),
-        "intended_s": start,
-        "sent_s": start,
-        "first_byte_s": start + 0.01,
-        "first_token_s": start + 0.01 + rng.random(requests) / 100,
-        "last_token_s": start + 0.05,
-        "done_s": start + 0.05,
-        "isl": np.full(requests, 100),
-        "osl": np.full(requests, 5),
-        "first_chunk_tokens": np.ones(requests, np.int32),
-        "cached_tokens": np.zeros(requests, np.int32),
-        "predicted_tokens": np.zeros(requests, np.int32),
-        "best_tokens": np.zeros(requests, np.int32),
-        "endless_tokens": np.zeros(requests, np.int32),
-        "queue_depth": np.zeros(requests, np.int32),
-        "preemptions": np.zeros(requests, np.int32),
-        "error": error,
-    }
-    return ArmResult(arm, columns, np.array([[0.01, 0, 0, 1, 4]] * requests), 1.0, 1)
+    made = Requests.of(
+        worker=np.zeros(requests),
+        intended_s=start,
+        sent_s=start,
+        first_byte_s=start + 0.01,
+        first_token_s=start + 0.01 + rng.random(requests) / 100,
+        last_token_s=start + 0.05,
+        done_s=start + 0.05,
+        isl=np.full(requests, 100),
+        osl=np.full(requests, 5),
+        first_chunk_tokens=np.ones(requests),
+        cached_tokens=np.zeros(requests),
+        predicted_tokens=np.zeros(requests),
+        best_tokens=np.zeros(requests),
+        endless_tokens=np.zeros(requests),
+        queue_depth=np.zeros(requests),
+        preemptions=np.zeros(requests),
+        error=error,
+    )
+    return Record(arm, made, np.array([[0.01, 0, 0, 1, 4]] * requests), 1.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def result(arm, *, errors=0, requests=100):
 )
 def test_the_percentile_with_failures_is_there_whenever_a_request_failed(errors, shown):
     run = result("a", errors=errors)
-    run.columns["last_token_s"] = run.columns["intended_s"] + 0.06
+    run = replace(run, requests=run.requests.replace(last_token_s=run.requests.intended_s + 0.06))
     rows = dict(tables.rows(summarize([run])))
     cells = rows.get("E2E p90, failures infinite (ms)")
     assert cells == ([shown.replace("60.0", "60.00")] if shown else None)
@@ -115,8 +115,8 @@ def test_the_percentile_with_failures_is_there_whenever_a_request_failed(errors,
 
 def test_lengths_that_missed_the_plan_are_remarked_upon_and_spoil_nothing():
     run = result("a")
-    run.columns |= {"planned_isl": np.full(100, 60), "planned_osl": np.full(100, 5)}
-    run.facts["without_usage"] = 3.0
+    planned = run.requests.replace(planned_isl=np.full(100, 60), planned_osl=np.full(100, 5))
+    run = replace(run, requests=planned, facts={"without_usage": 3.0})
     summary = summarize([run])
     assert summary["arms"]["a"]["remarks"] == [
         "100 of 100 prompts missed the workload's length by more than 5%: they had 100 tokens on average instead of 60",

@@ -75,8 +75,8 @@ def test_an_interrupted_simulation_keeps_the_requests_that_ended(limit):
         is_interrupted=lambda: done[-1] >= limit,
     )
     assert not run.is_complete
-    assert limit <= len(run.columns["request"]) < COUNT
-    assert (run.columns["last_token_s"] > 0).all()
+    assert limit <= len(run.requests) < COUNT
+    assert (run.requests.last_token_s > 0).all()
 
 
 def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had(tmp_path):
@@ -91,7 +91,7 @@ def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had(tmp_path):
     assert runs
     for run in runs:
         assert not run.is_complete
-        assert 0 < len(run.columns["request"]) < COUNT
+        assert 0 < len(run.requests) < COUNT
 
 
 def test_calls_that_were_not_begun_are_not_made(tmp_path):

@@ -16,7 +16,7 @@ from dynabench.live.run import run_live, spoilt
 from dynabench.live.selftest import known_server
 from mocker import EngineConfig
 from reports import metrics
-from reports.records import ArmResult
+from reports.records import Record, Requests
 from serving.router import RouterConfig
 from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
 from tests.support.waiting import PATIENCE_S
@@ -46,20 +46,20 @@ def quick():
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_every_token_is_counted_and_no_time_goes_backwards(quick, is_ours):
-    columns = send(quick, workload(), is_ours=is_ours).columns
-    assert set(columns["error"]) == {""}
-    assert columns["osl"].tolist() == [6] * 40
-    assert (columns["first_chunk_tokens"] >= 1).all()  # a busy machine may read two tokens at once
+    columns = send(quick, workload(), is_ours=is_ours).requests
+    assert set(columns.error) == {""}
+    assert columns.osl.tolist() == [6] * 40
+    assert (columns.first_chunk_tokens >= 1).all()  # a busy machine may read two tokens at once
     order = ["intended_s", "sent_s", "first_byte_s", "first_token_s", "last_token_s", "done_s"]
     for before, after in itertools.pairwise(order):
-        assert (columns[before] <= columns[after]).all(), (before, after)
-    assert (columns["first_token_s"] - columns["sent_s"] >= 0.010).all()
+        assert (getattr(columns, before) <= getattr(columns, after)).all(), (before, after)
+    assert (columns.first_token_s - columns.sent_s >= 0.010).all()
 
 
 def test_chat_messages_go_where_chats_go(quick):
     requests = workload(5, content=[{"role": "user", "content": "Hello"}])
-    columns = send(quick, requests, prompts="text").columns
-    assert (set(columns["error"]), columns["osl"].tolist()) == ({""}, [6] * 5)
+    columns = send(quick, requests, prompts="text").requests
+    assert (set(columns.error), columns.osl.tolist()) == ({""}, [6] * 5)
 
 
 def test_a_salt_keeps_other_runs_caches_out_of_texts_too():
@@ -80,31 +80,31 @@ def test_chunks_of_several_tokens_are_several_gaps():
     with known_server(SelftestConfig(ttft_ms=5, itl_ms=8, tokens_per_chunk=4)) as url:
         for is_ours in (True, False):
             sent = send(url, workload(10, tokens=12), is_ours=is_ours)
-            assert sent.columns["osl"].tolist() == [12] * 10
-            assert set(sent.columns["first_chunk_tokens"]) <= {4, 8}
-            assert metrics.TokenGaps(sent.gaps).count == (12 - sent.columns["first_chunk_tokens"]).sum()
+            assert sent.requests.osl.tolist() == [12] * 10
+            assert set(sent.requests.first_chunk_tokens) <= {4, 8}
+            assert metrics.TokenGaps(sent.gaps).count == (12 - sent.requests.first_chunk_tokens).sum()
             assert sent.facts["tokens_together"] == sent.facts["tokens"] == 120
 
 
 def test_a_closed_loop_keeps_so_many_in_flight(quick):
-    columns = send(quick, workload(30), LoadConfig(concurrency=3)).columns
-    in_flight = [int(((columns["sent_s"] <= time) & (columns["done_s"] > time)).sum()) for time in columns["sent_s"]]
+    columns = send(quick, workload(30), LoadConfig(concurrency=3)).requests
+    in_flight = [int(((columns.sent_s <= time) & (columns.done_s > time)).sum()) for time in columns.sent_s]
     assert max(in_flight) == 3
 
 
 def test_turns_wait_for_answers_and_think(quick):
     rows = [Request(0.0, 16, 4, (n,), "s", (n - 1,) if n else (), 0.05 if n else 0.0) for n in range(4)]
-    columns = send(quick, Workload("w", 64, rows)).columns
-    thought = columns["intended_s"][1:] - columns["done_s"][:-1]
-    assert thought == pytest.approx([0.05] * 3, abs=1e-6)
-    assert (columns["sent_s"] >= columns["intended_s"]).all()
+    columns = send(quick, Workload("w", 64, rows)).requests
+    thought = columns.intended_s[1:] - columns.done_s[:-1]
+    assert thought.tolist() == pytest.approx([0.05] * 3, abs=1e-6)
+    assert (columns.sent_s >= columns.intended_s).all()
 
 
 def test_several_processes_share_one_schedule(quick):
     requests = workload(60)
     sent = send(quick, requests, clients=3)
-    assert sent.columns["request"].tolist() == list(range(60))
-    assert sent.columns["intended_s"] == pytest.approx([request.arrival_s for request in requests])
+    assert sent.requests.request.tolist() == list(range(60))
+    assert sent.requests.intended_s == pytest.approx([request.arrival_s for request in requests])
     assert sent.facts["tokens"] == 360
 
 
@@ -118,11 +118,11 @@ def test_what_belongs_together_goes_to_one_process():
 
 def test_the_warm_up_is_measured_but_does_not_count(quick):
     sent = send(quick, workload(40, gap=0.01), LoadConfig(warmup_s=0.2))
-    assert sent.columns["is_measured"].sum() == 20
-    counted = sent.columns["is_measured"]
-    assert metrics.TokenGaps(sent.gaps).count == (6 - sent.columns["first_chunk_tokens"][counted]).sum()
-    run = ArmResult("a", sent.columns, sent.gaps, 0.0, 1)
-    assert len(run.measured.columns["request"]) == 20
+    assert sent.requests.is_measured.sum() == 20
+    counted = sent.requests.is_measured
+    assert metrics.TokenGaps(sent.gaps).count == (6 - sent.requests.first_chunk_tokens[counted]).sum()
+    run = Record("a", sent.requests, sent.gaps, 0.0, 1)
+    assert len(run.measured.requests) == 20
 
 
 async def hangs_up(reader, writer):
@@ -182,7 +182,7 @@ def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
     assert sorted(len(body["prompt"]) for body in seen[:4]) == [10, 20, 30, 40]
     assert {body["max_tokens"] for body in seen[:4]} == {8}
     assert len({tuple(body["prompt"][:10]) for body in seen}) == 8
-    assert len(run.columns["request"]) == 4
+    assert len(run.requests) == 4
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
 def test_a_failed_request_says_why_and_the_next_is_sent(answer, error):
     with strange_server(answer) as url:
         sent = send(url, workload(3), timeout_s=1.0 if error == "timeout" else PATIENCE_S)
-    assert all(found.startswith(error) for found in sent.columns["error"]), sent.columns["error"]
-    assert len(sent.columns["error"]) == 3
+    assert all(found.startswith(error) for found in sent.requests.error), sent.requests.error
+    assert len(sent.requests.error) == 3
     assert spoilt(sent, LoadConfig(), is_complete=True)[0].startswith("every request failed")
 
 
@@ -223,8 +223,8 @@ def test_an_answer_split_anywhere_is_the_same():
             await reader.read()
 
         with strange_server(answer) as url:
-            columns = send(url, workload(1)).columns
-        assert (columns["error"][0], columns["osl"][0], columns["cached_tokens"][0]) == ("", 3, 1), cut
+            columns = send(url, workload(1)).requests
+        assert (columns.error[0], columns.osl[0], columns.cached_tokens[0]) == ("", 3, 1), cut
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_an_answer_split_anywhere_is_the_same():
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_malformed_event_fails_its_request(event, error, before):
     with strange_server(says(EVENT * before + event, FINISH + DONE)) as url:
-        columns = send(url, workload(2)).columns
-    assert all(found.startswith(error) for found in columns["error"]), columns["error"]
+        columns = send(url, workload(2)).requests
+    assert all(found.startswith(error) for found in columns.error), columns.error
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_a_malformed_event_fails_its_request(event, error, before):
 )
 def test_an_answer_that_does_not_end_as_one_does_has_failed(texts, error):
     with strange_server(says(*texts)) as url:
-        columns = send(url, workload(2)).columns
-    assert all(found.startswith(error) for found in columns["error"]), columns["error"]
+        columns = send(url, workload(2)).requests
+    assert all(found.startswith(error) for found in columns.error), columns.error
 
 
 async def goes_on_in_one_event(reader, writer):
@@ -328,16 +328,16 @@ async def wants_another_protocol(reader, writer):
 )
 def test_what_never_ends_is_given_up_in_one_line(answer, error):
     with strange_server(answer) as url:
-        columns = send(url, workload(2), timeout_s=2.0 if error == "timeout" else PATIENCE_S).columns
-    for found in columns["error"]:
+        columns = send(url, workload(2), timeout_s=2.0 if error == "timeout" else PATIENCE_S).requests
+    for found in columns.error:
         assert found.startswith(error), found
         assert len(found) < 400
         assert found.isprintable()
 
 
 def test_a_host_that_is_no_name_fails_the_request():
-    columns = send("http://a..b", workload(1)).columns
-    assert columns["error"][0].startswith("cannot connect to a..b: ")
+    columns = send("http://a..b", workload(1)).requests
+    assert columns.error[0].startswith("cannot connect to a..b: ")
 
 
 def test_what_a_server_says_is_one_printable_line():
@@ -347,8 +347,8 @@ def test_what_a_server_says_is_one_printable_line():
         await writer.drain()
 
     with strange_server(answer) as url:
-        columns = send(url, workload(1)).columns
-    assert columns["error"].tolist() == ["HTTP 400: no \\x1b]0;owned\\x07 [/b] \ufffd"]
+        columns = send(url, workload(1)).requests
+    assert columns.error.tolist() == ["HTTP 400: no \\x1b]0;owned\\x07 [/b] \ufffd"]
 
 
 @pytest.mark.parametrize("end", ["\r\n\r\n", "\n\n"])
@@ -362,8 +362,8 @@ def test_events_may_have_comments_names_and_other_line_ends(end):
         "data: [DONE]",
     ]
     with strange_server(says(*texts)) as url:
-        columns = send(url, workload(1)).columns
-    assert (columns["error"][0], columns["osl"][0]) == ("", 4)
+        columns = send(url, workload(1)).requests
+    assert (columns.error[0], columns.osl[0]) == ("", 4)
 
 
 def test_interim_answers_are_passed_over():
@@ -373,36 +373,36 @@ def test_interim_answers_are_passed_over():
         await writer.drain()
 
     with strange_server(answer) as url:
-        assert send(url, workload(3)).columns["error"].tolist() == [""] * 3
+        assert send(url, workload(3)).requests.error.tolist() == [""] * 3
 
 
 def test_a_usage_that_cannot_be_fails_the_request():
     with strange_server(says(EVENT, FINISH + usage(333, 2**31 - 1) + DONE)) as url:
-        assert send(url, workload(1)).columns["error"][0].startswith("the usage is wrong: 2147483647")
+        assert send(url, workload(1)).requests.error[0].startswith("the usage is wrong: 2147483647")
 
 
 def test_lengths_are_those_that_the_server_counted():
     with strange_server(says(EVENT * 2, EVENT * 2, FINISH + usage(333, 12) + DONE)) as url:
         sent = send(url, workload(3, tokens=32))
-    columns = sent.columns
-    assert columns["error"].tolist() == [""] * 3
-    assert (columns["isl"].tolist(), columns["osl"].tolist()) == ([333] * 3, [12] * 3)
-    assert (columns["planned_isl"].tolist(), columns["planned_osl"].tolist()) == ([16] * 3, [32] * 3)
+    columns = sent.requests
+    assert columns.error.tolist() == [""] * 3
+    assert (columns.isl.tolist(), columns.osl.tolist()) == ([333] * 3, [12] * 3)
+    assert (columns.planned_isl.tolist(), columns.planned_osl.tolist()) == ([16] * 3, [32] * 3)
 
 
 def test_tokens_of_one_event_came_together():
     with strange_server(says(EVENT, EVENT, EVENT, EVENT, FINISH + usage(16, 12) + DONE)) as url:
         sent = send(url, workload(2, tokens=12))
     assert (sent.facts["tokens"], sent.facts["tokens_together"]) == (24, 24)
-    columns = sent.columns
-    assert columns["first_chunk_tokens"][0] >= 3
-    assert metrics.TokenGaps(sent.gaps).count == (12 - columns["first_chunk_tokens"]).sum()
+    columns = sent.requests
+    assert columns.first_chunk_tokens[0] >= 3
+    assert metrics.TokenGaps(sent.gaps).count == (12 - columns.first_chunk_tokens).sum()
 
 
 def test_an_answer_without_usage_is_counted_by_its_events_and_that_is_known():
     with strange_server(says(EVENT, EVENT, FINISH + DONE)) as url:
         sent = send(url, workload(2))
-    assert (sent.columns["isl"].tolist(), sent.columns["osl"].tolist()) == ([16, 16], [2, 2])
+    assert (sent.requests.isl.tolist(), sent.requests.osl.tolist()) == ([16, 16], [2, 2])
     assert sent.facts["without_usage"] == 2
 
 
@@ -410,8 +410,8 @@ def test_an_answer_without_usage_is_counted_by_its_events_and_that_is_known():
 def test_any_workload_can_be_sent_as_chats(content):
     seen = []
     with strange_server(answers, seen) as url:
-        columns = send(url, workload(1, content=content), prompts="chat").columns
-    assert columns["error"].tolist() == [""]
+        columns = send(url, workload(1, content=content), prompts="chat").requests
+    assert columns.error.tolist() == [""]
     text = "Hello" if content else seen[0]["messages"][0]["content"]
     assert seen[0]["messages"] == [{"role": "user", "content": text}]
     assert len(text.split()) == (1 if content else 16)
@@ -420,16 +420,16 @@ def test_any_workload_can_be_sent_as_chats(content):
 def test_what_waits_for_a_failed_request_is_not_sent():
     rows = [Request(0.0, 4, 2, (0,)), Request(0.0, 4, 2, (1,), "", (0,)), Request(0.0, 4, 2, (2,), "", (1,))]
     with strange_server(refuses) as url:
-        columns = send(url, Workload("w", 64, rows)).columns
-    assert [error.split(":")[0] for error in columns["error"]] == ["HTTP 429", "not sent", "not sent"]
+        columns = send(url, Workload("w", 64, rows)).requests
+    assert [error.split(":")[0] for error in columns.error] == ["HTTP 429", "not sent", "not sent"]
 
 
 def sent_with(lag, busy=0.1, num_failed=0):
     count = len(lag)
     intended = np.arange(count) * 0.1
     errors = np.array(["HTTP 500: no"] * num_failed + [""] * (count - num_failed), dtype=object)
-    columns = {"intended_s": intended, "sent_s": intended + lag, "error": errors, "is_measured": np.full(count, True)}
-    return Sent(columns, np.empty((0, 5)), {"cpu_share": busy})
+    requests = Requests.of(intended_s=intended, sent_s=intended + lag, isl=np.full(count, 10), error=errors)
+    return Sent(requests, np.empty((0, 5)), {"cpu_share": busy})
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_a_run_in_which_too_many_failed_is_not_valid(num_failed, share, note):
 
 def test_failures_of_the_warm_up_spoil_nothing():
     sent = sent_with(np.zeros(100), num_failed=50)
-    sent.columns["is_measured"][:50] = False
+    sent.requests.is_measured[:50] = False
     assert spoilt(sent, LoadConfig(warmup_s=5.0), is_complete=True) == []
 
 

@@ -51,12 +51,10 @@ def predict(gpu, n, isl, osl, concurrency):
         kv_cache_dtype="bfloat16" if gpu == "h100" else "fp8",
     )
     workload, load = Workload("point", 1 << 20, requests), LoadConfig(concurrency=concurrency)
-    run = simulate(
-        workload, mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), num_workers=1, seed=0, load=load
-    )  # fmt: skip
-    c = run.columns
-    tpot = (c["last_token_s"] - c["first_token_s"]) / (c["osl"] - 1)
-    return (c["first_token_s"] - c["sent_s"]).mean() * 1e3, tpot.mean() * 1e3
+    run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0, load=load)
+    c = run.requests
+    tpot = (c.last_token_s - c.first_token_s) / (c.osl - 1)
+    return (c.first_token_s - c.sent_s).mean() * 1e3, tpot.mean() * 1e3
 
 
 def test_a_few_published_points_are_met():

@@ -246,15 +246,15 @@ def test_overheads_delay_first_tokens_and_ends_but_no_steps():
     workload = Workload(
         "w", 16, [Request(float(place), 160, 5, tuple(range(place * 10, place * 10 + 10))) for place in range(4)]
     )
-    plain = simulated(workload, OverheadConfig()).columns
+    plain = simulated(workload, OverheadConfig()).requests
     config = OverheadConfig(request_overhead_ms=3.0, prompt_overhead_us=10.0, answer_overhead_ms=2.0)
     run = simulated(workload, config)
-    late = run.columns
+    late = run.requests
     before, after = 0.003 + 160e-5, 0.002
-    assert late["sent_s"].tolist() == plain["sent_s"].tolist()
-    assert late["first_token_s"] == pytest.approx(plain["first_token_s"] + before + after)
-    assert late["last_token_s"] == pytest.approx(plain["last_token_s"] + before + after)
-    ttft = plain["first_token_s"] - plain["sent_s"]
+    assert late.sent_s.tolist() == plain.sent_s.tolist()
+    assert late.first_token_s.tolist() == pytest.approx((plain.first_token_s + before + after).tolist())
+    assert late.last_token_s.tolist() == pytest.approx((plain.last_token_s + before + after).tolist())
+    ttft = plain.first_token_s - plain.sent_s
     assert run.facts["overhead_share"] == pytest.approx((before + after) / (ttft.mean() + before + after))
 
 
@@ -262,30 +262,28 @@ def test_requests_that_come_at_once_reach_the_engine_one_by_one():
     workload = Workload("w", 16, [Request(time, 16, 1, (place,)) for place, time in enumerate((0.0, 0.0, 0.0, 1.0))])
     config = OverheadConfig(request_overhead_ms=3.0, request_spacing_ms=4.0)
     run = simulated(workload, config)
-    assert run.columns["admitted_s"][0] == pytest.approx(0.003)
-    step = run.columns["first_token_s"][0] - 0.003  # the second and third wait for the first one's step, then share one
-    assert run.columns["first_token_s"] == pytest.approx(
+    assert run.requests.admitted_s[0] == pytest.approx(0.003)
+    step = run.requests.first_token_s[0] - 0.003  # the second and third wait for the first one's step, then share one
+    assert run.requests.first_token_s.tolist() == pytest.approx(
         [0.003 + step, 0.003 + 2 * step, 0.003 + 2 * step, 1.003 + step]
     )
-    ttft = run.columns["first_token_s"] - run.columns["sent_s"]
+    ttft = run.requests.first_token_s - run.requests.sent_s
     assert run.facts["overhead_share"] == pytest.approx((3 + 7 + 11 + 3) / 4e3 / ttft.mean())
 
 
 def test_a_long_prompt_holds_up_no_other_unless_the_frontend_is_said_to_be_busy():
     workload = Workload("w", 16, [Request(0.0, 1600, 1, tuple(range(100))), Request(0.0, 16, 1, (100,))])
-    admitted = simulated(workload, OverheadConfig(prompt_overhead_us=100.0)).columns["admitted_s"]
+    admitted = simulated(workload, OverheadConfig(prompt_overhead_us=100.0)).requests.admitted_s
     assert admitted[1] == pytest.approx(0.0016)
     config = OverheadConfig(prompt_overhead_us=100.0, request_spacing_ms=1.0)
-    assert simulated(workload, config).columns["admitted_s"][1] == pytest.approx(0.0026)
+    assert simulated(workload, config).requests.admitted_s[1] == pytest.approx(0.0026)
 
 
 def test_noise_spreads_the_gaps_between_tokens_and_leaves_their_mean(tmp_path):
     workload = Workload("w", 16, [Request(0.0, 16, 101, (0,))])
-    engine, timing = EngineConfig(max_num_seqs=8), TimingConfig(timing_file=write_calibration(tmp_path))
-    run = simulate(
-        workload, mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), num_workers=1, seed=0
-    )
-    gaps, steady = TokenGaps(run.gaps), (run.columns["last_token_s"] - run.columns["first_token_s"])[0] / 100
+    engine = EngineConfig(timing_file=write_calibration(tmp_path), max_num_seqs=8)
+    run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0)
+    gaps, steady = TokenGaps(run.gaps), (run.requests.last_token_s - run.requests.first_token_s)[0] / 100
     assert gaps.count == 100
     assert gaps.mean() == pytest.approx(steady)
     assert gaps.quantiles([0.1, 0.5, 0.9]) / steady == pytest.approx([0.8, 0.9, 1.3], rel=0.02)
@@ -294,8 +292,8 @@ def test_noise_spreads_the_gaps_between_tokens_and_leaves_their_mean(tmp_path):
 def test_a_closed_loop_waits_for_the_answer_to_arrive():
     workload = Workload("w", 16, [Request(0.0, 16, 3, (place,)) for place in range(3)])
     config = OverheadConfig(request_overhead_ms=3.0, answer_overhead_ms=2.0)
-    columns = simulated(workload, config, LoadConfig(concurrency=1)).columns
-    assert columns["sent_s"][1:] == pytest.approx(columns["last_token_s"][:-1])
+    columns = simulated(workload, config, LoadConfig(concurrency=1)).requests
+    assert columns.sent_s[1:].tolist() == pytest.approx(columns.last_token_s[:-1].tolist())
 
 
 RECORDS = [
@@ -323,7 +321,7 @@ def test_records_of_requests_become_a_workload_and_a_run(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in RECORDS))
     workload, run = read_requests(path)
     assert [(r.arrival_s, r.input_length, r.output_length) for r in workload] == [(0.0, 20, 3), (1.0, 30, 4)]
-    assert run.columns["first_token_s"] == pytest.approx([0.2, 1.5])
+    assert run.requests.first_token_s.tolist() == pytest.approx([0.2, 1.5])
     with (tmp_path / "requests.csv").open("w") as file:
         writer = csv.DictWriter(file, ["arrival_s", "isl", "osl", "first_token_s", "last_token_s"])
         writer.writeheader()
@@ -399,11 +397,13 @@ def test_ranks_that_share_experts_step_together():
     )
     requests = [Request(0.0, 16, 8, (1,)), Request(0.005, 16, 8, (2,))]
     run = simulate(
-        Workload("w", 16, requests), mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), num_workers=1, seed=0
-    )  # fmt: skip
-    first, last = run.columns["first_token_s"], run.columns["last_token_s"]
-    assert first == pytest.approx([0.1, 0.2])  # the second waits for the first's prefill, and then holds up its decode
-    assert last == pytest.approx([0.2 + 6 * 0.01, 0.2 + 7 * 0.01])
+        Workload("w", 16, requests), mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0
+    )
+    first, last = run.requests.first_token_s, run.requests.last_token_s
+    assert first.tolist() == pytest.approx(
+        [0.1, 0.2]
+    )  # the second waits for the first's prefill, and then holds up its decode
+    assert last.tolist() == pytest.approx([0.2 + 6 * 0.01, 0.2 + 7 * 0.01])
 
 
 def test_the_speed_of_real_runs_is_that_of_the_same_batches(tmp_path):

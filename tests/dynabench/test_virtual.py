@@ -7,6 +7,7 @@ from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import folder
+from reports.records import COLUMNS
 from serving.router import ROUTER_MODES, RouterConfig
 from tests.support.workloads import conversations
 from workloads import Request, Workload, WorkloadError
@@ -37,70 +38,68 @@ def workload():
 )
 def test_one_request_takes_the_time_dynamo_takes(isl, osl, ttft_ms, end_ms):
     workload = Workload("w", 512, [Request(0.0, isl, osl, tuple(range(-(-isl // 512))))])
-    columns = simulated(workload, workers=1, num_gpu_blocks=16384).columns
-    assert columns["first_token_s"][0] * 1000 == pytest.approx(ttft_ms, abs=1e-4)
-    assert columns["last_token_s"][0] * 1000 == pytest.approx(end_ms, abs=2e-4)
+    columns = simulated(workload, workers=1, num_gpu_blocks=16384).requests
+    assert columns.first_token_s[0] * 1000 == pytest.approx(ttft_ms, abs=1e-4)
+    assert columns.last_token_s[0] * 1000 == pytest.approx(end_ms, abs=2e-4)
 
 
 def test_four_prompts_share_a_step():
     workload = Workload("w", 512, [Request(0.0, 100, 5, (number,)) for number in range(4)])
-    columns = simulated(workload, workers=1, num_gpu_blocks=16384).columns
-    assert columns["first_token_s"] * 1000 == pytest.approx([22.6422] * 4, abs=1e-4)
-    assert columns["last_token_s"] * 1000 == pytest.approx([45.6866] * 4, abs=1e-4)
+    columns = simulated(workload, workers=1, num_gpu_blocks=16384).requests
+    assert (columns.first_token_s * 1000).tolist() == pytest.approx([22.6422] * 4, abs=1e-4)
+    assert (columns.last_token_s * 1000).tolist() == pytest.approx([45.6866] * 4, abs=1e-4)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_seed_gives_the_same_bytes(workload, mode):
     one, two = simulated(workload, mode), simulated(workload, mode)
-    for name, column in one.columns.items():
-        assert (column == two.columns[name]).all()
+    for name in COLUMNS:
+        assert getattr(one.requests, name).tolist() == getattr(two.requests, name).tolist()
     assert one.gaps.tobytes() == two.gaps.tobytes()
 
 
 def test_every_token_is_accounted_for(workload):
     result = simulated(workload)
     tokens = (result.gaps[:, 3] * result.gaps[:, 4]).sum()
-    assert tokens == (result.columns["osl"] - 1).sum()
+    assert tokens == (result.requests.osl - 1).sum()
     waited = (result.gaps[:, 3] * result.gaps[:, 4] * result.gaps[:, 0]).sum()
-    assert waited <= (result.columns["last_token_s"] - result.columns["first_token_s"]).sum() + 1e-6
+    assert waited <= (result.requests.last_token_s - result.requests.first_token_s).sum() + 1e-6
 
 
 def test_gaps_add_up_to_decode_times_even_with_preemption(workload):
     result = simulated(workload, workers=2, num_gpu_blocks=300)
-    assert result.columns["preemptions"].sum() > 0
+    assert result.requests.preemptions.sum() > 0
     first, slope, curve, steps, tokens = result.gaps.T
     last = steps - 1
     total = (tokens * steps * (first + last * (slope / 2 + curve * (2 * steps - 1) / 6))).sum()
-    columns = result.columns
-    assert total == pytest.approx((columns["last_token_s"] - columns["first_token_s"]).sum(), rel=1e-9)
+    columns = result.requests
+    assert total == pytest.approx((columns.last_token_s - columns.first_token_s).sum(), rel=1e-9)
 
 
 def test_kv_routing_finds_more_than_round_robin(workload):
-    found = {mode: simulated(workload, mode, num_gpu_blocks=200).columns["cached_tokens"].sum() for mode in MODES}
+    found = {mode: simulated(workload, mode, num_gpu_blocks=200).requests.cached_tokens.sum() for mode in MODES}
     assert found["kv"] > 1.1 * found["round-robin"]
 
 
 def test_the_router_predicts_what_the_engine_finds(workload):
-    columns = simulated(workload).columns
+    columns = simulated(workload).requests
     # The index is current, so it can only be wrong about what happens between routing and admission.
-    assert np.mean(columns["predicted_tokens"] <= columns["cached_tokens"]) > 0.9
+    assert np.mean(columns.predicted_tokens <= columns.cached_tokens) > 0.9
 
 
 def test_block_size_is_free_of_the_traces(workload):
-    whole = simulated(workload, block_size=512, num_gpu_blocks=200).columns
-    fine = simulated(workload, block_size=16, num_gpu_blocks=6400).columns
-    coarse = simulated(workload, block_size=1024, num_gpu_blocks=100).columns
-    share = {
-        name: c["cached_tokens"].sum() / c["isl"].sum() for name, c in (("16", fine), ("512", whole), ("1024", coarse))
-    }
+    whole = simulated(workload, block_size=512, num_gpu_blocks=200).requests
+    fine = simulated(workload, block_size=16, num_gpu_blocks=6400).requests
+    coarse = simulated(workload, block_size=1024, num_gpu_blocks=100).requests
+    share = {name: c.cached_tokens.sum() / c.isl.sum() for name, c in (("16", fine), ("512", whole), ("1024", coarse))}
     assert share["1024"] <= share["512"] <= share["16"] + 0.02
     with pytest.raises(WorkloadError, match="block_size 48 neither divides"):
         simulated(workload, block_size=48)
 
 
 def test_late_events_cost_hits(workload):
-    now = simulated(workload).columns["predicted_tokens"].sum()
-    late = simulated(workload, router=RouterConfig(kv_event_delay_s=5.0)).columns["predicted_tokens"].sum()
+    now = simulated(workload).requests.predicted_tokens.sum()
+    late = simulated(workload, router=RouterConfig(kv_event_delay_s=5.0)).requests.predicted_tokens.sum()
     assert late < now
 
 
@@ -124,8 +123,8 @@ def test_engines_of_infinite_speed_answer_at_once_and_can_be_reported(tmp_path, 
         seed=0,
         load=load,
     )
-    assert (run.columns["last_token_s"] == run.columns["intended_s"]).all()
-    assert run.columns["osl"].tolist() == [20] * 60
+    assert (run.requests.last_token_s == run.requests.intended_s).all()
+    assert run.requests.osl.tolist() == [20] * 60
     experiment = {
         "schema": folder.SCHEMA,
         "title": "",

@@ -1,12 +1,13 @@
 """Errors of simulated runs against real ones."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from reports import fidelity, tables
-from reports.records import ArmResult
+from reports.records import Record, Requests
 
 
 def run(scale=1.0, *, count=100, preemptions=0):
@@ -14,22 +15,19 @@ def run(scale=1.0, *, count=100, preemptions=0):
     sent = number * 0.1
     first = sent + scale * (0.1 + number / 1000)
     last = first + scale * 0.02 * 10
-    columns = {
-        "request": number,
-        "worker": np.zeros(count, int),
-        "intended_s": sent,
-        "sent_s": sent,
-        "first_token_s": first,
-        "last_token_s": last,
-        "isl": np.full(count, 100),
-        "osl": np.full(count, 11),
-        "first_chunk_tokens": np.ones(count, int),
-        "cached_tokens": np.full(count, 25),
-        "predicted_tokens": np.zeros(count, int),
-        "preemptions": np.full(count, preemptions),
-        "error": np.full(count, "", dtype=object),
-    }
-    return ArmResult("arm", columns, np.array([[scale * 0.02, 0.0, 0.0, 10.0, count]]), 1.0, 1)
+    requests = Requests.of(
+        worker=np.zeros(count),
+        intended_s=sent,
+        sent_s=sent,
+        first_token_s=first,
+        last_token_s=last,
+        isl=np.full(count, 100),
+        osl=np.full(count, 11),
+        first_chunk_tokens=np.ones(count),
+        cached_tokens=np.full(count, 25),
+        preemptions=None if preemptions is None else np.full(count, preemptions),
+    )
+    return Record("arm", requests, np.array([[scale * 0.02, 0.0, 0.0, 10.0, count]]), 1.0, 1)
 
 
 def named(rows):
@@ -56,10 +54,9 @@ def test_the_spread_is_the_farthest_real_run():
 
 
 def test_what_one_side_does_not_tell_is_left_out():
-    rows = named(fidelity.deviations([run(preemptions=-1)], [run()]))
+    rows = named(fidelity.deviations([run(preemptions=None)], [run()]))
     assert "preemptions" not in rows
-    silent = run()
-    silent.gaps = np.empty((0, 5))
+    silent = replace(run(), gaps=np.empty((0, 5)))
     assert "itl.mean" not in named(fidelity.deviations([silent], [run()]))
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from reports import exports, insight, like
-from tests.reports.test_metrics import run
+from tests.reports.runs import run
 
 
 def of(made, tool):
@@ -14,9 +14,7 @@ def of(made, tool):
 
 def test_one_record_is_four_numbers_in_four_tools():
     # One request: TTFT 1 s after sending, then 99 tokens at 10 ms, so E2E 1.99 s.
-    made = run(ttft=[1.25], osl=np.array([100]), first_chunk_tokens=np.array([1]))
-    made.columns["last_token_s"] = made.columns["first_token_s"] + 0.99
-    made.gaps = np.array([[0.01, 0, 0, 99, 1]])
+    made = run(ttft=[1.25], osl=[100], last_token_s=[2.24], gaps=np.array([[0.01, 0, 0, 99, 1]]))
     assert of(made, "vllm")["TPOT"] == pytest.approx(0.010)
     assert of(made, "aiperf")["Inter Token Latency"] == pytest.approx(0.010)
     assert of(made, "guidellm")["TPOT"] == pytest.approx(0.0199)
@@ -24,31 +22,26 @@ def test_one_record_is_four_numbers_in_four_tools():
 
 
 def test_chunks_of_several_tokens_are_one_gap_to_vllm():
-    made = run(ttft=[1.0], osl=np.array([9]), first_chunk_tokens=np.array([1]))
-    made.gaps, made.is_live = np.array([[0.01, 0, 0, 1, 4.0], [0.01, 0, 0, 1, 4.0]]), True
+    gaps = np.array([[0.01, 0, 0, 1, 4.0], [0.01, 0, 0, 1, 4.0]])
+    made = run(ttft=[1.0], osl=[9], first_chunk_tokens=[5], gaps=gaps, is_live=True)
     assert of(made, "vllm")["ITL"] == pytest.approx(0.04)
-    # aiperf divides by the tokens behind the first chunk, vLLM by one less than all.
-    made.columns["first_chunk_tokens"] = np.array([5])
+    # aiperf divides by the tokens after the first chunk, vLLM by one less than all.
     decode = 9.0
     assert of(made, "aiperf")["Inter Token Latency"] == pytest.approx(decode / 4)
     assert of(made, "vllm")["TPOT"] == pytest.approx(decode / 8)
 
 
 def test_the_waterfall_is_token_weighted():
-    made = run(ttft=[1.0, 1.0])
-    made.columns |= {
-        "isl": np.array([100, 300]), "endless_tokens": np.array([100, 200]), "best_tokens": np.array([0, 200]),
-        "predicted_tokens": np.array([0, 100]), "cached_tokens": np.array([0, 40]),
-    }  # fmt: skip
+    tokens = {"isl": [100, 300], "endless_tokens": [100, 200], "predicted_tokens": [0, 100], "cached_tokens": [0, 40]}
+    made = run(ttft=[1.0, 1.0], best_tokens=[0, 200], **tokens)
     assert insight.waterfall(made) == {"endless": 0.75, "best": 0.5, "predicted": 0.25, "actual": 0.1}
     assert insight.affinity_breaks(made) == 0.5
-    made.columns["best_tokens"] = np.array([-1, -1])
+    made = run(ttft=[1.0, 1.0], best_tokens=[None, None], **tokens)
     assert insight.waterfall(made) == {"endless": 0.75, "best": None, "predicted": None, "actual": 0.1}
 
 
 def test_imbalance_has_three_measures():
-    made = run(ttft=[1.0] * 4, worker=np.array([0, 0, 0, 1]))
-    made.columns |= {"isl": np.full(4, 10), "osl": np.full(4, 0), "cached_tokens": np.zeros(4, int)}
+    made = run(ttft=[1.0] * 4, worker=[0, 0, 0, 1], isl=[10] * 4, osl=[0] * 4, cached_tokens=[0] * 4)
     found = insight.imbalance(made)
     assert found == pytest.approx(
         {"work_max_over_mean": 1.5, "work_cv": 0.5, "work_jain": 0.8, "requests_max_over_mean": 1.5}

@@ -2,37 +2,13 @@ import numpy as np
 import pytest
 
 from reports import metrics
-from reports.records import ArmResult
 from reports.statistics import paired_difference
 from reports.summary import summarize
-
-
-def run(arm="a", ttft=(1.0, 2.0), **changes):
-    count = len(ttft)
-    first = np.arange(count) + np.array(ttft)
-    columns = {
-        "request": np.arange(count),
-        "worker": np.arange(count) % 2,
-        "intended_s": np.arange(count, dtype=float),
-        "sent_s": np.arange(count) + 0.25,
-        "admitted_s": np.arange(count, dtype=float),
-        "first_byte_s": first,
-        "first_token_s": first,
-        "last_token_s": first + 9.0,
-        "done_s": first + 9.0,
-        "isl": np.full(count, 100),
-        "osl": np.full(count, 10),
-        "first_chunk_tokens": np.ones(count, int),
-        "cached_tokens": np.arange(count) * 50 % 100,
-        "predicted_tokens": np.zeros(count, int),
-        "preemptions": np.zeros(count, int),
-        "error": np.full(count, "", dtype=object),
-    }
-    return ArmResult(arm, columns | changes, np.array([[1.0, 0, 0, 9, count]]), 0.1, 2)
+from tests.reports.runs import run
 
 
 def test_each_metric_is_its_formula():
-    values = metrics.per_request(run())
+    values = metrics.per_request(run().requests)
     assert values["ttft_sched"].tolist() == [1.0, 2.0]
     assert values["ttft"].tolist() == [0.75, 1.75]
     assert values["tpot"].tolist() == [1.0, 1.0]
@@ -105,8 +81,7 @@ def test_the_verdict_names_the_winner_or_says_noise():
 
 
 def test_an_arm_that_was_cut_short_is_paired_as_far_as_it_came():
-    whole, cut = run("a", ttft=[2.0] * 100), run("b", ttft=[1.0] * 60)
-    cut.is_complete = False
+    whole, cut = run("a", ttft=[2.0] * 100), run("b", ttft=[1.0] * 60, is_complete=False)
     summary = summarize([whole, cut])
     assert summary["differences"]["b"]["ttft_sched"]["mean"]["count"] == 60
     assert "interrupted" in summary["verdict"]

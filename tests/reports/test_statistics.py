@@ -5,7 +5,7 @@ from reports import gate, slo
 from reports.stability import in_system, stability
 from reports.statistics import blocks_of, mean_interval, paired_difference, quantile_interval, student_t
 from reports.summary import NOISE_FLOOR, summarize
-from tests.reports.test_metrics import run
+from tests.reports.runs import run
 
 
 @pytest.mark.parametrize(
@@ -85,31 +85,26 @@ def test_a_difference_within_the_noise_floor_is_inconclusive():
     assert alone["differences"]["b"]["ttft_sched"]["mean"]["verdict"] == "better"
 
 
-def lived(arrivals, lifetimes):
-    made = run("a", ttft=np.full(len(arrivals), 0.1))
-    made.columns |= {
-        "intended_s": arrivals,
-        "sent_s": arrivals,
-        "done_s": arrivals + lifetimes,
-        "last_token_s": arrivals + lifetimes,
-    }
-    made.columns["first_token_s"] = arrivals + 0.1
-    return made
+def lived(arrivals, lifetimes, arm="a"):
+    ends = arrivals + lifetimes
+    return run(
+        arm, np.full(len(arrivals), 0.1), intended_s=arrivals, sent_s=arrivals, first_token_s=arrivals + 0.1,
+        last_token_s=ends, done_s=ends,
+    )  # fmt: skip
 
 
 def test_the_number_in_the_system_is_exact():
     made = lived(np.array([0.0, 1.0]), np.array([2.0, 4.0]))
-    assert in_system(made, np.array([0.0, 1.0, 2.0, 5.0, 6.0])).tolist() == [1.0, 2.0, 1.0, 0.0]
+    assert in_system(made.requests, np.array([0.0, 1.0, 2.0, 5.0, 6.0])).tolist() == [1.0, 2.0, 1.0, 0.0]
 
 
 def test_a_growing_queue_is_told_from_a_busy_one():
     rng = np.random.default_rng(0)
     arrivals = np.sort(rng.uniform(0, 600, 3000))
     steady = lived(arrivals, rng.exponential(4.0, 3000))
-    growing = lived(arrivals, 1.0 + arrivals * 0.3)
+    growing = lived(arrivals, 1.0 + arrivals * 0.3, "b")
     assert stability(steady).is_stable
     assert not stability(growing).is_stable
-    growing.arm = "b"
     summary = summarize([steady, growing])
     assert summary["differences"]["b"]["ttft_sched"]["mean"]["verdict"] == "unstable"
     assert "b could not keep up" in summary["verdict"]

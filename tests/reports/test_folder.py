@@ -1,0 +1,106 @@
+"""Results folders: what is written is read back, and so is what the last version wrote."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from reports import folder
+from reports.folder import ReportError
+from reports.records import COLUMNS
+from tests.reports.runs import run
+
+BEFORE = Path(__file__).parent / "version_2"
+"""Written by the version before `Requests`: 12 requests, round-robin and kv; -1 stands for what is not known."""
+MANIFEST = {
+    "schema": folder.SCHEMA, "title": "t", "subtitle": "s", "command": "c", "limits": [], "workload": {"name": "w", "requests": 2},
+}  # fmt: skip
+
+
+def written(path, *runs):
+    folder.write(path, MANIFEST | {"runs": [folder.run_facts(one) for one in runs]}, list(runs))
+    return path
+
+
+def test_runs_come_back_as_they_were(tmp_path):
+    made = [run("a", worker=[None, 1], facts={"cpu_share": 0.5}), run("b", is_live=True, notes=("late",), repeat=1)]
+    _, found = folder.read(written(tmp_path / "x", *made))
+    for before, after in zip(made, found, strict=True):
+        for name in COLUMNS:
+            assert getattr(after.requests, name).tolist() == getattr(before.requests, name).tolist()
+        for name in ("arm", "repeat", "num_workers", "wall_s", "is_complete", "notes", "facts", "is_live"):
+            assert getattr(after, name) == getattr(before, name)
+        assert after.gaps.tolist() == before.gaps.tolist()
+
+
+def test_a_folder_of_the_last_version_is_read_and_its_minus_ones_are_unknown():
+    manifest, (first, second) = folder.read(BEFORE)
+    assert manifest["schema"] == "dynabench.experiment/2"
+    assert first.requests.best_tokens.tolist() == [None] * 12  # round-robin follows no prefixes
+    assert second.requests.best_tokens.count() == 12
+    assert first.requests.preemptions.tolist() == [0] * 12
+
+
+def test_a_folder_of_the_last_version_gives_the_summary_it_gave(tmp_path):
+    shutil.copytree(BEFORE, tmp_path / "x")
+    folder.rebuild(tmp_path / "x")
+    assert json.loads((tmp_path / "x" / "summary.json").read_text()) == json.loads(
+        (BEFORE / "summary.json").read_text()
+    )
+
+
+def test_hits_that_the_last_version_marked_as_untold_are_unknown(tmp_path):
+    out = tmp_path / "x"
+    shutil.copytree(BEFORE, out)
+    manifest = json.loads((out / "experiment.json").read_text())
+    manifest["runs"][0]["facts"]["tells_hits"] = 0.0
+    (out / "experiment.json").write_text(json.dumps(manifest))
+    first, second = folder.read(out)[1]
+    assert (first.requests.cached_tokens.count(), second.requests.cached_tokens.count()) == (0, 12)
+    assert "tells_hits" not in first.facts
+
+
+def test_columns_that_the_last_version_left_out_are_unknown(tmp_path):
+    out = tmp_path / "x"
+    shutil.copytree(BEFORE, out)
+    table = parquet.read_table(out / "requests.parquet").drop_columns(["planned_isl", "planned_osl"])
+    parquet.write_table(table, out / "requests.parquet")
+    assert folder.read(out)[1][0].requests.planned_osl.count() == 0
+
+
+def test_another_version_is_refused_in_one_line(tmp_path):
+    out = written(tmp_path / "x", run())
+    manifest = json.loads((out / "experiment.json").read_text()) | {"schema": "dynabench.experiment/9"}
+    (out / "experiment.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        ReportError, match=r"x: was written by another version \(schema dynabench.experiment/9, expected"
+    ):
+        folder.read(out)
+
+
+def test_folders_of_two_versions_are_compared_and_written_as_one(tmp_path):
+    whole = folder.read(BEFORE)[0]
+    again = tmp_path / "again"
+    folder.write(again, whole | {"schema": folder.SCHEMA}, folder.read(BEFORE)[1])
+    manifest, runs = folder.combine([BEFORE, again])
+    assert manifest["schema"] == folder.SCHEMA
+    assert [one.arm for one in runs] == [
+        "version_2/round-robin", "version_2/kv", "again/round-robin", "again/kv",
+    ]  # fmt: skip
+
+
+def test_runs_of_other_workloads_are_not_compared(tmp_path):
+    first, second = written(tmp_path / "x", run()), written(tmp_path / "y", run())
+    manifest = json.loads((second / "experiment.json").read_text())
+    manifest["workload"]["requests"] = 3
+    (second / "experiment.json").write_text(json.dumps(manifest))
+    with pytest.raises(ReportError, match="requests cannot be paired"):
+        folder.combine([first, second])
+
+
+def test_a_run_without_gaps_is_kept(tmp_path):
+    _, (found,) = folder.read(written(tmp_path / "x", run(gaps=np.empty((0, 5)))))
+    assert found.gaps.shape == (0, 5)
