@@ -9,6 +9,7 @@ def __post_init__(self) -> None:
 check(self)
 """
 
+import dataclasses
 import functools
 import typing
 from typing import Annotated, Any, Literal
@@ -79,4 +80,10 @@ def _is_union(hint: Any) -> bool:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+    """Return the annotations of the fields that hold plain values; settings within settings have checked themselves."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: hint for name, hint in hints.items() if not _holds_settings(hint)}
+
+
+def _holds_settings(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or any(_holds_settings(part) for part in typing.get_args(hint))

@@ -7,22 +7,22 @@ import sys
 
 import pytest
 
-from dynabench.experiment.arms import Settings, arms_of
+from dynabench.experiment.arms import arms_of
 from dynabench.experiment.bounds import belady_share, pool_bound, ttft_bound, utilisation
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.virtual.run import simulate
+from dynabench.plan import Settings
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from reports import metrics
 from serving.router import ROUTER_MODES, RouterConfig
 from tests.support.commands import dynabench
+from tests.support.simulated import deployed, simulate
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.workloads import conversations
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
-from workloads.shape import ShapeConfig
 
-SETTINGS = Settings("kv", 4, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), None)
+SETTINGS = Settings(deployed("kv", 4))
 
 
 def test_arms_are_every_combination_of_the_axes():
@@ -34,8 +34,8 @@ def test_arms_are_every_combination_of_the_axes():
         "kv, num_gpu_blocks 100", "kv, num_gpu_blocks 200", "random, num_gpu_blocks 100", "random, num_gpu_blocks 200",
         "kv, num_gpu_blocks 100 (A/A)",
     ]  # fmt: skip
-    assert arms[3].settings.engine.num_gpu_blocks == 200
-    assert {arm.settings.workers for arm in arms} == {2}
+    assert arms[3].settings.deployment.pools[0].mocker.num_gpu_blocks == 200
+    assert {arm.settings.deployment.num_workers for arm in arms} == {2}
     assert arms[4].is_repeated
 
 
@@ -44,11 +44,11 @@ def test_arms_are_every_combination_of_the_axes():
     [
         ("colour=red", "colour is no setting that can be varied; expected router_mode, workers or one of"),
         ("workers", "is not understood; expected NAME=VALUE"),
-        ("workers=2,two", "workers cannot be 'two'"),
-        ("workers=0", "workers must be at least 1, not 0"),
+        ("workers=2,two", "workers is 'two'; expected at least 1"),
+        ("workers=0", "workers is '0'; expected at least 1"),
         ("block_size=64,64", "names a value twice"),
-        ("block_size=0", "block_size must be at least 1, not 0"),
-        ("timing=slow", "timing cannot be 'slow'"),
+        ("block_size=0", "block_size is '0'; expected at least 1"),
+        ("timing=slow", "timing is 'slow'; expected one of polynomial"),
     ],
 )
 def test_an_axis_that_makes_no_sense_is_one_line(vary, problem, tmp_path):
@@ -66,7 +66,7 @@ def workload():
 
 def simulated(workload, mode="kv", load=None, **engine):
     return simulate(
-        workload, mode=mode, engine=EngineConfig(**({"num_gpu_blocks": 800} | engine)), router=RouterConfig(), num_workers=3, seed=1,
+        workload, mode=mode, engine=EngineConfig(**({"num_gpu_blocks": 800} | engine)), router=RouterConfig(), workers=3, seed=1,
         load=load or LoadConfig(),
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_no_mode_beats_the_bound(workload):
     ceiling = belady_share(workload, engine, 3)
     columns = simulated(workload, "prefix-longest").requests
     assert columns.cached_tokens.sum() / columns.isl.sum() <= ceiling + 0.02
-    assert belady_share(workload, EngineConfig(num_gpu_blocks=80), 1) < ceiling
+    assert belady_share(workload, resolve(EngineConfig(num_gpu_blocks=80)), 1) < ceiling
 
 
 def test_rollouts_try_every_worker_and_leave_no_trace(workload):

@@ -12,20 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.experiment.arms import Settings, arms_of
+from dynabench.experiment.arms import arms_of
 from dynabench.experiment.parallel import in_parallel
-from dynabench.experiment.run import _plan, _simulate_all
+from dynabench.experiment.run import _simulate_all
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.interrupt import Interrupt
+from dynabench.plan import Settings, plans
 from dynabench.terminal import Terminal
-from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from serving.router import RouterConfig
+from tests.support.simulated import deployed, simulate
 from tests.support.strange_server import EVENT, HEAD, chunk, strange_server
 from tests.support.waiting import PATIENCE_S, until
 from workloads import Request, Workload
-from workloads.pacing import LoadConfig
-from workloads.shape import ShapeConfig
 
 COUNT = 300_000
 
@@ -69,7 +68,7 @@ def test_an_interrupted_simulation_keeps_the_requests_that_ended(limit):
         mode="round-robin",
         engine=EngineConfig(),
         router=RouterConfig(),
-        num_workers=2,
+        workers=2,
         seed=0,
         on_progress=done.append,
         is_interrupted=lambda: done[-1] >= limit,
@@ -82,11 +81,10 @@ def test_an_interrupted_simulation_keeps_the_requests_that_ended(limit):
 def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had(tmp_path):
     started = tmp_path / "started"
     experiment = ExperimentConfig(router_mode=("round-robin", "random"), jobs=2)
-    settings = Settings("round-robin", 2, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), None)
-    plan = _plan(arms_of(experiment, settings), experiment)
+    wanted = plans(arms_of(experiment, Settings(deployed(workers=2))), 1, 0)
     with Interrupt() as interrupt:
         thread = once_there(started, ctrl_c)
-        runs = _simulate_all(plan, functools.partial(announced, str(started)), experiment, Terminal(), interrupt)
+        runs = _simulate_all(wanted, functools.partial(announced, str(started)), experiment, Terminal(), interrupt)
         thread.join()
     assert runs
     for run in runs:

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import uvloop
 
-from dynabench.experiment.settings import LiveConfig, SelftestConfig
 from dynabench.live.bodies import Bodies, Target
 from dynabench.live.clients import Order, Sent, send_all, shares
 from dynabench.live.known_server import MODEL
-from dynabench.live.run import run_live, spoilt
+from dynabench.live.run import run as measure
+from dynabench.live.run import spoilt
 from dynabench.live.selftest import known_server
-from mocker import EngineConfig
+from dynabench.live.settings import SelftestConfig
+from dynabench.plan import ClientConfig, Plan, Settings
 from reports import metrics
 from reports.records import Record, Requests
-from serving.router import RouterConfig
 from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
 from tests.support.waiting import PATIENCE_S
 from workloads import Request, Workload
@@ -168,21 +168,15 @@ def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
     requests = [Request(0.0, length, 20, (length,)) for length in (40, 10, 30, 20)]
     seen, before = [], []
     with strange_server(answers, seen) as url:
-        run = run_live(
-            Workload("w", 64, requests),
-            live=LiveConfig(url=url, warmup_requests=4),
-            mode="endpoint",
-            engine=EngineConfig(),
-            router=RouterConfig(),
-            num_workers=1,
-            seed=0,
-            on_start=lambda now: before.append(len(seen)),
+        settings = Settings(client=ClientConfig(url=url, warmup_requests=4))
+        record = measure(
+            Plan.alone(settings), Workload("w", 64, requests), on_start=lambda now: before.append(len(seen))
         )
     assert before == [4]
     assert sorted(len(body["prompt"]) for body in seen[:4]) == [10, 20, 30, 40]
     assert {body["max_tokens"] for body in seen[:4]} == {8}
     assert len({tuple(body["prompt"][:10]) for body in seen}) == 8
-    assert len(run.requests) == 4
+    assert len(record.requests) == 4
 
 
 @pytest.mark.parametrize(

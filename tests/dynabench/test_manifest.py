@@ -5,15 +5,16 @@ import sys
 
 import pytest
 
-from dynabench.experiment.arms import Settings, arms_of
-from dynabench.experiment.run import load_workload, manifest_of, run_experiment
-from dynabench.experiment.settings import ExperimentConfig, LiveConfig
+from dynabench.deployment.description import Deployment
+from dynabench.experiment.arms import arms_of
+from dynabench.experiment.manifest import manifest_of
+from dynabench.experiment.run import load_workload, run_experiment
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.plan import ClientConfig, Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
-from mocker import EngineConfig
-from serving.router import RouterConfig
+from serving.runtime.config import RuntimeConfig
 from tests.support.servers import free_port
-from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 
@@ -21,15 +22,13 @@ def test_results_keep_no_password_from_an_address(monkeypatch):
     words = ["--url", "http://me:hunter2@host:1", "--etcd-endpoints=me:hunter2@host:2"]
     words += ["--nats-server", "me:hunter2@host:3", "--label", "a=b@c"]
     monkeypatch.setattr(sys, "argv", ["dynabench", "run", *words])
-    live = LiveConfig(
-        url="http://me:hunter2@host:1", etcd_endpoints="http://me:hunter2@host:2", nats_server="nats://hunter2@host:3"
-    )
-    settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), live)
+    runtime = RuntimeConfig(etcd_endpoints="http://me:hunter2@host:2", nats_server="nats://hunter2@host:3")
+    settings = Settings(Deployment(runtime=runtime), client=ClientConfig(url="http://me:hunter2@host:1"))
     workload = load_workload((), None, ShapeConfig(max_requests=1), 0)
     manifest = manifest_of("wall", (), workload, ExperimentConfig(), settings, [], [])
     assert "hunter2" not in json.dumps(manifest, default=str)
-    assert manifest["live"]["url"] == "http://***@host:1"
-    assert manifest["live"]["etcd_endpoints"] == "http://***@host:2"
+    assert manifest["client"]["url"] == "http://***@host:1"
+    assert manifest["deployment"]["runtime"]["etcd_endpoints"] == "http://***@host:2"
     assert manifest["command"].endswith(
         "--url 'http://***@host:1' '--etcd-endpoints=***@host:2' --nats-server '***@host:3' --label a=b@c"
     )
@@ -37,16 +36,15 @@ def test_results_keep_no_password_from_an_address(monkeypatch):
 
 @pytest.mark.parametrize("axis", ["workers=1,2", "num_gpu_blocks=77,88", "kv_overlap_score_weight=0,1"])
 def test_settings_of_our_stack_are_not_varied_where_somebody_elses_answers(axis):
-    live = LiveConfig(url="http://host:1")
-    settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), live)
+    settings = Settings(client=ClientConfig(url="http://host:1"))
     with pytest.raises(ValueError, match=f"{axis.partition('=')[0]} cannot be varied with --url"):
-        arms_of(ExperimentConfig(vary=(axis,)), settings)
+        arms_of(ExperimentConfig(router_mode=("kv",), vary=(axis,)), settings)
     assert len(arms_of(ExperimentConfig(router_mode=("kv",), vary=("concurrency=1,2",)), settings)) == 2
 
 
 def test_an_endpoint_where_nothing_listens_is_sent_nothing(tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
-    settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), EngineConfig(), LiveConfig(url=url))
+    settings = Settings(client=ClientConfig(url=url))
     with pytest.raises(UserError, match=rf"nothing answers at {url} \(Connection refused\)"):
         run_experiment("wall", (), ExperimentConfig(out=tmp_path / "x"), settings, console=Terminal())
     assert not (tmp_path / "x").exists()

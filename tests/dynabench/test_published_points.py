@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dynabench.fidelity.past_runs import read_requests
-from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig, divide
 from reports import fidelity
 from serving.router import RouterConfig
+from tests.support.simulated import simulate
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -51,7 +51,7 @@ def predict(gpu, n, isl, osl, concurrency):
         kv_cache_dtype="bfloat16" if gpu == "h100" else "fp8",
     )
     workload, load = Workload("point", 1 << 20, requests), LoadConfig(concurrency=concurrency)
-    run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0, load=load)
+    run = simulate(workload, mode="round-robin", engine=engine, timing=timing, load=load)
     c = run.requests
     tpot = (c.last_token_s - c.first_token_s) / (c.osl - 1)
     return (c.first_token_s - c.sent_s).mean() * 1e3, tpot.mean() * 1e3
@@ -101,7 +101,7 @@ def test_recorded_runs_are_met(run, settings):
     engine = EngineConfig(block_size=16, max_num_seqs=128, max_num_batched_tokens=2048, **dials)
     timing = TimingConfig(gpu="rtx-pro-6000", **times)
     simulated = simulate(
-        workload, mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), num_workers=1, seed=0
+        workload, mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), workers=1, seed=0
     )
     rows = {row.name: row for row in fidelity.deviations([real], [simulated])}
     assert abs(rows["ttft.mean"].error) < 0.05

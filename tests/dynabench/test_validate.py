@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from dynabench.virtual.overhead import Overhead, overhead_of
 
-from dynabench.experiment.settings import OverheadConfig
+from dynabench.deployment.overhead import OverheadConfig
 from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, spacing
 from dynabench.fidelity.fitting import fit_steps, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
 from dynabench.fidelity.validate import Speed, as_calibrated, at, speed_of
 from dynabench.plan import Settings
-from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.calibrated import StepCosts
@@ -30,9 +29,9 @@ from reports.folder import read
 from reports.metrics import TokenGaps
 from serving.router import RouterConfig
 from tests.support.commands import dynabench
+from tests.support.simulated import deployed, simulate
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
-from workloads.shape import ShapeConfig
 
 COSTS = StepCosts(
     fixed=0.004,
@@ -208,8 +207,7 @@ def test_a_simulated_engine_takes_the_calibrated_ones_settings(tmp_path):
     timing = TimingConfig(timing_file=write_calibration(tmp_path))
 
     def calibrated(engine):
-        settings = Settings("kv", 1, ShapeConfig(), LoadConfig(), RouterConfig(), engine, None, timing=timing)
-        return as_calibrated(settings).engine
+        return as_calibrated(Settings(deployed(engine=engine, timing=timing))).deployment.pools[0].mocker
 
     found = calibrated(EngineConfig())
     assert (found.block_size, found.num_gpu_blocks, found.max_num_seqs) == (16, 500, 8)
@@ -235,7 +233,7 @@ def simulated(workload, overhead, load=LoadConfig()):  # noqa: B008
         engine=engine,
         timing=TimingConfig(timing="constant"),
         router=RouterConfig(),
-        num_workers=1,
+        workers=1,
         seed=0,
         load=load,
         overhead=overhead,
@@ -281,8 +279,8 @@ def test_a_long_prompt_holds_up_no_other_unless_the_frontend_is_said_to_be_busy(
 
 def test_noise_spreads_the_gaps_between_tokens_and_leaves_their_mean(tmp_path):
     workload = Workload("w", 16, [Request(0.0, 16, 101, (0,))])
-    engine = EngineConfig(timing_file=write_calibration(tmp_path), max_num_seqs=8)
-    run = simulate(workload, mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0)
+    timing = TimingConfig(timing_file=write_calibration(tmp_path))
+    run = simulate(workload, engine=EngineConfig(max_num_seqs=8), timing=timing)
     gaps, steady = TokenGaps(run.gaps), (run.requests.last_token_s - run.requests.first_token_s)[0] / 100
     assert gaps.count == 100
     assert gaps.mean() == pytest.approx(steady)
@@ -396,13 +394,10 @@ def test_ranks_that_share_experts_step_together():
         enable_expert_parallel=True, timing="constant", constant_prefill_ms=100.0, constant_decode_ms=10.0
     )
     requests = [Request(0.0, 16, 8, (1,)), Request(0.005, 16, 8, (2,))]
-    run = simulate(
-        Workload("w", 16, requests), mode="round-robin", engine=engine, router=RouterConfig(), num_workers=1, seed=0
-    )
+    run = simulate(Workload("w", 16, requests), engine=engine, timing=timing)
     first, last = run.requests.first_token_s, run.requests.last_token_s
-    assert first.tolist() == pytest.approx(
-        [0.1, 0.2]
-    )  # the second waits for the first's prefill, and then holds up its decode
+    # The second waits for the first's prefill, and then holds up its decode.
+    assert first.tolist() == pytest.approx([0.1, 0.2])
     assert last.tolist() == pytest.approx([0.2 + 6 * 0.01, 0.2 + 7 * 0.01])
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import folder
 from reports.records import COLUMNS
 from serving.router import ROUTER_MODES, RouterConfig
+from tests.support.simulated import simulate
 from tests.support.workloads import conversations
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
@@ -23,7 +23,7 @@ def simulated(workload, mode="kv", workers=3, *, router=None, **engine):
         mode=mode,
         engine=EngineConfig(**settings),
         router=router or RouterConfig(),
-        num_workers=workers,
+        workers=workers,
         seed=5,
     )
 
@@ -119,7 +119,7 @@ def test_engines_of_infinite_speed_answer_at_once_and_can_be_reported(tmp_path, 
         engine=EngineConfig(),
         timing=TimingConfig(speedup_ratio=0.0),
         router=RouterConfig(),
-        num_workers=2,
+        workers=2,
         seed=0,
         load=load,
     )

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import uvloop
 
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
 from serving.model.files import ModelFiles
-from serving.router import RouterConfig
 from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
-from serving.worker.registry import EngineChoice, make_engine
+from serving.worker.registry import make_engine
 from tests.support.model import write_model
 from tests.support.waiting import PATIENCE_S, in_time, until, until_async, wait_for
 
@@ -297,13 +297,14 @@ def test_the_whole_stack_serves_it_and_the_router_finds_its_blocks(name, monkeyp
     extra.write_text(settings)
 
     async def main():
-        stack = LocalStack(
-            frontend=FrontendConfig(http_port=0, router_mode="kv", drain_s=2),
-            router=RouterConfig(),
+        pool = Pool(
+            replicas=2,
+            engine=name,
+            run=ModelRunConfig(extra_engine_args=extra),
             worker=WorkerConfig(model_path=str(write_model(tmp_path / "model")), drain_s=2),
-            engine=EngineChoice(name, ModelRunConfig(extra_engine_args=extra)),
-            num_workers=2,
         )
+        frontend = FrontendConfig(http_port=0, drain_s=2)
+        stack = LocalStack(Deployment(pools=(pool,), router_mode="kv", frontend=frontend))
         async with stack, httpx.AsyncClient(base_url=stack.url) as client:
 
             async def ask(prompt):

@@ -53,6 +53,26 @@ def test_a_value_that_its_annotation_excludes_is_refused_with_what_was_expected(
         Settings(**{name: value})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrower(Settings):
+    """Settings that hold settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    inner: Settings = Settings()
+    others: tuple[Settings, ...] = ()
+    maybe: Settings | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def test_settings_may_hold_settings_also_of_a_subclass():
+    inner = Narrower(count=2)
+    assert Outer(inner=inner, others=(inner,), maybe=inner).inner.count == 2
+
+
 def test_values_within_their_annotations_are_kept_as_they_are():
     settings = Settings(limit=None, rate=2, share=1, ratio="none", files=(Path("a"),))
     assert (settings.limit, settings.rate, settings.share, settings.ratio) == (None, 2, 1, "none")

@@ -12,11 +12,10 @@ from typing import NamedTuple
 import pytest
 import tokenizers
 
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
-from serving.router import RouterConfig
-from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.registry import EngineChoice
+from serving.worker.config import WorkerConfig, flags_to_arguments
 from tests.real_engines.reference import Reference
 from tests.support import waiting
 from tests.support.stacks import in_background
@@ -83,13 +82,15 @@ def tokenizer(folder):
 @contextlib.contextmanager
 def running(engine, num_workers=1, flags=(), worker=None, frontend=None):
     """Run workers of the engine and a frontend in the background; give the stack."""
-    stack = LocalStack(
-        frontend=FrontendConfig(**({"http_port": 0, "router_mode": "kv", "drain_s": 5.0} | (frontend or {}))),
-        router=RouterConfig(),
+    pool = Pool(
+        replicas=num_workers,
+        engine=engine.name,
+        engine_args=flags_to_arguments((*engine.flags, *flags)),
         worker=WorkerConfig(model_path=str(engine.model), drain_s=5.0, **(worker or {})),
-        engine=EngineChoice(engine.name, ModelRunConfig(), (*engine.flags, *flags)),
-        num_workers=num_workers,
     )
+    served = {"http_port": 0, "router_mode": "kv", "drain_s": 5.0} | (frontend or {})
+    mode = served.pop("router_mode")
+    stack = LocalStack(Deployment(pools=(pool,), router_mode=mode, frontend=FrontendConfig(**served)))
     with in_background(stack):
         yield stack
 
