@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
 
-from mocker.timing.gpu import AllReduces
-from mocker.timing.gpu import Experts as ExpertFit
+from mocker.timing.gpu import AllReduces, Experts
 from mocker.timing.model_shape import ModelShape
 
 HALF = 2.0
@@ -70,10 +69,10 @@ class AllReduce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class ExpertLayer:
     """One layer's routed experts, on one GPU, and those that all tokens share."""
 
-    fit: ExpertFit
+    fit: Experts
     rate: Rate
     shape: ModelShape
     share: float
@@ -121,7 +120,7 @@ class Layers:
     """Largest message of which that is so."""
     num_dense: int
     ffn: Matrices
-    experts: Experts | None
+    experts: ExpertLayer | None
     num_windowed: int
     """Layers that attend to a window."""
     window: int

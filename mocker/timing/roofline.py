@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mocker.timing.gpu import Decode, EngineTimes, Gpu, over_link
-from mocker.timing.kernels import HALF, AllReduce, Experts, Head, Layers, Matrices, Rate
+from mocker.timing.kernels import HALF, AllReduce, ExpertLayer, Head, Layers, Matrices, Rate
 from mocker.timing.model import Prefill, Ramp
 from mocker.timing.model_shape import BYTES, ModelShape
 
@@ -166,7 +166,7 @@ def _compute_type(shape: ModelShape, gpu: Gpu, weights: str) -> str:
     return weights
 
 
-def _layers(parts: Parts, reduce: AllReduce, experts: Experts | None) -> Layers:
+def _layers(parts: Parts, reduce: AllReduce, experts: ExpertLayer | None) -> Layers:
     shape, gpu, engine, n = parts.shape, parts.gpu, parts.engine, parts.num_gpus
     return Layers(
         scale=engine.scale,
@@ -217,13 +217,13 @@ def _all_reduce(parts: Parts, num_gpus: int, link_gbps: float | None) -> AllRedu
     return AllReduce(measured=measured, token_bytes=parts.shape.hidden_size * HALF)
 
 
-def _experts(parts: Parts, expert_parallel_size: int, attention_ranks: int, exchange: AllReduce) -> Experts | None:
+def _experts(parts: Parts, expert_parallel_size: int, attention_ranks: int, exchange: AllReduce) -> ExpertLayer | None:
     shape, gpu = parts.shape, parts.gpu
     fit = gpu.experts.get(parts.weights) or gpu.experts.get("bfloat16") if shape.num_experts else None
     if fit is None:
         return None
     peak = gpu.flops.get(parts.weights) or gpu.flops["bfloat16"]
-    return Experts(
+    return ExpertLayer(
         fit=fit,
         rate=Rate(peak * fit.compute, gpu.bandwidth * fit.memory, fit.sharpness),
         shape=shape,
