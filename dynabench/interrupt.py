@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM, noted rather than obeyed: what runs ends at its next good moment and keeps what it has.
 
-A second one is obeyed.
+A second one is obeyed. Unlike `serving.supervision.process.run` this needs no event loop: simulations have none, and the
+processes that run them learn of it from a file.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ class Flag(NamedTuple):
     file: Path
 
     def is_raised(self) -> bool:
-        """Tell."""
+        """Return whether the user asked to end."""
         return not self.file.exists()
 
 
@@ -71,7 +72,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Start processes to which a terminal's Ctrl-C, which reaches the whole group, is never delivered: we tell them."""
+    """Start processes to which a terminal's Ctrl-C, which reaches the whole group, is never delivered: the parent ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

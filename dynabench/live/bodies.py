@@ -23,7 +23,7 @@ class Target(NamedTuple):
     tokens: range = TOKENS
     """What prompts are made of."""
     has_nvext: bool = False
-    """Whether answers tell where they were routed, and why."""
+    """Whether answers say where they were routed, and why."""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -58,22 +58,7 @@ async def send_all(
     if num_clients == 1:
         return await _send(order, start, stop, on_stats)
     shards = shares(order.workload, num_clients)
-    loads = [_share_load(order.load, place, len(shards)) for place in range(len(shards))]
-    context = multiprocessing.get_context("spawn")
-    connections: list[Connection] = []
-    processes = []
-    try:
-        for numbers, load in zip(shards, loads, strict=True):
-            ours, theirs = context.Pipe()
-            part = dataclasses.replace(order.workload, requests=select(order.workload.requests, numbers))
-            process = context.Process(
-                target=_client, args=(theirs, order._replace(workload=part, load=load)), daemon=True
-            )
-            with held_back():
-                process.start()
-            theirs.close()
-            connections.append(ours)
-            processes.append(process)
+    async with _clients([_part(order, shards, place) for place in range(len(shards))]) as connections:
         for connection in connections:
             await asyncio.wait_for(asyncio.to_thread(connection.recv), READY_S)
         start = clock() + 0.3
@@ -81,14 +66,33 @@ async def send_all(
             connection.send(start)
         stats: dict[int, Stats] = {}
 
-        def told(place: int, news: Stats) -> None:
+        def take(place: int, news: Stats) -> None:
             stats[place] = news
             if on_stats is not None:
                 on_stats(_merged_stats(list(stats.values())))
 
         parts = await asyncio.gather(
-            *(_follow(connection, place, stop, told) for place, connection in enumerate(connections))
+            *(_follow(connection, place, stop, take) for place, connection in enumerate(connections))
         )
+    return _merged(parts, shards)
+
+
+@contextlib.asynccontextmanager
+async def _clients(orders: list[Order]) -> AsyncIterator[list[Connection]]:
+    """Start a client process for each order; give the connections to them, and end them afterwards."""
+    context = multiprocessing.get_context("spawn")
+    connections: list[Connection] = []
+    processes = []
+    try:
+        for order in orders:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_client, args=(theirs, order), daemon=True)
+            with held_back():
+                process.start()
+            theirs.close()
+            connections.append(ours)
+            processes.append(process)
+        yield connections
     finally:
         for connection in connections:
             connection.close()
@@ -96,7 +100,12 @@ async def send_all(
             await asyncio.to_thread(process.join, 5)
             if process.is_alive():
                 process.kill()
-    return _merged(parts, shards)
+
+
+def _part(order: Order, shards: list[list[int]], place: int) -> Order:
+    """Return what one of several clients is to do."""
+    part = dataclasses.replace(order.workload, requests=select(order.workload.requests, shards[place]))
+    return order._replace(workload=part, load=_share_load(order.load, place, len(shards)))
 
 
 def shares(workload: Workload, count: int) -> list[list[int]]:
@@ -147,7 +156,7 @@ async def _send(
 
 
 def _client(connection: Connection, order: Order) -> None:
-    """Run a client process: say ready, take the start time, tell how it goes, hand over what was measured."""
+    """Run a client process: say ready, take the start time, report how it goes, hand over what was measured."""
     connection.send("ready")
     start = connection.recv()
 
@@ -160,7 +169,7 @@ def _client(connection: Connection, order: Order) -> None:
         connection.send(uvloop.run(run()))
 
 
-async def _follow(connection: Connection, place: int, stop: asyncio.Event, told: Callable[[int, Stats], None]) -> Sent:
+async def _follow(connection: Connection, place: int, stop: asyncio.Event, take: Callable[[int, Stats], None]) -> Sent:
     """Wait for what a client measured, and pass on how it goes."""
     stopping = asyncio.create_task(_tell_stop(connection, stop))
     try:
@@ -168,7 +177,7 @@ async def _follow(connection: Connection, place: int, stop: asyncio.Event, told:
             message: Any = await asyncio.to_thread(connection.recv)
             if isinstance(message, Sent):
                 return message
-            told(place, message)
+            take(place, message)
     except EOFError as error:
         raise RuntimeError(f"client process {place} ended without a word") from error
     finally:

@@ -187,7 +187,7 @@ class AnswerReader:
         return sum(map(self._read, found))
 
     def _read(self, event: bytes) -> bool:
-        """Read one event; tell whether it carries a token."""
+        """Read one event; return whether it carries a token."""
         data = self._data(event)
         if not data:
             return False

@@ -17,7 +17,7 @@ HEAD_LIMIT = 1 << 16
 
 
 class Exchange(Protocol):
-    """One request and its answer, as the connection tells it."""
+    """One request and its answer, as the connection reports it."""
 
     def on_status(self, status: int, headers: dict[bytes, bytes], now: float) -> None:
         """The answer's head has come."""

@@ -134,7 +134,7 @@ class LoadGenerator:
             self._pool.send(self._heads[self._bodies.is_chat(request)], body, call, call.on_sent)
 
     def _prepare(self, count: int) -> bool:
-        """Make bodies ahead of their time; tell whether there was any to make."""
+        """Make bodies ahead of their time; return whether there was any to make."""
         requests = self._workload.requests
         while count and self._next_body < len(requests) and len(self._ahead) < AHEAD:
             number = self._next_body
@@ -181,7 +181,7 @@ class LoadGenerator:
 
 
 def facts_of(generator: LoadGenerator) -> dict[str, float]:
-    """Return what tells whether the client itself spoiled the run."""
+    """Return what shows whether the client itself spoiled the run."""
     timeline = generator.timeline
     return {
         "cpu_share": round(generator.cpu_share, 4),

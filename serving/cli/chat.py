@@ -14,8 +14,8 @@ from serving.runtime.threads import in_thread
 
 HELP = """\
 /help            this
-/system TEXT     begin anew, with a system message
-/clear           begin anew
+/system TEXT     start over, with a system message
+/clear           start over
 /retry           ask the last question again
 /quit            leave (also Ctrl-D, or Ctrl-C twice)
 Enter sends, Alt-Enter begins a new line, arrows find earlier questions. Ctrl-C stops an answer.\
@@ -29,7 +29,7 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
 
     def clear(self, system: str = "") -> None:
-        """Begin anew."""
+        """Start over."""
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def ask(self, text: str) -> None:
@@ -81,7 +81,7 @@ async def ask_once(client: ChatClient, text: str, *, model: str = "", options: d
 async def _find_and_talk(client: ChatClient, model: str, options: dict[str, Any], is_terminal: bool) -> None:
     name = await client.model(model)
     if is_terminal:
-        print(f"{name}: /help tells what can be done here.")
+        print(f"{name}: type /help for commands.")
     await _talk(client, name, options, is_terminal)
 
 
@@ -116,7 +116,7 @@ def _obey(text: str, conversation: Conversation) -> str:
         case "/help":
             print(HELP)
         case _:
-            print(f"{command} is no command; /help tells which there are. (Begin with a blank to send it.)")
+            print(f"unknown command {command}; type /help for the list, or put a space before it to send it.")
     return ""
 
 

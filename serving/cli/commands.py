@@ -153,7 +153,7 @@ def engine_app(name: str) -> App:
     entry = ENGINES[name]
     engine_command = App(
         name=f"serving.{entry.command}",
-        help=f"A worker with {entry.description}. Arguments of the engine itself go behind --.",
+        help=f"A worker with {entry.description}. Arguments of the engine itself go after --.",
     )
 
     @engine_command.default
@@ -177,7 +177,7 @@ def engine_app(name: str) -> App:
             runtime: how to be found.
             dry_run: print the exact call of the engine, and end.
             verbose: how much to log.
-            arguments: what stood behind --.
+            arguments: what stood after --.
         """
         set_up(verbose)
         worker, engine, network, given = _resolve(worker, engine, runtime or RuntimeConfig(), arguments or [])

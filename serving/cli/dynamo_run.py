@@ -145,9 +145,9 @@ def launch(
         runtime: how processes find and reach each other.
         dry_run: print the exact call of the engine, and end.
         verbose: how much to log.
-        way_in: what stands behind in=.
-        way_out: what stands behind out=.
-        engine_arguments: what stands behind --.
+        way_in: what stands after in=.
+        way_out: what stands after out=.
+        engine_arguments: what stands after --.
     """
     asks = read_way_in(way_in or ("text" if sys.stdin.isatty() else "stdin"))
     set_up(verbose, default="warn" if isinstance(asks, Text | Stdin | Batch) else "info")

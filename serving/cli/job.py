@@ -137,7 +137,7 @@ def check_job(job: Job) -> None:
         UsageError: something does not.
     """
     if job.arguments and isinstance(job.way_out, Remote | Mocked | Echoed):
-        raise UsageError(f"out={job.way_out} takes no arguments behind --")
+        raise UsageError(f"out={job.way_out} takes no arguments after --")
     match job.way_out:
         case Remote():
             _check_frontend(job)

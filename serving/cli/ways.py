@@ -112,7 +112,7 @@ _OWN_KINDS: dict[str, OwnKind] = {"pystr": "pystr", "pytok": "pytok"}
 
 
 def read_way_in(text: str) -> WayIn:
-    """Read what stands behind `in=`.
+    """Read what stands after `in=`.
 
     Raises:
         UsageError: there is no such way.
@@ -129,7 +129,7 @@ def read_way_in(text: str) -> WayIn:
 
 
 def read_way_out(text: str) -> WayOut:
-    """Read what stands behind `out=`.
+    """Read what stands after `out=`.
 
     Raises:
         UsageError: there is no such way, or its file is missing.

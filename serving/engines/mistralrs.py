@@ -68,7 +68,7 @@ class MistralRs:
         await in_thread(self._load)
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
-        """See `Engine`; mistral.rs tells no KV events."""
+        """See `Engine`; mistral.rs reports no KV events."""
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Answer a request in token ids."""

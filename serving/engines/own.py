@@ -43,7 +43,7 @@ SAMPLING = (
 
 
 def standard_arguments(path: Path, worker: WorkerConfig, run: ModelRunConfig, http_port: int) -> list[str]:
-    """Return what every file finds in `sys.argv`, before the arguments that stood behind `--`."""
+    """Return what every file finds in `sys.argv`, before the arguments that stood after `--`."""
     optional = {"--model-path": worker.model_path, "--model-name": worker.model_name}
     words = [path.name, *(word for flag, value in optional.items() if value for word in (flag, value))]
     words += ["--http-port", str(http_port), "--tensor-parallel-size", str(run.tensor_parallel_size)]

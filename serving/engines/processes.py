@@ -1,7 +1,7 @@
 """Processes that an engine starts: they live as long as the worker, and end with it, however it ends.
 
 Run as a program, this file is the reaper: it is told which processes there are, and when its input ends, as it does when the
-worker is killed, it ends those that are left. vLLM's do not notice by themselves, and would keep their memory for ever.
+worker is killed, it ends those that are left. vLLM's do not notice by themselves, and would keep their memory forever.
 """
 
 import asyncio

@@ -113,7 +113,7 @@ class SgLang:
                 self._engine.tokenizer_manager.abort_request(rid=id)
 
     def load(self, rank: int) -> EngineLoad:
-        """See `Engine`; SGLang does not tell the offline engine more than we count ourselves."""
+        """See `Engine`; SGLang does not report more to the offline engine than we count ourselves."""
         return EngineLoad(num_running=self._running[rank])
 
     async def failed(self) -> None:

@@ -54,6 +54,6 @@ class StepTimer:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # it was set anew in the meantime
+            return  # it was set again in the meantime
         if self._fired is not None and not self._fired.done():
             self._fired.set_result(None)

@@ -90,25 +90,10 @@ async def serve_frontend(
 ) -> None:
     """Serve HTTP until the process is asked to end; then let requests in progress finish."""
     frontend = Frontend(models, config, await _siblings(runtime))
-    if runtime_group := os.environ.get(GROUP):
-
-        async def count(_: Any) -> Any:
-            yield frontend.state()
-
-        await runtime.serve(_metrics_address(runtime_group), GeneratorService(count))
+    await _count_for_siblings(runtime, frontend)
     await models.start()
     limits = Limits(unread_timeout_s=config.write_timeout_s)
-    uvicorn_config = uvicorn.Config(
-        make_app(frontend, config),
-        log_level="warning",
-        access_log=False,
-        http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # uvicorn calls it, and no more
-        ws="none",
-        lifespan="off",
-        timeout_graceful_shutdown=1,
-        backlog=2048,
-    )
-    server = _Server(uvicorn_config)
+    server = _server(frontend, config, limits)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
     if listener.family != socket.AF_UNIX:
@@ -116,18 +101,38 @@ async def serve_frontend(
     report_ready()
     try:
         await until_stopped(runtime.stopping, asyncio.shield(serving))
-        frontend.is_draining = True
-        if frontend.num_open:
-            log.info("finishing %d request(s); Ctrl-C again stops at once", frontend.num_open)
-        deadline = asyncio.get_running_loop().time() + config.drain_s
-        while frontend.num_open and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+        await _drain(frontend, config.drain_s)
     finally:
         frontend.end_all()
         await models.close()
         server.should_exit = True
         sweeping.cancel()
         await serving
+
+
+def _server(frontend: Frontend, config: FrontendConfig, limits: Limits) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            make_app(frontend, config),
+            log_level="warning",
+            access_log=False,
+            http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # uvicorn calls it, and no more
+            ws="none",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            backlog=2048,
+        )
+    )
+
+
+async def _drain(frontend: Frontend, drain_s: float) -> None:
+    """Take no more requests, and wait for those in progress, up to a limit."""
+    frontend.is_draining = True
+    if frontend.num_open:
+        log.info("finishing %d request(s); Ctrl-C again stops at once", frontend.num_open)
+    deadline = asyncio.get_running_loop().time() + drain_s
+    while frontend.num_open and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.02)
 
 
 async def run_frontends(
@@ -165,6 +170,16 @@ def programs(config: FrontendConfig, router: RouterConfig, runtime: RuntimeConfi
 
 def _metrics_address(group: str) -> EndpointAddress:
     return EndpointAddress("dynabench", f"frontends-{group}", "metrics")
+
+
+async def _count_for_siblings(runtime: DistributedRuntime, frontend: Frontend) -> None:
+    """Answer the other processes on our port, if there are any, when they ask for our counts."""
+    if group := os.environ.get(GROUP):
+
+        async def count(_: Any) -> Any:
+            yield frontend.state()
+
+        await runtime.serve(_metrics_address(group), GeneratorService(count))
 
 
 async def _siblings(runtime: DistributedRuntime) -> Any:

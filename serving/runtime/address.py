@@ -52,7 +52,7 @@ class EndpointAddress(NamedTuple):
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """A process that serves an endpoint: what discovery tells of it."""
+    """A process that serves an endpoint: what discovery says of it."""
 
     namespace: str
     component: str
@@ -84,7 +84,7 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 def is_transport(text: str) -> bool:
-    """Tell whether a text says how to reach a process."""
+    """Return whether a text says how to reach a process."""
     kind, _, place = text.partition(":")
     if kind != "tcp":
         return kind in ("unix", "nats") and place != "" and "\0" not in place

@@ -66,7 +66,7 @@ class ReplyStream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Tell the process that nobody waits any more; does nothing after the end."""
+        """Report to the process that nobody waits any more; does nothing after the end."""
         self._connection.forget(self.id, cancel=self.end is None)
 
     def abort(self, error: str, kind: str) -> None:
@@ -162,7 +162,7 @@ class Connection:
         try:
             frames = self._frames.feed(data)
         except FrameError as error:
-            log.warning("a process was hung up on: %s", error)
+            log.warning("the connection to a process was closed: %s", error)
             self.close()
             return
         for step in frames:

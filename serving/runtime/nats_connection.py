@@ -79,7 +79,7 @@ class NatsConnection:
             if self.client.is_connected:
                 await asyncio.wait_for(self.client.flush(), 2)
         except (TimeoutError, NatsError):
-            pass  # nobody to tell
+            pass  # nobody is there to hear it
         await self.client.close()
 
     async def _connect(self, config: RuntimeConfig) -> None:

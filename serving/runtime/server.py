@@ -85,7 +85,7 @@ class Stream:
         self.unblock()
 
     def unblock(self) -> None:
-        """Tell the producer if it may go on."""
+        """Let the producer know if it may go on."""
         if not self.is_blocked and self.on_unblocked is not None and not self.is_over:
             self.on_unblocked()
 
@@ -175,7 +175,7 @@ class Session:
         try:
             commands = self._frames.feed(data)
         except FrameError as error:
-            log.warning("a client was hung up on: %s", error)
+            log.warning("a client's connection was closed: %s", error)
             self._channel.close()
             return
         for command in commands:
@@ -287,7 +287,7 @@ class Context:
         return str(self._stream.id)
 
     def is_stopped(self) -> bool:
-        """Tell whether nobody waits for the answer any more."""
+        """Return whether nobody waits for the answer any more."""
         return self._stream.is_over
 
     is_killed = is_stopped

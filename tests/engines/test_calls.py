@@ -109,7 +109,7 @@ def test_a_stray_word_is_no_argument():
         (["out=vllm", "m", "--tensor-parallel-size", "0"], "from 1 to 255"),
         (["out=vllm", "m", "--extra-engine-args", "/none.json"], "/none.json"),
         (["out=vllm", "m", "--", "stray"], "'stray'"),
-        (["out=echo_full", "--model-name", "x", "--", "-n", "1"], "takes no arguments behind --"),
+        (["out=echo_full", "--model-name", "x", "--", "-n", "1"], "takes no arguments after --"),
         (["in=http", "out=dyn", "--tensor-parallel-size", "2"], "for workers, not for the frontend"),
         (["in=none", "out=dyn"], "without input"),
         (["in=batch:", "out=mocker"], "invalid in= option"),

@@ -14,7 +14,7 @@ import uvloop
 
 from serving.router.events import BlocksRemoved, BlocksStored
 from serving.runtime import client as calling
-from serving.runtime import nats_connection as plane
+from serving.runtime import nats_connection
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -240,7 +240,7 @@ def test_a_process_that_takes_connections_and_does_not_answer_is_no_instance_unt
 def test_nats_may_be_away_for_longer_than_a_process_may_be_silent(monkeypatch, tmp_path):
     monkeypatch.setattr(calling, "SILENT_S", 0.8)
     monkeypatch.setattr(calling, "PING_S", 0.1)
-    monkeypatch.setattr(plane, "SETTLE_S", 0.5)
+    monkeypatch.setattr(nats_connection, "SETTLE_S", 0.5)
 
     async def main(nats):
         config = RuntimeConfig(etcd_endpoints="", nats_server=nats.url, discovery_dir=str(tmp_path / "d"))
@@ -272,7 +272,7 @@ def test_nats_may_be_away_for_longer_than_a_process_may_be_silent(monkeypatch, t
 
 
 def test_a_nats_server_that_hangs_is_noticed(monkeypatch, tmp_path):
-    monkeypatch.setattr(plane, "PING_S", 0.1)
+    monkeypatch.setattr(nats_connection, "PING_S", 0.1)
 
     async def main(nats):
         config = RuntimeConfig(etcd_endpoints="", nats_server=nats.url, discovery_dir=str(tmp_path / "d"))

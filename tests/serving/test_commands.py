@@ -220,7 +220,7 @@ def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_pat
             "tensor_parallel_size must be from 1 to 255",
         ),
         (["in=stdin", "out=echo_full", "--batch-concurrency", "0"], "batch_concurrency must be at least 1, not 0"),
-        (["in=http", "out=mocker", "m", "--", "--x", "1"], "out=mocker takes no arguments behind --"),
+        (["in=http", "out=mocker", "m", "--", "--x", "1"], "out=mocker takes no arguments after --"),
         (["in=dyn://a", "out=mocker", "--extra-engine-args", "none.json"], "a JSON file was expected"),
         (
             ["in=http", "out=dyn", "--http-port", "0", "--etcd-endpoints", "127.0.0.1:1"],

@@ -66,7 +66,7 @@ def leave(child, key=CTRL_D):
 
 def test_a_conversation(talk):
     child = talk("in=text", "out=echo_full", "--model-name", "my")
-    child.expect("my: /help tells")
+    child.expect("my: type /help")
     child.expect(PROMPT)
     child.send("hello there\r")
     child.expect(f"{ANSWER}hello there\r\n")
@@ -149,7 +149,7 @@ def test_commands(talk, tmp_path):
         ("one", "<user=one>"),
         ("two", "<user=one|assistant=<user=one>|user=two>"),
         ("/retry", "<user=one|assistant=<user=one>|user=two>"),
-        ("/bogus", "/bogus is no command"),
+        ("/bogus", "unknown command /bogus"),
         ("/system be brief", ""),
         ("three", "<system=be brief|user=three>"),
         ("/clear", ""),
@@ -240,7 +240,7 @@ def test_a_conversation_with_what_the_network_serves(talk, environment):
         stderr=subprocess.DEVNULL,
     )
     try:
-        child.expect("far: /help tells")
+        child.expect("far: type /help")
         child.expect(PROMPT)
         child.send("hello\r")
         child.expect(f"{ANSWER}hello")
@@ -259,7 +259,7 @@ def test_the_frontends_own_conversation(environment):
     )
     try:
         child.expect("Waiting for a model")
-        child.expect("far: /help tells")
+        child.expect("far: type /help")
         child.expect(PROMPT)
         child.send("hello\r")
         child.expect(f"{ANSWER}hello")
