@@ -72,7 +72,7 @@ class ChoiceRequest:
         )
 
 
-class Output(msgspec.Struct):
+class Output(msgspec.Struct, gc=False):
     """What an engine said since the last look; `serving.worker.protocol` describes its items."""
 
     tokens: list[int] = []
@@ -160,13 +160,16 @@ class Attempts:
                 self._is_computing_prompt = False
                 self._routing.on_first_token(self.placement)
             output.read(items, self._num_before)
-            if stream.end is not None and not stream.items and not (output.tokens or output.texts):
-                output.finish_reason = output.finish_reason or await self._after(stream.end)
-            if output.tokens or output.texts or output.finish_reason:
-                self._num_output += len(output.texts or output.tokens)
-                if self.migration.limit:
-                    self._generated += output.tokens
-                return output
+            if not (output.tokens or output.texts or output.finish_reason):
+                if stream.end is None or stream.items:
+                    continue
+                output.finish_reason = await self._after(stream.end)
+                if not output.finish_reason:
+                    continue
+            self._num_output += len(output.texts or output.tokens)
+            if self.migration.limit:
+                self._generated += output.tokens
+            return output
 
     def close(self) -> None:
         """Release the booking, and tell the instance if it is still at work."""

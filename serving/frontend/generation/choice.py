@@ -19,6 +19,7 @@ class Choice:
     """Read `pieces` until `finish_reason` is set; then, or on any way out, `close`."""
 
     def __init__(self, attempts: Attempts, text: Text, request: ChoiceRequest, tokenizer: Tokenizer) -> None:
+        self.finish_reason = ""
         self.num_prompt = len(request.prompt.tokens)
         self.block_size = request.prompt.block_size
         self.num_cached = 0
@@ -31,11 +32,7 @@ class Choice:
         self._request = request
         self._tokenizer = tokenizer
         self._num_counted: int | None = None
-
-    @property
-    def finish_reason(self) -> str:
-        """Why the answer ended; empty until then."""
-        return self._text.finish_reason
+        self._has_logprobs = not request.sampling.keys().isdisjoint(("logprobs", "prompt_logprobs"))
 
     @property
     def num_completion(self) -> int:
@@ -62,7 +59,8 @@ class Choice:
             pieces = self._text.push_texts(output.texts, output.finish_reason)
         else:
             pieces = self._text.push(output.tokens, output.finish_reason)
-        if "logprobs" in self._request.sampling or "prompt_logprobs" in self._request.sampling:
+        self.finish_reason = self._text.finish_reason
+        if self._has_logprobs:
             self._read_logprobs(output, pieces)
         return pieces
 
