@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: what names one, and how it gets here. HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
+"""Models of the Hugging Face hub: what names one, and how it is downloaded. HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
 
 import os
 import re
@@ -14,7 +14,7 @@ REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_hub_id(model_path: str) -> bool:
-    """Tell whether a path is a model of the hub: it is marked so, or it is nothing here and reads like one."""
+    """Tell whether a path names a model of the hub: it says so, or nothing local has that name and it reads like an id."""
     if model_path.startswith(SCHEME):
         return True
     is_local = model_path.startswith((".", "/", "~")) or model_path.endswith(".gguf") or Path(model_path).exists()
@@ -22,10 +22,10 @@ def is_hub_id(model_path: str) -> bool:
 
 
 def fetch(model_path: str, patterns: Sequence[str]) -> Path:
-    """Bring those files of a model here that match, unless they are in the cache; return the folder.
+    """Download the files of a model that match, unless they are in the cache; return the folder.
 
     Raises:
-        ModelError: it cannot be had.
+        ModelError: they cannot be downloaded.
     """
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -48,15 +48,17 @@ def fetch(model_path: str, patterns: Sequence[str]) -> Path:
         ) from error
     except RepositoryNotFoundError as error:
         private = "" if os.environ.get("HF_TOKEN") else "; if it is private, set HF_TOKEN"
-        raise ModelError(f"{name} is no folder or file here and no model at {constants.ENDPOINT}{private}") from error
+        raise ModelError(
+            f"{name} is neither a local folder or file nor a model at {constants.ENDPOINT}{private}"
+        ) from error
     except HFValidationError as error:
-        raise ModelError(f"{name} is neither a folder or file here nor a Hugging Face id") from error
+        raise ModelError(f"{name} is neither a local folder or file nor a Hugging Face id") from error
     except LocalEntryNotFoundError as error:
         if constants.is_offline_mode():
             why = "HF_HUB_OFFLINE is set and the cache does not have it"
         else:
             why = f"{constants.ENDPOINT} cannot be reached ({_first_line(error.__cause__ or error)})"
-        raise ModelError(f"{name} is no folder or file here, and cannot be downloaded: {why}") from error
+        raise ModelError(f"{name} is not a local folder or file, and cannot be downloaded: {why}") from error
     except (HfHubHTTPError, OSError) as error:
         raise ModelError(f"{name} cannot be downloaded from {constants.ENDPOINT}: {_first_line(error)}") from error
 

@@ -1,6 +1,7 @@
 """Chat templates: from the model's files only, rendered in a sandbox."""
 
 import datetime
+import json
 import re
 from typing import Any
 
@@ -40,7 +41,7 @@ class ChatTemplate:
         """Compile it.
 
         Raises:
-            ModelError: it is no template.
+            ModelError: it is not a valid template.
         """
         config = files.json("tokenizer_config.json")
         tokens = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
@@ -88,8 +89,6 @@ class ChatTemplate:
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:
-    import json
-
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

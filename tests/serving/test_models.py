@@ -92,7 +92,7 @@ def only_line(done):
 def test_offline_and_not_in_the_cache(hub, tmp_path):
     line = only_line(fetch(hub, tmp_path, HF_HUB_OFFLINE="1"))
     assert line == (
-        f"{NAME} is no folder or file here, and cannot be downloaded: HF_HUB_OFFLINE is set and the cache does not have it"
+        f"{NAME} is not a local folder or file, and cannot be downloaded: HF_HUB_OFFLINE is set and the cache does not have it"
     )
 
 
@@ -103,7 +103,10 @@ def test_a_hub_that_does_not_answer(hub, tmp_path):
 
 def test_a_model_that_is_not_there(hub, tmp_path):
     line = only_line(fetch(hub, tmp_path, "acme/nothing"))
-    assert line == f"acme/nothing is no folder or file here and no model at {hub.url}; if it is private, set HF_TOKEN"
+    assert (
+        line
+        == f"acme/nothing is neither a local folder or file nor a model at {hub.url}; if it is private, set HF_TOKEN"
+    )
 
 
 def test_a_gated_model_needs_a_token_that_has_access(hub, tmp_path):
