@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from serving.frontend.api.sse import escape
 from serving.frontend.generation.stops import StopMatcher
-from serving.model.tokenizer import Detokenizer
+from serving.model.detokenizer import Detokenizer
 
 
 class Text:
