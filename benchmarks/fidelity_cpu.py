@@ -14,24 +14,25 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dynabench.experiment.arms import Settings
-from dynabench.experiment.settings import (
-    CalibrateConfig,
-    ExperimentConfig,
-    ExperimentRouterConfig,
-    LiveConfig,
-    ValidateConfig,
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.flags import (
+    LivePoolConfig,
+    MeasuredFrontendConfig,
+    MeasuredRouterConfig,
+    running_pool,
+    simulated_pool,
 )
+from dynabench.experiment.settings import ExperimentConfig
 from dynabench.fidelity.calibrate import calibrate
+from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig
 from dynabench.fidelity.validate import validate
+from dynabench.plan import ClientConfig, Settings
 from foundation.files import new_file
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.tables import distances, fidelity_table
 from workloads import Workload
 from workloads.formats import mooncake
-from workloads.pacing import LoadConfig
-from workloads.shape import ShapeConfig
 from workloads.synthesize import SynthConfig, synthesize
 
 BLOCK = 32
@@ -144,13 +145,13 @@ def main() -> None:
         with new_file(path) as file:
             mooncake.write(workload, file)
         timing = TimingConfig(model=model, timing_file=str(folder / f"calibration-{workers}.json"))
-        live = LiveConfig(engine="vllm", extra_engine_args=arguments_file(folder, blocks))
-        experiment = ExperimentConfig(
-            router_mode=modes, workers=workers, repeats=options.repeats, out=results, trace_block_size=BLOCK
-        )
-        router, engine = ExperimentRouterConfig(), EngineConfig()
-        settings = Settings(modes[0], workers, ShapeConfig(), LoadConfig(), router, engine, live, timing=timing)
-        _, found = validate((path,), ValidateConfig(), experiment, settings, console)
+        experiment = ExperimentConfig(router_mode=modes, repeats=options.repeats, out=results, trace_block_size=BLOCK)
+        flags = LivePoolConfig(workers=workers, engine="vllm", extra_engine_args=arguments_file(folder, blocks))
+        router, frontend = MeasuredRouterConfig(), MeasuredFrontendConfig()
+        real = Deployment(pools=(running_pool(flags, model),), router=router, frontend=frontend)
+        simulated = Deployment(pools=(simulated_pool(flags, EngineConfig(), timing),), router=router)
+        settings = Settings(simulated, client=ClientConfig())
+        _, found = validate((path,), ValidateConfig(), experiment, settings, console, real=real)
         for arm, part in found["arms"].items():
             console.print(name, fidelity_table(arm, part), distances(part))
         console.print(found["best"])

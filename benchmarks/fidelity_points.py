@@ -18,12 +18,12 @@ from joblib import Parallel, delayed
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 
-from dynabench.experiment.settings import OverheadConfig
-from dynabench.virtual.run import simulate
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from mocker.timing.catalog import gpu_names
 from mocker.timing.config import TimingConfig
-from serving.router import RouterConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -80,17 +80,9 @@ def predict(point: Any, gpu: str) -> tuple[float, float, str]:
     """Return mean TTFT and TPOT (ms), or why there are none."""
     try:
         engine, timing = settings_of(point, gpu)
-        run = simulate(
-            workload_of(point),
-            mode="round-robin",
-            engine=engine,
-            timing=timing,
-            router=RouterConfig(),
-            num_workers=1,
-            seed=0,
-            load=LoadConfig(concurrency=int(point.concurrency)),
-            overhead=OverheadConfig(),
-        )
+        load = LoadConfig(concurrency=int(point.concurrency))
+        deployment = Deployment(pools=(Pool(replicas=1, mocker=engine, timing=timing),))
+        run = simulate(Plan.alone(Settings(deployment, load=load)), workload_of(point))
     except ValueError as error:
         return float("nan"), float("nan"), str(error)
     c = run.requests

@@ -18,15 +18,14 @@ import msgspec
 import numpy as np
 import uvloop
 
-from dynabench.experiment.settings import ExperimentRouterConfig
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.flags import MeasuredRouterConfig
 from dynabench.live.stack import LocalStack
-from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.processes import descendants
 from serving.frontend.config import FrontendConfig
 from serving.runtime.config import RuntimeConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.registry import EngineChoice
 from workloads.tokens import tokens_of
 
 HEADERS = {"content-type": "application/json"}
@@ -113,26 +112,29 @@ def cpu_s(stack: LocalStack) -> dict[str, float]:
 async def run(options: argparse.Namespace) -> None:
     """Measure each number of clients, our own stack or what answers at a URL."""
     prompt = prompts(options)
-    engine: EngineConfig | EngineChoice = EngineConfig()
-    if options.engine:
-        engine = EngineChoice(options.engine, ModelRunConfig(extra_engine_args=options.extra_engine_args))
+    pool = Pool(
+        replicas=options.workers,
+        engine=options.engine or "mocker",
+        timing=TimingConfig(speedup_ratio=1000.0),
+        run=ModelRunConfig(extra_engine_args=options.extra_engine_args),
+        worker=WorkerConfig(
+            model_path=options.model_path,
+            model_name=options.model,
+            context_length=None if options.engine else 100_000,
+        ),
+    )
+    deployment = Deployment(
+        pools=(pool,),
+        router_mode="kv",
+        router=MeasuredRouterConfig(),
+        frontend=FrontendConfig(http_port=0),
+        runtime=RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None,
+    )
     for clients in options.clients:
         if options.url:
             await measure(options.url, options.model, clients, options.tokens, options.seconds, prompt)
             continue
-        stack = LocalStack(
-            frontend=FrontendConfig(http_port=0, router_mode="kv"),
-            router=ExperimentRouterConfig(),
-            worker=WorkerConfig(
-                model_path=options.model_path,
-                model_name=options.model,
-                context_length=None if options.engine else 100_000,
-            ),
-            engine=engine,
-            timing=TimingConfig(speedup_ratio=1000.0),
-            num_workers=options.workers,
-            runtime=RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None,
-        )
+        stack = LocalStack(deployment)
         async with stack:
             before = cpu_s(stack)
             count = await measure(stack.url, stack.model, clients, options.tokens, options.seconds, prompt)

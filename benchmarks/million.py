@@ -12,16 +12,18 @@ import sys
 
 def measure(requests: int, osl: int) -> dict[str, float]:
     """Simulate in this process."""
-    from dynabench.virtual.run import simulate
+    from dynabench.deployment.description import Deployment, Pool
+    from dynabench.plan import Plan, Settings
+    from dynabench.virtual.run import run as simulate
     from mocker import EngineConfig
-    from serving.router import RouterConfig
     from workloads import Workload
     from workloads.synthesize import SynthConfig, synthesize
 
     config = SynthConfig(requests=requests, rate=60, isl=1000, osl=osl, prefix_groups=200, osl_distribution="constant")
     workload = Workload("synthetic", 512, synthesize(config))
     engine = EngineConfig(block_size=64, num_gpu_blocks=16384)
-    run = simulate(workload, mode="kv", engine=engine, router=RouterConfig(), num_workers=64, seed=0)
+    deployment = Deployment(pools=(Pool(replicas=64, mocker=engine),), router_mode="kv")
+    run = simulate(Plan.alone(Settings(deployment)), workload)
     return {"seconds": run.wall_s, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dynabench.virtual.run import simulate
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from reports import metrics
 from reports.statistics import PairedDifference, blocks_of, paired_difference
-from serving.router import RouterConfig
 from workloads import Workload
 from workloads.synthesize import SynthConfig, synthesize
 
@@ -55,14 +56,9 @@ def run(side: Side) -> dict[str, np.ndarray]:
         max_isl=16384,
         seed=side.workload_seed,
     )
-    result = simulate(
-        Workload("noise", 512, synthesize(config)),
-        mode=case.mode,
-        engine=EngineConfig(num_gpu_blocks=2000),
-        router=RouterConfig(),
-        num_workers=WORKERS,
-        seed=side.seed,
-    )
+    pool = Pool(replicas=WORKERS, mocker=EngineConfig(num_gpu_blocks=2000))
+    plan = Plan.alone(Settings(Deployment(pools=(pool,), router_mode=case.mode)), seed=side.seed)
+    result = simulate(plan, Workload("noise", 512, synthesize(config)))
     return metrics.per_request(result.requests) | {"intended_s": result.requests.intended_s}
 
 

@@ -23,18 +23,19 @@ CASES = [
 
 def measure(trace: Path, case: dict[str, object], repeats: int) -> dict[str, float]:
     """Run one case in this process."""
-    from dynabench.virtual.run import simulate
+    from dynabench.deployment.description import Deployment, Pool
+    from dynabench.plan import Plan, Settings
+    from dynabench.virtual.run import run as simulate
     from mocker import EngineConfig
-    from serving.router import RouterConfig
     from workloads import formats
 
     workload = formats.read(trace, format="mooncake")
     engine = EngineConfig(block_size=case["block_size"], num_gpu_blocks=case["num_gpu_blocks"])
+    pool = Pool(replicas=case["workers"], mocker=engine)
+    plan = Plan.alone(Settings(Deployment(pools=(pool,), router_mode=case["mode"])))
     times = []
     for _ in range(repeats):
-        run = simulate(
-            workload, mode=case["mode"], engine=engine, router=RouterConfig(), num_workers=case["workers"], seed=0
-        )
+        run = simulate(plan, workload)
         times.append(run.wall_s)
     requests = run.requests
     return {
@@ -56,7 +57,7 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(options.trace, options.case, options.repeats)))
         return
-    from dynabench.experiment.run import is_compiled
+    from dynabench.experiment.manifest import is_compiled
 
     print(f"cores: {'compiled' if is_compiled() else 'interpreted'}")
     print("block  workers  mode          seconds  requests/s  peak MB  TTFT mean ms  hit share")

@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.bounds import belady_share, pool_bound, ttft_bound
-from dynabench.virtual.run import simulate
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from reports import insight, metrics, slo
 from reports.stability import stability
-from serving.router import ROUTER_MODES, RouterConfig
+from serving.router import ROUTER_MODES
 from workloads import Workload, formats
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
@@ -70,7 +72,8 @@ def workload(name: str, scale: float, seed: int, traces: str) -> Workload:
 def measure(job: Job) -> dict[str, Any]:
     """Simulate and return the figures."""
     load = workload(job.workload, job.scale, job.seed, job.traces)
-    run = simulate(load, mode=job.mode, engine=ENGINE, router=RouterConfig(), num_workers=WORKERS, seed=job.seed)
+    deployment = Deployment(pools=(Pool(replicas=WORKERS, mocker=ENGINE),), router_mode=job.mode)
+    run = simulate(Plan.alone(Settings(deployment), seed=job.seed), load)
     values = metrics.per_request(run.requests)
     good = metrics.goodput(run, slo.good(run, LIMITS))
     return asdict(job) | {

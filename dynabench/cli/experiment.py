@@ -79,7 +79,7 @@ def simulate(
     with plain_errors():
         deployed = _simulated(deployment, pool, router, engine, timing, overhead)
     settings = Settings(deployed, shape, load)
-    return _compare("virtual", workload, _with_modes(experiment, deployment), settings)
+    return _compare("virtual", workload, _with_modes(experiment, deployment, deployed), settings)
 
 
 def run(
@@ -129,7 +129,7 @@ def run(
                 runtime=runtime,
             )
     settings = Settings(deployed, shape, load, client)
-    return _compare("wall", workload, _with_modes(experiment, deployment), settings)
+    return _compare("wall", workload, _with_modes(experiment, deployment, deployed), settings)
 
 
 def sweep(
@@ -167,8 +167,9 @@ def sweep(
 
     console = Terminal()
     with plain_errors():
-        settings = Settings(_simulated(deployment, pool, router, engine, timing, overhead), shape, load)
-        out, summary = run_sweep(workload, config, _with_modes(experiment, deployment), settings, console=console)
+        deployed = _simulated(deployment, pool, router, engine, timing, overhead)
+        experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
+        out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
     console.print(summary["verdict"])
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
@@ -214,11 +215,11 @@ def _simulated(
     )
 
 
-def _with_modes(experiment: ExperimentConfig, file: Path | None) -> ExperimentConfig:
+def _with_modes(experiment: ExperimentConfig, file: Path | None, deployment: Deployment) -> ExperimentConfig:
     """Fill in the router modes to compare; a deployment's file names its own."""
-    if experiment.router_mode or file is not None:
+    if experiment.router_mode:
         return experiment
-    return replace(experiment, router_mode=DEFAULT_MODES)
+    return replace(experiment, router_mode=DEFAULT_MODES if file is None else (deployment.router_mode,))
 
 
 def _compare(

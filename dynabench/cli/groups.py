@@ -62,7 +62,7 @@ def refuse_beside(file: Path, *groups: Any) -> None:
     given = [group for group in groups if group is not None]
     flags = [f"--{name.replace('_', '-')}" for group in given for name in _given(group)]
     if given:
-        what = ", ".join(flags) or f"the flags of {', '.join(type(group).__name__ for group in given)}"
+        what = ", ".join(flags) or "flags at their defaults that say what is deployed"
         raise UserError(
             f"{what} beside --deployment {file}: put settings into the file, or vary them, as with "
             "--vary pools.NAME.num_gpu_blocks=1024,2048"

@@ -27,7 +27,8 @@ def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
     Raises:
         ValueError: an axis is not a setting, or a value is not one of its.
     """
-    axes = [("router_mode", list(experiment.router_mode))] + [read_axis(text, settings) for text in experiment.vary]
+    modes = experiment.router_mode or (settings.deployment.router_mode,)
+    axes = [("router_mode", list(modes))] + [read_axis(text, settings) for text in experiment.vary]
     names = [name for name, _ in axes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{', '.join(sorted(twice))} is varied twice")
@@ -38,7 +39,7 @@ def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
                 f"{', '.join(ours)} cannot be varied with --url: what answers there has settings of its own; "
                 "vary what is sent to it, such as concurrency=8,16"
             )
-    alone = "endpoint" if settings.url else experiment.router_mode[0]
+    alone = "endpoint" if settings.url else modes[0]
     arms = []
     for values in itertools.product(*(values for _, values in axes)):
         changes = dict(zip(names, values, strict=True))

@@ -56,7 +56,8 @@ def manifest_of(
         "limits": [str(limit) for limit in experiment.limits],
         "workers": {arm.name: arm.settings.deployment.num_workers for arm in arms},
         "deployment": as_plain(deployment),
-        "engines": {pool.name: described_engine(pool) for pool in deployment.pools},
+        "engine": _engine(deployment),
+        "router": asdict(deployment.router),
         "shape": asdict(settings.shape),
         "load": asdict(settings.load),
         "client": None if settings.client is None else asdict(settings.client) | {"url": masked(settings.url or "")},
@@ -64,6 +65,12 @@ def manifest_of(
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": [folder.run_facts(run) for run in runs],
     }
+
+
+def _engine(deployment: Deployment) -> dict[str, Any]:
+    """Return what the engines are: that of the only pool, or those of all by their pools' names."""
+    described = {pool.name: described_engine(pool) for pool in deployment.pools}
+    return described if len(described) > 1 else described[deployment.pools[0].name]
 
 
 def described_engine(pool: Pool) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from msgspec import Meta
 
 from foundation.settings import Count, Positive, Whole, check
 from reports.slo import Limit, parse, preset
-from serving.router import ROUTER_MODES, Mode
+from serving.router import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig:
     """What to compare."""
 
-    router_mode: tuple[str, ...] = ("round-robin", "kv")
-    """Router mode of an arm; give it once per arm. The first is what the others are compared with."""
+    router_mode: tuple[str, ...] = ()
+    """Router mode of an arm; give it once per arm. The first is what the others are compared with (default: round-robin and
+    kv; with --deployment, what the file says)."""
 
     repeats: Count = 1
     """Times each arm is run, with seeds that follow each other."""
@@ -56,8 +57,6 @@ class ExperimentConfig:
         check(self)
         for mode in self.router_mode:
             Mode.parse(mode)
-        if not self.router_mode:
-            raise ValueError(f"router_mode is missing; expected one of {', '.join(ROUTER_MODES)}")
         if len(set(self.router_mode)) != len(self.router_mode):
             raise ValueError(f"router_mode is given twice: {', '.join(self.router_mode)}")
         _ = self.limits

@@ -86,7 +86,7 @@ def test_a_setting_of_a_pool_is_varied_by_its_path(tmp_path):
         (TWO_POOLS, ("--vary", "frontend.http_workers=1,2"), "frontend.http_workers is of processes"),
         (TWO_POOLS, ("--vary", "pools.new.drain_s=1,2"), "pools.new.drain_s is of processes"),
         (TWO_POOLS, ("--workers", "2"), "--workers beside --deployment "),
-        (TWO_POOLS, ("--workers", "4"), "the flags of PoolConfig beside --deployment "),
+        (TWO_POOLS, ("--workers", "4"), "flags at their defaults that say what is deployed beside --deployment "),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(tmp_path, text, flags, message):
