@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import uvloop
 
-from dynabench.experiment.settings import SelftestConfig
 from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, send_all
 from dynabench.live.known_server import MODEL
 from dynabench.live.selftest import known_server
+from dynabench.live.settings import SelftestConfig
 from reports import metrics
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
