@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -45,6 +45,9 @@ from serving.runtime.config import RuntimeConfig
 from workloads import WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
+
+if TYPE_CHECKING:
+    from reports.summary import Summary
 
 app = App(
     name="dynabench",
@@ -212,21 +215,21 @@ def _compare(clock: Any, files: tuple[Path, ...], experiment: ExperimentConfig, 
     if experiment.metrics_like is not None:
         _print_like(out, experiment.metrics_like, console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    if not summary["is_complete"]:
+    if not summary.is_complete:
         return 130
-    return 0 if summary["is_valid"] else 1
+    return 0 if summary.is_valid else 1
 
 
-def _print_summary(summary: dict[str, Any], console: Terminal) -> None:
+def _print_summary(summary: "Summary", console: Terminal) -> None:
     """Print what a comparison found, and before all else whether it counts."""
     from reports.tables import comparison, notes
 
     for note in notes(summary):
         console.print(f"not valid: {note}", style="red", soft_wrap=True)
     console.print(comparison(summary))
-    console.print(summary["verdict"])
-    for arm, figures in summary["arms"].items():
-        for remark in figures["remarks"]:
+    console.print(summary.verdict)
+    for arm, figures in summary.arms.items():
+        for remark in figures.remarks:
             console.print(f"{arm}: {remark}", soft_wrap=True)
 
 
@@ -291,7 +294,7 @@ def compare(
             console.print(f"failed: {failure}", soft_wrap=True)
     if out is not None:
         print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown else sys.stdout)
-    return 1 if failures or not summary["is_valid"] else 0
+    return 1 if failures or not summary.is_valid else 0
 
 
 @app.command

@@ -28,6 +28,7 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
 from mocker import scheduler
 from reports.records import Record
+from reports.summary import Summary
 from serving.model.card import model_name
 from serving.runtime.config import masked
 from serving.worker.config import read_arguments
@@ -61,7 +62,7 @@ def run_experiment(
     settings: Settings,
     *,
     console: Terminal,
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Summary]:
     """Run all arms and write the results folder; return it and the summary.
 
     Arms alternate in direction from repeat to repeat (ABBA), so that drift favours none.

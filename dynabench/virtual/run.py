@@ -110,7 +110,7 @@ def simulate(
     if any(times) and len(requests):
         sent = np.count_nonzero(~np.isnan(cluster.log.intended_s))
         outside = cluster.delays_s / sent + times.answer_s
-        facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
+        facts["overhead_share"] = float(outside / (requests.first_token_s - requests.sent_s).mean())
     return Record(mode, requests, gaps, wall_s, len(cluster.workers), is_complete=is_complete, facts=facts)
 
 
