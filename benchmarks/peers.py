@@ -86,7 +86,7 @@ def ours(url: str, job: Job) -> None:
     sent = uvloop.run(run())
     assert sent.requests.succeeded.all(), sent.requests.error[:3]
     ttft, itl = metrics.per_request(sent.requests)["ttft"], metrics.describe_gaps(metrics.TokenGaps(sent.gaps))
-    itls = [(itl[key] or 0.0) * 1000 for key in ("mean", "p50")]
+    itls = [(itl.at(key) or 0.0) * 1000 for key in ("mean", "p50")]
     print(json.dumps({"ttft": [ttft.mean() * 1000, float(np.median(ttft)) * 1000], "itl": itls}))
 
 

@@ -81,9 +81,9 @@ def measure(job: Job) -> dict[str, Any]:
         "ttft_p90_ms": float(np.percentile(values["ttft"], 90)) * 1000,
         "tpot_ms": float(np.nanmean(values["tpot"])) * 1000,
         "e2e_ms": float(np.mean(values["e2e"])) * 1000,
-        "attainment": good["attainment"],
-        "hit_share": metrics.cache(run)["hit_share"],
-        "imbalance": insight.imbalance(run)["work_max_over_mean"],
+        "attainment": good.attainment,
+        "hit_share": metrics.cache(run).hit_share,
+        "imbalance": insight.imbalance(run).work_max_over_mean,
         "is_stable": stability(run).is_stable,
     }
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -12,19 +11,19 @@ from reports import drawing, insight, metrics
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, grid_of, logarithmic, mark, new
 from reports.records import Floats, Record
 from reports.stability import in_system
+from reports.summary import Summary
 
 Runs = dict[str, Record]
-Json = dict[str, Any]
 MAX_WORKERS = 32
 POINTS = 161
 
 
-def ttft_distribution(runs: Runs, summary: Json) -> Chart:
+def ttft_distribution(runs: Runs, summary: Summary) -> Chart:
     """Cumulative distribution of TTFT."""
     return _distribution(runs, "ttft_sched", "TTFT", "share of requests that waited at most this long")
 
 
-def itl_distribution(runs: Runs, summary: Json) -> Chart:
+def itl_distribution(runs: Runs, summary: Summary) -> Chart:
     """Cumulative distribution of ITL."""
     title = "ITL: share of tokens that came at most this long after the one before"
     figure, axes = new(title, "ITL (ms)", "share")
@@ -44,12 +43,12 @@ def itl_distribution(runs: Runs, summary: Json) -> Chart:
     return _logarithmic(figure, panel, title)
 
 
-def e2e_distribution(runs: Runs, summary: Json) -> Chart:
+def e2e_distribution(runs: Runs, summary: Summary) -> Chart:
     """Cumulative distribution of E2E latency."""
     return _distribution(runs, "e2e_sched", "E2E", "share of requests that took at most this long")
 
 
-def percentiles(runs: Runs, summary: Json) -> Chart:
+def percentiles(runs: Runs, summary: Summary) -> Chart:
     """Mean and percentiles side by side, with their intervals."""
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.4))
     keys = ("mean", "p50", "p90", "p99")
@@ -58,15 +57,15 @@ def percentiles(runs: Runs, summary: Json) -> Chart:
         panel = Panel(axes, "", "ms")
         width = 0.8 / max(len(runs), 1)
         for place, arm in enumerate(runs):
-            figures = summary["arms"][arm][name]
-            heights = np.array([(figures[key] or 0) * 1000 for key in keys])
+            figures = summary.arms[arm].metric(name)
+            heights = np.array([(figures.at(key) or 0) * 1000 for key in keys])
             bars = np.arange(4) + place * width
             mark(list(axes.bar(bars, heights, width, color=colour(place), label=arm)), place)
-            intervals = [figures["intervals"].get(key) for key in keys]
+            intervals = [getattr(figures.intervals, key, None) for key in keys]
             known = [spot for spot, interval in enumerate(intervals) if interval is not None]
             if known:
-                below = [max(heights[spot] - intervals[spot][0] * 1000, 0) for spot in known]
-                above = [max(intervals[spot][1] * 1000 - heights[spot], 0) for spot in known]
+                low, high = np.array([intervals[spot] for spot in known]).T * 1000
+                below, above = np.maximum(heights[known] - low, 0), np.maximum(high - heights[known], 0)
                 error = axes.errorbar(
                     bars[known], heights[known], [below, above], fmt="none", ecolor=drawing.INK, elinewidth=0.8
                 )
@@ -82,9 +81,9 @@ def percentiles(runs: Runs, summary: Json) -> Chart:
     )
 
 
-def differences(runs: Runs, summary: Json) -> Chart | None:
+def differences(runs: Runs, summary: Summary) -> Chart | None:
     """Each arm's difference to the baseline, with its interval: left is better."""
-    arms = [arm for arm in runs if arm != summary["baseline"]]
+    arms = [arm for arm in runs if arm != summary.baseline]
     if not arms:
         return None
     figure, panels = plt.subplots(1, 3, figsize=(11, 1.2 + 0.5 * len(arms)), sharey=True)
@@ -95,17 +94,17 @@ def differences(runs: Runs, summary: Json) -> Chart | None:
         for row, arm in enumerate(arms):
             place = list(runs).index(arm)
             for offset, statistic, marker in ((0.13, "mean", "o"), (-0.13, "p90", "s")):
-                pair = summary["differences"][arm][name][statistic]
-                if pair is None or pair["verdict"] == "unstable":
+                pair = summary.difference(arm, name, statistic)
+                if pair is None or pair.verdict == "unstable":
                     continue
-                scale = pair["relative"] / pair["mean"] * 100 if pair["mean"] else 0.0
-                low, value, high = pair["low"] * scale, pair["mean"] * scale, pair["high"] * scale
-                face = "none" if pair["verdict"] == "inconclusive" else colour(place)
+                scale = pair.relative / pair.mean * 100 if pair.mean else 0.0
+                low, value, high = pair.low * scale, pair.mean * scale, pair.high * scale
+                face = "none" if pair.verdict == "inconclusive" else colour(place)
                 mark(axes.plot([low, high], [row + offset] * 2, color=colour(place), linewidth=1.2), place)
                 mark(axes.plot([value], [row + offset], marker, color=colour(place), markerfacecolor=face), place)
-                word = f"{arm} {statistic}: {value:+.1f} % [{low:+.1f}, {high:+.1f}], {pair['verdict']}"
+                word = f"{arm} {statistic}: {value:+.1f} % [{low:+.1f}, {high:+.1f}], {pair.verdict}"
                 panel.add(word, place, [value], [row + offset])
-        axes.set_title(f"{metrics.LABELS[name]} vs {summary['baseline']} (%)", loc="left", fontsize=10)
+        axes.set_title(f"{metrics.LABELS[name]} vs {summary.baseline} (%)", loc="left", fontsize=10)
         axes.set_yticks(range(len(arms)), arms)
         axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
@@ -114,7 +113,7 @@ def differences(runs: Runs, summary: Json) -> Chart | None:
     return Chart(figure, text, "Difference of each arm to the baseline in percent, with 95 % intervals.", shown, True)
 
 
-def timeline(runs: Runs, summary: Json) -> Chart:
+def timeline(runs: Runs, summary: Summary) -> Chart:
     """Arrivals, requests in the system, and failures over time."""
     has_failures = any(not run.requests.succeeded.all() for run in runs.values())
     number = 2 + has_failures
@@ -151,7 +150,7 @@ def timeline(runs: Runs, summary: Json) -> Chart:
     )
 
 
-def ttft_over_time(runs: Runs, summary: Json) -> Chart:
+def ttft_over_time(runs: Runs, summary: Summary) -> Chart:
     """TTFT of requests by when they arrived."""
     title = "TTFT over time: median (line) and 90th percentile (dots)"
     figure, axes = new(title, "intended arrival (s)", "TTFT (ms)")
@@ -172,17 +171,17 @@ def ttft_over_time(runs: Runs, summary: Json) -> Chart:
     return Chart(figure, title, "Windows of a sixtieth of the run.", [panel])
 
 
-def hit_waterfall(runs: Runs, summary: Json) -> Chart | None:
+def hit_waterfall(runs: Runs, summary: Summary) -> Chart | None:
     """Where prefix hits were lost: from an endless cache to what the engine found."""
     stages = list(insight.WATERFALL)
-    if all(summary["arms"][arm]["waterfall"]["endless"] is None for arm in runs):
+    if all(summary.arms[arm].waterfall.endless is None for arm in runs):
         return None
     title = "Prefix hits: where they were lost (share of prompt tokens)"
     figure, axes = new(title, "", "share of prompt tokens (%)")
     panel = Panel(axes, "", "%")
     width = 0.8 / max(len(runs), 1)
     for place, arm in enumerate(runs):
-        shares = [summary["arms"][arm]["waterfall"][stage] for stage in stages]
+        shares = [getattr(summary.arms[arm].waterfall, stage) for stage in stages]
         heights = np.array([np.nan if share is None else share * 100 for share in shares])
         mark(
             list(axes.bar(np.arange(4) + place * width, np.nan_to_num(heights), width, color=colour(place), label=arm)),
@@ -195,7 +194,7 @@ def hit_waterfall(runs: Runs, summary: Json) -> Chart | None:
     return Chart(figure, title, "; ".join(f"{key}: {text}" for key, text in insight.WATERFALL.items()), [panel])
 
 
-def worker_heat(runs: Runs, summary: Json) -> Chart | None:
+def worker_heat(runs: Runs, summary: Summary) -> Chart | None:
     """Work sent to each worker over time, dark is much."""
     known = {arm: run for arm, run in runs.items() if run.requests.worker.count()}
     if not known:
@@ -231,17 +230,17 @@ def worker_heat(runs: Runs, summary: Json) -> Chart | None:
     )
 
 
-def hits_over_time(runs: Runs, summary: Json) -> Chart:
+def hits_over_time(runs: Runs, summary: Summary) -> Chart:
     """Share of prompt tokens each worker found in its cache, over time."""
     return _per_worker(runs, "Cache hits of each worker over time (share of prompt tokens)", "", _hits)
 
 
-def running_over_time(runs: Runs, summary: Json) -> Chart:
+def running_over_time(runs: Runs, summary: Summary) -> Chart:
     """Requests running on each worker, over time."""
     return _per_worker(runs, "Requests on each worker over time", "", _running)
 
 
-CHARTS: dict[str, Callable[[Runs, Json], Chart | None]] = {
+CHARTS: dict[str, Callable[[Runs, Summary], Chart | None]] = {
     "differences": differences,
     "percentiles": percentiles,
     "ttft_distribution": ttft_distribution,
@@ -257,7 +256,7 @@ CHARTS: dict[str, Callable[[Runs, Json], Chart | None]] = {
 """Every chart by file name, in the order of the report."""
 
 
-def draw(runs: Runs, summary: Json, folder: Path) -> list[Drawn]:
+def draw(runs: Runs, summary: Summary, folder: Path) -> list[Drawn]:
     """Draw all charts that say something, into a folder as PNG and SVG; return what the page shows."""
     with plt.rc_context(rc=STYLE):
         charts = {name: chart for name, make in CHARTS.items() if (chart := make(runs, summary)) is not None}

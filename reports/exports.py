@@ -4,27 +4,29 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from reports import metrics
 from reports.foreign import csv_cell
+from reports.metrics import Statistics
 from reports.records import Record, to_table
 from reports.slo import parse
-from reports.summary import summarize
+from reports.summary import ArmSummary, Summary, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Json = dict[str, Any]
+Manifest = dict[str, Any]
 LLMD_VERSION = "0.2"
 
 
-def export(manifest: Json, runs: list[Record], to: str) -> bytes:
+def export(manifest: Manifest, runs: list[Record], to: str) -> bytes:
     """Return a results folder's figures in a form of `export`: csv, parquet, json or llm-d."""
     if to in ("csv", "parquet"):
         return as_csv(requests(runs)) if to == "csv" else as_parquet(requests(runs))
     summary = summarize(runs, [parse(text) for text in manifest["limits"]], manifest.get("bound_s"))
-    whole = {"experiment": manifest, "summary": summary}
+    whole = {"experiment": manifest, "summary": summary.as_json()}
     return json.dumps(whole if to == "json" else llmd(manifest, runs, summary), indent=2).encode() + b"\n"
 
 
@@ -54,75 +56,111 @@ def as_parquet(table: "pa.Table") -> bytes:
     return buffer.getvalue()
 
 
-def llmd(manifest: Json, runs: list[Record], summary: Json) -> list[Json]:
+class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Mean and percentiles of something."""
+
+    units: str
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+    @classmethod
+    def of(cls, figures: Statistics, units: str) -> "Spread":
+        """Return the figures that are known."""
+        return cls(units, **{name: figures.at(name) for name in ("mean", "p50", "p90", "p95", "p99", "max")})
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """How many requests, and how long."""
+
+    total: int
+    failures: int
+    input_length: Spread
+    output_length: Spread
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Times from sending."""
+
+    time_to_first_token: Spread
+    time_per_output_token: Spread
+    inter_token_latency: Spread
+    request_latency: Spread
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """A rate over the whole run."""
+
+    mean: float | None
+    units: str
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """The figures of one arm under llm-d's names."""
+
+    requests: Requests
+    latency: Latency
+    throughput: dict[str, Rate]
+
+
+def llmd(manifest: Manifest, runs: list[Record], summary: Summary) -> list[dict[str, Any]]:
     """Return llm-d's Benchmark Report (github.com/llm-d/llm-d-benchmark), one per arm; times in s."""
     reports = []
-    for arm, figures in summary["arms"].items():
-        took = sum(run.wall_s for run in runs if run.arm == arm)
-        count = figures["requests"]
-        isl, osl = (
-            np.concatenate([getattr(run.measured.requests, name) for run in runs if run.arm == arm]).astype(float)
-            for name in ("isl", "osl")
-        )
+    for arm, figures in summary.arms.items():
+        its_runs = [run for run in runs if run.arm == arm]
+        aggregate = msgspec.to_builtins(_aggregate(figures, its_runs))
         reports.append(
             {
                 "version": LLMD_VERSION,
                 "run": {
                     "uid": f"{manifest['created']}/{arm}",
                     "eid": manifest["title"],
-                    "time": {"start": manifest["created"], "duration": f"PT{took:.3f}S"},
+                    "time": {"start": manifest["created"], "duration": f"PT{sum(run.wall_s for run in its_runs):.3f}S"},
                     "description": manifest["subtitle"],
                 },
-                "scenario": {
-                    "stack": [
-                        {
-                            "standardized": {"kind": "inference_engine", "replicas": manifest["workers"].get(arm)},
-                            "native": {"config": manifest["engine"] | manifest["arms"].get(arm, {})},
-                        },
-                        {"standardized": {"kind": "router", "name": arm}, "native": {"config": manifest["router"]}},
-                    ],
-                    "load": {
-                        "standardized": {
-                            "tool": "dynabench",
-                            "tool_version": manifest["versions"]["dynabench"],
-                            "source": manifest["workload"]["name"],
-                        },
-                        "native": {"args": {"command": manifest["command"], **manifest["load"]}},
-                    },
-                },
-                "results": {
-                    "request_performance": {
-                        "aggregate": {
-                            "requests": {
-                                "total": count,
-                                "failures": figures["failed"],
-                                "input_length": _spread(metrics.describe(isl), "count"),
-                                "output_length": _spread(metrics.describe(osl), "count"),
-                            },
-                            "latency": {
-                                "time_to_first_token": _spread(figures["ttft"], "s"),
-                                "time_per_output_token": _spread(figures["tpot"], "s/token"),
-                                "inter_token_latency": _spread(figures["itl"], "s/token"),
-                                "request_latency": _spread(figures["e2e"], "s"),
-                            },
-                            "throughput": {
-                                "request_rate": {
-                                    "mean": figures["throughput"]["requests_per_s"], "units": "queries/s",
-                                },
-                                "output_token_rate": {
-                                    "mean": figures["throughput"]["output_tokens_per_s"], "units": "tokens/s",
-                                },
-                            },
-                        }
-                    }
-                },
+                "scenario": _scenario(manifest, arm),
+                "results": {"request_performance": {"aggregate": aggregate}},
             }
-        )  # fmt: skip
+        )
     return reports
 
 
-def _spread(figures: Json, units: str) -> Json:
-    names = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "max": "max"}
-    return {"units": units} | {
-        ours: figures[theirs] for theirs, ours in names.items() if figures.get(theirs) is not None
+def _scenario(manifest: Manifest, arm: str) -> dict[str, Any]:
+    """Return what was run, as llm-d describes it."""
+    engine = {
+        "standardized": {"kind": "inference_engine", "replicas": manifest["workers"].get(arm)},
+        "native": {"config": manifest["engine"] | manifest["arms"].get(arm, {})},
     }
+    router = {"standardized": {"kind": "router", "name": arm}, "native": {"config": manifest["router"]}}
+    load = {
+        "standardized": {
+            "tool": "dynabench",
+            "tool_version": manifest["versions"]["dynabench"],
+            "source": manifest["workload"]["name"],
+        },
+        "native": {"args": {"command": manifest["command"], **manifest["load"]}},
+    }
+    return {"stack": [engine, router], "load": load}
+
+
+def _aggregate(figures: ArmSummary, runs: list[Record]) -> Aggregate:
+    isl, osl = (
+        metrics.describe(np.concatenate([getattr(run.measured.requests, name) for run in runs]).astype(float))
+        for name in ("isl", "osl")
+    )
+    return Aggregate(
+        requests=Requests(figures.requests, figures.failed, Spread.of(isl, "count"), Spread.of(osl, "count")),
+        latency=Latency(
+            time_to_first_token=Spread.of(figures.ttft, "s"),
+            time_per_output_token=Spread.of(figures.tpot, "s/token"),
+            inter_token_latency=Spread.of(figures.itl, "s/token"),
+            request_latency=Spread.of(figures.e2e, "s"),
+        ),
+        throughput={
+            "request_rate": Rate(figures.throughput.requests_per_s, "queries/s"),
+            "output_token_rate": Rate(figures.throughput.output_tokens_per_s, "tokens/s"),
+        },
+    )

@@ -196,8 +196,8 @@ def _values(run: Record, name: str) -> Floats:
 
 
 _SINGLE: dict[str, Callable[[Record], float | None]] = {
-    "throughput": lambda run: metrics.throughput(run.measured)["requests_per_s"],
-    "output_throughput": lambda run: metrics.throughput(run.measured)["output_tokens_per_s"],
-    "hit_share": lambda run: metrics.cache(run.measured)["hit_share"],
+    "throughput": lambda run: metrics.throughput(run.measured).requests_per_s,
+    "output_throughput": lambda run: metrics.throughput(run.measured).output_tokens_per_s,
+    "hit_share": lambda run: metrics.cache(run.measured).hit_share,
     "preemptions": metrics.preemptions,
 }

@@ -25,12 +25,13 @@ from reports import charts, page, tables
 from reports.metrics import LABELS
 from reports.records import COLUMNS, Floats, Record, from_table, to_table
 from reports.slo import parse
-from reports.summary import PAIRED, summarize
+from reports.summary import PAIRED, Summary, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Json = dict[str, Any]
+Manifest = dict[str, Any]
+"""What experiment.json holds; `Head` is what is read back of it."""
 SCHEMA = "dynabench.experiment/3"
 BEFORE = "dynabench.experiment/2"
 """Read, too: it wrote -1 for what is unknown."""
@@ -62,7 +63,7 @@ def check_new(folder: Path) -> None:
         raise ReportError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
-def write(folder: Path, experiment: Json, runs: list[Record]) -> Json:
+def write(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
     """Write a results folder and return its summary.
 
     Raises:
@@ -90,7 +91,7 @@ def _kept(place: Path | None) -> str:
     return f"the runs are in {place}; for their report, with room for it, run: dynabench report {place}"
 
 
-def _keep_runs(folder: Path, experiment: Json, runs: list[Record]) -> Path | None:
+def _keep_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> Path | None:
     """Write what was measured, without charts and report, where there is room for that; return the folder."""
     for place in (folder, Path(tempfile.gettempdir()) / f"dynabench-{secrets.token_hex(4)}"):
         with contextlib.suppress(OSError), _whole(place) as work:
@@ -142,7 +143,7 @@ class Head(msgspec.Struct):
     bound_s: float | None = None
 
 
-def read(folder: Path) -> tuple[Json, list[Record]]:
+def read(folder: Path) -> tuple[Manifest, list[Record]]:
     """Read a results folder back.
 
     Raises:
@@ -154,7 +155,7 @@ def read(folder: Path) -> tuple[Json, list[Record]]:
                 raise ValueError(f"{name} is missing, or no file")
         if (folder / "experiment.json").stat().st_size > MAX_HEAD_BYTES:
             raise ValueError(f"experiment.json is larger than {MAX_HEAD_BYTES:,} bytes")
-        experiment: Json = json.loads((folder / "experiment.json").read_text())
+        experiment: Manifest = json.loads((folder / "experiment.json").read_text())
         schema = experiment.get("schema") if isinstance(experiment, dict) else None
         if schema not in (SCHEMA, BEFORE):
             raise ReportError(f"{folder}: was written by another version (schema {schema}, expected {SCHEMA})")
@@ -230,7 +231,7 @@ def _read_gaps(path: Path, count: int) -> list[Floats]:
     return gaps
 
 
-def combine(folders: list[Path]) -> tuple[Json, list[Record]]:
+def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
     """Read several folders as the arms of one comparison, named by folder where one mode occurs twice.
 
     Raises:
@@ -261,7 +262,7 @@ def combine(folders: list[Path]) -> tuple[Json, list[Record]]:
     return manifest, runs
 
 
-def rebuild(folder: Path) -> Json:
+def rebuild(folder: Path) -> Summary:
     """Make summary, charts and report of a folder again.
 
     Raises:
@@ -274,7 +275,7 @@ def rebuild(folder: Path) -> Json:
         raise ReportError(f"{folder}: the report cannot be written ({_reason(error)})") from error
 
 
-def run_facts(run: Record) -> Json:
+def run_facts(run: Record) -> Manifest:
     """Return what experiment.json keeps of a run beside its requests."""
     return {
         "arm": run.arm,
@@ -288,7 +289,7 @@ def run_facts(run: Record) -> Json:
     }
 
 
-def _write_runs(folder: Path, experiment: Json, runs: list[Record]) -> None:
+def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:
     from pyarrow import parquet
 
     (folder / "experiment.json").write_text(json.dumps(experiment, indent=2) + "\n")
@@ -296,18 +297,18 @@ def _write_runs(folder: Path, experiment: Json, runs: list[Record]) -> None:
     np.savez_compressed(folder / "gaps.npz", **{str(place): run.gaps for place, run in enumerate(runs)})  # type: ignore[arg-type]
 
 
-def _write_report(folder: Path, experiment: Json, runs: list[Record]) -> Json:
+def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
     summary = summarize(runs, [parse(text) for text in experiment["limits"]], experiment.get("bound_s"))
-    replace_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
-    pictures = charts.draw({arm: shown[arm] for arm in summary["arms"]}, summary, folder / "charts")
+    pictures = charts.draw({arm: shown[arm] for arm in summary.arms}, summary, folder / "charts")
     text = page.render(
         "report.html.jinja",
         pictures,
         title=experiment["title"],
         subtitle=experiment["subtitle"],
         summary=summary,
-        arm_names=list(summary["arms"]) if len(summary["arms"]) > 1 else [],
+        arm_names=list(summary.arms) if len(summary.arms) > 1 else [],
         paired=PAIRED,
         rows=tables.rows(summary),
         fidelity=tables.fidelity_rows(experiment["fidelity"]) if "fidelity" in experiment else {},

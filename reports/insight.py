@@ -2,10 +2,11 @@
 
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from reports import metrics
-from reports.records import Floats, Ints, Record, Requests
+from reports.records import Floats, Ints, MaybeInts, Record, Requests
 
 WATERFALL = {
     "endless": "one endless cache for all",
@@ -15,7 +16,27 @@ WATERFALL = {
 }
 
 
-def waterfall(run: Record) -> dict[str, float | None]:
+class Waterfall(msgspec.Struct, frozen=True):
+    """The share of prompt tokens cached at each stage (see `WATERFALL`), None where it is not known."""
+
+    endless: float | None
+    best: float | None
+    predicted: float | None
+    actual: float | None
+
+
+class Imbalance(msgspec.Struct, frozen=True):
+    """How uneven the workers' shares are."""
+
+    work_max_over_mean: float = 1.0
+    work_cv: float = 0.0
+    """Coefficient of variation."""
+    work_jain: float = 1.0
+    """(sum x)^2 / (W sum x^2): 1 is even, 1/W one worker for all."""
+    requests_max_over_mean: float = 1.0
+
+
+def waterfall(run: Record) -> Waterfall:
     """Return the share of prompt tokens cached at each stage, None where it is not known.
 
     Where the engine found more than was predicted, other requests cached it in the meantime. Modes that do not follow who
@@ -23,16 +44,16 @@ def waterfall(run: Record) -> dict[str, float | None]:
     """
     requests = run.requests[run.requests.succeeded]
     follows = not requests.best_tokens.mask.any()
-    stages = {
-        "endless": requests.endless_tokens,
-        "best": requests.best_tokens if follows else None,
-        "predicted": requests.predicted_tokens if follows else None,
-        "actual": requests.cached_tokens,
-    }
-    return {
-        stage: None if tokens is None or not len(tokens) else metrics.share(tokens, requests.isl)
-        for stage, tokens in stages.items()
-    }
+
+    def share(tokens: MaybeInts) -> float | None:
+        return metrics.share(tokens, requests.isl) if len(tokens) else None
+
+    return Waterfall(
+        endless=share(requests.endless_tokens),
+        best=share(requests.best_tokens) if follows else None,
+        predicted=share(requests.predicted_tokens) if follows else None,
+        actual=share(requests.cached_tokens),
+    )
 
 
 def affinity_breaks(run: Record) -> float | None:
@@ -43,24 +64,21 @@ def affinity_breaks(run: Record) -> float | None:
     return float((requests.predicted_tokens < requests.best_tokens).mean())
 
 
-def imbalance(run: Record) -> dict[str, float]:
-    """Return how uneven the workers' shares are: of work (uncached prompt and output tokens) and of requests.
-
-    Busiest over mean, coefficient of variation, and Jain's index ((sum x)^2 / (W sum x^2): 1 is even, 1/W one for all).
-    """
+def imbalance(run: Record) -> Imbalance:
+    """Return how uneven the workers' shares are: of work (uncached prompt and output tokens) and of requests."""
     known = ~run.requests.worker.mask
     workers = run.requests.worker.data[known]
     if not len(workers):
-        return {"work_max_over_mean": 1.0, "work_cv": 0.0, "work_jain": 1.0, "requests_max_over_mean": 1.0}
+        return Imbalance()
     work = np.bincount(workers, weights=_work(run)[known], minlength=run.num_workers)
     requests = np.bincount(workers, minlength=run.num_workers)
     mean = work.mean() or 1.0
-    return {
-        "work_max_over_mean": float(work.max() / mean),
-        "work_cv": float(work.std() / mean),
-        "work_jain": float(work.sum() ** 2 / (len(work) * (work**2).sum())) if work.any() else 1.0,
-        "requests_max_over_mean": float(requests.max() / requests.mean()),
-    }
+    return Imbalance(
+        work_max_over_mean=float(work.max() / mean),
+        work_cv=float(work.std() / mean),
+        work_jain=float(work.sum() ** 2 / (len(work) * (work**2).sum())) if work.any() else 1.0,
+        requests_max_over_mean=float(requests.max() / requests.mean()),
+    )
 
 
 def work_over_time(run: Record, edges: Floats) -> Floats:

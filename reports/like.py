@@ -60,7 +60,7 @@ def guidellm(run: Record) -> Rows:
 LIKE: dict[str, Callable[[Record], Rows]] = {"aiperf": aiperf, "vllm": vllm, "guidellm": guidellm}
 
 
-def table(runs: list[Record], tool: str) -> list[tuple[str, str, dict[str, float | int | None]]]:
+def table(runs: list[Record], tool: str) -> list[tuple[str, str, metrics.Statistics]]:
     """Return (name, formula, mean and percentiles) of the runs of one arm, as a tool would report them."""
     parts = [LIKE[tool](run.measured) for run in runs]
     return [

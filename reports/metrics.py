@@ -3,9 +3,12 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from reports.records import Floats, Ints, MaybeInts, Record, Requests
 
@@ -159,71 +162,124 @@ def schedule_lag(requests: Requests) -> Floats:
     return lag
 
 
-def describe(values: Floats, *, num_failed: int = 0) -> dict[str, float | int | None]:
-    """Return mean, percentiles (linear) and count of the finite values; percentiles too few samples carry are None.
+class Intervals(msgspec.Struct, frozen=True):
+    """95% intervals of one arm's figures (s), None where the sample is too small."""
 
-    With failures, `adjusted_p…` counts each as an infinite value (None where that makes the percentile infinite).
-    """
+    mean: tuple[float, float] | None
+    p50: tuple[float, float] | None
+    p90: tuple[float, float] | None
+    p99: tuple[float, float] | None
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """Mean and percentiles of a metric (s); None where the sample is too small for one."""
+
+    count: int
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+    adjusted_p50: float | UnsetType | None = UNSET
+    """Percentiles in which each failure is an infinite value, None where that makes them infinite; only with failures."""
+    adjusted_p90: float | UnsetType | None = UNSET
+    adjusted_p95: float | UnsetType | None = UNSET
+    adjusted_p99: float | UnsetType | None = UNSET
+    intervals: Intervals | UnsetType = UNSET
+
+    def at(self, statistic: str) -> float | None:
+        """Return the mean, a percentile or the maximum by its name."""
+        value: float | None = getattr(self, statistic)
+        return value
+
+    def with_failures(self, statistic: str) -> float | None:
+        """Return the same with each failure as an infinite value, None where that makes it infinite."""
+        value: float | UnsetType | None = getattr(self, f"adjusted_{statistic}", UNSET)
+        return self.at(statistic) if isinstance(value, UnsetType) else value
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Requests and output tokens per second: over the whole run, and over the window of intended arrivals."""
+
+    requests_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    window_requests_per_s: float | None = None
+    window_output_tokens_per_s: float | None = None
+
+
+class Cache(msgspec.Struct, frozen=True):
+    """Shares of prompt tokens, None where the engine, or the router, reported nothing."""
+
+    hit_share: float | None
+    mean_request_hit_share: float | None
+    """Mean of the requests' own shares."""
+    predicted_share: float | None
+
+
+class Goodput(msgspec.Struct, frozen=True):
+    """Requests within every limit."""
+
+    good: float
+    attempted: float
+    attainment: float | None
+    goodput_per_s: float | None
+    """Per second of the arrival window."""
+
+
+def describe(values: Floats, *, num_failed: int = 0) -> Statistics:
+    """Return the statistics of the values that are no NaN; percentiles are linear, failures count as infinite."""
     values = values[~np.isnan(values)]
-    result: dict[str, float | int | None] = {"count": len(values)}
     if not len(values):
-        return result | dict.fromkeys(["mean", *(f"p{p}" for p in PERCENTILES), "max"])
-    result["mean"] = float(values.mean())
-    for p in PERCENTILES:
-        result[f"p{p}"] = float(np.percentile(values, p)) if len(values) >= LEAST_SAMPLES[p] else None
-    result["max"] = float(values.max())
+        return Statistics(0)
+    found: dict[str, Any] = {
+        f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES if len(values) >= LEAST_SAMPLES[p]
+    }
+    adjusted: dict[str, Any] = {}
     if num_failed:
         with_failures = np.sort(np.append(values, np.full(num_failed, np.inf)))
         for p in PERCENTILES:
-            place = int(np.ceil((len(with_failures) - 1) * p / 100))
-            adjusted = float(with_failures[place])
-            result[f"adjusted_p{p}"] = adjusted if np.isfinite(adjusted) else None
-    return result
+            value = float(with_failures[int(np.ceil((len(with_failures) - 1) * p / 100))])
+            adjusted[f"adjusted_p{p}"] = value if np.isfinite(value) else None
+    return Statistics(len(values), mean=float(values.mean()), max=float(values.max()), **found, **adjusted)
 
 
-def describe_gaps(gaps: TokenGaps) -> dict[str, float | int | None]:
-    """Return mean and percentiles of the times between tokens."""
+def describe_gaps(gaps: TokenGaps) -> Statistics:
+    """Return the statistics of the times between tokens."""
     if not len(gaps.rows) or not gaps.count:
-        return {"count": 0} | dict.fromkeys(["mean", *(f"p{p}" for p in PERCENTILES), "max"])
-    quantiles = gaps.quantiles([p / 100 for p in PERCENTILES])
-    result: dict[str, float | int | None] = {"count": gaps.count, "mean": gaps.mean()}
-    for p, value in zip(PERCENTILES, quantiles, strict=True):
-        result[f"p{p}"] = float(value) if gaps.count >= LEAST_SAMPLES[p] else None
-    return result | {"max": gaps.max()}
+        return Statistics(0)
+    quantiles = zip(PERCENTILES, gaps.quantiles([p / 100 for p in PERCENTILES]), strict=True)
+    found: dict[str, Any] = {f"p{p}": float(value) for p, value in quantiles if gaps.count >= LEAST_SAMPLES[p]}
+    return Statistics(gaps.count, mean=gaps.mean(), max=gaps.max(), **found)
 
 
-def throughput(run: Record) -> dict[str, float | None]:
+def throughput(run: Record) -> Throughput:
     """Return requests and output tokens per second, over the window of intended arrivals and over the whole run."""
     requests = run.requests
     good = requests.succeeded
     if not good.any():
-        return dict.fromkeys(
-            ["requests_per_s", "output_tokens_per_s", "window_requests_per_s", "window_output_tokens_per_s"]
-        )
+        return Throughput()
     start, stop = requests.intended_s.min(), requests.intended_s.max()
     whole = float(requests.last_token_s[good].max() - start)
     inside = good & (requests.last_token_s <= stop).filled(False)
     window = float(stop - start)
-    return {
-        "requests_per_s": float(good.sum() / whole) if whole > 0 else None,
-        "output_tokens_per_s": float(requests.osl[good].sum() / whole) if whole > 0 else None,
-        "window_requests_per_s": float(inside.sum() / window) if window > 0 else None,
-        "window_output_tokens_per_s": float(requests.osl[inside].sum() / window) if window > 0 else None,
-    }
+    return Throughput(
+        requests_per_s=float(good.sum() / whole) if whole > 0 else None,
+        output_tokens_per_s=float(requests.osl[good].sum() / whole) if whole > 0 else None,
+        window_requests_per_s=float(inside.sum() / window) if window > 0 else None,
+        window_output_tokens_per_s=float(requests.osl[inside].sum() / window) if window > 0 else None,
+    )
 
 
-def cache(run: Record) -> dict[str, float | None]:
-    """Return the share of prompt tokens found in the cache: of all tokens, and as the mean of the requests' shares.
-
-    A share is None where the engine, or the router, reported nothing.
-    """
+def cache(run: Record) -> Cache:
+    """Return the share of prompt tokens found in the cache: of all tokens, and as the mean of the requests' shares."""
     requests = run.requests[run.requests.succeeded]
     cached, isl = requests.cached_tokens, requests.isl
-    return {
-        "hit_share": share(cached, isl),
-        "mean_request_hit_share": (float((cached / isl).mean()) if cached.count() else None) if len(isl) else 0.0,
-        "predicted_share": share(requests.predicted_tokens, isl),
-    }
+    return Cache(
+        hit_share=share(cached, isl),
+        mean_request_hit_share=(float((cached / isl).mean()) if cached.count() else None) if len(isl) else 0.0,
+        predicted_share=share(requests.predicted_tokens, isl),
+    )
 
 
 def share(tokens: MaybeInts, isl: Ints) -> float | None:
@@ -241,13 +297,13 @@ def preemptions(run: Record) -> int | None:
     return None if counts.mask.any() else int(counts.sum())
 
 
-def goodput(run: Record, is_good: npt.NDArray[np.bool_]) -> dict[str, float | int | None]:
+def goodput(run: Record, is_good: npt.NDArray[np.bool_]) -> Goodput:
     """Return good requests per second of the arrival window, and their share of all that were attempted."""
     window = float(np.ptp(run.requests.intended_s)) if len(is_good) else 0.0
     number = int(is_good.sum())
-    return {
-        "good": number,
-        "attempted": len(is_good),
-        "attainment": number / len(is_good) if len(is_good) else None,
-        "goodput_per_s": number / window if window > 0 else None,
-    }
+    return Goodput(
+        good=number,
+        attempted=len(is_good),
+        attainment=number / len(is_good) if len(is_good) else None,
+        goodput_per_s=number / window if window > 0 else None,
+    )

@@ -8,8 +8,6 @@ import jinja2
 from reports.drawing import COLOURS, Drawn
 from reports.foreign import script_json
 
-Json = dict[str, Any]
-
 
 def render(template: str, charts: list[Drawn], **values: Any) -> str:
     """Fill a template; styles, script and the charts' data go into the page."""

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,18 +83,3 @@ def good(run: Record, limits: list[Limit]) -> npt.NDArray[np.bool_]:
             value = values[limit.metric]
             result &= np.isnan(value) | (value <= limit.limit_s)
     return np.asarray(result, bool)
-
-
-def missed(figures: dict[str, Any], limits: list[Limit]) -> list[str]:
-    """Say which limits of a run an arm's figures (of summary.json) miss; one that cannot be told is missed."""
-    found = []
-    for limit in limits:
-        if limit.statistic is None:
-            continue
-        value = figures[limit.metric][limit.statistic]
-        adjusted = figures[limit.metric].get(f"adjusted_{limit.statistic}", value)
-        if value is None or adjusted is None:
-            found.append(f"{limit} (too few requests, or too many failed)")
-        elif max(value, adjusted) > limit.limit_s:
-            found.append(f"{limit} ({max(value, adjusted) * 1000:.4g} ms)")
-    return found

@@ -1,13 +1,18 @@
 """summary.json: per arm counts and metrics, the differences to the first arm with a verdict each, and one in words."""
 
-from dataclasses import asdict
-from typing import Any
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType, structs
 
 from reports import insight, metrics, slo
+from reports.insight import Imbalance, Waterfall
+from reports.metrics import Cache, Goodput, Intervals, Statistics, Throughput
 from reports.records import Floats, Record
-from reports.stability import stability
+from reports.stability import Stability, stability
 from reports.statistics import (
     Blocks,
     PairedDifference,
@@ -22,8 +27,91 @@ PAIRED = ("ttft_sched", "tpot", "e2e_sched")
 SHARES = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 NOISE_FLOOR = " (A/A)"
 """Ends the name of an arm that repeats the first to show how far two equal runs differ."""
-Json = dict[str, Any]
 Table = dict[str, Floats]
+Figures = TypeVar("Figures", bound=msgspec.Struct)
+Verdict = Literal["better", "worse", "inconclusive", "unstable"]
+
+
+@dataclass(frozen=True)
+class Difference(PairedDifference):
+    """A paired difference (s) and what it is worth."""
+
+    verdict: Verdict
+
+
+class ArmSummary(msgspec.Struct, frozen=True):
+    """The figures of one arm, all repeats together; times in s."""
+
+    requests: int
+    failed: int
+    errors: dict[str, int]
+    """How often each error occurred."""
+    repeats: int
+    is_complete: bool
+    notes: list[str]
+    """What spoils its runs."""
+    remarks: list[str]
+    stability: Stability
+    """Of its least stable run."""
+    preemptions: int | None
+    ttft_sched: Statistics
+    ttft: Statistics
+    tpot: Statistics
+    e2e_sched: Statistics
+    e2e: Statistics
+    itl: Statistics
+    schedule_lag: Statistics
+    throughput: Throughput
+    cache: Cache
+    imbalance: Imbalance
+    waterfall: Waterfall
+    client: dict[str, float | None]
+    """What else is known of its runs, such as `cpu_share`."""
+    affinity_breaks: float | None
+    goodput: Goodput | UnsetType = UNSET
+    """Only with limits."""
+    missed: list[str] | UnsetType = UNSET
+    """Limits of a run that it misses; only with limits."""
+
+    def metric(self, name: str) -> Statistics:
+        """Return the statistics of a metric by its name."""
+        found: Statistics = getattr(self, name)
+        return found
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """A mean TTFT that no router could have beaten, and how much of the way from `random` to it each arm covers."""
+
+    ttft_mean_s: float | None
+    covered: dict[str, float]
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What summary.json holds."""
+
+    schema: str
+    is_valid: bool
+    verdict: str
+    baseline: str
+    arms: dict[str, ArmSummary]
+    differences: dict[str, dict[str, dict[str, Difference | None]]]
+    """By arm, metric (`PAIRED`) and statistic (`SHARES`); None where too few requests are paired."""
+    noise_floor: dict[str, dict[str, float | None]]
+    """By metric and statistic: how far two runs of the first arm differ (s)."""
+    limits: list[str]
+    bound: Bound
+    num_blocks: int
+    formulas: dict[str, str]
+    is_complete: bool
+    is_stable: bool
+
+    def difference(self, arm: str, metric: str, statistic: str) -> Difference | None:
+        """Return how an arm differs from the baseline; None for figures that are not paired, or too few pairs."""
+        return self.differences.get(arm, {}).get(metric, {}).get(statistic)
+
+    def as_json(self) -> Any:
+        """Return what JSON can hold."""
+        return msgspec.to_builtins(self)
 
 
 def summarize(
@@ -32,7 +120,7 @@ def summarize(
     bound_s: float | None = None,
     *,
     with_intervals: bool = True,
-) -> Json:
+) -> Summary:
     """Summarize the runs of an experiment; repeats of an arm are pooled, differences averaged per request first.
 
     Args:
@@ -52,63 +140,65 @@ def summarize(
         arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [])
         for arm, repeats in arms.items()
     }
-    floor = _noise_floor(figures, tables, blocks)
-    differences = {arm: _differences(tables[first], tables[arm], blocks, floor) for arm in arms if arm != first}
-    for arm, names in differences.items():
-        if not (figures[first]["stability"]["is_stable"] and figures[arm]["stability"]["is_stable"]):
-            for statistics in names.values():
-                for difference in filter(None, statistics.values()):
-                    difference["verdict"] = "unstable"
-    means = {arm: value["ttft_sched"]["mean"] for arm, value in figures.items() if value["ttft_sched"]["mean"]}
-    summary: Json = {
-        "schema": SCHEMA,
-        "is_valid": not any(value["notes"] for value in figures.values()),
-        "verdict": "",
-        "baseline": first,
-        "arms": figures,
-        "differences": differences,
-        "noise_floor": floor,
-        "limits": [str(limit) for limit in limits or []],
-        "bound": {"ttft_mean_s": bound_s, "covered": insight.covered(means, bound_s)},
-        "num_blocks": int(blocks.max(initial=0)) + 1,
-        "formulas": metrics.FORMULAS,
-        "is_complete": all(value["is_complete"] for value in figures.values()),
-        "is_stable": all(value["stability"]["is_stable"] for value in figures.values()),
-    }
-    summary["verdict"] = verdict(summary)
-    return summary
+    floor = _noise_floor(first, tables, blocks)
+    is_stable = {arm: value.stability.is_stable for arm, value in figures.items()}
+    means = {arm: value.ttft_sched.mean for arm, value in figures.items() if value.ttft_sched.mean}
+    summary = Summary(
+        schema=SCHEMA,
+        is_valid=not any(value.notes for value in figures.values()),
+        verdict="",
+        baseline=first,
+        arms=figures,
+        differences={
+            arm: _differences(tables[first], table, blocks, floor, is_stable=is_stable[first] and is_stable[arm])
+            for arm, table in tables.items()
+            if arm != first
+        },
+        noise_floor=floor,
+        limits=[str(limit) for limit in limits or []],
+        bound=Bound(bound_s, insight.covered(means, bound_s)),
+        num_blocks=int(blocks.max(initial=0)) + 1,
+        formulas=metrics.FORMULAS,
+        is_complete=all(value.is_complete for value in figures.values()),
+        is_stable=all(is_stable.values()),
+    )
+    return structs.replace(summary, verdict=verdict(summary))
 
 
-def verdict(summary: Json) -> str:
+def verdict(summary: Summary) -> str:
     """Say in a few sentences which arm won, by how much, and whether that is more than noise."""
-    baseline = summary["baseline"]
-    parts = [] if summary["is_valid"] else ["This run is not valid (see the notes): do not trust its figures."]
-    if not summary["differences"]:
-        parts.append(f"Only {baseline} was measured; there is nothing to compare it with.")
-    for name, label in (("ttft_sched", "mean TTFT"), ("tpot", "mean time per output token")):
-        means = {
-            arm: figures[name]["mean"]
-            for arm, figures in summary["arms"].items()
-            if figures[name]["mean"] is not None and figures["stability"]["is_stable"] and not is_repeated(arm)
-        }
-        if baseline not in means or len(means) < 2:
-            continue
-        best = min(means, key=lambda arm: float(means[arm]))
-        if best == baseline:
-            rival = min((arm for arm in means if arm != baseline), key=lambda arm: float(means[arm]))
-            parts.append(_sentence(label, baseline, rival, summary["differences"][rival][name]["mean"], sign=-1))
-        else:
-            parts.append(_sentence(label, best, baseline, summary["differences"][best][name]["mean"], sign=1))
-    for arm, figures in summary["arms"].items():
-        if not figures["stability"]["is_stable"]:
-            settled = figures["stability"]
-            parts.append(
-                f"{arm} could not keep up: {settled['start']:.0f} requests were in the system at first and {settled['end']:.0f} at "
-                "the end, so its averages measure how long the run was and are not compared."
-            )
-    if not summary["is_complete"]:
+    parts = [] if summary.is_valid else ["This run is not valid (see the notes): do not trust its figures."]
+    if not summary.differences:
+        parts.append(f"Only {summary.baseline} was measured; there is nothing to compare it with.")
+    parts += filter(
+        None, [_winner(summary, "ttft_sched", "mean TTFT"), _winner(summary, "tpot", "mean time per output token")]
+    )
+    parts += [
+        f"{arm} could not keep up: {figures.stability.start:.0f} requests were in the system at first and "
+        f"{figures.stability.end:.0f} at the end, so its averages measure how long the run was and are not compared."
+        for arm, figures in summary.arms.items()
+        if not figures.stability.is_stable
+    ]
+    if not summary.is_complete:
         parts.append("The run was interrupted, so this is not the whole workload.")
     return " ".join(parts) or "No request succeeded."
+
+
+def _winner(summary: Summary, name: str, label: str) -> str | None:
+    """Compare the best arm with the baseline, or the baseline with the second best; None if there are no two to compare."""
+    baseline = summary.baseline
+    means = {
+        arm: mean
+        for arm, figures in summary.arms.items()
+        if (mean := figures.metric(name).mean) is not None and figures.stability.is_stable and not is_repeated(arm)
+    }
+    if baseline not in means or len(means) < 2:
+        return None
+    best = min(means, key=means.__getitem__)
+    if best != baseline:
+        return _sentence(label, best, baseline, summary.difference(best, name, "mean"), sign=1)
+    rival = min((arm for arm in means if arm != baseline), key=means.__getitem__)
+    return _sentence(label, baseline, rival, summary.difference(rival, name, "mean"), sign=-1)
 
 
 def is_repeated(arm: str) -> bool:
@@ -116,21 +206,19 @@ def is_repeated(arm: str) -> bool:
     return arm.endswith(NOISE_FLOOR)
 
 
-def _sentence(label: str, winner: str, loser: str, difference: Json | None, *, sign: int) -> str:
+def _sentence(label: str, winner: str, loser: str, difference: Difference | None, *, sign: int) -> str:
     if difference is None:
         return f"{winner} and {loser} have too few requests in common to compare {label}."
-    mean, relative = difference["mean"], difference["relative"]
-    low, high = sorted((abs(difference["low"]), abs(difference["high"])))
-    base = mean / relative if relative else 0.0
+    mean = difference.mean
+    low, high = sorted((abs(difference.low), abs(difference.high)))
+    base = mean / difference.relative if difference.relative else 0.0
     share = abs(mean) / (base if sign > 0 else base + mean) if base else 0.0
     amount = f"{abs(mean) * 1000:.3g} ms ({share:.1%})"
-    if difference["verdict"] == "inconclusive":
-        why = "the 95 % interval holds zero"
-        if not difference["low"] <= 0 <= difference["high"]:
-            why = "two runs of the same arm differ by as much"
+    if difference.verdict == "inconclusive":
+        why = "the 95 % interval holds zero" if difference.is_noise else "two runs of the same arm differ by as much"
         return (
             f"{winner} and {loser} do not differ in {label} by more than noise ({amount}; {why}; "
-            f"a difference of {difference['detectable']:.1%} would have been found)."
+            f"a difference of {difference.detectable:.1%} would have been found)."
         )
     return (
         f"{winner} has the lower {label}, by {amount} against {loser} "
@@ -138,11 +226,15 @@ def _sentence(label: str, winner: str, loser: str, difference: Json | None, *, s
     )
 
 
-def _differences(baseline: Table, other: Table, blocks: Blocks, floor: Json) -> Json:
+def _differences(
+    baseline: Table, other: Table, blocks: Blocks, floor: dict[str, dict[str, float | None]], *, is_stable: bool
+) -> dict[str, dict[str, Difference | None]]:
     return {
         name: {
             statistic: _judged(
-                paired_difference(baseline[name], other[name], blocks, share=share), floor.get(name, {}).get(statistic)
+                paired_difference(baseline[name], other[name], blocks, share=share),
+                floor.get(name, {}).get(statistic),
+                is_stable=is_stable,
             )
             for statistic, share in SHARES.items()
         }
@@ -150,80 +242,93 @@ def _differences(baseline: Table, other: Table, blocks: Blocks, floor: Json) -> 
     }
 
 
-def _judged(difference: PairedDifference | None, floor_s: float | None) -> Json | None:
+def _judged(difference: PairedDifference | None, floor_s: float | None, *, is_stable: bool) -> Difference | None:
     if difference is None:
         return None
+    word: Verdict = "better" if difference.mean < 0 else "worse"
     if difference.is_noise or (floor_s is not None and abs(difference.mean) <= floor_s):
         word = "inconclusive"
-    else:
-        word = "better" if difference.mean < 0 else "worse"
-    return asdict(difference) | {"verdict": word}
+    return Difference(**asdict(difference), verdict=word if is_stable else "unstable")
 
 
-def _noise_floor(figures: Json, tables: dict[str, Table], blocks: Blocks) -> Json:
+def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[str, dict[str, float | None]]:
     """Return by how much the first arm differs from itself, per metric and statistic (s)."""
-    first = next(iter(figures))
     again = tables.get(first + NOISE_FLOOR)
     if again is None:
         return {}
-    floor: Json = {}
-    for name in PAIRED:
-        floor[name] = {}
-        for statistic, share in SHARES.items():
-            difference = paired_difference(tables[first][name], again[name], blocks, share=share)
-            floor[name][statistic] = None if difference is None else abs(difference.mean)
-    return floor
-
-
-def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[slo.Limit]) -> Json:
-    values = [metrics.per_request(run.requests) for run in repeats]
-    failed = sum(int((~run.requests.succeeded).sum()) for run in repeats)
-    settled = [stability(run) for run in repeats]
-    worst = max(settled, key=lambda one: (not one.is_stable, one.end - one.start))
-    figures: Json = {
-        "requests": sum(len(run.requests) for run in repeats),
-        "failed": failed,
-        "errors": _errors(repeats),
-        "repeats": len(repeats),
-        "is_complete": all(run.is_complete for run in repeats),
-        "notes": sorted({note for run in repeats for note in run.notes}),
-        "remarks": insight.remarks(repeats),
-        "stability": asdict(worst),
-        "preemptions": _preemptions(repeats),
+    pairs = {
+        name: {
+            statistic: paired_difference(tables[first][name], again[name], blocks, share=share)
+            for statistic, share in SHARES.items()
+        }
+        for name in PAIRED
     }
-    for name in ("ttft_sched", "ttft", "tpot", "e2e_sched", "e2e"):
-        figures[name] = metrics.describe(np.concatenate([value[name] for value in values]), num_failed=failed)
-        if name in PAIRED and blocks is not None:
-            figures[name]["intervals"] = _intervals(table[name], blocks)
-    figures["itl"] = metrics.describe_gaps(metrics.TokenGaps(np.concatenate([run.gaps for run in repeats])))
-    lag = np.concatenate([metrics.schedule_lag(run.requests) for run in repeats])
-    figures["schedule_lag"] = metrics.describe(lag)
-    for name, of_run in (
-        ("throughput", metrics.throughput),
-        ("cache", metrics.cache),
-        ("imbalance", insight.imbalance),
-        ("waterfall", insight.waterfall),
-        ("client", lambda run: run.facts),
-    ):
-        rows: list[Any] = [of_run(run) for run in repeats]
-        figures[name] = {key: _mean([row.get(key) for row in rows]) for key in rows[0]}
-    figures["affinity_breaks"] = _mean([insight.affinity_breaks(run) for run in repeats])
-    if limits:
-        goods = [metrics.goodput(run, slo.good(run, limits)) for run in repeats]
-        figures["goodput"] = {key: _mean([row[key] for row in goods]) for key in goods[0]}
-        figures["missed"] = slo.missed(figures, limits)
-    return figures
+    return {
+        name: {statistic: None if pair is None else abs(pair.mean) for statistic, pair in statistics.items()}
+        for name, statistics in pairs.items()
+    }
 
 
-def _intervals(values: Floats, blocks: Blocks) -> Json:
+def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[slo.Limit]) -> ArmSummary:
+    failed = sum(int((~run.requests.succeeded).sum()) for run in repeats)
+    values = [metrics.per_request(run.requests) for run in repeats]
+    latencies: dict[str, Any] = {
+        name: metrics.describe(np.concatenate([value[name] for value in values]), num_failed=failed)
+        for name in ("ttft_sched", "ttft", "tpot", "e2e_sched", "e2e")
+    }
+    if blocks is not None:
+        for name in PAIRED:
+            latencies[name] = structs.replace(latencies[name], intervals=_intervals(table[name], blocks))
+    settled = [stability(run) for run in repeats]
+    arm = ArmSummary(
+        requests=sum(len(run.requests) for run in repeats),
+        failed=failed,
+        errors=_errors(repeats),
+        repeats=len(repeats),
+        is_complete=all(run.is_complete for run in repeats),
+        notes=sorted({note for run in repeats for note in run.notes}),
+        remarks=insight.remarks(repeats),
+        stability=max(settled, key=lambda one: (not one.is_stable, one.end - one.start)),
+        preemptions=_preemptions(repeats),
+        **latencies,
+        itl=metrics.describe_gaps(metrics.TokenGaps(np.concatenate([run.gaps for run in repeats]))),
+        schedule_lag=metrics.describe(np.concatenate([metrics.schedule_lag(run.requests) for run in repeats])),
+        throughput=_averaged([metrics.throughput(run) for run in repeats]),
+        cache=_averaged([metrics.cache(run) for run in repeats]),
+        imbalance=_averaged([insight.imbalance(run) for run in repeats]),
+        waterfall=_averaged([insight.waterfall(run) for run in repeats]),
+        client={name: _mean([run.facts.get(name) for run in repeats]) for name in repeats[0].facts},
+        affinity_breaks=_mean([insight.affinity_breaks(run) for run in repeats]),
+    )
+    if not limits:
+        return arm
+    goodput = _averaged([metrics.goodput(run, slo.good(run, limits)) for run in repeats])
+    return structs.replace(arm, goodput=goodput, missed=_missed(arm, limits))
+
+
+def _missed(arm: ArmSummary, limits: list[slo.Limit]) -> list[str]:
+    """Say which limits of a run an arm's figures miss; one that cannot be told is missed."""
+    found = []
+    for limit in limits:
+        if limit.statistic is None:
+            continue
+        statistics = arm.metric(limit.metric)
+        value, adjusted = statistics.at(limit.statistic), statistics.with_failures(limit.statistic)
+        if value is None or adjusted is None:
+            found.append(f"{limit} (too few requests, or too many failed)")
+        elif max(value, adjusted) > limit.limit_s:
+            found.append(f"{limit} ({max(value, adjusted) * 1000:.4g} ms)")
+    return found
+
+
+def _intervals(values: Floats, blocks: Blocks) -> Intervals:
     """Return the 95 % intervals of mean and percentiles, where there are enough samples for them."""
     known = int((~np.isnan(values)).sum())
-    found: Json = {"mean": mean_interval(values, blocks)}
-    for name, share in SHARES.items():
-        if share is not None:
-            enough = known >= metrics.LEAST_SAMPLES[round(share * 100)]
-            found[name] = quantile_interval(values, blocks, share) if enough else None
-    return found
+
+    def at(p: int) -> tuple[float, float] | None:
+        return quantile_interval(values, blocks, p / 100) if known >= metrics.LEAST_SAMPLES[p] else None
+
+    return Intervals(mean=mean_interval(values, blocks), p50=at(50), p90=at(90), p99=at(99))
 
 
 def _preemptions(repeats: list[Record]) -> int | None:
@@ -232,18 +337,19 @@ def _preemptions(repeats: list[Record]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-def _mean(values: list[Any]) -> float | None:
+def _averaged(rows: list[Figures]) -> Figures:
+    """Average each field over the repeats that know it."""
+    kind = type(rows[0])
+    return kind(**{name: _mean([getattr(row, name) for row in rows]) for name in kind.__struct_fields__})
+
+
+def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return float(sum(known) / len(known)) if known else None
 
 
 def _errors(repeats: list[Record]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for run in repeats:
-        for error in run.requests.error:
-            if error:
-                counts[error] = counts.get(error, 0) + 1
-    return counts
+    return dict(Counter(error for run in repeats for error in run.requests.error if error))
 
 
 def _by_request(repeats: list[Record], size: int) -> Table:

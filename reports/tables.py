@@ -1,5 +1,8 @@
 """The tables on the console and in Markdown."""
 
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -8,78 +11,66 @@ from reports.foreign import markdown_cell
 from reports.like import table as like
 from reports.metrics import LABELS
 from reports.records import Record
+from reports.summary import ArmSummary, Summary
 
 Json = dict[str, Any]
 WIDE = 150
 TIMES = ("ttft_sched", "itl", "tpot", "e2e_sched")
 
 
-def comparison(summary: Json) -> Table:
+Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
+"""A line of the comparison: its label, what it shows of an arm, and how."""
+
+
+def comparison(summary: Summary) -> Table:
     """One column per arm: the metrics, and the paired difference of each to the first."""
     table = Table(title="Arms compared", title_justify="left", caption_justify="left", pad_edge=False)
     table.add_column("", no_wrap=True)
-    for arm in summary["arms"]:
+    for arm in summary.arms:
         table.add_column(arm, justify="right")
     for label, cells in rows(summary):
         table.add_row(label, *cells)
     return table
 
 
-def rows(summary: Json) -> list[tuple[str, list[str]]]:
-    """Return the lines of the table: a label, and a cell per arm."""
-    arms: dict[str, Json] = summary["arms"]
-    figures = list(arms.values())
-    lines: list[tuple[str, list[str]]] = []
+def rows(summary: Summary) -> list[tuple[str, list[str]]]:
+    """Return the lines of the table: a label, and a cell per arm; lines that say nothing are left out."""
+    arms = list(summary.arms.values())
+    found: list[tuple[str, list[str]]] = []
     for name in TIMES:
-        lines += [
-            (f"{LABELS[name]} {statistic} (ms)", [milliseconds(arm[name][statistic]) for arm in figures])
-            for statistic in ("mean", "p50", "p90", "p99")
-        ]
+        found += _cells(_latency(name), arms)
         if name != "itl" and len(arms) > 1:
-            lines += [
+            found += [
                 (
-                    f"{LABELS[name]} {statistic} vs {summary['baseline']}",
-                    [_difference(summary, arm, name, statistic) for arm in arms],
+                    f"{LABELS[name]} {statistic} vs {summary.baseline}",
+                    [_difference(summary, arm, name, statistic) for arm in summary.arms],
                 )
                 for statistic in ("mean", "p90")
             ]
-    lines.append(("requests/s", [_number(arm["throughput"]["requests_per_s"], 2) for arm in figures]))
-    lines.append(("output tokens/s", [_number(arm["throughput"]["output_tokens_per_s"], 0) for arm in figures]))
-    if any("goodput" in arm for arm in figures):
-        lines.append(("goodput (requests/s)", [_number(arm["goodput"]["goodput_per_s"], 2) for arm in figures]))
-        lines.append(("attainment", [_share(arm["goodput"]["attainment"]) for arm in figures]))
-    for stage, label in (
-        ("endless", "hits: endless cache"),
-        ("best", "hits: best worker"),
-        ("predicted", "hits: predicted"),
-        ("actual", "cache hit share"),
-    ):
-        cells = [_share(arm["waterfall"][stage]) for arm in figures]
-        if any(cell != "n/a" for cell in cells):
-            lines.append((label, cells))
-    lines.append(("affinity breaks", [_share(arm["affinity_breaks"]) for arm in figures]))
-    lines.append(("imbalance (max/mean)", [f"{arm['imbalance']['work_max_over_mean']:.3f}" for arm in figures]))
-    if summary["bound"]["covered"]:
-        covered = summary["bound"]["covered"]
-        lines.append(("random to bound, covered", [_share(covered.get(arm)) for arm in arms]))
-    shares = [arm["client"].get("overhead_share") for arm in figures]
-    if any(shares):
-        lines.append(("TTFT outside of the engine", [_share(share) for share in shares]))
-    lines.append(("preemptions", [_number(arm["preemptions"], 0) for arm in figures]))
-    if any(arm["failed"] for arm in figures):
-        lines.append(("failed requests", [f"{arm['failed']:,}" for arm in figures]))
-        for name in ("ttft_sched", "e2e_sched"):
-            cells = [_with_failures(arm, name) for arm in figures]
-            lines.append((f"{LABELS[name]} p90, failures infinite (ms)", cells))
-    if any(arm["schedule_lag"]["max"] for arm in figures):
-        lines.append(("schedule lag p99 (ms)", [milliseconds(arm["schedule_lag"]["p99"]) for arm in figures]))
-        lines.append(("client CPU (of a core)", [_share(arm["client"].get("cpu_share")) for arm in figures]))
-        together = [
-            _share(arm["client"]["tokens_together"] / arm["client"]["tokens"] if arm["client"].get("tokens") else None)
-            for arm in figures
-        ]
-        lines.append(("tokens that came together", together))
-    return [(label, cells) for label, cells in lines if any(cell != "n/a" for cell in cells) or "p99" in label]
+    found += _cells(WORK, arms)
+    covered = summary.bound.covered
+    found.append(("random to bound, covered", [_share(covered.get(arm)) for arm in summary.arms]))
+    found += _cells(ENGINES, arms)
+    if any(arm.failed for arm in arms):
+        found += _cells(FAILURES, arms)
+    if any(arm.schedule_lag.max for arm in arms):
+        found += _cells(CLIENT, arms)
+    return [(label, cells) for label, cells in found if any(cell != "n/a" for cell in cells) or "p99" in label]
+
+
+def _cells(lines: Sequence[Line], arms: list[ArmSummary]) -> list[tuple[str, list[str]]]:
+    return [(label, [shown(of(arm)) for arm in arms]) for label, of, shown in lines]
+
+
+def _latency(name: str) -> list[Line]:
+    return [
+        (
+            f"{LABELS[name]} {statistic} (ms)",
+            partial(_statistic, name=name, statistic=statistic),
+            milliseconds,
+        )
+        for statistic in ("mean", "p50", "p90", "p99")
+    ]
 
 
 def like_table(runs: list[Record], tool: str) -> Table:
@@ -93,7 +84,7 @@ def like_table(runs: list[Record], tool: str) -> Table:
         arms.setdefault(run.arm, []).append(run)
     for arm, repeats in arms.items():
         for name, formula, figures in like(repeats, tool):
-            cells = [milliseconds(figures[key]) for key in ("mean", "p50", "p90", "p99")]
+            cells = [milliseconds(figures.at(key)) for key in ("mean", "p50", "p90", "p99")]
             table.add_row(arm, name, *cells, formula)
     return table
 
@@ -114,12 +105,12 @@ def sweep_table(summary: Json, width: int) -> Table:
     return table
 
 
-def markdown(summary: Json, manifest: Json, failures: list[str]) -> str:
+def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) -> str:
     """Summarize a comparison for a pull request."""
-    arms = summary["arms"]
+    arms = summary.arms
     lines = [f"### {markdown_cell(manifest['title'])}", ""]
     lines += [f"**Not valid**: {markdown_cell(note)}" for note in notes(summary)]
-    lines += ["", markdown_cell(summary["verdict"]), ""]
+    lines += ["", markdown_cell(summary.verdict), ""]
     lines += [f"**Failed**: {markdown_cell(failure)}" for failure in failures] + [""] * bool(failures)
     lines.append("| | " + " | ".join(markdown_cell(arm) for arm in arms) + " |")
     lines.append("|---|" + "---:|" * len(arms))
@@ -133,9 +124,9 @@ def markdown(summary: Json, manifest: Json, failures: list[str]) -> str:
     return "\n".join(lines)
 
 
-def notes(summary: Json) -> list[str]:
+def notes(summary: Summary) -> list[str]:
     """Return what spoiled each arm."""
-    return [f"{arm}: {note}" for arm, figures in summary["arms"].items() for note in figures["notes"]]
+    return [f"{arm}: {note}" for arm, figures in summary.arms.items() for note in figures.notes]
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -146,32 +137,74 @@ def milliseconds(seconds: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
-def _difference(summary: Json, arm: str, name: str, statistic: str) -> str:
-    if arm == summary["baseline"]:
+def _difference(summary: Summary, arm: str, name: str, statistic: str) -> str:
+    if arm == summary.baseline:
         return "-"
-    pair = summary["differences"][arm][name][statistic]
+    pair = summary.difference(arm, name, statistic)
     if pair is None:
         return "n/a"
-    if pair["verdict"] == "unstable":
+    if pair.verdict == "unstable":
         return "unstable"
-    mark = " ~" if pair["verdict"] == "inconclusive" else ""
-    return f"{pair['relative']:+.1%} [{pair['low'] * 1000:+.3g}, {pair['high'] * 1000:+.3g}]{mark}"
+    mark = " ~" if pair.verdict == "inconclusive" else ""
+    return f"{pair.relative:+.1%} [{pair.low * 1000:+.3g}, {pair.high * 1000:+.3g}]{mark}"
 
 
-def _with_failures(arm: Json, name: str) -> str:
+def _statistic(arm: ArmSummary, *, name: str, statistic: str) -> float | None:
+    return arm.metric(name).at(statistic)
+
+
+def _with_failures(arm: ArmSummary, *, name: str) -> float | None:
     """Return the 90th percentile in which each failure is an infinite time."""
-    if not arm["failed"]:
-        return milliseconds(arm[name]["p90"])
-    value = arm[name].get("adjusted_p90")
-    return "infinite" if value is None else milliseconds(value)
+    value = arm.metric(name).with_failures("p90")
+    return math.inf if value is None and arm.failed else value
+
+
+def _maybe_infinite(seconds: float | None) -> str:
+    return "infinite" if seconds == math.inf else milliseconds(seconds)
 
 
 def _share(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.1%}"
 
 
-def _number(value: float | None, digits: int) -> str:
+def _number(value: float | None, digits: int = 0) -> str:
     return "n/a" if value is None else f"{value:,.{digits}f}"
+
+
+def _together(arm: ArmSummary) -> float | None:
+    """Return the share of tokens that came in one event or one read with others."""
+    tokens, together = arm.client.get("tokens"), arm.client.get("tokens_together")
+    return together / tokens if tokens and together is not None else None
+
+
+_hundredths = partial(_number, digits=2)
+_thousandths = partial(_number, digits=3)
+WORK: tuple[Line, ...] = (
+    ("requests/s", lambda arm: arm.throughput.requests_per_s, _hundredths),
+    ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, _number),
+    ("goodput (requests/s)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
+    ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, _share),
+    ("hits: endless cache", lambda arm: arm.waterfall.endless, _share),
+    ("hits: best worker", lambda arm: arm.waterfall.best, _share),
+    ("hits: predicted", lambda arm: arm.waterfall.predicted, _share),
+    ("cache hit share", lambda arm: arm.waterfall.actual, _share),
+    ("affinity breaks", lambda arm: arm.affinity_breaks, _share),
+    ("imbalance (max/mean)", lambda arm: arm.imbalance.work_max_over_mean, _thousandths),
+)
+ENGINES: tuple[Line, ...] = (
+    ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), _share),
+    ("preemptions", lambda arm: arm.preemptions, _number),
+)
+FAILURES: tuple[Line, ...] = (
+    ("failed requests", lambda arm: arm.failed, _number),
+    ("TTFT p90, failures infinite (ms)", partial(_with_failures, name="ttft_sched"), _maybe_infinite),
+    ("E2E p90, failures infinite (ms)", partial(_with_failures, name="e2e_sched"), _maybe_infinite),
+)
+CLIENT: tuple[Line, ...] = (
+    ("schedule lag p99 (ms)", lambda arm: arm.schedule_lag.p99, milliseconds),
+    ("client CPU (of a core)", lambda arm: arm.client.get("cpu_share"), _share),
+    ("tokens that came together", _together, _share),
+)
 
 
 def fidelity_table(arm: str, found: Json) -> Table:

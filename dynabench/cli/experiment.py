@@ -235,6 +235,6 @@ def _compare(
     if experiment.metrics_like is not None:
         print_like(out, experiment.metrics_like, console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    if not summary["is_complete"]:
+    if not summary.is_complete:
         return 130
-    return 0 if summary["is_valid"] else 1
+    return 0 if summary.is_valid else 1

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -11,7 +11,7 @@ from dynabench.terminal import Terminal
 from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, gate, tables
-from reports.summary import summarize
+from reports.summary import Summary, summarize
 
 
 def report(results: Path, /, *, metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None) -> None:
@@ -62,7 +62,7 @@ def compare(
             console.print(f"failed: {failure}", soft_wrap=True)
     if out is not None:
         print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown else sys.stdout)
-    return 1 if failures or not summary["is_valid"] else 0
+    return 1 if failures or not summary.is_valid else 0
 
 
 def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d"] = "csv") -> None:
@@ -80,14 +80,14 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
     print(printable(str(out)))
 
 
-def print_summary(summary: dict[str, Any], console: Terminal) -> None:
+def print_summary(summary: Summary, console: Terminal) -> None:
     """Print what a comparison found, and before all else whether it counts."""
     for note in tables.notes(summary):
         console.print(f"not valid: {note}", style="red", soft_wrap=True)
     console.print(tables.comparison(summary))
-    console.print(summary["verdict"])
-    for arm, figures in summary["arms"].items():
-        for remark in figures["remarks"]:
+    console.print(summary.verdict)
+    for arm, figures in summary.arms.items():
+        for remark in figures.remarks:
             console.print(f"{arm}: {remark}", soft_wrap=True)
 
 

@@ -24,6 +24,7 @@ from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from reports import folder
 from reports.records import Record
+from reports.summary import Summary
 from serving.runtime.config import masked
 from workloads import Workload
 from workloads.shape import ShapeConfig, shape
@@ -51,7 +52,7 @@ def run_experiment(
     settings: Settings,
     *,
     console: Terminal,
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Summary]:
     """Run all arms and write the results folder; return it and the summary.
 
     Raises:

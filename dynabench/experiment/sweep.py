@@ -10,6 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.arms import arms_of, change
 from dynabench.experiment.manifest import manifest_of
@@ -133,16 +135,12 @@ def simulate_point(
         simulate(Plan(arm, repeat, seed + repeat), workload, is_interrupted=flag.is_raised) for repeat in range(repeats)
     ]
     summary = summarize(runs, limits, with_intervals=False)
-    figures = summary["arms"][arm.name]
-    settled = figures["stability"]
-    missed = slo.missed(figures, limits) if limits else []
-    if (
-        limits
-        and (figures["goodput"]["attainment"] or 0.0) < attainment
-        and any(limit.statistic is None for limit in limits)
-    ):
-        missed.append(f"attainment >= {attainment:g} ({figures['goodput']['attainment']:.4g})")
-    if not settled["is_stable"]:
+    figures = summary.arms[arm.name]
+    missed = list(figures.missed or [])
+    attained = figures.goodput.attainment or 0.0 if figures.goodput else 1.0
+    if attained < attainment and any(limit.statistic is None for limit in limits):
+        missed.append(f"attainment >= {attainment:g} ({attained:.4g})")
+    if not figures.stability.is_stable:
         missed.append("a queue that does not grow")
     intended = runs[0].requests.intended_s
     start, stop = float(intended.min()), float(intended.max())
@@ -151,16 +149,16 @@ def simulate_point(
         "changes": arm.plain_changes,
         "workers": arm.settings.deployment.num_workers,
         "offered_per_s": len(workload) / (stop - start) if stop > start else None,
-        "is_stable": settled["is_stable"],
-        "stability": settled,
+        "is_stable": figures.stability.is_stable,
+        "stability": asdict(figures.stability),
         "missed": missed,
-        "is_complete": figures["is_complete"],
-        **{name: {key: figures[name][key] for key in ("mean", "p50", "p90", "p99")} for name in KEPT},
-        "throughput": figures["throughput"],
-        "goodput": figures.get("goodput"),
-        "cache": figures["cache"],
-        "imbalance": figures["imbalance"],
-        "preemptions": figures["preemptions"],
+        "is_complete": figures.is_complete,
+        **{name: {key: figures.metric(name).at(key) for key in ("mean", "p50", "p90", "p99")} for name in KEPT},
+        "throughput": msgspec.to_builtins(figures.throughput),
+        "goodput": msgspec.to_builtins(figures.goodput) if figures.goodput else None,
+        "cache": msgspec.to_builtins(figures.cache),
+        "imbalance": msgspec.to_builtins(figures.imbalance),
+        "preemptions": figures.preemptions,
         "wall_s": sum(run.wall_s for run in runs),
     }
 

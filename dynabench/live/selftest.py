@@ -35,10 +35,10 @@ def run_selftest(config: SelftestConfig, console: Terminal) -> int:
         table.add_column(column, justify="left" if column == "metric" else "right")
     bad = []
     for name, (expected, figures) in _results(run, config).items():
-        error = (figures["p50"] or 0.0) * 1000 - expected
+        error = (figures.p50 or 0.0) * 1000 - expected
         if not abs(error) <= LIMITS_MS[name]:
             bad.append(f"{name} is off by {error:+.2f} ms (limit {LIMITS_MS[name]:g} ms)")
-        cells = [_ms(figures[key]) for key in ("mean", "p50", "p99")]
+        cells = [_ms(figures.at(key)) for key in ("mean", "p50", "p99")]
         table.add_row(name, f"{expected:.2f}", *cells, f"{error:+.3f}")
     console.print(table)
     failed = [error for error in sent.requests.error if error]
@@ -92,7 +92,7 @@ def known_server(config: SelftestConfig) -> Iterator[str]:
             server.wait()
 
 
-def _results(run: Record, config: SelftestConfig) -> dict[str, tuple[float, dict[str, float | int | None]]]:
+def _results(run: Record, config: SelftestConfig) -> dict[str, tuple[float, metrics.Statistics]]:
     """Return what each metric should be (ms) and what was found."""
     values = metrics.per_request(run.requests)
     chunks = -(-config.tokens // config.tokens_per_chunk)

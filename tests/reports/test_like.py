@@ -9,7 +9,7 @@ from tests.reports.runs import run
 
 
 def of(made, tool):
-    return {name: figures["mean"] for name, _, figures in like.table([made], tool)}
+    return {name: figures.mean for name, _, figures in like.table([made], tool)}
 
 
 def test_one_record_is_four_numbers_in_four_tools():
@@ -34,18 +34,15 @@ def test_chunks_of_several_tokens_are_one_gap_to_vllm():
 def test_the_waterfall_is_token_weighted():
     tokens = {"isl": [100, 300], "endless_tokens": [100, 200], "predicted_tokens": [0, 100], "cached_tokens": [0, 40]}
     made = run(ttft=[1.0, 1.0], best_tokens=[0, 200], **tokens)
-    assert insight.waterfall(made) == {"endless": 0.75, "best": 0.5, "predicted": 0.25, "actual": 0.1}
+    assert insight.waterfall(made) == insight.Waterfall(0.75, 0.5, 0.25, 0.1)
     assert insight.affinity_breaks(made) == 0.5
     made = run(ttft=[1.0, 1.0], best_tokens=[None, None], **tokens)
-    assert insight.waterfall(made) == {"endless": 0.75, "best": None, "predicted": None, "actual": 0.1}
+    assert insight.waterfall(made) == insight.Waterfall(0.75, None, None, 0.1)
 
 
 def test_imbalance_has_three_measures():
     made = run(ttft=[1.0] * 4, worker=[0, 0, 0, 1], isl=[10] * 4, osl=[0] * 4, cached_tokens=[0] * 4)
-    found = insight.imbalance(made)
-    assert found == pytest.approx(
-        {"work_max_over_mean": 1.5, "work_cv": 0.5, "work_jain": 0.8, "requests_max_over_mean": 1.5}
-    )
+    assert insight.imbalance(made) == insight.Imbalance(1.5, 0.5, 0.8, 1.5)
 
 
 def test_the_way_from_random_to_the_bound():

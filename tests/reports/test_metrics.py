@@ -13,23 +13,23 @@ def test_each_metric_is_its_formula():
     assert values["ttft"].tolist() == [0.75, 1.75]
     assert values["tpot"].tolist() == [1.0, 1.0]
     assert values["e2e_sched"].tolist() == [10.0, 11.0]
-    assert metrics.cache(run()) == {"hit_share": 0.25, "mean_request_hit_share": 0.25, "predicted_share": 0.0}
+    assert metrics.cache(run()) == metrics.Cache(0.25, 0.25, 0.0)
 
 
 def test_failures_are_not_averaged_but_count_as_infinite():
     failed = run(ttft=[1.0] * 400, error=np.array(["timeout"] * 8 + [""] * 392, dtype=object))
-    figures = summarize([failed])["arms"]["a"]
-    assert figures["failed"] == 8
-    assert figures["ttft_sched"]["count"] == 392
-    assert figures["ttft_sched"]["adjusted_p90"] == 1.0
-    assert figures["ttft_sched"]["adjusted_p99"] is None  # 2 % failed: the 99th percentile is infinite
+    figures = summarize([failed]).arms["a"]
+    assert figures.failed == 8
+    assert figures.ttft_sched.count == 392
+    assert figures.ttft_sched.adjusted_p90 == 1.0
+    assert figures.ttft_sched.adjusted_p99 is None  # 2 % failed: the 99th percentile is infinite
 
 
 def test_percentiles_that_the_sample_cannot_carry_are_missing():
     figures = metrics.describe(np.arange(50.0))
-    assert figures["p90"] == pytest.approx(44.1)
-    assert figures["p95"] is None
-    assert figures["p99"] is None
+    assert figures.p90 == pytest.approx(44.1)
+    assert figures.p95 is None
+    assert figures.p99 is None
 
 
 def test_gap_quantiles_equal_those_of_the_expanded_gaps():
@@ -73,15 +73,15 @@ def test_a_paired_difference_sees_through_the_spread_between_requests():
 
 def test_the_verdict_names_the_winner_or_says_noise():
     slow, fast = run("round-robin", ttft=[2.0] * 100), run("kv", ttft=[1.0] * 100)
-    verdict = summarize([slow, fast])["verdict"]
+    verdict = summarize([slow, fast]).verdict
     assert "kv has the lower mean TTFT, by 1e+03 ms (50.0%) against round-robin" in verdict
     assert "more than noise" in verdict
-    same = summarize([run("a", ttft=[1.0] * 100), run("b", ttft=[1.0] * 100)])["verdict"]
+    same = summarize([run("a", ttft=[1.0] * 100), run("b", ttft=[1.0] * 100)]).verdict
     assert "do not differ in mean TTFT by more than noise" in same
 
 
 def test_an_arm_that_was_cut_short_is_paired_as_far_as_it_came():
     whole, cut = run("a", ttft=[2.0] * 100), run("b", ttft=[1.0] * 60, is_complete=False)
     summary = summarize([whole, cut])
-    assert summary["differences"]["b"]["ttft_sched"]["mean"]["count"] == 60
-    assert "interrupted" in summary["verdict"]
+    assert summary.difference("b", "ttft_sched", "mean").count == 60
+    assert "interrupted" in summary.verdict

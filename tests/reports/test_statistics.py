@@ -76,13 +76,13 @@ def test_a_difference_within_the_noise_floor_is_inconclusive():
     arms = {"a": base, "b": base - 0.02, "a" + NOISE_FLOOR: base + 0.03}
     runs = [run(name, ttft=values) for name, values in arms.items()]
     summary = summarize(runs)
-    assert summary["noise_floor"]["ttft_sched"]["mean"] == pytest.approx(0.03)
-    found = summary["differences"]["b"]["ttft_sched"]["mean"]
-    assert found["high"] < 0
-    assert found["verdict"] == "inconclusive"
-    assert "two runs of the same arm differ by as much" in summary["verdict"]
+    assert summary.noise_floor["ttft_sched"]["mean"] == pytest.approx(0.03)
+    found = summary.difference("b", "ttft_sched", "mean")
+    assert found.high < 0
+    assert found.verdict == "inconclusive"
+    assert "two runs of the same arm differ by as much" in summary.verdict
     alone = summarize(runs[:2])
-    assert alone["differences"]["b"]["ttft_sched"]["mean"]["verdict"] == "better"
+    assert alone.difference("b", "ttft_sched", "mean").verdict == "better"
 
 
 def lived(arrivals, lifetimes, arm="a"):
@@ -106,8 +106,8 @@ def test_a_growing_queue_is_told_from_a_busy_one():
     assert stability(steady).is_stable
     assert not stability(growing).is_stable
     summary = summarize([steady, growing])
-    assert summary["differences"]["b"]["ttft_sched"]["mean"]["verdict"] == "unstable"
-    assert "b could not keep up" in summary["verdict"]
+    assert summary.difference("b", "ttft_sched", "mean").verdict == "unstable"
+    assert "b could not keep up" in summary.verdict
 
 
 def test_a_trace_that_gets_busier_is_no_growing_queue():
@@ -137,8 +137,8 @@ def test_limits_are_read_and_goodput_counts_failures_as_bad():
         slo.preset("gpt-9")
     error = np.array(["timeout"] + [""] * 9, dtype=object)
     made = run("a", ttft=[0.1] * 5 + [3.0] * 5, error=error)
-    figures = summarize([made], [slo.parse("ttft <= 1s")])["arms"]["a"]["goodput"]
-    assert (figures["good"], figures["attempted"], figures["attainment"]) == (4, 10, 0.4)
+    figures = summarize([made], [slo.parse("ttft <= 1s")]).arms["a"].goodput
+    assert (figures.good, figures.attempted, figures.attainment) == (4, 10, 0.4)
 
 
 def test_gates_fail_beyond_noise_only():

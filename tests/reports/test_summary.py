@@ -1,0 +1,73 @@
+"""The summary: its shape in JSON, and what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reports import folder, slo
+from reports.summary import summarize
+from tests.reports.runs import run
+
+BEFORE = Path(__file__).parent / "version_2"
+
+
+def test_the_summary_has_the_keys_and_figures_it_had_before_it_had_a_type():
+    manifest, runs = folder.read(BEFORE)
+    made = summarize(runs, [], manifest["bound_s"])
+    before = (BEFORE / "summary.json").read_text()
+    assert json.dumps(made.as_json(), indent=2) + "\n" == before
+
+
+def test_figures_that_need_limits_or_failures_are_left_out_without_them():
+    plain = summarize([run()]).as_json()["arms"]["a"]
+    assert not {"goodput", "missed"} & plain.keys()
+    assert not {"adjusted_p90"} & plain["ttft_sched"].keys()
+    limited = summarize([run(ttft=[1.0] * 4, error=["no", "", "", ""])], [slo.parse("ttft <= 2s")])
+    arm = limited.as_json()["arms"]["a"]
+    assert arm["goodput"] == {"good": 3.0, "attempted": 4.0, "attainment": 0.75, "goodput_per_s": 1.0}
+    assert arm["missed"] == []
+    assert arm["ttft_sched"]["adjusted_p50"] == 1.0
+    assert arm["errors"] == {"no": 1}
+
+
+def test_figures_of_repeats_are_averaged_over_those_that_know_them():
+    known, silent = run(cached_tokens=[50, 100]), run(cached_tokens=[None, None], repeat=1)
+    arm = summarize([known, silent]).arms["a"]
+    assert arm.repeats == 2
+    assert arm.cache.hit_share == 0.75
+    assert summarize([silent]).arms["a"].cache.hit_share is None
+
+
+def test_preemptions_are_counted_or_taken_from_the_run_or_not_known():
+    assert summarize([run(preemptions=[1, 2])]).arms["a"].preemptions == 3
+    assert summarize([run(preemptions=[None, None])]).arms["a"].preemptions is None
+    told = run(preemptions=[None, None], facts={"preemptions": 5.0})
+    assert summarize([told]).arms["a"].preemptions == 5
+
+
+def test_limits_of_a_run_that_it_misses_are_named_with_the_value():
+    limits = [slo.parse("ttft.p50 <= 1s"), slo.parse("ttft.p99 <= 9s"), slo.parse("tpot.mean <= 2s")]
+    assert summarize([run(ttft=[1.5, 1.5])], limits).arms["a"].missed == [
+        "ttft.p50 <= 1000 ms (1500 ms)",
+        "ttft.p99 <= 9000 ms (too few requests, or too many failed)",
+    ]
+
+
+def test_an_arm_that_was_never_compared_has_no_difference():
+    summary = summarize([run("a"), run("b")])
+    assert summary.difference("a", "ttft_sched", "mean") is None
+    assert summary.difference("b", "throughput", "mean") is None
+    assert summary.difference("b", "ttft_sched", "mean").mean == 0.0
+
+
+def test_nothing_that_succeeded_is_said_so():
+    failed = run(error=["no", "no"])
+    assert summarize([failed, run("b", error=["no", "no"])]).verdict == "No request succeeded."
+
+
+@pytest.mark.parametrize(("notes", "is_valid"), [((), True), (("late",), False)])
+def test_a_spoiled_run_makes_the_summary_invalid(notes, is_valid):
+    summary = summarize([run(notes=notes)])
+    assert summary.is_valid is is_valid
+    assert summary.verdict.startswith("This run is not valid") is not is_valid
