@@ -1,11 +1,12 @@
 """Deployments: files, paths, and what cannot be deployed."""
 
+import typing
 from pathlib import Path
 
 import pytest
 
 from dynabench.deployment import file, paths
-from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.description import Deployment, EngineName, Pool
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.worker.config import WorkerConfig
@@ -93,6 +94,13 @@ def test_what_cannot_be_deployed_is_one_line_that_names_file_path_value_and_what
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(file.DeploymentError, match=r"none.yaml: cannot be read \(No such file or directory\)"):
         file.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("engine", typing.get_args(EngineName))
+def test_no_two_settings_of_a_pool_have_the_same_name(engine):
+    names = [name for kind in paths.parts_of_pool(engine).values() for name in paths.hints(kind)]
+    assert len(set(names)) == len(names)
+    assert not set(names) & {"replicas", "role", "engine", "engine_args"}
 
 
 def two_pools():
