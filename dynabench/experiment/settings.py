@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from reports import fidelity
-from reports.slo import Limit, parse, preset
+from reports.conditions import Condition
+from reports.slo import parse, preset
 from serving.router import ROUTER_MODES, Mode, RouterConfig
 
 MAX_FAILED_SHARE = 0.01
@@ -70,7 +71,7 @@ class ExperimentConfig:
         _ = self.limits
 
     @property
-    def limits(self) -> list[Limit]:
+    def limits(self) -> list[Condition]:
         """The limits that were given."""
         return [parse(text) for text in self.slo] + (preset(self.slo_preset) if self.slo_preset else [])
 

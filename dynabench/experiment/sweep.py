@@ -20,7 +20,8 @@ from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.interrupt import Flag, Interrupt
 from dynabench.terminal import Terminal
 from foundation.files import replace_text
-from reports import metrics, slo
+from reports import metrics
+from reports.conditions import Condition
 from reports.summary import summarize
 from serving.router import ROUTER_MODES
 from workloads.source import files_of
@@ -69,7 +70,7 @@ class _Work:
         experiment: ExperimentConfig,
         config: SweepConfig,
         points: Path,
-        limits: list[slo.Limit],
+        limits: list[Condition],
         interrupt: Interrupt,
     ) -> None:
         self.interrupt = interrupt
@@ -122,7 +123,7 @@ def simulate_point(
     format: str | None,
     seed: int,
     repeats: int,
-    limits: list[slo.Limit],
+    limits: list[Condition],
     attainment: float,
     flag: Flag,
 ) -> Json:
