@@ -59,10 +59,10 @@ def _words(hint: Any) -> str:
 
 def _range(meta: Meta) -> str:
     """Say in words which numbers a range holds."""
-    low = f"at least {meta.ge:g}" if meta.ge is not None else f"greater than {meta.gt:g}" if meta.gt is not None else ""
-    high = f"at most {meta.le:g}" if meta.le is not None else f"less than {meta.lt:g}" if meta.lt is not None else ""
+    low = f"at least {meta.ge}" if meta.ge is not None else f"greater than {meta.gt}" if meta.gt is not None else ""
+    high = f"at most {meta.le}" if meta.le is not None else f"less than {meta.lt}" if meta.lt is not None else ""
     if meta.ge is not None and meta.le is not None:
-        return f"from {meta.ge:g} to {meta.le:g}"
+        return f"from {meta.ge} to {meta.le}"
     return " and ".join(filter(None, (low, high)))
 
 

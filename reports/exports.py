@@ -43,7 +43,10 @@ def requests(runs: list[Record]) -> "pa.Table":
 
 def as_csv(table: "pa.Table") -> bytes:
     """Return a table as CSV; an unknown value is an empty cell."""
-    text: str = table.to_pandas(integer_object_nulls=True).map(csv_cell).to_csv(index=False)
+    frame = table.to_pandas(integer_object_nulls=True)
+    for name in ("arm", "error"):
+        frame[name] = frame[name].map(csv_cell)
+    text: str = frame.to_csv(index=False)
     return text.encode()
 
 

@@ -1,7 +1,6 @@
 """How close simulated runs come to real ones: errors of every figure, beside how far real runs differ among themselves."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from reports import metrics
+from reports.conditions import Condition, read
 from reports.records import Floats, Record
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
-_FORM = re.compile(r"\s*([a-z_0-9]+)(?:\.(mean|p50|p90|p99))?\s*>\s*([0-9.]+)\s*%\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +44,34 @@ class Deviation:
         return self.error is not None and self.spread is not None and abs(self.error) <= self.spread
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """The error at which a comparison fails."""
-
-    text: str
-    metric: str
-    statistic: str | None
-    limit: float
-
-    def is_passed(self, deviation: Deviation) -> bool:
-        """Tell whether a figure fails it: by more than the limit, and by more than real runs differ among themselves."""
-        if deviation.metric != self.metric or self.statistic not in (None, deviation.statistic):
-            return False
-        return deviation.error is not None and abs(deviation.error) > self.limit and not deviation.is_within_spread
-
-
-def parse(text: str) -> Threshold:
+def parse(text: str) -> Condition:
     """Read a threshold such as `ttft.p90 > 5%` or `tpot > 3%` (every statistic).
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a threshold.
     """
-    match = _FORM.fullmatch(text)
-    known = (*LATENCIES, *_SINGLE)
-    if match is None or match[1] not in known or (match[2] and match[1] in _SINGLE):
+    found, known = read(text), (*LATENCIES, *_SINGLE)
+    if (
+        found is None
+        or not found.is_above
+        or found.is_signed
+        or found.unit != "%"
+        or found.metric not in known
+        or found.statistic not in (None, *STATISTICS)
+        or (found.statistic and found.metric in _SINGLE)
+    ):
         raise ValueError(
             f"fail_if {text!r} is not understood; expected METRIC > N% or METRIC.STATISTIC > N%, the metric one of "
             f"{', '.join(known)}, the statistic one of {', '.join(STATISTICS)}"
         )
-    return Threshold(text.strip(), match[1], match[2], float(match[3]) / 100)
+    return found
+
+
+def is_passed(threshold: Condition, deviation: Deviation) -> bool:
+    """Tell whether a figure is off by more than a threshold, and by more than real runs differ among themselves."""
+    if deviation.metric != threshold.metric or threshold.statistic not in (None, deviation.statistic):
+        return False
+    return deviation.error is not None and abs(deviation.error) > threshold.value and not deviation.is_within_spread
 
 
 def deviations(real: Sequence[Record], simulated: Sequence[Record], at_speed: Sequence[Record] = ()) -> list[Deviation]:
@@ -119,7 +116,7 @@ def distances(real: Sequence[Record], simulated: Sequence[Record]) -> dict[str, 
 
 def summary(
     pairs: dict[str, tuple[list[Record], list[Record]]],
-    thresholds: Sequence[Threshold],
+    thresholds: Sequence[Condition],
     at_speed: dict[str, list[Record]] | None = None,
 ) -> dict[str, Any]:
     """Compare real and simulated runs of each arm; `at_speed` as for `deviations`.
@@ -135,7 +132,7 @@ def summary(
             f"{row.name} is off by {row.error:+.1%} ({limit.text})"
             for limit in thresholds
             for row in rows
-            if limit.is_passed(row)
+            if is_passed(limit, row)
         ]
         arms[arm] = {
             "deviations": [asdict(row) | {"name": row.name, "is_within_spread": row.is_within_spread} for row in rows],

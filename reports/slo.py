@@ -1,12 +1,10 @@
 """Service-level objectives: what a good request is, and what a good run is."""
 
-import re
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from reports import metrics
+from reports.conditions import METRICS, Condition, read
 from reports.records import Record
 
 MLPERF = {
@@ -24,42 +22,31 @@ MLPERF = {
 }
 """MLPerf inference's server scenarios: limits of the 99th percentiles of TTFT and TPOT (s)."""
 
-_FORM = re.compile(r"\s*(ttft|tpot|itl|e2e)(?:\.(mean|p50|p90|p95|p99|max))?\s*<=?\s*([0-9.]+)\s*(ms|s)\s*")
-_NAMES = {"ttft": "ttft_sched", "e2e": "e2e_sched"}
 
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """`ttft.p99 <= 2 s`: of a run; `ttft <= 2 s`: of a request."""
-
-    metric: str
-    statistic: str | None
-    limit_s: float
-
-    def __str__(self) -> str:
-        name = next((short for short, long in _NAMES.items() if long == self.metric), self.metric)
-        return f"{name}{'.' + self.statistic if self.statistic else ''} <= {self.limit_s * 1000:g} ms"
-
-
-def parse(text: str) -> Limit:
-    """Read a limit.
+def parse(text: str) -> Condition:
+    """Read a limit: `ttft.p99 <= 2s` of a run, or `ttft <= 2s` of each request.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a limit.
     """
-    match = _FORM.fullmatch(text)
-    if match is None:
+    found = read(text)
+    if (
+        found is None
+        or found.is_above
+        or found.is_signed
+        or found.metric not in ("ttft", "tpot", "itl", "e2e")
+        or found.unit not in ("ms", "s")
+    ):
         raise ValueError(
             f"slo {text!r} is not understood; expected something like 'ttft.p99 <= 2000ms' (of a run: mean, p50, p90, p95, p99, "
             "max) or 'ttft <= 2s' (of each request), of ttft, tpot, itl or e2e"
         )
-    name, statistic, number, unit = match.groups()
-    if name == "itl" and statistic is None:
+    if found.metric == "itl" and found.statistic is None:
         raise ValueError(f"slo {text!r}: itl has no value per request; use tpot, or itl.p99")
-    return Limit(_NAMES.get(name, name), statistic, float(number) / (1000 if unit == "ms" else 1))
+    return _limit(found.metric, found.statistic, found.value)
 
 
-def preset(name: str) -> list[Limit]:
+def preset(name: str) -> list[Condition]:
     """Return MLPerf's limits for a model.
 
     Raises:
@@ -68,10 +55,16 @@ def preset(name: str) -> list[Limit]:
     if name not in MLPERF:
         raise ValueError(f"slo_preset {name!r} is unknown; expected one of {', '.join(MLPERF)}")
     ttft, tpot = MLPERF[name]
-    return [Limit("ttft_sched", "p99", ttft), Limit("tpot", "p99", tpot)]
+    return [_limit("ttft", "p99", ttft), _limit("tpot", "p99", tpot)]
 
 
-def good(run: Record, limits: list[Limit]) -> npt.NDArray[np.bool_]:
+def _limit(metric: str, statistic: str | None, limit_s: float) -> Condition:
+    """Return a limit with the text by which reports name it."""
+    name = metric if statistic is None else f"{metric}.{statistic}"
+    return Condition(f"{name} <= {limit_s * 1000:g} ms", metric, statistic, "<=", limit_s, "s")
+
+
+def good(run: Record, limits: list[Condition]) -> npt.NDArray[np.bool_]:
     """Tell which requests were good, shape (requests,): within every limit; failed ones are not good.
 
     A limit of a run counts for each request too. A request without a value (one token has no TPOT) is within it.
@@ -79,7 +72,7 @@ def good(run: Record, limits: list[Limit]) -> npt.NDArray[np.bool_]:
     values = metrics.per_request(run.requests)
     result = run.requests.succeeded
     for limit in limits:
-        if limit.metric in values:
-            value = values[limit.metric]
-            result &= np.isnan(value) | (value <= limit.limit_s)
+        value = values.get(METRICS[limit.metric])
+        if value is not None:
+            result &= np.isnan(value) | (value <= limit.value)
     return np.asarray(result, bool)

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType, structs
 
 from reports import insight, metrics, slo
+from reports.conditions import METRICS, Condition
 from reports.insight import Imbalance, Waterfall
 from reports.metrics import Cache, Goodput, Intervals, Statistics, Throughput
 from reports.records import Floats, Record
@@ -116,7 +117,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 def summarize(
     runs: list[Record],
-    limits: list[slo.Limit] | None = None,
+    limits: list[Condition] | None = None,
     bound_s: float | None = None,
     *,
     with_intervals: bool = True,
@@ -269,7 +270,7 @@ def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[s
     }
 
 
-def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[slo.Limit]) -> ArmSummary:
+def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[Condition]) -> ArmSummary:
     failed = sum(int((~run.requests.succeeded).sum()) for run in repeats)
     values = [metrics.per_request(run.requests) for run in repeats]
     latencies: dict[str, Any] = {
@@ -306,17 +307,17 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
     return structs.replace(arm, goodput=goodput, missed=_missed(arm, limits))
 
 
-def _missed(arm: ArmSummary, limits: list[slo.Limit]) -> list[str]:
+def _missed(arm: ArmSummary, limits: list[Condition]) -> list[str]:
     """Say which limits of a run an arm's figures miss; one that cannot be told is missed."""
     found = []
     for limit in limits:
         if limit.statistic is None:
             continue
-        statistics = arm.metric(limit.metric)
+        statistics = arm.metric(METRICS[limit.metric])
         value, adjusted = statistics.at(limit.statistic), statistics.with_failures(limit.statistic)
         if value is None or adjusted is None:
             found.append(f"{limit} (too few requests, or too many failed)")
-        elif max(value, adjusted) > limit.limit_s:
+        elif max(value, adjusted) > limit.value:
             found.append(f"{limit} ({max(value, adjusted) * 1000:.4g} ms)")
     return found
 

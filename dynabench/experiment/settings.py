@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from foundation.settings import Count, Positive, Whole, check
-from reports.slo import Limit, parse, preset
+from reports.conditions import Condition
+from reports.slo import parse, preset
 from serving.router import Mode
 
 
@@ -62,7 +63,7 @@ class ExperimentConfig:
         _ = self.limits
 
     @property
-    def limits(self) -> list[Limit]:
+    def limits(self) -> list[Condition]:
         """The limits that were given."""
         return [parse(text) for text in self.slo] + (preset(self.slo_preset) if self.slo_preset else [])
 

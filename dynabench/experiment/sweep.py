@@ -24,7 +24,8 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.files import replace_text
-from reports import metrics, slo
+from reports import metrics
+from reports.conditions import Condition
 from reports.summary import summarize
 from serving.router import ROUTER_MODES
 from workloads.source import files_of
@@ -75,7 +76,7 @@ class _Work:
         experiment: ExperimentConfig,
         config: SweepConfig,
         points: Path,
-        limits: list[slo.Limit],
+        limits: list[Condition],
         interrupt: Interrupt,
     ) -> None:
         self.interrupt = interrupt
@@ -125,7 +126,7 @@ def simulate_point(
     source: Source,
     seed: int,
     repeats: int,
-    limits: list[slo.Limit],
+    limits: list[Condition],
     attainment: float,
     flag: Flag,
 ) -> Json:

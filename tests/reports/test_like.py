@@ -1,10 +1,7 @@
-import json
-
 import numpy as np
-import pandas as pd
 import pytest
 
-from reports import exports, insight, like
+from reports import insight, like
 from tests.reports.runs import run
 
 
@@ -49,33 +46,3 @@ def test_the_way_from_random_to_the_bound():
     means = {"random": 1.0, "kv": 0.6, "worse": 1.1}
     assert insight.covered(means, 0.5) == pytest.approx({"random": 0.0, "kv": 0.8, "worse": -0.2})
     assert insight.covered({"kv": 0.6}, 0.5) == {}
-
-
-MANIFEST = {
-    "title": "t", "subtitle": "s", "created": "2026-01-01", "limits": [], "bound_s": None, "workers": {"a": 2}, "engine": {"block_size": 64},
-    "arms": {"a": {"router_mode": "kv"}}, "router": {}, "versions": {"dynabench": "1"}, "workload": {"name": "w"}, "command": "c", "load": {},
-}  # fmt: skip
-
-
-def test_exports_hold_the_figures(tmp_path):
-    made = run(ttft=[1.0] * 400)
-    text = exports.export(MANIFEST, [made], "csv").decode()
-    assert text.splitlines()[0].startswith("arm,repeat,request")
-    assert len(text.splitlines()) == 401
-    file = tmp_path / "x.parquet"
-    file.write_bytes(exports.export(MANIFEST, [made], "parquet"))
-    assert pd.read_parquet(file)["ttft_sched"].tolist() == [1.0] * 400
-    whole = json.loads(exports.export(MANIFEST, [made], "json"))
-    assert whole["summary"]["schema"] == "dynabench.summary/2"
-    (report,) = json.loads(exports.export(MANIFEST, [made], "llm-d"))
-    latency = report["results"]["request_performance"]["aggregate"]["latency"]
-    assert latency["time_to_first_token"] == {
-        "units": "s",
-        "mean": 0.75,
-        "p50": 0.75,
-        "p90": 0.75,
-        "p95": 0.75,
-        "p99": 0.75,
-        "max": 0.75,
-    }
-    assert report["scenario"]["stack"][1]["standardized"] == {"kind": "router", "name": "a"}

@@ -1,0 +1,80 @@
+"""The charts: what each shows of a run, and that it is left out where it says nothing."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from reports import charts
+from reports.drawing import STYLE
+from reports.summary import summarize
+from tests.reports.runs import run
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with plt.rc_context(rc=STYLE):
+        yield
+    plt.close("all")
+
+
+def drawn(name, *runs):
+    chart = charts.CHARTS[name]({one.arm: one for one in runs}, summarize(list(runs)))
+    return None if chart is None else chart.panels
+
+
+def series(panel):
+    return {one.label: one for one in panel.series}
+
+
+def test_a_distribution_goes_from_the_least_to_the_most():
+    (panel,) = drawn("ttft_distribution", run("a", ttft=[1.0, 2.0, 3.0]))
+    assert series(panel)["a"].x == pytest.approx([1000.0, 2000.0, 3000.0])
+    assert series(panel)["a"].y == pytest.approx([0.0, 0.5, 1.0])
+
+
+def test_bars_are_the_summarys_figures():
+    first = drawn("percentiles", run("a", ttft=[1.0, 2.0]))[0]
+    assert series(first)["a"].y == pytest.approx([1500.0, 1500.0, 0.0, 0.0])
+
+
+def test_one_arm_has_no_differences():
+    assert drawn("differences", run("a")) is None
+
+
+def test_a_difference_is_shown_in_percent_with_its_interval():
+    first = drawn("differences", run("a", ttft=[2.0] * 100), run("b", ttft=[1.0] * 100))[0]
+    (label,) = (label for label in series(first) if label.startswith("b mean"))
+    assert label == "b mean: -50.0 % [-50.0, -50.0], better"
+
+
+def test_failures_have_a_row_of_the_timeline_only_where_there_are_any():
+    assert len(drawn("timeline", run())) == 2
+    failures = drawn("timeline", run(ttft=[1.0] * 4, error=["no", "", "", ""]))[2]
+    assert sum(series(failures)["a"].y) == 1
+
+
+def test_hits_that_nobody_knows_are_not_drawn():
+    assert drawn("hit_waterfall", run()) is None
+    (panel,) = drawn("hit_waterfall", run(endless_tokens=[50, 100]))
+    assert series(panel)["a"].y[0] == 75.0
+
+
+def test_the_work_of_unknown_workers_is_not_drawn():
+    assert drawn("worker_heat", run(worker=[None, None])) is None
+    (panel,) = drawn("worker_heat", run(ttft=[1.0] * 4, worker=[0, 0, 1, None]))
+    assert list(series(panel)) == ["worker 0", "worker 1"]
+
+
+def test_hits_over_time_count_only_what_an_engine_reported():
+    (panel,) = drawn("hits_over_time", run(ttft=[1.0] * 3, worker=[0, 0, 0], cached_tokens=[50, None, 100]))
+    shown = [value for value in series(panel)["worker 0"].y if value is not None and not np.isnan(value)]
+    assert shown == [0.5, 1.0]
+
+
+def test_every_chart_is_written_as_png_and_svg(tmp_path):
+    one = run("a", ttft=[1.0] * 40, endless_tokens=[50] * 40)
+    other = run("b", ttft=[2.0] * 40)
+    found = charts.draw({"a": one, "b": other}, summarize([one, other]), tmp_path)
+    names = {chart.name for chart in found}
+    assert names == set(charts.CHARTS)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}

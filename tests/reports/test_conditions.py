@@ -1,0 +1,75 @@
+"""Conditions: one form, and what limits, gates and thresholds take of it."""
+
+import pytest
+
+from reports import fidelity, gate, slo
+from reports.conditions import Condition, read
+from reports.summary import summarize
+from tests.reports.runs import run
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ttft.p99 <= 2s", Condition("ttft.p99 <= 2s", "ttft", "p99", "<=", 2.0, "s")),
+        ("  tpot<100ms ", Condition("tpot<100ms", "tpot", None, "<", 100.0, "ms")),
+        ("ttft.p90 > +5%", Condition("ttft.p90 > +5%", "ttft", "p90", ">", 5.0, "%", is_signed=True)),
+        ("throughput < -3 %", Condition("throughput < -3 %", "throughput", None, "<", -3.0, "%", is_signed=True)),
+        ("failed > 0", Condition("failed > 0", "failed", None, ">", 0.0)),
+        ("imbalance > .5", Condition("imbalance > .5", "imbalance", None, ">", 0.5)),
+    ],
+)
+def test_a_condition_is_a_metric_a_sign_and_a_number(text, found):
+    assert read(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "ttft", "ttft.p42 > 5%", "ttft = 5s", "ttft > 1.2.3s", "ttft > s", "ttft > 5 h"])
+def test_another_form_is_no_condition(text):
+    assert read(text) is None
+
+
+def test_values_are_seconds_shares_or_as_they_are():
+    assert [read(text).value for text in ("a > 250ms", "a > 2s", "a > 5%", "a > 7")] == [0.25, 2.0, 0.05, 7.0]
+
+
+@pytest.mark.parametrize(("text", "shown"), [("ttft.p99 <= 2s", "ttft.p99 <= 2000 ms"), ("tpot<.1s", "tpot <= 100 ms")])
+def test_a_limit_is_shown_in_milliseconds_and_read_back_as_it_was(text, shown):
+    limit = slo.parse(text)
+    assert str(limit) == shown
+    assert slo.parse(shown) == limit
+
+
+@pytest.mark.parametrize(
+    "text", ["ttft > 2s", "ttft <= 5%", "ttft <= -5s", "ttft_sent <= 2s", "failed <= 0", "ttft <= 5"]
+)
+def test_what_is_no_limit_is_refused_with_the_flag_and_the_text(text):
+    with pytest.raises(ValueError, match=f"slo '{text}' is not understood; expected something like 'ttft.p99 <= "):
+        slo.parse(text)
+
+
+@pytest.mark.parametrize("text", ["ttft.p90 <= 5%", "ttft.p90 5%", "throughput"])
+def test_what_is_no_gate_is_refused_with_the_flag_and_the_text(text):
+    with pytest.raises(ValueError, match=f"fail_if '{text}' is not understood; expected something like"):
+        gate.parse(text)
+
+
+@pytest.mark.parametrize("text", ["ttft.p95 > 5%", "ttft.max > 5%", "ttft > -5%", "hit_share.mean > 1%", "ttft <= 5%"])
+def test_what_is_no_threshold_is_refused_with_the_flag_and_the_text(text):
+    with pytest.raises(ValueError, match=f"fail_if '{text}' is not understood; expected METRIC > N%"):
+        fidelity.parse(text)
+
+
+def test_gates_on_values_know_their_unit():
+    summary = summarize([run("a"), run("b", ttft=[2.0, 3.0])])
+    assert gate.failures(summary, [gate.parse("ttft.mean > 2000ms")]) == ["ttft.mean > 2000ms: b is at 2.5 s"]
+    assert gate.failures(summary, [gate.parse("ttft.mean > 3s")]) == []
+    assert gate.failures(summary, [gate.parse("throughput < 1")]) == ["throughput < 1: b is at 0.1538"]
+    assert gate.failures(summary, [gate.parse("hit_share > +10%")]) == []
+
+
+def test_a_value_that_is_not_known_fails():
+    summary = summarize([run("a"), run("b", cached_tokens=[None, None])])
+    assert gate.failures(summary, [gate.parse("hit_share < 10%")]) == [
+        "hit_share < 10%: b has no such value (too few requests?)"
+    ]
+    assert gate.failures(summary, [gate.parse("goodput < 1")])[0].endswith("has no such value (too few requests?)")
