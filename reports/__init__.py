@@ -1,1 +1,1 @@
-"""What came out: metrics, statistics, tables, charts, the report. Knows nothing of engines or routers."""
+"""Results: metrics, statistics, tables, charts, the report. Knows nothing of engines or routers."""

@@ -168,11 +168,11 @@ def ttft_over_time(runs: Runs, summary: Summary) -> Chart:
     axes.set_yscale("log")
     logarithmic(axes.yaxis)
     axes.legend(fontsize=8)
-    return Chart(figure, title, "Windows of a sixtieth of the run.", [panel])
+    return Chart(figure, title, "The run is divided into 60 windows.", [panel])
 
 
 def hit_waterfall(runs: Runs, summary: Summary) -> Chart | None:
-    """Where prefix hits were lost: from an endless cache to what the engine found."""
+    """Where prefix hits were lost: from an unlimited cache to what the engine found."""
     stages = list(insight.WATERFALL)
     if all(summary.arms[arm].waterfall.endless is None for arm in runs):
         return None
@@ -188,7 +188,7 @@ def hit_waterfall(runs: Runs, summary: Summary) -> Chart | None:
             place,
         )
         panel.add(arm, place, [f"{arm}, {insight.WATERFALL[stage]}" for stage in stages], heights)
-    axes.set_xticks(np.arange(4) + 0.4 - width / 2, ["endless cache", "best worker", "predicted", "engine found"])
+    axes.set_xticks(np.arange(4) + 0.4 - width / 2, ["unlimited cache", "best worker", "predicted", "engine found"])
     axes.grid(visible=False, axis="x")
     axes.legend(fontsize=8)
     return Chart(figure, title, "; ".join(f"{key}: {text}" for key, text in insight.WATERFALL.items()), [panel])

@@ -147,7 +147,7 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
     """Read a results folder back.
 
     Raises:
-        ReportError: it is none.
+        ReportError: it is not a results folder.
     """
     try:
         for name in ("experiment.json", "requests.parquet", "gaps.npz"):

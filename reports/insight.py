@@ -9,7 +9,7 @@ from reports import metrics
 from reports.records import Floats, Ints, MaybeInts, Record, Requests
 
 WATERFALL = {
-    "endless": "one endless cache for all",
+    "endless": "one unlimited cache for all",
     "best": "best worker at that time",
     "predicted": "router's prediction for the worker it chose",
     "actual": "cached tokens the engine found",

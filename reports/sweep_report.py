@@ -100,7 +100,7 @@ def _gridded(rows: list[Json], manifest: Json) -> Json:
             cells.append("yes" if row["is_stable"] else "no")
         table.append(cells)
     stable = [row for row in rows if row["is_stable"] and row["ttft_sched"]["mean"] is not None]
-    parts = [f"{len(rows)} points, {len(rows) - len(stable)} of them with a queue that grew."]
+    parts = [f"{len(rows)} point{'s' * (len(rows) != 1)}, {len(rows) - len(stable)} of them with a queue that grew."]
     if stable and {"router_mode"} == set(axes) & {"router_mode"} and len(axes) > 1:
         wins: dict[str, int] = {}
         for group in _by_rest(rows).values():

@@ -184,7 +184,7 @@ WORK: tuple[Line, ...] = (
     ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, _number),
     ("goodput (requests/s)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
     ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, _share),
-    ("hits: endless cache", lambda arm: arm.waterfall.endless, _share),
+    ("hits: unlimited cache", lambda arm: arm.waterfall.endless, _share),
     ("hits: best worker", lambda arm: arm.waterfall.best, _share),
     ("hits: predicted", lambda arm: arm.waterfall.predicted, _share),
     ("cache hit share", lambda arm: arm.waterfall.actual, _share),

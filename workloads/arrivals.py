@@ -41,7 +41,7 @@ def times(
     rate_to: float | None = None,
     profile_s: float = 60.0,
 ) -> Iterator[float]:
-    """Yield arrival times (s) for ever, the first at 0.
+    """Yield arrival times (s) forever, the first at 0.
 
     The n-th arrival is where the integral of the rate reaches the sum of the first n gaps of mean one, so the times
     are absolute and errors do not add up.

@@ -26,7 +26,7 @@ class Description:
     total_input_tokens: int
     total_output_tokens: int
     endless_cache_hit_share: float
-    """Share of prompt tokens that one endless cache of full blocks would have, in order of arrival."""
+    """Share of prompt tokens that one unlimited cache of full blocks would have, in order of arrival."""
     endless_cache_mean_share: float
     """The same share taken per request, then averaged."""
     distinct_first_blocks: int
@@ -77,7 +77,7 @@ def advice(workload: Workload) -> list[str]:
 
 
 def endless_hits(workload: Workload) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Count the prompt tokens of each request whose full blocks were seen before, shape (requests,): one endless cache."""
+    """Count the prompt tokens of each request whose full blocks were seen before, shape (requests,): one unlimited cache."""
     seen: set[int] = set()
     hits = np.zeros(len(workload), np.int64)
     for number, request in enumerate(workload):

@@ -110,7 +110,7 @@ def read_spec(text: bytes, place: str) -> Spec:
     """Read a spec back.
 
     Raises:
-        WorkloadError: it is none.
+        WorkloadError: it is not a specification.
     """
     try:
         spec = msgspec.json.decode(text, type=Spec)

@@ -105,7 +105,7 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
     if not requests:
         raise WorkloadError(f"{workload.name}: no request is left ({'; '.join(notes) or 'the file is empty'})")
     if config.arrival is not None:
-        requests, rate = _arrive_anew(requests, config, seed)
+        requests, rate = _arrive_again(requests, config, seed)
         notes.append(f"new {config.arrival} arrivals at {rate:g}/s" + _profile(config))
     if config.rate_scale != 1:
         notes.append(f"arrival rate x {config.rate_scale:g}")
@@ -142,7 +142,7 @@ def scale_lengths(workload: Workload, isl: float, osl: float) -> Workload:
     return Workload(workload.name, size, requests, tuple(notes))
 
 
-def _arrive_anew(requests: list[Request], config: ShapeConfig, seed: int) -> tuple[list[Request], float]:
+def _arrive_again(requests: list[Request], config: ShapeConfig, seed: int) -> tuple[list[Request], float]:
     """Draw new arrival times for the requests that wait for nothing."""
     roots = [request for request in requests if not request.after]
     span = roots[-1].arrival_s - roots[0].arrival_s

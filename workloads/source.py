@@ -265,7 +265,7 @@ def decoded(text: bytes, place: str) -> Any:
     """Decode JSON.
 
     Raises:
-        WorkloadError: it is none.
+        WorkloadError: it cannot be read as that.
     """
     try:
         return msgspec.json.decode(text)

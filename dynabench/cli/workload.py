@@ -148,7 +148,7 @@ def merge(
     write_workload(merged, out, to)
     for file, part in zip(files, parts, strict=True):
         print(
-            f"{file}: {len(part):,} requests, hit share in an endless cache {describe(part).endless_cache_hit_share:.1%}"
+            f"{file}: {len(part):,} requests, hit share in an unlimited cache {describe(part).endless_cache_hit_share:.1%}"
         )
     print(f"{out}: {len(merged):,} requests, {describe(merged).endless_cache_hit_share:.1%}")
 
@@ -224,7 +224,7 @@ def _print_sharing(before: Description, after: Description, out: Path, lost: lis
         ("rate (1/s)", f"{before.rate:.2f}", f"{after.rate:.2f}"),
         ("ISL mean", f"{before.isl['mean']:,.0f}", f"{after.isl['mean']:,.0f}"),
         ("OSL mean", f"{before.osl['mean']:,.0f}", f"{after.osl['mean']:,.0f}"),
-        ("hit share, endless cache", f"{before.endless_cache_hit_share:.1%}", f"{after.endless_cache_hit_share:.1%}"),
+        ("hit share, unlimited cache", f"{before.endless_cache_hit_share:.1%}", f"{after.endless_cache_hit_share:.1%}"),
     )
     for label, old, new in rows:
         print(f"{label:26} {old:>12} -> {new}")

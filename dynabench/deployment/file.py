@@ -58,7 +58,7 @@ def from_plain(values: Any) -> Deployment:
     """Make a deployment of what a YAML or JSON file holds.
 
     Raises:
-        ValueError: it is none; the message begins with the path of what is wrong.
+        ValueError: it is not a deployment; the message begins with the path of what is wrong.
     """
     top = _mapping(values, "the file")
     if "workers" in top and "pools" not in top:

@@ -27,13 +27,13 @@ def lower_bound(workload: Workload, arms: Sequence[Arm]) -> float | None:
 def ttft_bound(workload: Workload, engine: SimulatedEngine) -> float:
     """Return a lower bound of the mean TTFT (s): each prompt on an empty machine with the best cache there could be.
 
-    "Best" is the longest prefix that any earlier request had, in one endless cache; at least one token is computed.
+    "Best" is the longest prefix that any earlier request had, in one unlimited cache; at least one token is computed.
     """
     return float(np.mean(solo_times(workload, engine)))
 
 
 def solo_times(workload: Workload, engine: SimulatedEngine) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Return each request's time to its first token on an empty machine with an endless shared cache (s)."""
+    """Return each request's time to its first token on an empty machine with an unlimited shared cache (s)."""
     hits = endless_hits(workload)
     return np.array(
         [

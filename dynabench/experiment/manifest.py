@@ -117,7 +117,7 @@ def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, sett
         closed = f", {kind} at a time"
     return (
         f"{len(workload):,} requests on {what}{closed}, {how}; "
-        f"{experiment.repeats} run(s) per arm, seed {experiment.seed}{notes}"
+        f"{experiment.repeats} run{'s' * (experiment.repeats > 1)} per arm, seed {experiment.seed}{notes}"
     )
 
 

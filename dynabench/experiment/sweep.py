@@ -37,7 +37,7 @@ KEPT = ("ttft_sched", "ttft", "itl", "tpot", "e2e_sched")
 def run_sweep(
     files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
 ) -> tuple[Path, Json]:
-    """Carry out a sweep and write its folder; one that exists is gone on with if it holds the same sweep.
+    """Carry out a sweep and write its folder; a folder that holds the same sweep is resumed.
 
     Raises:
         UserError: the folder holds something else, or a search has no limits.

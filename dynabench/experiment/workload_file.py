@@ -51,5 +51,5 @@ def _encoder(tokenizer: str | None) -> Encode | None:
     try:
         model = load(ModelFiles.read(tokenizer), encodes=True)
     except ModelError as error:
-        raise WorkloadError(f"the tokenizer cannot be had: {error}") from error
+        raise WorkloadError(f"the tokenizer cannot be loaded: {error}") from error
     return lambda text: model.encode(text, special=False).tolist()

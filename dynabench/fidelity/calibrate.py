@@ -74,7 +74,7 @@ def calibrate(model: str, config: CalibrateConfig, console: Terminal) -> dict[st
     """Drive an engine through the probes, fit, and write the calibration file; return what it holds.
 
     Raises:
-        UserError: the engine cannot be had, or the file exists.
+        UserError: the engine cannot be loaded, or the file exists.
     """
     for path in filter(None, (config.out, config.steps)):
         if path.exists():

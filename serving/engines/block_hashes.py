@@ -1,7 +1,7 @@
 """KV events of vLLM and SGLang: their blocks under our hashes, as they come over ZeroMQ.
 
 Both engines send [time, events, rank] in msgpack, numbered from zero. An event is a map with its kind under `type` (or,
-from older vLLM, an array that begins with it). A block is named by a hash of the engine's own; we hash its tokens anew,
+from older vLLM, an array that begins with it). A block is named by a hash of the engine's own; we hash its tokens again,
 chained to its parent, so that every engine's blocks have the names that the router looks for.
 """
 
@@ -73,7 +73,7 @@ class HashTranslator:
         """Translate an event as it came; None for what is of no use to a router.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not an event of an engine.
         """
         kind, fields = _fields(event)
         if kind == "AllBlocksCleared":
@@ -119,7 +119,7 @@ class EventReader:
         self.port = int(address.rpartition(":")[2])
 
     async def run(self, block_size: int, publish: Callable[[Sequence[BlocksEvent]], None]) -> None:
-        """Translate and publish for ever."""
+        """Translate and publish forever."""
         translator = HashTranslator(block_size)
         expected = 0
         while True:

@@ -54,7 +54,7 @@ class FrontendConfig:
     """How long requests in progress may take to finish once the process was asked to end (s)."""
 
     write_timeout_s: Positive = 60.0
-    """How long a client may leave its answer unread before it is hung up on (s)."""
+    """How long a client may leave its answer unread before its connection is closed (s)."""
 
     seed: int = 0
     """Seed of the router's random choices."""

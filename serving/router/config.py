@@ -64,7 +64,7 @@ class RouterConfig:
     """marginal: weight of the delay that a prompt's computation causes running requests (alpha; default: 0.1, marginal-all 0.2)."""
 
     expected_osl: Count | None = None
-    """marginal, preble-e2: output tokens to reckon with (default: 200; marginal-all 50, those farther ahead being uncertain)."""
+    """marginal, preble-e2: output tokens to expect (default: 200; marginal-all 50, those farther ahead being uncertain)."""
 
     step_base_ms: NotNegative | None = None
     """Predicting modes: duration of an empty step (ms; default: as the simulated engine's step times have it)."""

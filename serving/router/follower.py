@@ -39,7 +39,7 @@ class KvFollower:
         if epoch < place.epoch or (epoch == place.epoch and number < place.next):
             return False
         if not place.is_awaiting and epoch > place.epoch and number == 0:
-            self._index.drop(worker)  # it has started anew
+            self._index.drop(worker)  # it has started again
             place.epoch, place.next = epoch, 0
         if not place.is_awaiting and epoch == place.epoch and number == place.next:
             place.next += 1
@@ -76,7 +76,7 @@ class KvFollower:
         return wants
 
     def on_no_snapshot(self, worker: int) -> None:
-        """The snapshot could not be had: the next gap asks again."""
+        """The snapshot did not come: the next gap asks again."""
         if worker in self._places:
             self._places[worker].is_awaiting = False
 

@@ -219,7 +219,7 @@ def test_trace_tools(tmp_path):
     assert dynabench("workload", "synth", trace, "--requests", "200", "--turns", "3").returncode == 0
     done = dynabench("workload", "convert", trace, other, "--to", "bailian", "--thin", "0.5", "--seed", "2")
     assert done.returncode == 0, done.stderr
-    assert "hit share, endless cache" in done.stdout
+    assert "hit share, unlimited cache" in done.stdout
     assert "bailian" in json.loads(dynabench("workload", "inspect", other, "--json").stdout)["notes"][0]
     lossy = dynabench("workload", "convert", other, tmp_path / "m.jsonl", "--to", "mooncake")
     assert (lossy.returncode, "accept it with --lossy" in lossy.stderr) == (2, True)

@@ -33,7 +33,7 @@ def test_differences_stand_beside_the_baseline():
 def test_what_no_arm_knows_has_no_line():
     known = run("a", worker=[0, 0], endless_tokens=[50, 50])
     found = lines(known, run("b", cached_tokens=[None, None]))
-    assert found["hits: endless cache"] == ["50.0%", "n/a"]
+    assert found["hits: unlimited cache"] == ["50.0%", "n/a"]
     assert found["cache hit share"] == ["25.0%", "n/a"]
     assert found["imbalance (max/mean)"] == ["2.000", "1.000"]
     assert "hits: best worker" not in found

@@ -188,7 +188,7 @@ class Connection(HttpToolsProtocol):
             if now - self._closed_since > limits.unread_timeout_s:
                 self._wire.abort()
         elif self._unread_since and now - self._unread_since > limits.unread_timeout_s:
-            log.info("a client that left its answer unread for %g s is hung up on", limits.unread_timeout_s)
+            log.info("closed the connection of a client that left its answer unread for %g s", limits.unread_timeout_s)
             self._wire.abort()
         elif self._is_lingering:
             if waited > limits.linger_s:
