@@ -1,10 +1,12 @@
 import gzip
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
 from workloads import Request, Workload, WorkloadError, formats
 from workloads.blocks import estimate_tokens, join_ids, reblocked, split_ids
 
@@ -415,3 +417,9 @@ def test_the_docs_list_every_format_with_what_it_was_tried_on():
     for name, format in formats.FORMATS.items():
         how = "read and written" if format.write else "read"
         assert f"- `{name}` ({how}): {format.description}; {format.tried}." in docs, name
+
+
+def test_formats_are_at_hand_without_numpy_and_its_like():
+    heavy = ["joblib", "numpy", "pandas", "pyarrow", "scipy"]
+    code = f"import sys, workloads.formats, workloads.shape; print([name for name in {heavy} if name in sys.modules])"
+    assert run(sys.executable, "-c", code).stdout == "[]\n"
