@@ -147,9 +147,9 @@ def sweep(
     with plain_errors():
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
-    console.print(summary["verdict"])
+    console.print(summary.verdict)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    return 0 if summary["is_complete"] else 130
+    return 0 if summary.is_complete else 130
 
 
 @app.command
