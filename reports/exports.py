@@ -1,5 +1,6 @@
 """Figures for other programs: a row per request, the summary, llm-d's Benchmark Report."""
 
+import csv
 import io
 import json
 from typing import TYPE_CHECKING, Any
@@ -43,11 +44,11 @@ def requests(runs: list[Record]) -> "pa.Table":
 
 def as_csv(table: "pa.Table") -> bytes:
     """Return a table as CSV; an unknown value is an empty cell."""
-    frame = table.to_pandas(integer_object_nulls=True)
-    for name in ("arm", "error"):
-        frame[name] = frame[name].map(csv_cell)
-    text: str = frame.to_csv(index=False)
-    return text.encode()
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(table.column_names)
+    rows.writerows(zip(*(map(csv_cell, column.to_pylist()) for column in table.columns), strict=True))
+    return text.getvalue().encode()
 
 
 def as_parquet(table: "pa.Table") -> bytes:

@@ -3,9 +3,12 @@
 import csv
 import io
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import msgspec
 from matplotlib import pyplot as plt
 
 from foundation.files import replace_text
@@ -14,13 +17,18 @@ from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mar
 from reports.folder import ReportError
 from reports.foreign import csv_cell
 from reports.metrics import FORMULAS, LABELS
+from reports.points import Highest, Point, Sweep
 from reports.tables import milliseconds
 
-Json = dict[str, Any]
+Manifest = dict[str, Any]
 SCHEMA = "dynabench.sweep/1"
+ONLY_WIDE = ["offered/s", "TTFT p99", "req/s", "tok/s", "imbalance", "goodput", "missed at"]
+"""Columns that a narrow terminal leaves out."""
 
 
-def write(out: Path, manifest: Json, rows: list[Json], points: list[Json], *, is_complete: bool) -> Json:
+def write(
+    out: Path, manifest: Manifest, rows: list[Point] | list[Highest], points: list[Point], *, is_complete: bool
+) -> Sweep:
     """Write the table and report of a sweep into its folder; return what they say.
 
     Raises:
@@ -35,207 +43,228 @@ def write(out: Path, manifest: Json, rows: list[Json], points: list[Json], *, is
         ) from error
 
 
-def _write(out: Path, manifest: Json, rows: list[Json], points: list[Json], *, is_complete: bool) -> Json:
-    summary = _searched(rows) if manifest["sweep"]["find"] else _gridded(rows, manifest)
-    summary |= {"only_wide": ["offered/s", "TTFT p99", "req/s", "tok/s", "imbalance", "goodput", "missed at"]}
-    summary |= {"schema": SCHEMA, "is_complete": is_complete, "limits": manifest["limits"], "points": rows}
+def _write(
+    out: Path, manifest: Manifest, rows: list[Point] | list[Highest], points: list[Point], *, is_complete: bool
+) -> Sweep:
+    is_search = bool(manifest["sweep"]["find"])
+    table = _searched(cast(list[Highest], rows)) if is_search else _gridded(cast(list[Point], rows), manifest)
     if not is_complete:
-        summary["verdict"] += " The sweep was interrupted; run the same command again to go on."
+        table["verdict"] += " The sweep was interrupted; run the same command again to go on."
+    summary = Sweep(
+        **table, only_wide=ONLY_WIDE, schema=SCHEMA, is_complete=is_complete, limits=manifest["limits"], points=rows
+    )
+    groups = _grouped(points, manifest)
     with plt.rc_context(rc=STYLE):
-        charts = _charts(points, manifest)
-        drawn: list[Drawn] = drawing.draw(charts, out / "charts")
-    groups = list(_grouped(points, manifest))
+        drawn: list[Drawn] = drawing.draw({name: _chart(name, groups) for name in CHARTS}, out / "charts")
     text = page.render(
         "sweep.html.jinja",
         drawn,
         title=manifest["title"],
         subtitle=manifest["subtitle"],
         summary=summary,
-        arm_names=groups,
+        arm_names=list(groups),
         formulas=FORMULAS,
         labels=LABELS,
         command=manifest["command"],
         settings=json.dumps(manifest, indent=2),
     )
-    for name, content in (
-        ("sweep.json", json.dumps({"experiment": manifest, "summary": summary}, indent=2) + "\n"),
-        ("report.html", text),
-        ("table.csv", _csv(summary)),
-    ):
-        replace_text(out / name, content)
+    whole = {"experiment": manifest, "summary": msgspec.to_builtins(summary)}
+    replace_text(out / "sweep.json", json.dumps(whole, indent=2) + "\n")
+    replace_text(out / "report.html", text)
+    replace_text(out / "table.csv", _csv(summary))
     return summary
 
 
-def _gridded(rows: list[Json], manifest: Json) -> Json:
-    axes = [name for name in _names(rows) if len({str(row["changes"].get(name)) for row in rows}) > 1] or [
-        "router_mode"
-    ]
-    has_limits = bool(manifest["limits"])
-    columns = [
-        *axes,
-        "offered/s",
-        "TTFT mean",
-        "TTFT p90",
-        "TTFT p99",
-        "TPOT mean",
-        "E2E mean",
-        "req/s",
-        "tok/s",
-        "hits",
-        "imbalance",
-    ]
-    columns += ["goodput", "limits"] if has_limits else ["stable"]
-    table = []
-    for row in rows:
-        cells = [_text(row["changes"].get(name)) for name in axes]
-        cells += [f"{row['offered_per_s']:.2f}" if row["offered_per_s"] else "n/a"]
-        cells += [milliseconds(row["ttft_sched"][key]) for key in ("mean", "p90", "p99")]
-        cells += [milliseconds(row["tpot"]["mean"]), milliseconds(row["e2e_sched"]["mean"])]
-        through = row["throughput"]
-        cells += [f"{through['requests_per_s'] or 0:.2f}", f"{through['output_tokens_per_s'] or 0:,.0f}"]
-        cells += [f"{row['cache']['hit_share']:.1%}", f"{row['imbalance']['work_max_over_mean']:.2f}"]
-        if has_limits:
-            cells += [f"{row['goodput']['goodput_per_s'] or 0:.2f}", "met" if not row["missed"] else "missed"]
-        else:
-            cells.append("yes" if row["is_stable"] else "no")
-        table.append(cells)
-    stable = [row for row in rows if row["is_stable"] and row["ttft_sched"]["mean"] is not None]
-    parts = [f"{len(rows)} point{'s' * (len(rows) != 1)}, {len(rows) - len(stable)} of them with a queue that grew."]
-    if stable and {"router_mode"} == set(axes) & {"router_mode"} and len(axes) > 1:
-        wins: dict[str, int] = {}
-        for group in _by_rest(rows).values():
-            kept = [row for row in group if row["is_stable"]]
-            if kept:
-                best = min(kept, key=lambda row: float(row["e2e_sched"]["mean"]))
-                wins[best["changes"]["router_mode"]] = wins.get(best["changes"]["router_mode"], 0) + 1
-        ranked = sorted(wins.items(), key=lambda pair: -pair[1])
-        parts.append("Lowest mean E2E latency: " + ", ".join(f"{mode} in {count}" for mode, count in ranked) + ".")
-    elif stable:
-        best = min(stable, key=lambda row: float(row["ttft_sched"]["mean"]))
-        parts.append(f"Lowest mean TTFT: {best['name']} ({milliseconds(best['ttft_sched']['mean'])} ms).")
+Column = tuple[str, Callable[[Point], str]]
+"""A column of the table: its head, and what it shows of a point."""
+
+FIGURES: tuple[Column, ...] = (
+    ("offered/s", lambda point: f"{point.offered_per_s:.2f}" if point.offered_per_s else "n/a"),
+    ("TTFT mean", lambda point: milliseconds(point.ttft_sched.mean)),
+    ("TTFT p90", lambda point: milliseconds(point.ttft_sched.p90)),
+    ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99)),
+    ("TPOT mean", lambda point: milliseconds(point.tpot.mean)),
+    ("E2E mean", lambda point: milliseconds(point.e2e_sched.mean)),
+    ("req/s", lambda point: f"{point.throughput.requests_per_s or 0:.2f}"),
+    ("tok/s", lambda point: f"{point.throughput.output_tokens_per_s or 0:,.0f}"),
+    ("hits", lambda point: f"{point.cache.hit_share or 0:.1%}"),
+    ("imbalance", lambda point: f"{point.imbalance.work_max_over_mean:.2f}"),
+)
+WITH_LIMITS: tuple[Column, ...] = (
+    ("goodput", lambda point: _goodput(point)),
+    ("limits", lambda point: "missed" if point.missed else "met"),
+)
+WITHOUT_LIMITS: tuple[Column, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
+AT_HIGHEST: tuple[Column, ...] = (
+    ("offered/s", lambda point: f"{point.offered_per_s:.2f}"),
+    ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99)),
+    ("TPOT p99", lambda point: milliseconds(point.tpot.p99)),
+    ("goodput", lambda point: _goodput(point)),
+)
+
+
+def _goodput(point: Point) -> str:
+    return f"{(point.goodput.goodput_per_s if point.goodput else None) or 0:.2f}"
+
+
+def _gridded(points: list[Point], manifest: Manifest) -> dict[str, Any]:
+    """Return the table of every combination."""
+    names = dict.fromkeys(name for point in points for name in point.changes)
+    axes = [name for name in names if len({str(point.changes.get(name)) for point in points}) > 1] or ["router_mode"]
+    columns = (*FIGURES, *(WITH_LIMITS if manifest["limits"] else WITHOUT_LIMITS))
     return {
         "title": "Every combination",
-        "columns": columns,
+        "columns": [*axes, *(head for head, _ in columns)],
         "num_axes": len(axes),
-        "rows": table,
-        "verdict": " ".join(parts),
+        "rows": [
+            [*(_text(point.changes.get(axis)) for axis in axes), *(shown(point) for _, shown in columns)]
+            for point in points
+        ],
+        "verdict": _best(points, axes),
     }
 
 
-def _searched(rows: list[Json]) -> Json:
-    name = rows[0]["find"] if rows else ""
-    axes = sorted({axis for row in rows for axis in row["changes"]}, key=lambda axis: axis != "router_mode")
-    columns = [*axes, f"highest {name}", "missed at", "offered/s", "TTFT p99", "TPOT p99", "goodput"]
-    table = []
-    for row in rows:
-        point = row["point"]
-        cells = [_text(row["changes"].get(axis)) for axis in axes]
-        cells += [
-            _text(row["met"]) if row["met"] is not None else "none",
-            _text(row["missed_at"]) if row["missed_at"] else "-",
-        ]
-        if point is None:
-            cells += ["-"] * 4
-        else:
-            cells += [
-                f"{point['offered_per_s']:.2f}",
-                milliseconds(point["ttft_sched"]["p99"]),
-                milliseconds(point["tpot"]["p99"]),
-            ]
-            cells.append(f"{point['goodput']['goodput_per_s'] or 0:.2f}")
-        table.append(cells)
-    known = [row for row in rows if row["met"] is not None]
-    if known:
-        best = max(known, key=lambda row: float(row["met"]))
-        verdict = f"{best['arm']} meets the limits up to {name} {_text(best['met'])}, the highest of {len(rows)}."
-        least = min(known, key=lambda row: float(row["met"]))
-        if least is not best:
-            verdict += f" {least['arm']} meets them up to {_text(least['met'])} ({best['met'] / least['met'] - 1:+.0%} between the two)."
-    else:
-        verdict = "Nothing meets the limits, not even at the lowest value tried (--low)."
+def _best(points: list[Point], axes: list[str]) -> str:
+    """Say which mode was best how often, or where there is one only, which point."""
+    stable = [point for point in points if point.is_stable and point.ttft_sched.mean is not None]
+    text = f"{len(points)} point{'s' * (len(points) != 1)}, {len(points) - len(stable)} of them with a queue that grew."
+    if stable and "router_mode" in axes and len(axes) > 1:
+        wins: Counter[str] = Counter()
+        for group in _by_rest(points).values():
+            kept = [point for point in group if point.is_stable]
+            if kept:
+                wins[min(kept, key=lambda point: point.e2e_sched.mean or 0.0).changes["router_mode"]] += 1
+        text += (
+            " Lowest mean E2E latency: " + ", ".join(f"{mode} in {count}" for mode, count in wins.most_common()) + "."
+        )
+    elif stable:
+        best = min(stable, key=lambda point: point.ttft_sched.mean or 0.0)
+        text += f" Lowest mean TTFT: {best.name} ({milliseconds(best.ttft_sched.mean)} ms)."
+    return text
+
+
+def _searched(rows: list[Highest]) -> dict[str, Any]:
+    """Return the table of a search."""
+    name = rows[0].find if rows else ""
+    axes = sorted({axis for row in rows for axis in row.changes}, key=lambda axis: axis != "router_mode")
     return {
         "title": f"Highest {name} that meets the limits",
-        "columns": columns,
+        "columns": [*axes, f"highest {name}", "missed at", *(head for head, _ in AT_HIGHEST)],
         "num_axes": len(axes),
-        "rows": table,
-        "verdict": verdict,
+        "rows": [
+            [
+                *(_text(row.changes.get(axis)) for axis in axes),
+                "none" if row.met is None else _text(row.met),
+                _text(row.missed_at) if row.missed_at else "-",
+                *("-" if row.point is None else shown(row.point) for _, shown in AT_HIGHEST),
+            ]
+            for row in rows
+        ],
+        "verdict": _highest(rows, name),
     }
 
 
-def _charts(points: list[Json], manifest: Json) -> dict[str, Chart]:
-    groups = _grouped(points, manifest)
-    charts = {}
-    for name, title, x_label, y_label, x_of, y_of in (
-        ("pareto", "Throughput against latency: up and left is better", "TTFT p90 (ms)", "output tokens/s",
-         lambda p: _ms(p["ttft_sched"]["p90"]), lambda p: p["throughput"]["output_tokens_per_s"]),
-        ("interactivity", "Throughput against interactivity: up and right is better", "tokens/s of a user (1 / mean TPOT)", "output tokens/s of a worker",
-         lambda p: 1 / p["tpot"]["mean"] if p["tpot"]["mean"] else None, lambda p: (p["throughput"]["output_tokens_per_s"] or 0) / p["workers"]),
-        ("ttft_by_load", "Mean TTFT by load", "offered requests/s", "TTFT mean (ms)",
-         lambda p: p["offered_per_s"], lambda p: _ms(p["ttft_sched"]["mean"])),
-        ("e2e_by_load", "Mean E2E latency by load", "offered requests/s", "E2E mean (ms)",
-         lambda p: p["offered_per_s"], lambda p: _ms(p["e2e_sched"]["mean"])),
-    ):  # fmt: skip
-        figure, axes = new(title, x_label, y_label)
-        panel = Panel(axes)
-        for place, (group, members) in enumerate(groups.items()):
-            known = sorted(
-                (x_of(p), y_of(p), p["is_stable"]) for p in members if x_of(p) is not None and y_of(p) is not None
-            )
-            if not known:
-                continue
-            x, y, _ = zip(*known, strict=True)
-            mark(axes.plot(x, y, "-" if len(x) > 1 else "", color=colour(place), label=group, linewidth=1), place)
-            for is_stable, face in ((True, colour(place)), (False, "none")):
-                spots = [(a, b) for a, b, settled in known if settled is is_stable]
-                if spots:
-                    mark(
-                        axes.plot(
-                            *zip(*spots, strict=True), "o", color=colour(place), markerfacecolor=face, markersize=4
-                        ),
-                        place,
-                    )
-            panel.add(group, place, x, y)
-        if any(panel.series) and "TTFT" in x_label:
-            axes.set_xscale("log")
-            logarithmic(axes.xaxis)
-        if "by_load" in name and any(panel.series):
-            axes.set_yscale("log")
-            logarithmic(axes.yaxis)
-        if len(groups) > 1:
-            axes.legend(fontsize=8)
-        charts[name] = Chart(
-            figure, f"{title} (hollow: the queue grew)", "A point per combination, a line per router mode.", [panel]
+def _highest(rows: list[Highest], name: str) -> str:
+    """Say which combination meets the limits farthest."""
+    known = sorted((row for row in rows if row.met is not None), key=lambda row: row.met or 0.0)
+    if not known:
+        return "Nothing meets the limits, not even at the lowest value tried (--low)."
+    least, best = known[0], max(known, key=lambda row: row.met or 0.0)
+    text = f"{best.arm} meets the limits up to {name} {_text(best.met)}, the highest of {len(rows)}."
+    if least is not best and best.met and least.met:
+        text += f" {least.arm} meets them up to {_text(least.met)} ({best.met / least.met - 1:+.0%} between the two)."
+    return text
+
+
+class Axes(NamedTuple):
+    """What a chart of points shows on its axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Callable[[Point], float | None]
+    y: Callable[[Point], float | None]
+    logarithmic: str
+    """Which axis is: x or y."""
+
+
+CHARTS = {
+    "pareto": Axes(
+        "Throughput against latency: up and left is better", "TTFT p90 (ms)", "output tokens/s",
+        lambda point: _ms(point.ttft_sched.p90), lambda point: point.throughput.output_tokens_per_s, "x",
+    ),
+    "interactivity": Axes(
+        "Throughput against interactivity: up and right is better", "tokens/s of a user (1 / mean TPOT)",
+        "output tokens/s of a worker", lambda point: 1 / point.tpot.mean if point.tpot.mean else None,
+        lambda point: (point.throughput.output_tokens_per_s or 0) / point.workers, "",
+    ),
+    "ttft_by_load": Axes(
+        "Mean TTFT by load", "offered requests/s", "TTFT mean (ms)",
+        lambda point: point.offered_per_s, lambda point: _ms(point.ttft_sched.mean), "y",
+    ),
+    "e2e_by_load": Axes(
+        "Mean E2E latency by load", "offered requests/s", "E2E mean (ms)",
+        lambda point: point.offered_per_s, lambda point: _ms(point.e2e_sched.mean), "y",
+    ),
+}  # fmt: skip
+
+
+def _chart(name: str, groups: dict[str, list[Point]]) -> Chart:
+    """Draw the points, a line per group; hollow ones had a queue that grew."""
+    shown = CHARTS[name]
+    figure, axes = new(shown.title, shown.x_label, shown.y_label)
+    panel = Panel(axes)
+    for place, (group, members) in enumerate(groups.items()):
+        known = sorted(
+            (x, y, point.is_stable)
+            for point in members
+            if (x := shown.x(point)) is not None and (y := shown.y(point)) is not None
         )
-    return charts
+        if known:
+            xs, ys, _ = zip(*known, strict=True)
+            mark(axes.plot(xs, ys, "-" if len(xs) > 1 else "", color=colour(place), label=group, linewidth=1), place)
+            panel.add(group, place, xs, ys)
+        for is_stable, face in ((True, colour(place)), (False, "none")):
+            spots = [(a, b) for a, b, settled in known if settled is is_stable]
+            if spots:
+                dots = axes.plot(
+                    *zip(*spots, strict=True), "o", color=colour(place), markerfacecolor=face, markersize=4
+                )
+                mark(dots, place)
+    if panel.series and shown.logarithmic == "x":
+        axes.set_xscale("log")
+        logarithmic(axes.xaxis)
+    elif panel.series and shown.logarithmic == "y":
+        axes.set_yscale("log")
+        logarithmic(axes.yaxis)
+    if len(groups) > 1 and panel.series:
+        axes.legend(fontsize=8)
+    title = f"{shown.title} (hollow: the queue grew)"
+    return Chart(figure, title, "A point per combination, a line per router mode.", [panel])
 
 
-def _grouped(points: list[Json], manifest: Json) -> dict[str, list[Json]]:
+def _grouped(points: list[Point], manifest: Manifest) -> dict[str, list[Point]]:
     """Group points into lines: by router mode, or where there is one only, all together."""
-    groups: dict[str, list[Json]] = {}
-    for point in sorted(points, key=lambda point: str(point["name"])):
-        groups.setdefault(str(point["changes"].get("router_mode", "all")), []).append(point)
+    groups: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda point: point.name):
+        groups.setdefault(str(point.changes.get("router_mode", "all")), []).append(point)
     order = [mode for mode in manifest["experiment"]["router_mode"] if mode in groups]
     return {mode: groups[mode] for mode in [*order, *(mode for mode in groups if mode not in order)]}
 
 
-def _by_rest(rows: list[Json]) -> dict[str, list[Json]]:
-    groups: dict[str, list[Json]] = {}
-    for row in rows:
-        key = json.dumps(
-            {name: value for name, value in row["changes"].items() if name != "router_mode"}, sort_keys=True
-        )
-        groups.setdefault(key, []).append(row)
+def _by_rest(points: list[Point]) -> dict[str, list[Point]]:
+    """Group points that differ in their router mode only."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        rest = {name: value for name, value in point.changes.items() if name != "router_mode"}
+        groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
     return groups
 
 
-def _names(rows: list[Json]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row["changes"]))
-
-
-def _csv(summary: Json) -> str:
+def _csv(summary: Sweep) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([csv_cell(cell) for cell in line] for line in (summary["columns"], *summary["rows"]))
+    writer.writerows([csv_cell(cell) for cell in line] for line in (summary.columns, *summary.rows))
     return text.getvalue()
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from reports.foreign import markdown_cell
 from reports.like import table as like
 from reports.metrics import LABELS
+from reports.points import Sweep
 from reports.records import Record
 from reports.summary import ArmSummary, Summary
 
@@ -89,18 +90,16 @@ def like_table(runs: list[Record], tool: str) -> Table:
     return table
 
 
-def sweep_table(summary: Json, width: int) -> Table:
+def sweep_table(summary: Sweep, width: int) -> Table:
     """One line per combination of settings, as many columns as a terminal of this width carries."""
-    table = Table(title=summary["title"], title_justify="left", caption_justify="left", pad_edge=False)
-    shown = [
-        place for place, name in enumerate(summary["columns"]) if name not in summary["only_wide"] or width >= WIDE
-    ]
-    if len(shown) < len(summary["columns"]):
+    table = Table(title=summary.title, title_justify="left", caption_justify="left", pad_edge=False)
+    shown = [place for place, name in enumerate(summary.columns) if name not in summary.only_wide or width >= WIDE]
+    if len(shown) < len(summary.columns):
         table.caption = "More columns in the report and table.csv."
     for place in shown:
-        is_axis = place < summary["num_axes"]
-        table.add_column(summary["columns"][place], justify="left" if is_axis else "right", overflow="fold")
-    for cells in summary["rows"]:
+        is_axis = place < summary.num_axes
+        table.add_column(summary.columns[place], justify="left" if is_axis else "right", overflow="fold")
+    for cells in summary.rows:
         table.add_row(*(cells[place] for place in shown))
     return table
 

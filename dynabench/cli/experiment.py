@@ -171,9 +171,9 @@ def sweep(
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
-    console.print(summary["verdict"])
+    console.print(summary.verdict)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    return 0 if summary["is_complete"] else 130
+    return 0 if summary.is_complete else 130
 
 
 def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008

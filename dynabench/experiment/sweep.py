@@ -26,17 +26,15 @@ from foundation.errors import UserError
 from foundation.files import replace_text
 from reports import metrics
 from reports.conditions import Condition
+from reports.points import Highest, Point, Quantiles, Sweep
 from reports.summary import summarize
 from serving.router import ROUTER_MODES
 from workloads.source import files_of
 
-Json = dict[str, Any]
-KEPT = ("ttft_sched", "ttft", "itl", "tpot", "e2e_sched")
-
 
 def run_sweep(
     files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
-) -> tuple[Path, Json]:
+) -> tuple[Path, Sweep]:
     """Carry out a sweep and write its folder; a folder that holds the same sweep is resumed.
 
     Raises:
@@ -57,7 +55,7 @@ def run_sweep(
         work = _Work(files, experiment, config, points, limits, interrupt)
         if config.find is None:
             is_complete = _grid(work, arms, console)
-            found: list[Json] = []
+            found: list[Highest] = []
         else:
             is_complete, found = _search(work, arms, console)
         rows = [row for row in (work.known(arm) for arm in arms) if row is not None] if config.find is None else found
@@ -86,28 +84,28 @@ class _Work:
         self.points = points
         self.limits = limits
 
-    def known(self, arm: Arm) -> Json | None:
+    def known(self, arm: Arm) -> Point | None:
         """Return a point that was simulated before."""
         file = self._file(arm)
-        return json.loads(file.read_text()) if file.exists() else None
+        return msgspec.json.decode(file.read_bytes(), type=Point) if file.exists() else None
 
-    def keep(self, arm: Arm, row: Json) -> None:
+    def keep(self, arm: Arm, point: Point) -> None:
         """Write a point down, whole.
 
         Raises:
             UserError: there is no room for it.
         """
         try:
-            replace_text(self._file(arm), json.dumps(row))
+            replace_text(self._file(arm), msgspec.json.encode(point).decode())
         except OSError as error:
             raise UserError(
                 f"{self.points}: cannot be written ({error.strerror}); the points so far are kept: make room and run the "
                 "same command again"
             ) from error
 
-    def all_points(self) -> list[Json]:
+    def all_points(self) -> list[Point]:
         """Return every point in the folder."""
-        return [json.loads(file.read_text()) for file in sorted(self.points.glob("*.json"))]
+        return [msgspec.json.decode(file.read_bytes(), type=Point) for file in sorted(self.points.glob("*.json"))]
 
     def call(self, arm: Arm) -> tuple[Any, tuple[Any, ...]]:
         """Return what simulates a point."""
@@ -129,7 +127,7 @@ def simulate_point(
     limits: list[Condition],
     attainment: float,
     flag: Flag,
-) -> Json:
+) -> Point:
     """Simulate a combination of settings and return its figures; all repeats together."""
     workload = source(arm.settings.shape)
     runs = [
@@ -145,23 +143,27 @@ def simulate_point(
         missed.append("a queue that does not grow")
     intended = runs[0].requests.intended_s
     start, stop = float(intended.min()), float(intended.max())
-    return {
-        "name": arm.name,
-        "changes": arm.plain_changes,
-        "workers": arm.settings.deployment.num_workers,
-        "offered_per_s": len(workload) / (stop - start) if stop > start else None,
-        "is_stable": figures.stability.is_stable,
-        "stability": asdict(figures.stability),
-        "missed": missed,
-        "is_complete": figures.is_complete,
-        **{name: {key: figures.metric(name).at(key) for key in ("mean", "p50", "p90", "p99")} for name in KEPT},
-        "throughput": msgspec.to_builtins(figures.throughput),
-        "goodput": msgspec.to_builtins(figures.goodput) if figures.goodput else None,
-        "cache": msgspec.to_builtins(figures.cache),
-        "imbalance": msgspec.to_builtins(figures.imbalance),
-        "preemptions": figures.preemptions,
-        "wall_s": sum(run.wall_s for run in runs),
-    }
+    return Point(
+        name=arm.name,
+        changes=arm.plain_changes,
+        workers=arm.settings.deployment.num_workers,
+        offered_per_s=len(workload) / (stop - start) if stop > start else None,
+        is_stable=figures.stability.is_stable,
+        stability=figures.stability,
+        missed=missed,
+        is_complete=figures.is_complete,
+        ttft_sched=Quantiles.of(figures.ttft_sched),
+        ttft=Quantiles.of(figures.ttft),
+        itl=Quantiles.of(figures.itl),
+        tpot=Quantiles.of(figures.tpot),
+        e2e_sched=Quantiles.of(figures.e2e_sched),
+        throughput=figures.throughput,
+        goodput=figures.goodput or None,
+        cache=figures.cache,
+        imbalance=figures.imbalance,
+        preemptions=figures.preemptions,
+        wall_s=sum(run.wall_s for run in runs),
+    )
 
 
 def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
@@ -173,14 +175,14 @@ def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     with progress_bar(console, "points") as progress:
         bar = progress.add_task("sweeping", total=len(todo))
         for place, row in _results(work, todo):
-            if row["is_complete"]:
+            if row.is_complete:
                 work.keep(todo[place], row)
                 done += 1
             progress.update(bar, advance=1)
     return done == len(todo)
 
 
-def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Json]]:
+def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Highest]]:
     """Bisect each combination for the highest value at which nothing is missed, all combinations at once."""
     name = work.config.find
     assert name is not None
@@ -188,7 +190,7 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
         raise UserError(f"{name} is searched for; it cannot be varied as well")
     kind = int if name == "concurrency" else float
     bounds = {arm.name: (None, None) for arm in arms}  # highest value that is met, lowest that is missed
-    best: dict[str, Json | None] = dict.fromkeys(bounds)
+    best: dict[str, Point | None] = dict.fromkeys(bounds)
     is_complete = True
     with progress_bar(console, "combinations") as progress:
         bar = progress.add_task(f"searching {name}", total=len(arms))
@@ -198,7 +200,7 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
             fresh = [arm for arm in tried.values() if work.known(arm) is None]
             count = 0
             for place, row in _results(work, fresh):
-                if row["is_complete"]:
+                if row.is_complete:
                     work.keep(fresh[place], row)
                     count += 1
             if count < len(fresh):
@@ -208,8 +210,8 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
                 row, value = work.known(arm), arm.changes[name]
                 assert row is not None
                 met, missed = bounds[label]
-                bounds[label] = (met, value) if row["missed"] else (value, missed)
-                if not row["missed"]:
+                bounds[label] = (met, value) if row.missed else (value, missed)
+                if not row.missed:
                     best[label] = row
                 if _is_found(bounds[label], work.config, kind):
                     del open_[label]
@@ -218,9 +220,7 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
     for arm in arms:
         met, missed = bounds[arm.name]
         row = best[arm.name]
-        rows.append(
-            {"arm": arm.name, "changes": arm.plain_changes, "find": name, "met": met, "missed_at": missed, "point": row}
-        )
+        rows.append(Highest(arm=arm.name, changes=arm.plain_changes, find=name, met=met, missed_at=missed, point=row))
     return is_complete, rows
 
 

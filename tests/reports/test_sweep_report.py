@@ -1,0 +1,76 @@
+"""The table of a sweep, made of points small enough to check by hand."""
+
+import csv
+import json
+
+import msgspec
+import pytest
+
+from reports import sweep_report
+from reports.insight import Imbalance
+from reports.metrics import Cache, Goodput, Throughput
+from reports.points import Highest, Point, Quantiles
+from reports.stability import Stability
+
+MANIFEST = {"title": "t", "subtitle": "s", "command": "c", "limits": [], "sweep": {"find": None}, "experiment": {"router_mode": ["kv", "random"]}}  # fmt: skip
+
+
+def point(name, mean, *, is_stable=True, missed=(), **changes):
+    times = Quantiles(mean, mean, None, None)
+    return Point(
+        name, changes, 2, 4.0, is_stable, Stability(is_stable, 1.0, 1.0), list(missed), True, times, times, times, times, times,
+        Throughput(4.0, 400.0), Goodput(3.0, 4.0, 0.75, 3.0), Cache(0.5, 0.5, 0.0), Imbalance(), 0, 1.0,
+    )  # fmt: skip
+
+
+def test_every_combination_has_a_line_and_the_best_is_named(tmp_path):
+    points = [point("2 workers", 0.2, workers=2), point("4 workers", 0.1, workers=4)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict == "2 points, 0 of them with a queue that grew. Lowest mean TTFT: 4 workers (100.0 ms)."
+    assert found.columns[:3] == ["workers", "offered/s", "TTFT mean"]
+    assert found.rows[1][:4] == ["4", "4.00", "100.0", "n/a"]
+    assert found.rows[1][-1] == "yes"
+    with (tmp_path / "table.csv").open() as file:
+        assert list(csv.reader(file)) == [found.columns, *found.rows]
+    assert json.loads((tmp_path / "sweep.json").read_text())["summary"]["points"][0]["name"] == "2 workers"
+
+
+def test_modes_are_counted_by_how_often_they_were_best(tmp_path):
+    points = [
+        point("kv 2", 0.1, router_mode="kv", workers=2), point("random 2", 0.2, router_mode="random", workers=2),
+        point("kv 4", 0.3, router_mode="kv", workers=4), point("random 4", 0.1, router_mode="random", workers=4, is_stable=False),
+    ]  # fmt: skip
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=False)
+    assert found.verdict.startswith("4 points, 1 of them with a queue that grew. Lowest mean E2E latency: kv in 2.")
+    assert found.verdict.endswith("The sweep was interrupted; run the same command again to go on.")
+
+
+def test_with_limits_the_table_says_who_meets_them(tmp_path):
+    points = [point("a", 0.1, missed=["ttft.p99 <= 50 ms"])]
+    found = sweep_report.write(tmp_path, MANIFEST | {"limits": ["ttft.p99 <= 50 ms"]}, points, points, is_complete=True)
+    assert found.columns[-2:] == ["goodput", "limits"]
+    assert found.rows[0][-2:] == ["3.00", "missed"]
+
+
+@pytest.mark.parametrize(
+    ("met", "verdict"),
+    [
+        (2.0, "a meets the limits up to rate 4, the highest of 2. b meets them up to 2 (+100% between the two)."),
+        (None, "a meets the limits up to rate 4, the highest of 2."),
+    ],
+)
+def test_a_search_names_the_combination_that_meets_the_limits_farthest(tmp_path, met, verdict):
+    best = point("a", 0.1)
+    rows = [
+        Highest("a", {"router_mode": "kv"}, "rate", 4.0, 8.0, best),
+        Highest("b", {"router_mode": "random"}, "rate", met, None, None),
+    ]
+    found = sweep_report.write(tmp_path, MANIFEST | {"sweep": {"find": "rate"}}, rows, [best], is_complete=True)
+    assert found.verdict == verdict
+    assert found.rows[0] == ["kv", "4", "8", "4.00", "n/a", "n/a", "3.00"]
+    assert found.rows[1] == ["random", "none" if met is None else "2", *["-"] * 5]
+
+
+def test_a_point_is_kept_as_json():
+    made = point("a", 0.1, workers=2)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Point) == made
