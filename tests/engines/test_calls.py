@@ -121,8 +121,8 @@ def test_a_stray_word_is_no_argument():
         (["m", "--model-path", "n", "out=vllm"], "comes too late"),
         (["out=vllm", "m", "--model-path", "n"], "given twice"),
         (["in=http", "out=mocker", "--http-workers", "2"], "--http-workers"),
-        (["out=mocker", "--batch-concurrency", "0"], "--batch-concurrency"),
-        (["out=mocker", "--temperature", "3"], "--temperature"),
+        (["out=mocker", "--batch-concurrency", "0"], "batch_concurrency must be at least 1, not 0"),
+        (["out=mocker", "--temperature", "3"], "temperature must be from 0 to 2"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_an_engine_is_told_in_one_line(words, message, tmp_path):
