@@ -19,7 +19,7 @@ import msgspec
 import yaml
 
 from dynabench.deployment.description import Deployment, EngineName, Pool
-from dynabench.deployment.paths import OWN, SECTIONS, field_of, hints, settings_of_pool
+from dynabench.deployment.paths import field_of, hints, own, sections, settings_of_pool
 from foundation.errors import UserError
 from foundation.settings import expected
 from mocker.timing.choose import resolve
@@ -27,7 +27,6 @@ from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
 
 COMMON = ("model", "gpu")
 """Settings of pools that may be given once, for all of them."""
-KEYS = ("name", *COMMON, *OWN, *SECTIONS, "pools")
 
 
 class DeploymentError(UserError):
@@ -63,22 +62,23 @@ def from_plain(values: Any) -> Deployment:
     top = _mapping(values, "the file")
     if "workers" in top and "pools" not in top:
         raise ValueError("workers is unknown; expected pools: what was a list of workers is a mapping of pools now")
-    _refuse_unknown(top, KEYS, "")
+    plain = {"name": str} | own(Deployment)
+    _refuse_unknown(top, (*plain, *COMMON, *sections(Deployment), "pools"), "")
     common = {name: top[name] for name in COMMON if name in top}
     pools = _mapping(top.get("pools", {}), "pools")
-    sections = {name: _built(kind, top[name], name) for name, kind in SECTIONS.items() if name in top}
-    own = {name: _value(top[name], hints(Deployment)[name], name) for name in ("name", *OWN) if name in top}
-    made = tuple(_pool(str(name), _mapping(settings, f"pools.{name}"), common) for name, settings in pools.items())
-    return Deployment(pools=made, **own, **sections)
+    made = {name: _built(kind, top[name], name) for name, kind in sections(Deployment).items() if name in top}
+    given = {name: _value(top[name], hint, name) for name, hint in plain.items() if name in top}
+    listed = tuple(_pool(str(name), _mapping(settings, f"pools.{name}"), common) for name, settings in pools.items())
+    return Deployment(pools=listed, **given, **made)
 
 
 def as_plain(deployment: Deployment) -> dict[str, Any]:
     """Return a deployment as YAML and JSON take it, every setting in it but passwords and keys; `from_plain` reads it back."""
-    sections = {name: getattr(deployment, name) for name in SECTIONS}
+    held = {name: getattr(deployment, name) for name in sections(Deployment)}
     return {
         "name": deployment.name,
-        **{name: getattr(deployment, name) for name in OWN},
-        **{name: _plain(section) for name, section in sections.items() if section is not None},
+        **{name: getattr(deployment, name) for name in own(Deployment)},
+        **{name: _plain(section) for name, section in held.items() if section is not None},
         "pools": {pool.name: plain_pool(pool) for pool in deployment.pools},
     }
 
@@ -105,11 +105,11 @@ def _pool(name: str, values: dict[str, Any], common: dict[str, Any]) -> Pool:
         part, hint = known[setting]
         key = field_of(setting) if part == "worker" else setting
         parts[part][key] = _value(value, hint, f"{where}.{setting}")
-    own = parts.pop("")
+    given = parts.pop("")
     try:
         blank = Pool(name=name)
-        made = {part: dataclasses.replace(getattr(blank, part), **given) for part, given in parts.items()}
-        return Pool(**{"name": name} | own | made)
+        made = {part: dataclasses.replace(getattr(blank, part), **settings) for part, settings in parts.items()}
+        return Pool(**{"name": name} | given | made)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

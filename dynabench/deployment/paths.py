@@ -6,28 +6,20 @@ A short name stands for the path it can only mean: `num_gpu_blocks` for `pools.*
 
 import functools
 import typing
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
-from dynabench.deployment.overhead import OverheadConfig
-from mocker import EngineConfig
-from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
-from serving.router import RouterConfig
-from serving.runtime.config import RuntimeConfig
-from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.config import WorkerConfig
 
-SECTIONS: dict[str, type] = {
-    "router": RouterConfig,
-    "frontend": FrontendConfig,
-    "runtime": RuntimeConfig,
-    "overhead": OverheadConfig,
+DECIDED = {
+    FrontendConfig: ("router_mode", "namespace", "seed"),
+    WorkerConfig: ("endpoint",),
+    Pool: ("name",),
+    Deployment: ("name", "pools"),
 }
-DECIDED = {FrontendConfig: ("router_mode", "namespace", "seed"), WorkerConfig: ("endpoint",), Pool: ("name",)}
-"""Fields that the deployment, or the run, decides by itself."""
-OWN = ("router_mode", "standalone_router", "gpus")
-"""Settings of the deployment as a whole."""
+"""Fields that no path leads to: the deployment, or the run, decides them."""
 
 
 @functools.cache
@@ -38,22 +30,38 @@ def hints(kind: type) -> dict[str, Any]:
 
 
 @functools.cache
-def parts_of_pool(engine: str) -> dict[str, type]:
-    """Return the dataclasses whose settings a pool with this engine has, by the pool's field that holds them."""
-    if engine == "mocker":
-        return {"mocker": EngineConfig, "timing": TimingConfig, "worker": WorkerConfig}
-    return {"worker": WorkerConfig} if engine in ECHOES else {"run": ModelRunConfig, "worker": WorkerConfig}
+def sections(kind: type) -> dict[str, type]:
+    """Return the settings within the settings of a dataclass: its fields that hold a dataclass."""
+    options = {name: typing.get_args(hint) or (hint,) for name, hint in hints(kind).items()}
+    return {
+        name: each
+        for name, option in options.items()
+        for each in option
+        if isinstance(each, type) and is_dataclass(each)
+    }
+
+
+@functools.cache
+def own(kind: type) -> dict[str, Any]:
+    """Return the settings of a dataclass that are in none of its sections, with their annotations."""
+    return {name: hint for name, hint in hints(kind).items() if name not in sections(kind)}
+
+
+@functools.cache
+def sections_of_pool(engine: str) -> dict[str, type]:
+    """Return the sections that matter to a pool with this engine."""
+    used = ("mocker", "timing") if engine == "mocker" else () if engine in ECHOES else ("run",)
+    return {name: kind for name, kind in sections(Pool).items() if name in (*used, "worker")}
 
 
 @functools.cache
 def settings_of_pool(engine: str) -> dict[str, tuple[str, Any]]:
-    """Return every setting of a pool with this engine: the pool's field that holds it ("" for its own), and its annotation."""
-    parts = parts_of_pool(engine)
-    own = {name: ("", hint) for name, hint in hints(Pool).items() if name not in ("mocker", "timing", "run", "worker")}
+    """Return every setting of a pool with this engine: its section ("" for the pool's own), and its annotation."""
+    parts = sections_of_pool(engine)
     found = {name: (part, hint) for part, kind in parts.items() for name, hint in hints(kind).items()}
     if "run" in parts:
         found["model"] = ("worker", hints(WorkerConfig)["model_path"])
-    return own | found
+    return {name: ("", hint) for name, hint in own(Pool).items()} | found
 
 
 def field_of(name: str) -> str:
@@ -67,14 +75,14 @@ def full(deployment: Deployment, name: str) -> str | None:
     Raises:
         ValueError: it could mean several.
     """
-    if "." in name or name in OWN:
+    if "." in name or name in own(Deployment):
         return name
     if name == "workers":
         if len(deployment.pools) > 1:
             known = ", ".join(f"pools.{pool.name}.replicas" for pool in deployment.pools)
             raise ValueError(f"workers could be of any pool; expected one of {known}")
         return "pools.*.replicas"
-    for section, kind in SECTIONS.items():  # first: what a frontend is told wins over what its workers were
+    for section, kind in sections(Deployment).items():  # first: what a frontend is told wins over what its workers were
         if name in hints(kind):
             return f"{section}.{name}"
     return f"pools.*.{name}" if any(name in settings_of_pool(pool.engine) for pool in deployment.pools) else None
@@ -87,12 +95,12 @@ def hint_of(deployment: Deployment, path: str) -> Any:
         ValueError: there is none of that path.
     """
     head, _, rest = path.partition(".")
-    if not rest and head in OWN:
-        return hints(Deployment)[head]
-    if head in SECTIONS:
-        return _known(path, rest, hints(SECTIONS[head]))
+    if not rest and head in own(Deployment):
+        return own(Deployment)[head]
+    if head in sections(Deployment):
+        return _known(path, rest, hints(sections(Deployment)[head]))
     if head != "pools":
-        raise ValueError(f"{path} is unknown; expected {', '.join([*OWN, *SECTIONS, 'pools'])}")
+        raise ValueError(f"{path} is unknown; expected {', '.join([*hints(Deployment), 'pools'])}")
     pool, _, name = rest.partition(".")
     found = [_known(path, name, settings_of_pool(each.engine)) for each in _pools(deployment, pool)]
     return found[0][1]
@@ -115,10 +123,10 @@ def change(deployment: Deployment, path: str, value: Any) -> Deployment:
     """
     hint_of(deployment, path)
     head, _, rest = path.partition(".")
-    if head in OWN:
+    if head in own(Deployment):
         return replace(deployment, **{head: value})
-    if head in SECTIONS:
-        section = getattr(deployment, head) or SECTIONS[head]()
+    if head in sections(Deployment):
+        section = getattr(deployment, head) or sections(Deployment)[head]()
         return replace(deployment, **{head: replace(section, **{rest: value})})
     name, _, setting = rest.partition(".")
     changed = {pool.name: change_pool(pool, setting, value) for pool in _pools(deployment, name)}

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dynabench.deployment import paths
+from dynabench.deployment.description import Deployment
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, ClientConfig, Settings
 from foundation.settings import expected
@@ -114,7 +115,7 @@ def path_of(name: str, settings: Settings) -> str:
 def known(settings: Settings) -> list[str]:
     """Return the short names of everything that can be varied."""
     parts = [kind for part, kind in SENT.items() if getattr(settings, part) is not None]
-    sent = {name for kind in (*parts, *paths.SECTIONS.values()) for name in paths.hints(kind)}
+    sent = {name for kind in (*parts, *paths.sections(Deployment).values()) for name in paths.hints(kind)}
     pooled = {name for pool in settings.deployment.pools for name in paths.settings_of_pool(pool.engine)}
     return sorted({"router_mode", "workers"} | sent | pooled)
 

@@ -67,55 +67,66 @@ def run(
         ValueError: the deployment serves several models.
         KeyboardInterrupt: the user asked twice.
     """
-    client, load = plan.settings.client, plan.settings.load
+    client = plan.settings.client
     assert client is not None
-    deployment = plan.deployment if client.url is not None else _measured(plan)
-    if client.url is None and not _runs_model(deployment):
-        for engine in set(engines_of(deployment)):
-            check_fits(workload, engine)
+    if client.url is None:
+        plan = _on_this_host(plan)
+        if not _runs_model(plan.deployment):
+            for engine in set(engines_of(plan.deployment)):
+                check_fits(workload, engine)
 
     async def whole(stop: asyncio.Event, is_up: asyncio.Event) -> Record:
-        async with _target(client, deployment, plan.seed) as (target, dead):
+        async with _target(client, plan.deployment, plan.seed) as (target, dead):
             is_up.set()
-            if client.url is None and _runs_model(deployment):
+            if client.url is None and _runs_model(plan.deployment):
                 await _check_context(workload, target)
-            if count := _num_warmups(client, deployment):
+            if count := _num_warmups(client, plan.deployment):
                 await warm_up(workload, target, count, client.timeout_s, stop)
             start = clock()
             if on_start is not None:
                 on_start(start)
-            salt = secrets.token_hex(8) if client.url is not None else ""
-            order = Order(workload, target, load, salt, client.timeout_s)
-            sent = await send_all(
-                order, num_clients=client.clients, stop=stop, on_stats=view.update if view is not None else None
-            )
-            wall_s = clock() - start
-            lost = dead()
-        is_complete = not stop.is_set()
-        notes = [f"{', '.join(lost)} died during the run"] if lost else []
-        notes += spoilt(sent, load, is_complete=is_complete, max_failed_share=client.max_failed_share)
-        return Record(
-            plan.arm.name,
-            sent.requests,
-            sent.gaps,
-            wall_s,
-            sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools),
-            repeat=plan.repeat,
-            is_complete=is_complete,
-            notes=tuple(notes),
-            facts=sent.facts,
-            is_live=True,
-        )
+            sent = await _send(plan, client, workload, target, stop, view)
+            return _record(plan, client, sent, wall_s=clock() - start, is_complete=not stop.is_set(), dead=dead())
 
     with contextlib.ExitStack() as stack:
         return uvloop.run(_interruptible(whole, interrupt or stack.enter_context(Interrupt())))
 
 
-def _measured(plan: Plan) -> Deployment:
-    """Return a deployment as it is measured: its workers report what the router mode wants, and hold what the engines can.
+async def _send(
+    plan: Plan, client: ClientConfig, workload: Workload, target: Target, stop: asyncio.Event, view: LiveView | None
+) -> Sent:
+    """Send the workload."""
+    salt = secrets.token_hex(8) if client.url is not None else ""
+    order = Order(workload, target, plan.settings.load, salt, client.timeout_s)
+    on_stats = view.update if view is not None else None
+    return await send_all(order, num_clients=client.clients, stop=stop, on_stats=on_stats)
+
+
+def _record(
+    plan: Plan, client: ClientConfig, sent: Sent, *, wall_s: float, is_complete: bool, dead: list[str]
+) -> Record:
+    """Return what was measured, and what spoils it."""
+    notes = [f"{', '.join(dead)} died during the run"] if dead else []
+    notes += spoilt(sent, plan.settings.load, is_complete=is_complete, max_failed_share=client.max_failed_share)
+    return Record(
+        plan.arm.name,
+        sent.requests,
+        sent.gaps,
+        wall_s,
+        sum(pool.replicas * pool.mocker.dp_size for pool in plan.deployment.pools),
+        repeat=plan.repeat,
+        is_complete=is_complete,
+        notes=tuple(notes),
+        facts=sent.facts,
+        is_live=True,
+    )
+
+
+def _on_this_host(plan: Plan) -> Plan:
+    """Return a plan whose workers report what the router mode wants, and hold what their engines can.
 
     Raises:
-        ValueError: it serves several models.
+        ValueError: the deployment serves several models.
     """
     deployment = plan.deployment
     if len(deployment.models) > 1:
@@ -124,7 +135,8 @@ def _measured(plan: Plan) -> Deployment:
     if deployment.pools[0].engine == "mocker":
         known["context_length"] = min(engine.num_usable_tokens for engine in engines_of(deployment)) + 1
     pools = tuple(replace(pool, worker=replace(pool.worker, **known)) for pool in deployment.pools)
-    return replace(deployment, pools=pools)
+    settings = replace(plan.settings, deployment=replace(deployment, pools=pools))
+    return replace(plan, arm=replace(plan.arm, settings=settings))
 
 
 def _runs_model(deployment: Deployment) -> bool:

@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("engine", typing.get_args(EngineName))
 def test_no_two_settings_of_a_pool_have_the_same_name(engine):
-    names = [name for kind in paths.parts_of_pool(engine).values() for name in paths.hints(kind)]
+    names = [name for kind in paths.sections_of_pool(engine).values() for name in paths.hints(kind)]
     assert len(set(names)) == len(names)
     assert not set(names) & {"replicas", "role", "engine", "engine_args"}
 
@@ -136,9 +136,9 @@ def test_a_short_name_stands_for_the_path_it_can_only_mean():
         ("pools.mid.replicas", "pools.mid is unknown; expected one of new, old"),
         ("pools.new.replica", "pools.new.replica is unknown; expected one of "),
         ("pools.new", "pools.new is unknown; expected one of "),
-        ("pool.new.replicas", "pool.new.replicas is unknown; expected router_mode, "),
+        ("pool.new.replicas", "pool.new.replicas is unknown; expected gpus, router_mode, "),
         ("router.kv", "router.kv is unknown; expected one of "),
-        ("router_mode.x", "router_mode.x is unknown; expected router_mode, "),
+        ("router_mode.x", "router_mode.x is unknown; expected gpus, router_mode, "),
     ],
 )
 def test_a_path_to_nothing_is_refused_with_what_there_is(path, message):
