@@ -1,17 +1,20 @@
 """Settings: frozen dataclasses whose annotations say what each field may hold.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig:
-num_blocks: Count = 16
-policy: Literal["lru", "fifo"] = "lru"
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class CacheConfig:
+        num_blocks: Count = 16
+        policy: Literal["lru", "fifo"] = "lru"
 
-def __post_init__(self) -> None:
-check(self)
+        def __post_init__(self) -> None:
+            check(self)
+
+Ranges and choices are read by the help, by files of settings and by `check`.
 """
 
 import dataclasses
 import functools
 import typing
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -37,24 +40,32 @@ def check(settings: Any) -> None:
         try:
             msgspec.convert(value, hint)
         except msgspec.ValidationError:
-            raise ValueError(f"{name} must be {expected(hint)}, not {value!r}") from None
+            raise ValueError(f"{name} must be {expected(hint, value)}, not {value!r}") from None
 
 
-def expected(hint: Any) -> str:
-    """Say in words what an annotation allows: a range, a choice, a type."""
+def expected(hint: Any, value: Any = None) -> str:
+    """Say in words what an annotation allows: a range, a choice, a type; the type of a range only if the value has another."""
     parts = [part for part in _alternatives(hint) if part is not type(None)]
-    return " or ".join(_words(part) for part in parts)
+    return " or ".join(_words(part, value) for part in parts)
 
 
-def _words(hint: Any) -> str:
+def _words(hint: Any, value: Any) -> str:
     if typing.get_origin(hint) is Literal:
         choices = [str(choice) for choice in typing.get_args(hint)]
-        return f"one of {', '.join(choices)}"
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
     if typing.get_origin(hint) is Annotated:
         kind, *notes = typing.get_args(hint)
         ranges = [_range(note) for note in notes if isinstance(note, Meta)]
-        return ranges[0] if ranges and ranges[0] else _words(kind)
+        if not ranges or not ranges[0]:
+            return _words(kind, value)
+        is_of_kind = type(value) is kind or (kind is float and type(value) is int)
+        return ranges[0] if is_of_kind else f"{_words(kind, value)} {_joined(ranges[0])}"
     return _TYPES.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _joined(words: str) -> str:
+    """Join a range to the noun before it."""
+    return f"of {words}" if words.startswith("at ") else words
 
 
 def _range(meta: Meta) -> str:
@@ -66,7 +77,7 @@ def _range(meta: Meta) -> str:
     return " and ".join(filter(None, (low, high)))
 
 
-_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -22,13 +22,13 @@ class EngineConfig:
     max_num_seqs: Count = 256
     """Sequences that may run at once."""
 
-    max_num_active_seqs: int | None = None
+    max_num_active_seqs: Count | None = None
     """A lower limit on running sequences, where vLLM has one."""
 
     max_num_batched_tokens: Count = 8192
     """Tokens one step may compute: the budget that prefill chunks and decodes share."""
 
-    max_model_len: int | None = None
+    max_model_len: Count | None = None
     """Prompt and output tokens a sequence may reach (none: no limit)."""
 
     enable_prefix_caching: bool = True

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from dynabench.cli.groups import (
+    VARY,
     Client,
     DeploymentFile,
     Engine,
@@ -116,8 +117,8 @@ def run(
     """
     with plain_errors():
         if deployment is not None:
-            refuse_beside(deployment, pool, router, frontend, runtime, engine, timing)
-            deployed = read(deployment)
+            refuse_beside(deployment, pool, router, frontend, runtime, engine, timing, hint=VARY)
+            deployed = read(deployment, is_measured=True)
         else:
             pool = pool or LivePoolConfig()
             if client.url is not None and pool.engine != "mocker":
@@ -206,8 +207,8 @@ def _simulated(
 ) -> Deployment:
     """Return what is simulated, from a file or from flags."""
     if file is not None:
-        refuse_beside(file, pool, router, engine, timing, overhead)
-        return read(file)
+        refuse_beside(file, pool, router, engine, timing, overhead, hint=VARY)
+        return read(file, is_measured=True)
     return Deployment(
         pools=(simulated_pool(pool or PoolConfig(), engine or EngineConfig(), timing or TimingConfig()),),
         router=router or MeasuredRouterConfig(),

@@ -53,20 +53,20 @@ def plain_errors() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
-def refuse_beside(file: Path, *groups: Any) -> None:
+def refuse_beside(file: Path, *groups: Any, hint: str = "") -> None:
     """Refuse flags that say what is deployed where a file does.
 
     Raises:
         UserError: a group holds any.
     """
     given = [group for group in groups if group is not None]
-    flags = [f"--{name.replace('_', '-')}" for group in given for name in _given(group)]
     if given:
-        what = ", ".join(flags) or "flags at their defaults that say what is deployed"
-        raise UserError(
-            f"{what} beside --deployment {file}: put settings into the file, or vary them, as with "
-            "--vary pools.NAME.num_gpu_blocks=1024,2048"
-        )
+        flags = [f"--{name.replace('_', '-')}" for group in given for name in _given(group)]
+        what = ", ".join(flags) or "a flag that describes a deployment"
+        raise UserError(f"{what} cannot be used with --deployment {file}: put the setting into the file{hint}")
+
+
+VARY = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048"
 
 
 def _given(group: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """`dynabench serve`."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from dynabench.cli.groups import (
     DeploymentFile,
@@ -10,6 +11,7 @@ from dynabench.cli.groups import (
     Router,
     Runtime,
     Timing,
+    flat,
     plain_errors,
     refuse_beside,
 )
@@ -24,6 +26,20 @@ from serving.router import RouterConfig
 from serving.worker.config import WorkerConfig
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedConfig:
+    """What simulated workers are served as."""
+
+    model_path: str = ""
+    """Folder or Hugging Face id with the tokenizer (none: tokens are bytes of UTF-8)."""
+
+    model_name: str = ""
+    """Name that clients ask for (default: the folder's or repository's, or mock)."""
+
+    standalone_router: bool = False
+    """Put the router into a process of its own."""
+
+
 def serve(
     *,
     deployment: DeploymentFile = None,
@@ -33,9 +49,7 @@ def serve(
     runtime: Runtime | None = None,
     engine: Engine | None = None,
     timing: Timing | None = None,
-    model_path: str = "",
-    model_name: str = "",
-    standalone_router: bool = False,
+    served: Annotated[ServedConfig, flat("Model", 4)] | None = None,
 ) -> None:
     """Serve a deployment: a frontend, the router and workers as one supervised group, until Ctrl-C.
 
@@ -47,23 +61,21 @@ def serve(
         runtime: how the processes find and reach each other.
         engine: settings of each engine's scheduler.
         timing: how long the engines' steps take.
-        model_path: folder or Hugging Face id with the tokenizer (none: tokens are bytes of UTF-8).
-        model_name: name that clients ask for (default: the folder's or repository's, or mock).
-        standalone_router: put the router into a process of its own.
+        served: the model, and where the router is.
     """
     if deployment is not None:
-        refuse_beside(deployment, pool, frontend, router, runtime, engine, timing)
+        refuse_beside(deployment, pool, frontend, router, runtime, engine, timing, served)
         serve_deployment(read(deployment))
         return
-    frontend = frontend or FrontendConfig()
-    worker = WorkerConfig(model_path=model_path, model_name=model_name, migration_limit=3)
+    frontend, served = frontend or FrontendConfig(), served or ServedConfig()
+    worker = WorkerConfig(model_path=served.model_path, model_name=served.model_name, migration_limit=3)
     with plain_errors():
         workers = simulated_pool(pool or PoolConfig(workers=2), engine or EngineConfig(), timing or TimingConfig())
         described = Deployment(
             pools=(replace(workers, worker=worker),),
             router_mode=frontend.router_mode,
             router=router or RouterConfig(),
-            standalone_router=standalone_router,
+            standalone_router=served.standalone_router,
             frontend=frontend,
             runtime=runtime,
         )

@@ -1,14 +1,16 @@
 """What is deployed: pools of alike workers behind one frontend. The same value is simulated, measured and served.
 
-Deployment
-router_mode, router       how requests are spread over the workers of a model
-frontend, runtime         of the processes, on the wall clock
-overhead                  in virtual time, what lies between a client and the engines
-pools                     workers that are alike; pools with one model name serve that model together
-replicas, engine        how many, and which engine
-mocker, timing          settings of a simulated engine
-run, arguments          settings of an engine that runs a model
-worker                  what is registered, and how it drains
+    Deployment
+      router_mode, router       how requests are spread over the workers of a model
+      frontend, runtime         of the processes, on the wall clock
+      overhead                  in virtual time, what lies between a client and the engines
+      pools                     workers that are alike; pools with one model name serve that model together
+        replicas, engine        how many, and which engine
+        mocker, timing          settings of a simulated engine
+        run, engine_args        settings of an engine that runs a model
+        worker                  what is registered, and how it drains
+
+Frozen, so that the arms of an experiment can share what they have in common.
 """
 
 from collections.abc import Iterator
@@ -38,7 +40,7 @@ class Pool:
     role: Literal["aggregated"] = "aggregated"
     """What its workers do with a request: all of it."""
 
-    replicas: Count = 4
+    replicas: Count = 1
     """Workers."""
 
     engine: EngineName = "mocker"
@@ -47,7 +49,7 @@ class Pool:
     mocker: EngineConfig = EngineConfig()  # noqa: RUF009 (frozen)
     timing: TimingConfig = TimingConfig()  # noqa: RUF009
     run: ModelRunConfig = ModelRunConfig()  # noqa: RUF009
-    worker: WorkerConfig = WorkerConfig()  # noqa: RUF009
+    worker: WorkerConfig = WorkerConfig(migration_limit=3)  # noqa: RUF009
 
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of an engine that runs a model, by their names."""
@@ -103,7 +105,7 @@ class Deployment:
     pools: tuple[Pool, ...] = (Pool(),)
 
     gpus: Count | None = None
-    """GPUs there are; more than the pools need is fine (default: not checked)."""
+    """GPUs available; more than the pools need is fine (default: not checked)."""
 
     router_mode: str = "round-robin"
     """How requests are spread over the workers of a model."""
@@ -127,7 +129,7 @@ class Deployment:
             raise ValueError("pools is empty; at least one pool was expected")
         names = [pool.name for pool in self.pools]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"pools.{sorted(twice)[0]} is there twice; expected pools of different names")
+            raise ValueError(f"pools.{sorted(twice)[0]} is defined twice; expected pools of different names")
         needed = sum(pool.num_gpus for pool in self.pools)
         if self.gpus is not None and needed > self.gpus:
             parts = ", ".join(f"{pool.name} {pool.num_gpus}" for pool in self.pools)

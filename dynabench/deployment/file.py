@@ -19,6 +19,7 @@ import msgspec
 import yaml
 
 from dynabench.deployment.description import Deployment, EngineName, Pool
+from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.deployment.paths import field_of, hints, own, sections, settings_of_pool
 from foundation.errors import UserError
 from foundation.settings import expected
@@ -29,12 +30,16 @@ COMMON = ("model", "gpu")
 """Settings of pools that may be given once, for all of them."""
 
 
+MEASURED = {"router": MeasuredRouterConfig, "frontend": MeasuredFrontendConfig}
+"""Sections with other defaults where a deployment is measured."""
+
+
 class DeploymentError(UserError):
     """A deployment that cannot be; the message names the file, the path, the value and what was expected."""
 
 
-def read(path: Path) -> Deployment:
-    """Read a deployment.
+def read(path: Path, *, is_measured: bool = False) -> Deployment:
+    """Read a deployment; one that is measured has the defaults of `MeasuredRouterConfig` and `MeasuredFrontendConfig`.
 
     Raises:
         DeploymentError: the file cannot be read, or what it describes cannot be deployed.
@@ -46,15 +51,15 @@ def read(path: Path) -> Deployment:
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise DeploymentError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     try:
-        deployment = from_plain(values)
+        deployment = from_plain(values, is_measured=is_measured)
         _check_engines(deployment)
     except ValueError as error:
         raise DeploymentError(f"{path}: {error}") from error
     return deployment
 
 
-def from_plain(values: Any) -> Deployment:
-    """Make a deployment of what a YAML or JSON file holds.
+def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
+    """Make a deployment of what a YAML or JSON file holds; `is_measured` as for `read`.
 
     Raises:
         ValueError: it is not a deployment; the message begins with the path of what is wrong.
@@ -66,7 +71,8 @@ def from_plain(values: Any) -> Deployment:
     _refuse_unknown(top, (*plain, *COMMON, *sections(Deployment), "pools"), "")
     common = {name: top[name] for name in COMMON if name in top}
     pools = _mapping(top.get("pools", {}), "pools")
-    made = {name: _built(kind, top[name], name) for name, kind in sections(Deployment).items() if name in top}
+    kinds = sections(Deployment) | (MEASURED if is_measured else {})
+    made = {name: _built(kinds[name], top.get(name, {}), name) for name in kinds if name in top or name in MEASURED}
     given = {name: _value(top[name], hint, name) for name, hint in plain.items() if name in top}
     listed = tuple(_pool(str(name), _mapping(settings, f"pools.{name}"), common) for name, settings in pools.items())
     return Deployment(pools=listed, **given, **made)
@@ -87,9 +93,7 @@ def plain_pool(pool: Pool) -> dict[str, Any]:
     """Return the settings of a pool side by side."""
     found = {}
     for name, (part, _) in settings_of_pool(pool.engine).items():
-        if name == "model" and part == "worker":
-            continue
-        value = getattr(getattr(pool, part) if part else pool, name)
+        value = getattr(getattr(pool, part) if part else pool, field_of(name) if part == "worker" else name)
         found[name] = str(value) if isinstance(value, Path) else value
     return found
 
@@ -140,7 +144,7 @@ def _value(value: Any, hint: Any, path: str) -> Any:
     try:
         return msgspec.convert(value, hint, dec_hook=_decode)
     except msgspec.ValidationError:
-        raise ValueError(f"{path} is {value!r}; expected {expected(hint)}") from None
+        raise ValueError(f"{path} is {value!r}; expected {expected(hint, value)}") from None
 
 
 def _decode(kind: type, value: Any) -> Any:
@@ -177,14 +181,14 @@ def _plain(section: Any) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that is there twice is an error, rather than the last one being taken."""
+    """YAML in which a key that is defined twice is an error, rather than the last one being taken."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
             name = self.construct_object(key, deep=True)
             if name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{name} is defined twice", key.start_mark)
             seen.add(name)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found

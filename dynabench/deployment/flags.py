@@ -11,7 +11,8 @@ from foundation.errors import UserError
 from foundation.settings import Count, NotNegative, check
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.frontend.config import FrontendConfig
+from serving.frontend.config import FrontendConfig, Port
+from serving.model.card import Migrations
 from serving.router import RouterConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
 
@@ -64,10 +65,10 @@ class MeasuredRouterConfig(RouterConfig):
 class MeasuredFrontendConfig(FrontendConfig):
     """Settings of the frontend of a stack that is measured."""
 
-    http_port: int = 0
+    http_port: Port = 0
     """Port of our own frontend on 127.0.0.1 (0: any that is free)."""
 
-    migration_limit: int | None = 3
+    migration_limit: Migrations | None = 3
     """How often a request may go on at another worker when its own is lost."""
 
     router_mode: Annotated[str, DECIDED] = "round-robin"

@@ -26,7 +26,8 @@ DECIDED = {
 def hints(kind: type) -> dict[str, Any]:
     """Return the settings of a dataclass that can be given, with their annotations."""
     known = typing.get_type_hints(kind, include_extras=True)
-    return {part.name: known[part.name] for part in fields(kind) if part.name not in DECIDED.get(kind, ())}
+    decided = {name for base in kind.__mro__ for name in DECIDED.get(base, ())}
+    return {part.name: known[part.name] for part in fields(kind) if part.name not in decided}
 
 
 @functools.cache
@@ -60,7 +61,7 @@ def settings_of_pool(engine: str) -> dict[str, tuple[str, Any]]:
     parts = sections_of_pool(engine)
     found = {name: (part, hint) for part, kind in parts.items() for name, hint in hints(kind).items()}
     if "run" in parts:
-        found["model"] = ("worker", hints(WorkerConfig)["model_path"])
+        found["model"] = found.pop("model_path")
     return {name: ("", hint) for name, hint in own(Pool).items()} | found
 
 

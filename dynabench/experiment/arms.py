@@ -94,7 +94,7 @@ def convert(name: str, value: str, settings: Settings) -> Any:
     try:
         return msgspec.convert(value, hint, strict=False)
     except msgspec.ValidationError:
-        raise ValueError(f"{name} is {value!r}; expected {expected(hint)}") from None
+        raise ValueError(f"{name} is {value!r}; expected {expected(hint, value)}") from None
 
 
 def path_of(name: str, settings: Settings) -> str:
@@ -109,15 +109,20 @@ def path_of(name: str, settings: Settings) -> str:
     for part, kind in SENT.items():
         if getattr(settings, part) is not None and name in paths.hints(kind):
             return f"{part}.{name}"
-    raise ValueError(f"{name} is no setting that can be varied; expected one of {', '.join(known(settings))}")
+    raise ValueError(f"{name} is not a setting that can be varied; expected one of {', '.join(known(settings))}")
 
 
 def known(settings: Settings) -> list[str]:
-    """Return the short names of everything that can be varied."""
-    parts = [kind for part, kind in SENT.items() if getattr(settings, part) is not None]
-    sent = {name for kind in (*parts, *paths.sections(Deployment).values()) for name in paths.hints(kind)}
-    pooled = {name for pool in settings.deployment.pools for name in paths.settings_of_pool(pool.engine)}
-    return sorted({"router_mode", "workers"} | sent | pooled)
+    """Return the short names of everything that can be varied on the clock of these settings."""
+    is_virtual = settings.client is None
+    sections = paths.sections(Deployment).items()
+    shown = [kind for name, kind in sections if name not in (("frontend", "runtime") if is_virtual else ("overhead",))]
+    sent = [kind for part, kind in SENT.items() if getattr(settings, part) is not None]
+    names = {name for kind in (*sent, *shown) for name in paths.hints(kind)}
+    for pool in settings.deployment.pools:
+        settings_of = paths.settings_of_pool(pool.engine)
+        names |= {name for name, (part, _) in settings_of.items() if not (is_virtual and part in ("worker", "run"))}
+    return ["router_mode", "workers", *sorted(names)]
 
 
 def change(settings: Settings, name: str, value: Any) -> Settings:
@@ -139,9 +144,11 @@ def _hint(path: str, settings: Settings) -> Any:
     if part not in SENT:
         hint = paths.hint_of(settings.deployment, path)
         if settings.client is None and paths.is_of_processes(settings.deployment, path):
-            raise ValueError(f"{path} is of processes, which virtual time does not have; vary it with dynabench run")
+            raise ValueError(
+                f"{path} applies to processes, which virtual time does not have; vary it with dynabench run"
+            )
         if settings.client is not None and part == "overhead":
-            raise ValueError(f"{path} is of virtual time; what lies between a client and real processes is measured")
+            raise ValueError(f"{path} applies to virtual time; vary it with dynabench simulate")
         return hint
     hints = paths.hints(SENT[part])
     if getattr(settings, part) is None or setting not in hints:

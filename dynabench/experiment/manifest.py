@@ -5,7 +5,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +18,11 @@ from dynabench.plan import Arm, Settings
 from mocker import scheduler
 from reports import folder
 from reports.records import Record
-from serving.runtime.config import masked
+from serving.frontend.config import FrontendConfig
+from serving.runtime.config import RuntimeConfig, masked
 from serving.worker.config import read_arguments
 from serving.worker.registry import ENGINES
 from workloads import Workload
-
-SERVERS = ("--url", "--etcd-endpoints", "--nats-server")
-"""Flags whose values may hold passwords."""
 
 
 def manifest_of(
@@ -60,7 +58,9 @@ def manifest_of(
         "router": asdict(deployment.router),
         "shape": asdict(settings.shape),
         "load": asdict(settings.load),
-        "client": None if settings.client is None else asdict(settings.client) | {"url": masked(settings.url or "")},
+        "client": None
+        if settings.client is None
+        else asdict(settings.client) | {"url": settings.url and masked(settings.url)},
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": [folder.run_facts(run) for run in runs],
@@ -91,15 +91,29 @@ def is_compiled() -> bool:
 
 
 def _command() -> str:
-    """Return the command line without the passwords in it."""
+    """Return the command line without the passwords and keys in it."""
     words = []
     for before, word in pairwise(sys.argv):
-        flag, _, value = word.partition("=")
-        if flag in SERVERS:
-            words.append(f"{flag}={masked(value)}" if value else flag)
+        flag, equals, value = word.partition("=")
+        if equals and flag in _secret_flags():
+            words.append(f"{flag}=***")
+        elif equals and flag in SERVERS:
+            words.append(f"{flag}={masked(value)}")
+        elif before in _secret_flags():
+            words.append("***")
         else:
             words.append(masked(word) if before in SERVERS or "://" in word else word)
     return shlex.join(["dynabench", *words])
+
+
+SERVERS = ("--url", "--etcd-endpoints", "--nats-server")
+"""Flags whose values may hold a password before an @."""
+
+
+def _secret_flags() -> set[str]:
+    """Return the flags whose whole value is secret: the settings that no `repr` shows."""
+    parts = (part for kind in (FrontendConfig, RuntimeConfig) for part in fields(kind))
+    return {f"--{part.name.replace('_', '-')}" for part in parts if not part.repr} - set(SERVERS)
 
 
 def _versus(names: list[str]) -> str:

@@ -19,7 +19,7 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import Source, progress_bar, source_of
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.interrupt import Flag, Interrupt
-from dynabench.plan import Arm, Plan, Settings
+from dynabench.plan import Arm, Settings, plans
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
@@ -130,9 +130,7 @@ def simulate_point(
 ) -> Point:
     """Simulate a combination of settings and return its figures; all repeats together."""
     workload = source(arm.settings.shape)
-    runs = [
-        simulate(Plan(arm, repeat, seed + repeat), workload, is_interrupted=flag.is_raised) for repeat in range(repeats)
-    ]
+    runs = [simulate(plan, workload, is_interrupted=flag.is_raised) for plan in plans([arm], repeats, seed)]
     summary = summarize(runs, limits, with_intervals=False)
     figures = summary.arms[arm.name]
     missed = list(figures.missed or [])

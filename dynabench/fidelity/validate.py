@@ -90,7 +90,7 @@ def _simulations(mode: str, settings: Settings, count: int, seed: int) -> list[P
     """Return as many simulated runs of a router mode as there are real ones."""
     deployment = replace(settings.deployment, router_mode=mode)
     arm = Arm(SIMULATED.format(mode), replace(settings, deployment=deployment, client=None), {})
-    return [Plan(arm, repeat, seed + repeat) for repeat in range(max(count, 1))]
+    return plans([arm], max(count, 1), seed)
 
 
 def as_calibrated(settings: Settings) -> Settings:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import check_fits, engines_of
-from dynabench.deployment.overhead import overhead_of
+from dynabench.deployment.overhead import Overhead, overhead_of
 from dynabench.interrupt import InterruptError
 from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
@@ -45,7 +46,7 @@ def run(
     engines = engines_of(deployment)
     for engine in set(engines):
         check_fits(workload, engine)
-    overhead = overhead_of(deployment.overhead, deployment.pools[0].timing)
+    overhead = mean_overhead(deployment)
     router = with_step_costs(deployment.router, engines)
     core = Router(
         deployment.router_mode,
@@ -90,7 +91,7 @@ def run(
 def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) -> RouterConfig:
     """Give the predicting modes what the engines' steps cost, where the user has not: the mean over the workers."""
     rows = {engine: _step_costs(engine) for engine in set(engines)}
-    means = {name: sum(rows[engine][name] for engine in engines) / len(engines) for name in rows[engines[0]]}
+    means = {name: _mean([rows[engine][name] for engine in engines]) for name in rows[engines[0]]}
     means["step_budget_tokens"] = round(means["step_budget_tokens"])
     missing = {name: max(value, 0) for name, value in means.items() if getattr(router, name) is None}
     return replace(router, **missing)  # type: ignore[arg-type]
@@ -107,6 +108,17 @@ def _step_costs(engine: SimulatedEngine) -> dict[str, float]:
         "step_context_ns": (timing.decode(1, capacity // 2).first - decode) / max(capacity // 2, 1) * 1e9,
         "step_budget_tokens": budget,
     }
+
+
+def mean_overhead(deployment: Deployment) -> Overhead:
+    """Return what lies between a client and the engines: where that differs between pools, the mean over the workers."""
+    each = [overhead_of(deployment.overhead, pool.timing) for pool in deployment.pools for _ in range(pool.replicas)]
+    return Overhead(*(_mean(values) for values in zip(*each, strict=True)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean, exactly where all are equal."""
+    return values[0] if len(set(values)) == 1 else sum(values) / len(values)
 
 
 def _progress(on_progress: Callable[[int], None] | None, is_interrupted: Callable[[], bool]) -> Callable[[int], None]:

@@ -7,7 +7,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from foundation.settings import NotNegative, Positive, check
+from serving.model.card import Migrations
 from serving.router import check_live_mode
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +20,7 @@ class FrontendConfig:
     http_host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all (then set an API key)."""
 
-    http_port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    http_port: Port = 8080
     """Port to listen on (0: any free one)."""
 
     http_workers: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -26,7 +29,7 @@ class FrontendConfig:
     router_mode: str = "round-robin"
     """How requests are spread over the workers of a model."""
 
-    migration_limit: Annotated[int, Meta(ge=0, le=1023)] | None = None
+    migration_limit: Migrations | None = None
     """How often a request may go on at another worker when its own is lost (none: as the worker registered)."""
 
     namespace: str = field(default_factory=lambda: os.environ.get("DYN_NAMESPACE", ""))

@@ -13,6 +13,9 @@ from serving.runtime.address import EndpointAddress
 
 MAX_RANKS = 1024
 
+Migrations = Annotated[int, Meta(ge=0, le=1023)]
+"""How often a request may move to another worker."""
+
 
 def key_prefix(*place: str) -> str:
     """Return the key prefix of the cards of a namespace, component and endpoint, of all if none is named."""
@@ -39,7 +42,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str = ""
     context_length: Annotated[int, Meta(ge=1)] = BYTES_CONTEXT
     kv_cache_block_size: Annotated[int, Meta(ge=1)] = 16
-    migration_limit: Annotated[int, Meta(ge=0, le=1023)] = 0
+    migration_limit: Migrations = 0
     files: dict[str, str] = {}
     """SHA-256 of each file of the model that the frontend needs; without a tokenizer.json tokens are bytes of UTF-8."""
     eos_token_ids: list[int] = []

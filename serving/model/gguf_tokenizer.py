@@ -60,7 +60,7 @@ def _byte_level(path: Path, facts: dict[str, Any]) -> tokenizers.Tokenizer:
         )
     vocabulary = {name: number for number, name in enumerate(facts["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in facts.get("tokenizer.ggml.merges", [])]
-    # Llama 3 takes a word that is a token as it is, however the merges would have tokenizer it.
+    # Llama 3 takes a word that is a token as it is, however the merges would have made it.
     whole = pre in ("llama-bpe", "llama3", "llama-v3")
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=whole))
     if PATTERNS[pre]:

@@ -11,6 +11,7 @@ import yaml
 from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Whole, check
+from serving.model.card import Migrations
 from serving.runtime.address import EndpointAddress
 
 Model = TypeVar("Model", bound="ModelConfig")
@@ -44,7 +45,7 @@ class WorkerConfig(ModelConfig):
     endpoint: str = "dyn://dynamo.backend.generate"
     """Where it serves: dyn://namespace.component.endpoint; missing parts get defaults."""
 
-    migration_limit: Annotated[int, Meta(ge=0, le=1023)] = 0
+    migration_limit: Migrations = 0
     """How often a request may go on at another worker when its own is lost (0 to 1023)."""
 
     kv_events: bool = True

@@ -93,7 +93,7 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
         (["simulate", "negative.jsonl"], "negative.jsonl, line 1: input_length must be at least 1, not -5"),
         (["simulate", "--num-gpu-blocks", "20"], "raise --num-gpu-blocks or cut prompts with --cap-isl"),
         (["simulate", "--block-size", "48"], "block_size 48 neither divides"),
-        (["simulate", "--speedup-ratio", "-1"], "speedup_ratio must not be negative, not -1"),
+        (["simulate", "--speedup-ratio", "-1"], "speedup_ratio must be at least 0, not -1"),
         (["simulate", "--out", "taken"], "taken exists; name another results folder with --out"),
         (["simulate", "--no-such-flag"], "no-such-flag"),
         (["run", "--http-port", "PORT"], "on 127.0.0.1 cannot be used: Address already in use; name another"),

@@ -7,6 +7,7 @@ import pytest
 
 from dynabench.deployment import file, paths
 from dynabench.deployment.description import Deployment, EngineName, Pool
+from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.worker.config import WorkerConfig
@@ -45,6 +46,16 @@ def test_a_deployment_written_down_is_read_back_equal(example):
     assert file.from_plain(file.as_plain(deployment)) == deployment
 
 
+def test_a_deployment_that_is_measured_has_the_defaults_of_measured_flags(tmp_path):
+    path = tmp_path / "d.yaml"
+    path.write_text("pools: {a: {}}")
+    served, measured = file.read(path), file.read(path, is_measured=True)
+    assert (served.router.max_queue_depth, served.frontend.http_port) == (1.0, 8080)
+    assert measured.router == MeasuredRouterConfig()
+    assert measured.frontend == MeasuredFrontendConfig()
+    assert (served.pools[0].replicas, served.pools[0].worker.migration_limit) == (1, 3)
+
+
 def test_passwords_are_not_written_down(tmp_path):
     text = "runtime: {nats_server: 'nats://me:secret@host', etcd_password: secret}\npools: {a: {}}"
     assert "secret" not in str(file.as_plain(read(tmp_path, text)))
@@ -55,13 +66,13 @@ def test_passwords_are_not_written_down(tmp_path):
     ("text", "message"),
     [
         ("pools: {a: {replica: 2}}", "pools.a.replica is unknown; expected one of "),
-        ("pools: {a: {replicas: two}}", "pools.a.replicas is 'two'; expected at least 1"),
+        ("pools: {a: {replicas: two}}", "pools.a.replicas is 'two'; expected a whole number of at least 1"),
         ("pools: {a: {replicas: 0}}", "pools.a.replicas is 0; expected at least 1"),
         ("pools: {a: {gpu: h100}}", "pools.a: gpu h100 needs a model"),
         ("pools: {a: {gpu: h1}}\nmodel: meta-llama/Llama-3.1-8B", "pools.a: gpu 'h1' is not known; expected one of "),
-        ("pools: {a: {role: decoder}}", "pools.a.role is 'decoder'; expected one of aggregated"),
+        ("pools: {a: {role: decoder}}", "pools.a.role is 'decoder'; expected aggregated"),
         ("pools: {a: {engine: vllm, block_size: 16}}", "pools.a.block_size is unknown; expected one of "),
-        ("pools: {a: {}, a: {}}", "a is there twice"),
+        ("pools: {a: {}, a: {}}", "a is defined twice"),
         ("pools: {}", "pools is empty; at least one pool was expected"),
         ("pools: [a]", "pools is ['a']; expected a mapping of names to values"),
         ("pools: {a-b: {}}", "pools.a-b: a pool's name must be letters, digits and underscores"),
@@ -162,5 +173,5 @@ def test_pools_with_one_model_name_serve_it_together():
 
 
 def test_two_pools_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"pools.a is there twice; expected pools of different names"):
+    with pytest.raises(ValueError, match=r"pools.a is defined twice; expected pools of different names"):
         Deployment(pools=(Pool(name="a"), Pool(name="a")))

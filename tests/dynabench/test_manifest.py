@@ -21,6 +21,15 @@ from workloads.shape import ShapeConfig
 def test_results_keep_no_password_from_an_address(monkeypatch):
     words = ["--url", "http://me:hunter2@host:1", "--etcd-endpoints=me:hunter2@host:2"]
     words += ["--nats-server", "me:hunter2@host:3", "--label", "a=b@c"]
+    words += [
+        "--etcd-password",
+        "hunter2",
+        "--nats-token=hunter2",
+        "--nats-password",
+        "hunter2",
+        "--api-key",
+        "hunter2",
+    ]
     monkeypatch.setattr(sys, "argv", ["dynabench", "run", *words])
     runtime = RuntimeConfig(etcd_endpoints="http://me:hunter2@host:2", nats_server="nats://hunter2@host:3")
     settings = Settings(Deployment(runtime=runtime), client=ClientConfig(url="http://me:hunter2@host:1"))
@@ -30,7 +39,8 @@ def test_results_keep_no_password_from_an_address(monkeypatch):
     assert manifest["client"]["url"] == "http://***@host:1"
     assert manifest["deployment"]["runtime"]["etcd_endpoints"] == "http://***@host:2"
     assert manifest["command"].endswith(
-        "--url 'http://***@host:1' '--etcd-endpoints=***@host:2' --nats-server '***@host:3' --label a=b@c"
+        "--url 'http://***@host:1' '--etcd-endpoints=***@host:2' --nats-server '***@host:3' --label a=b@c "
+        "--etcd-password '***' '--nats-token=***' --nats-password '***' --api-key '***'"
     )
 
 

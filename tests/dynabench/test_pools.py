@@ -77,16 +77,20 @@ def test_a_setting_of_a_pool_is_varied_by_its_path(tmp_path):
         ("pools: {a: {engine: echo_full}}", (), "pools.a.engine is 'echo_full'; expected 'mocker'"),
         (TWO_POOLS, ("--vary", "workers=1,2"), "workers could be of any pool; expected one of pools.new.replicas"),
         (TWO_POOLS, ("--vary", "pools.mid.replicas=1,2"), "pools.mid is unknown; expected one of new, old"),
-        (TWO_POOLS, ("--vary", "pools.new.replicas=one"), "pools.new.replicas is 'one'; expected at least 1"),
+        (
+            TWO_POOLS,
+            ("--vary", "pools.new.replicas=one"),
+            "pools.new.replicas is 'one'; expected a whole number of at least 1",
+        ),
         (
             TWO_POOLS,
             ("--vary", "pools.new.block_size=16,32"),
             "pools.old.block_size is 64; expected 16, as in pools.new",
         ),
-        (TWO_POOLS, ("--vary", "frontend.http_workers=1,2"), "frontend.http_workers is of processes"),
-        (TWO_POOLS, ("--vary", "pools.new.drain_s=1,2"), "pools.new.drain_s is of processes"),
-        (TWO_POOLS, ("--workers", "2"), "--workers beside --deployment "),
-        (TWO_POOLS, ("--workers", "4"), "flags at their defaults that say what is deployed beside --deployment "),
+        (TWO_POOLS, ("--vary", "frontend.http_workers=1,2"), "frontend.http_workers applies to processes"),
+        (TWO_POOLS, ("--vary", "pools.new.drain_s=1,2"), "pools.new.drain_s applies to processes"),
+        (TWO_POOLS, ("--workers", "2"), "--workers cannot be used with --deployment "),
+        (TWO_POOLS, ("--workers", "4"), "a flag that describes a deployment cannot be used with --deployment "),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(tmp_path, text, flags, message):

@@ -22,6 +22,7 @@ class Settings:
     policy: Literal["fcfs", "priority"] = "fcfs"
     ratio: Positive | Literal["none"] = 1.0
     name: str = ""
+    file: Path = Path()
     is_on: bool = True
     files: tuple[Path, ...] = ()
 
@@ -33,8 +34,8 @@ class Settings:
     ("name", "value", "message"),
     [
         ("count", 0, "count must be at least 1, not 0"),
-        ("count", 1.5, "count must be at least 1, not 1.5"),
-        ("count", True, "count must be at least 1, not True"),
+        ("count", 1.5, "count must be a whole number of at least 1, not 1.5"),
+        ("count", True, "count must be a whole number of at least 1, not True"),
         ("whole", -1, "whole must be at least 0, not -1"),
         ("limit", 0, "limit must be at least 1, not 0"),
         ("rate", 0.0, "rate must be greater than 0, not 0.0"),
@@ -43,8 +44,9 @@ class Settings:
         ("share", 1.1, "share must be from 0 to 1, not 1.1"),
         ("watermark", 1.0, "watermark must be at least 0 and less than 1, not 1.0"),
         ("policy", "lifo", "policy must be one of fcfs, priority, not 'lifo'"),
-        ("ratio", "some", "ratio must be greater than 0 or one of none, not 'some'"),
+        ("ratio", "some", "ratio must be a number greater than 0 or none, not 'some'"),
         ("name", 3, "name must be text, not 3"),
+        ("file", 3, "file must be a path, not 3"),
         ("is_on", "yes", "is_on must be true or false, not 'yes'"),
     ],
 )
