@@ -14,7 +14,6 @@ Ranges and choices are read by the help, by files of settings and by `check`.
 import dataclasses
 import functools
 import typing
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -60,7 +59,8 @@ def _words(hint: Any, value: Any) -> str:
             return _words(kind, value)
         is_of_kind = type(value) is kind or (kind is float and type(value) is int)
         return ranges[0] if is_of_kind else f"{_words(kind, value)} {_joined(ranges[0])}"
-    return _TYPES.get(hint, getattr(hint, "__name__", str(hint)))
+    name = getattr(hint, "__name__", str(hint))
+    return _TYPES.get(name, name)
 
 
 def _joined(words: str) -> str:
@@ -77,7 +77,7 @@ def _range(meta: Meta) -> str:
     return " and ".join(filter(None, (low, high)))
 
 
-_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "Path": "a path"}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

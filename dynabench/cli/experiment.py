@@ -19,7 +19,6 @@ from dynabench.cli.groups import (
     Runtime,
     Shape,
     Timing,
-    flat,
     plain_errors,
     refuse_beside,
 )
@@ -41,6 +40,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.cli.command_line import flat
 from serving.router import ROUTER_MODES
 from serving.router.policies.modes import ADDITIONS
 from workloads.pacing import LoadConfig

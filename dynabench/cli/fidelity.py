@@ -15,7 +15,6 @@ from dynabench.cli.groups import (
     Overheads,
     Shape,
     Timing,
-    flat,
     plain_errors,
 )
 from dynabench.cli.groups import Runtime as RuntimeFlags
@@ -29,6 +28,7 @@ from foundation.errors import UserError
 from foundation.text import printable
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.cli.command_line import flat
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 

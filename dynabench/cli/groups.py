@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
 from dynabench.deployment.flags import LivePoolConfig, MeasuredFrontendConfig, MeasuredRouterConfig, PoolConfig
 from dynabench.deployment.overhead import OverheadConfig
@@ -15,17 +15,12 @@ from dynabench.plan import ClientConfig
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.cli.command_line import flat
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
-
-
-def flat(title: str, order: int) -> Parameter:
-    """Let the fields of a dataclass be options of a command, in a group of its help."""
-    return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
-
 
 Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
 Shape = Annotated[ShapeConfig, flat("Workload", 2)]

@@ -11,7 +11,6 @@ from dynabench.cli.groups import (
     Router,
     Runtime,
     Timing,
-    flat,
     plain_errors,
     refuse_beside,
 )
@@ -21,6 +20,7 @@ from dynabench.deployment.flags import PoolConfig, simulated_pool
 from dynabench.deployment.serve import serve as serve_deployment
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.cli.command_line import flat
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.worker.config import WorkerConfig

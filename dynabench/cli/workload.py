@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from dynabench.cli.groups import flat
 from dynabench.experiment.workload_file import read_workload, write_workload
 from dynabench.terminal import Terminal
 from foundation.files import new_file
+from serving.cli.command_line import flat
 from workloads import Workload, WorkloadError, formats
 from workloads.anonymise import anonymise as anonymised
 from workloads.describe import Description, advice, describe

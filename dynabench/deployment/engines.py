@@ -5,14 +5,23 @@ from mocker.timing.choose import SimulatedEngine, resolve
 from workloads import Workload, WorkloadError
 
 
+def check_one_model(deployment: Deployment) -> None:
+    """Refuse a deployment of several models, where requests are sent to one.
+
+    Raises:
+        ValueError: its pools serve several.
+    """
+    if len(deployment.models) > 1:
+        raise ValueError(f"pools serve {', '.join(deployment.models)}; an experiment sends its requests to one model")
+
+
 def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
     """Return the engine of each worker, in the order of the pools.
 
     Raises:
         ValueError: a pool is not simulated, pools serve several models, or a setting cannot be used.
     """
-    if len(deployment.models) > 1:
-        raise ValueError(f"pools serve {', '.join(deployment.models)}; an experiment sends its requests to one model")
+    check_one_model(deployment)
     engines: list[SimulatedEngine] = []
     for pool in deployment.pools:
         if pool.engine != "mocker":

@@ -15,13 +15,13 @@ import numpy as np
 import uvloop
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.deployment.engines import check_fits, check_one_model, engines_of
 from dynabench.deployment.processes import check_engines
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
-from dynabench.live.stack import LaunchError, LocalStack
+from dynabench.live.stack import LocalStack, StackError
 from dynabench.live.view import LiveView
 from dynabench.plan import MAX_FAILED_SHARE, ClientConfig, Plan
 from reports.records import Record
@@ -62,7 +62,7 @@ def run(
 
     Raises:
         InterruptError: the user asked to end before the stack was up.
-        LaunchError: the stack did not start.
+        StackError: the stack did not start.
         WorkloadError: a request can never fit.
         ValueError: the deployment serves several models.
         KeyboardInterrupt: the user asked twice.
@@ -129,8 +129,7 @@ def _on_this_host(plan: Plan) -> Plan:
         ValueError: the deployment serves several models.
     """
     deployment = plan.deployment
-    if len(deployment.models) > 1:
-        raise ValueError(f"pools serve {', '.join(deployment.models)}; an experiment sends its requests to one model")
+    check_one_model(deployment)
     known: dict[str, Any] = {"kv_events": wants_kv_events(deployment.router_mode, deployment.router)}
     if deployment.pools[0].engine == "mocker":
         known["context_length"] = min(engine.num_usable_tokens for engine in engines_of(deployment)) + 1
@@ -246,14 +245,14 @@ def tokens_of_model(pool: Pool) -> range:
     """Return the tokens that prompts for a pool's engine are made of.
 
     Raises:
-        LaunchError: the model's files cannot be loaded.
+        StackError: the model's files cannot be loaded.
     """
     if not pool.runs_model:
         return TOKENS
     try:
         return tokens_of(vocab_size(pool.model))
     except ModelError as error:
-        raise LaunchError(str(error)) from error
+        raise StackError(str(error)) from error
 
 
 async def _check_context(workload: Workload, target: Target) -> None:

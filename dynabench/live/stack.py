@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,7 @@ UNLOAD_TIMEOUT_S = 20.0
 """For engines that run a model, which end processes of their own first."""
 
 
-class LaunchError(UserError):
+class StackError(UserError):
     """A stack that did not start, or a process of it that died."""
 
 
@@ -42,7 +41,6 @@ class LocalStack:
         *,
         seed: int = 0,
         restart: bool = False,
-        say: Callable[[str], None] | None = None,
     ) -> None:
         """Bind the port; nothing runs yet.
 
@@ -50,16 +48,15 @@ class LocalStack:
             deployment: what to start, in a namespace of its own, and unless it says how in a discovery folder of its own.
             seed: of the router's random choices.
             restart: start processes again when they end.
-            say: is given the processes' log lines.
 
         Raises:
-            LaunchError: the port is taken, an engine does not take its settings, or there are too few GPUs.
+            StackError: the port is taken, an engine does not take its settings, or there are too few GPUs.
         """
         frontend = deployment.frontend
         try:
             self._listener = listen(frontend.http_host, frontend.http_port)
         except PortError as error:
-            raise LaunchError(str(error)) from error
+            raise StackError(str(error)) from error
         self._folder = Path(tempfile.mkdtemp(prefix="dynabench-"))
         own_folder = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(self._folder))
         try:
@@ -72,14 +69,13 @@ class LocalStack:
             )
         except ValueError as error:
             self._clean_up()
-            raise LaunchError(str(error)) from error
+            raise StackError(str(error)) from error
         self._num_workers = deployment.num_workers
         self._num_frontends = frontend.http_workers
         runs_model = any(pool.runs_model for pool in deployment.pools)
         self._start_timeout_s = LOAD_TIMEOUT_S if runs_model else START_TIMEOUT_S
         self._stop_timeout_s = UNLOAD_TIMEOUT_S if runs_model else STOP_TIMEOUT_S
-        self._is_talkative = say is not None
-        self.group = Group(restart=restart, say=say)
+        self.group = Group(restart=restart)
         self.model = deployment.pools[0].served_name
         self.url = f"http://{frontend.http_host}:{self._listener.getsockname()[1]}"
 
@@ -87,14 +83,14 @@ class LocalStack:
         """Start everything and wait until every worker can be asked.
 
         Raises:
-            LaunchError: a process died or did not answer in time.
+            StackError: a process died or did not answer in time.
         """
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._start()
         except TimeoutError as error:
             await self.stop()
-            raise LaunchError(f"the stack did not answer within {self._start_timeout_s:g} s") from error
+            raise StackError(f"the stack did not answer within {self._start_timeout_s:g} s") from error
         except BaseException as error:
             await self.stop(at_once=isinstance(error, asyncio.CancelledError))
             raise
@@ -117,7 +113,7 @@ class LocalStack:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> None:
-        quiet = {} if self._is_talkative else {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
+        quiet = {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
         for program in self._programs:
             await self.group.start(replace(program, environment=quiet | program.environment))
         # Each question has a connection of its own, and any of several frontends answers it: ask until it is all but
@@ -130,7 +126,7 @@ class LocalStack:
     async def _wait_until_ready(self, session: aiohttp.ClientSession) -> None:
         while not await self._is_ready(session):
             if dead := self.group.dead:
-                raise LaunchError(f"{dead[0]} ended while the stack was starting: {self.group.cause(dead[0])}")
+                raise StackError(f"{dead[0]} ended while the stack was starting: {self.group.cause(dead[0])}")
             await asyncio.sleep(0.05)
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:

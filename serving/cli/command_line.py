@@ -1,7 +1,9 @@
-"""What every command line needs before anything else: standard streams, and one line for a wrong input."""
+"""What every command line needs: standard streams, groups of flags, and one line for a wrong input."""
 
 import os
 import sys
+
+from cyclopts import Group, Parameter
 
 from foundation.text import one_line
 
@@ -10,6 +12,11 @@ INTERRUPTED = 130
 
 MAX_REASON = 4000
 """Characters: a list of all settings that there are has room."""
+
+
+def flat(title: str, order: int) -> Parameter:
+    """Let the fields of a dataclass be options of a command, in a group of its help."""
+    return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
 
 
 def open_standard_streams() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import INTERRUPTED, open_standard_streams, reason
+from serving.cli.command_line import INTERRUPTED, flat, open_standard_streams, reason
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.frontend.config import FrontendConfig
@@ -33,12 +33,6 @@ from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, 
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
 from serving.worker.registry import ENGINES, check_installed, make_engine
-
-
-def flat(title: str, order: int) -> Parameter:
-    """Return how a settings dataclass becomes flags of its own group."""
-    return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
-
 
 FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
 WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]

@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
+from serving.cli.command_line import flat
 from serving.cli.commands import (
     FrontendSettings,
     RouterSettings,
@@ -20,10 +21,9 @@ from serving.cli.commands import (
     RuntimeSettings,
     Verbosity,
     failing_in_one_line,
-    flat,
     split_arguments,
 )
-from serving.cli.job import Job, LauncherConfig, check_job, make
+from serving.cli.job import AskConfig, Job, check_job, make
 from serving.cli.ways import (
     Batch,
     Endpoint,
@@ -121,8 +121,8 @@ def launch(
     model: Annotated[str | None, Parameter(name="MODEL")] = None,
     /,
     *,
-    served: Annotated[ModelConfig, flat("Launcher", 0)] = ModelConfig(),  # noqa: B008 (frozen)
-    launcher: Annotated[LauncherConfig, flat("Launcher", 0)] = LauncherConfig(),  # noqa: B008
+    served: Annotated[ModelConfig, flat("Asking", 0)] = ModelConfig(),  # noqa: B008 (frozen)
+    launcher: Annotated[AskConfig, flat("Asking", 0)] = AskConfig(),  # noqa: B008
     frontend: FrontendSettings = FrontendConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     engine: RunSettings = ModelRunConfig(),  # noqa: B008
@@ -189,7 +189,7 @@ def _fitting(
     return frontend, router
 
 
-def _warn_of_what_has_no_effect(launcher: LauncherConfig) -> None:
+def _warn_of_what_has_no_effect(launcher: AskConfig) -> None:
     for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
         if getattr(launcher, name) is not None:
             flag = name.replace("_", "-")

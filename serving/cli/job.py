@@ -38,7 +38,7 @@ from serving.worker.registry import make_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherConfig:
+class AskConfig:
     """What only `dynamo-run` has."""
 
     kv_gpu_cache_usage_weight: float | None = None
@@ -68,7 +68,7 @@ class Job:
     way_in: WayIn
     way_out: WayOut
     model: ModelConfig
-    launcher: LauncherConfig
+    launcher: AskConfig
     frontend: FrontendConfig
     model_run: ModelRunConfig
     router: RouterConfig
