@@ -13,6 +13,7 @@ Ranges and choices are read by the help, by files of settings and by `check`.
 
 import dataclasses
 import functools
+import sys
 import typing
 from typing import Annotated, Any, Literal
 
@@ -22,8 +23,9 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
 """A number of things that may be none."""
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
+FINITE = sys.float_info.max
+Positive = Annotated[float, Meta(gt=0, le=FINITE)]
+NotNegative = Annotated[float, Meta(ge=0, le=FINITE)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -70,10 +72,11 @@ def _joined(words: str) -> str:
 
 def _range(meta: Meta) -> str:
     """Say in words which numbers a range holds."""
+    most = None if meta.le == FINITE else meta.le
     low = f"at least {meta.ge}" if meta.ge is not None else f"greater than {meta.gt}" if meta.gt is not None else ""
-    high = f"at most {meta.le}" if meta.le is not None else f"less than {meta.lt}" if meta.lt is not None else ""
-    if meta.ge is not None and meta.le is not None:
-        return f"from {meta.ge} to {meta.le}"
+    high = f"at most {most}" if most is not None else f"less than {meta.lt}" if meta.lt is not None else ""
+    if meta.ge is not None and most is not None:
+        return f"from {meta.ge} to {most}"
     return " and ".join(filter(None, (low, high)))
 
 

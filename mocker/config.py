@@ -52,7 +52,7 @@ class EngineConfig:
     long_prefill_token_threshold_adaptive: bool = False
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
-    dp_size: Count = 1
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""
 
     def __post_init__(self) -> None:

@@ -288,6 +288,8 @@ def _read(column: Column, table: "pa.Table") -> Any:
     values = stored.fill_null(fill).to_numpy()
     if is_number and not np.isfinite(values).all():
         raise ValueError(f"{column.name} in requests.parquet is not {expected}")
+    if column.dtype is np.int32 and len(values) and (values != np.rint(values)).any():
+        raise ValueError(f"{column.name} in requests.parquet is not a column of whole numbers")
     if column.dtype is np.int32 and len(values) and not 0 <= values.min() <= values.max() < column.limit:
         raise ValueError(f"{column.name} in requests.parquet goes from {values.min()} to {values.max()}")
     return column.array(np.ma.MaskedArray(values, is_unknown) if column.may_be_unknown else values, len(values))

@@ -73,9 +73,6 @@ class SynthConfig:
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         check(self)
-        for name in ("rate", "burstiness"):
-            if getattr(self, name) == math.inf:
-                raise ValueError(f"{name} must be finite")
         if self.prefix_blocks * self.block_size >= self.max_isl:
             raise ValueError(
                 f"a prefix of {self.prefix_blocks} blocks of {self.block_size} tokens leaves no room below max_isl {self.max_isl}"

@@ -118,6 +118,8 @@ def run(
     with plain_errors():
         if deployment is not None:
             refuse_beside(deployment, pool, router, frontend, runtime, engine, timing, hint=VARY)
+            if client.url is not None:
+                raise UserError(f"--deployment {deployment} describes a stack of our own; --url measures another")
             deployed = read(deployment, is_measured=True)
         else:
             pool = pool or LivePoolConfig()

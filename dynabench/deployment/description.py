@@ -13,12 +13,17 @@
 Frozen, so that the arms of an experiment can share what they have in common.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from dynabench.deployment.overhead import OverheadConfig
 from foundation.settings import Count, check
+from foundation.text import one_line
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
@@ -30,6 +35,15 @@ from serving.worker.config import ModelRunConfig, WorkerConfig
 EngineName = Literal["mocker", "echo_core", "echo_full", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"]
 ECHOES = ("echo_core", "echo_full")
 
+Replicas = Annotated[int, Meta(ge=0, le=10_000)]
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that cannot be part of a path or an address."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name {name!r} cannot be used; expected a letter, then letters, digits, - and _")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
@@ -40,7 +54,7 @@ class Pool:
     role: Literal["aggregated"] = "aggregated"
     """What its workers do with a request: all of it."""
 
-    replicas: Count = 1
+    replicas: Replicas = 1
     """Workers."""
 
     engine: EngineName = "mocker"
@@ -57,10 +71,13 @@ class Pool:
     def __post_init__(self) -> None:
         """Refuse what no pool can be."""
         check(self)
-        if not self.name.isidentifier():
-            raise ValueError(f"a pool's name must be letters, digits and underscores, not {self.name!r}")
+        _check_name(self.name)
         if self.engine_args and not self.runs_model:
             raise ValueError(f"engine_args are for engines that run models; {self.engine} takes its settings by name")
+        try:
+            _ = self.arguments
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"engine_args must be what JSON can hold ({one_line(error)})") from error
 
     @property
     def runs_model(self) -> bool:
@@ -90,8 +107,6 @@ class Pool:
     @property
     def arguments(self) -> tuple[str, ...]:
         """`engine_args` as flags of the engine."""
-        import msgspec
-
         return tuple(f"--{name}={msgspec.json.encode(value).decode()}" for name, value in self.engine_args.items())
 
 
@@ -124,12 +139,15 @@ class Deployment:
     def __post_init__(self) -> None:
         """Refuse what cannot be deployed; messages begin with the path of what is wrong."""
         check(self)
+        _check_name(self.name)
         Mode.parse(self.router_mode)
         if not self.pools:
             raise ValueError("pools is empty; at least one pool was expected")
         names = [pool.name for pool in self.pools]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"pools.{sorted(twice)[0]} is defined twice; expected pools of different names")
+        if not self.num_workers:
+            raise ValueError("pools have 0 replicas in all; at least one worker was expected")
         needed = sum(pool.num_gpus for pool in self.pools)
         if self.gpus is not None and needed > self.gpus:
             parts = ", ".join(f"{pool.name} {pool.num_gpus}" for pool in self.pools)

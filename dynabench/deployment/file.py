@@ -11,6 +11,7 @@ The settings of a pool stand side by side, whichever part of it holds them.
 """
 
 import dataclasses
+import reprlib
 import typing
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,12 @@ from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterCon
 from dynabench.deployment.paths import field_of, hints, own, sections, settings_of_pool
 from foundation.errors import UserError
 from foundation.settings import expected
+from foundation.text import one_line
 from mocker.timing.choose import resolve
 from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
+
+MAX_BYTES = 1 << 20
+MAX_VALUES = 100_000
 
 COMMON = ("model", "gpu")
 """Settings of pools that may be given once, for all of them."""
@@ -45,17 +50,37 @@ def read(path: Path, *, is_measured: bool = False) -> Deployment:
         DeploymentError: the file cannot be read, or what it describes cannot be deployed.
     """
     try:
-        values = yaml.load(path.read_text(), _UniqueKeys)  # noqa: S506 (a SafeLoader)
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise DeploymentError(f"{path}: is larger than {MAX_BYTES:,} bytes")
+        values = yaml.load(text.decode(), _UniqueKeys)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise DeploymentError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+    except (
+        yaml.YAMLError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise DeploymentError(f"{path}: cannot be read as YAML ({_reason(error)})") from error
     try:
         deployment = from_plain(values, is_measured=is_measured)
         _check_engines(deployment)
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # a model's path may be none
         raise DeploymentError(f"{path}: {error}") from error
     return deployment
+
+
+def _reason(error: Exception) -> str:
+    """Say in one line what YAML's parser, or a constructor of its, could not take."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem}, line {mark.line + 1}, column {mark.column + 1}"
+    return one_line(error)
 
 
 def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
@@ -64,6 +89,7 @@ def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
     Raises:
         ValueError: it is not a deployment; the message begins with the path of what is wrong.
     """
+    _check_size(values)
     top = _mapping(values, "the file")
     if "workers" in top and "pools" not in top:
         raise ValueError("workers is unknown; expected pools: what was a list of workers is a mapping of pools now")
@@ -74,7 +100,7 @@ def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
     kinds = sections(Deployment) | (MEASURED if is_measured else {})
     made = {name: _built(kinds[name], top.get(name, {}), name) for name in kinds if name in top or name in MEASURED}
     given = {name: _value(top[name], hint, name) for name, hint in plain.items() if name in top}
-    listed = tuple(_pool(str(name), _mapping(settings, f"pools.{name}"), common) for name, settings in pools.items())
+    listed = tuple(_pool(name, _mapping(settings or {}, f"pools.{name}"), common) for name, settings in pools.items())
     return Deployment(pools=listed, **given, **made)
 
 
@@ -133,18 +159,45 @@ def _built(kind: type, values: Any, where: str) -> Any:
     settings = _mapping(values, where)
     known = hints(kind)
     _refuse_unknown(settings, tuple(known), f"{where}.")
-    given = {name: _value(value, known[name], f"{where}.{name}") for name, value in settings.items()}
+    shown = {part.name for part in dataclasses.fields(kind) if part.repr}
+    given = {
+        name: _value(value, known[name], f"{where}.{name}", is_secret=name not in shown)
+        for name, value in settings.items()
+    }
     try:
         return kind(**given)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _value(value: Any, hint: Any, path: str) -> Any:
+def _value(value: Any, hint: Any, path: str, *, is_secret: bool = False) -> Any:
     try:
         return msgspec.convert(value, hint, dec_hook=_decode)
     except msgspec.ValidationError:
-        raise ValueError(f"{path} is {value!r}; expected {expected(hint, value)}") from None
+        shown = "not what it may be" if is_secret else _shown(value)
+        raise ValueError(f"{path} is {shown}; expected {expected(hint, value)}") from None
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a message can hold it."""
+    text = reprlib.repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _check_size(values: Any) -> None:
+    """Refuse what aliases blow up, or what holds itself."""
+    count, stack = 0, [values]
+    while stack:
+        value = stack.pop()
+        count += 1
+        if count > MAX_VALUES:
+            raise ValueError(
+                f"the file holds more than {MAX_VALUES:,} values, each alias counted as what it stands for"
+            )
+        if isinstance(value, dict):
+            stack += value.values()
+        elif isinstance(value, list):
+            stack += value
 
 
 def _decode(kind: type, value: Any) -> Any:
@@ -156,7 +209,10 @@ def _decode(kind: type, value: Any) -> Any:
 
 def _mapping(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is {value!r}; expected a mapping of names to values")
+        raise ValueError(f"{path} is {_shown(value)}; expected a mapping of names to values")
+    for name in value:
+        if not isinstance(name, str):
+            raise ValueError(f"{path} holds the name {_shown(name)}; expected text: put it in quotes")
     return value
 
 
@@ -186,6 +242,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
             name = self.construct_object(key, deep=True)
             if name in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{name} is defined twice", key.start_mark)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from msgspec import Meta
 
 from dynabench.deployment.description import Pool
 from foundation.errors import UserError
@@ -24,7 +25,7 @@ DECIDED = Parameter(parse=False)
 class PoolConfig:
     """The workers."""
 
-    workers: Count = 4
+    workers: Annotated[int, Meta(ge=1, le=10_000)] = 4
     """Workers behind the router."""
 
     def __post_init__(self) -> None:

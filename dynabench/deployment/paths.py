@@ -78,10 +78,10 @@ def full(deployment: Deployment, name: str) -> str | None:
     """
     if "." in name or name in own(Deployment):
         return name
-    if name == "workers":
+    if name in ("workers", "replicas"):
         if len(deployment.pools) > 1:
             known = ", ".join(f"pools.{pool.name}.replicas" for pool in deployment.pools)
-            raise ValueError(f"workers could be of any pool; expected one of {known}")
+            raise ValueError(f"{name} could be of any pool; expected one of {known}, or pools.*.replicas")
         return "pools.*.replicas"
     for section, kind in sections(Deployment).items():  # first: what a frontend is told wins over what its workers were
         if name in hints(kind):

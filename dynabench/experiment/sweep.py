@@ -87,7 +87,7 @@ class _Work:
     def known(self, arm: Arm) -> Point | None:
         """Return a point that was simulated before."""
         file = self._file(arm)
-        return msgspec.json.decode(file.read_bytes(), type=Point) if file.exists() else None
+        return _read(file) if file.exists() else None
 
     def keep(self, arm: Arm, point: Point) -> None:
         """Write a point down, whole.
@@ -105,7 +105,7 @@ class _Work:
 
     def all_points(self) -> list[Point]:
         """Return every point in the folder."""
-        return [msgspec.json.decode(file.read_bytes(), type=Point) for file in sorted(self.points.glob("*.json"))]
+        return [_read(file) for file in sorted(self.points.glob("*.json"))]
 
     def call(self, arm: Arm) -> tuple[Any, tuple[Any, ...]]:
         """Return what simulates a point."""
@@ -117,6 +117,21 @@ class _Work:
     def _file(self, arm: Arm) -> Path:
         key = json.dumps({name: str(value) for name, value in arm.changes.items()}, sort_keys=True)
         return self.points / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _read(file: Path) -> Point:
+    """Read a point that was kept.
+
+    Raises:
+        UserError: it is not one.
+    """
+    try:
+        point = msgspec.json.decode(file.read_bytes(), type=Point)
+        if "router_mode" not in point.changes:
+            raise ValueError("its changes name no router_mode")
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UserError(f"{file}: not a point of a sweep ({error}); remove the file to simulate it again") from error
+    return point
 
 
 def simulate_point(

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from dynabench.deployment.flags import LivePoolConfig
 from dynabench.experiment.settings import ExperimentConfig
@@ -21,7 +24,7 @@ class ValidateExperimentConfig(ExperimentConfig):
 class ValidatePoolConfig(LivePoolConfig):
     """The engines of both sides."""
 
-    workers: Count = 1
+    workers: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Engine workers, real and simulated; records of a past run do not say how many it had."""
 
 

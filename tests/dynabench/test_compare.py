@@ -44,8 +44,8 @@ def test_arms_are_every_combination_of_the_axes():
     [
         ("colour=red", "colour is not a setting that can be varied; expected one of router_mode, workers, "),
         ("workers", "is not understood; expected NAME=VALUE"),
-        ("workers=2,two", "workers is 'two'; expected a whole number of at least 1"),
-        ("workers=0", "workers is '0'; expected a whole number of at least 1"),
+        ("workers=2,two", "workers is 'two'; expected a whole number from 0 to 10000"),
+        ("workers=x", "workers is 'x'; expected a whole number from 0 to 10000"),
         ("block_size=64,64", "names a value twice"),
         ("block_size=0", "block_size is '0'; expected a whole number of at least 1"),
         ("timing=slow", "timing is 'slow'; expected one of polynomial"),

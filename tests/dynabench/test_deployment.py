@@ -46,6 +46,12 @@ def test_a_deployment_written_down_is_read_back_equal(example):
     assert file.from_plain(file.as_plain(deployment)) == deployment
 
 
+def test_merge_keys_share_settings_between_pools(tmp_path):
+    text = "pools:\n  a: &a {gpu: h100, replicas: 2}\n  b-2: {<<: *a, replicas: 1}\nmodel: meta-llama/Llama-3.1-8B"
+    pools = read(tmp_path, text).pools
+    assert [(pool.name, pool.timing.gpu, pool.replicas) for pool in pools] == [("a", "h100", 2), ("b-2", "h100", 1)]
+
+
 def test_a_deployment_that_is_measured_has_the_defaults_of_measured_flags(tmp_path):
     path = tmp_path / "d.yaml"
     path.write_text("pools: {a: {}}")
@@ -66,8 +72,24 @@ def test_passwords_are_not_written_down(tmp_path):
     ("text", "message"),
     [
         ("pools: {a: {replica: 2}}", "pools.a.replica is unknown; expected one of "),
-        ("pools: {a: {replicas: two}}", "pools.a.replicas is 'two'; expected a whole number of at least 1"),
-        ("pools: {a: {replicas: 0}}", "pools.a.replicas is 0; expected at least 1"),
+        ("pools: {a: {replicas: two}}", "pools.a.replicas is 'two'; expected a whole number from 0 to 10000"),
+        ("pools: {a: {replicas: 0}}", "pools have 0 replicas in all; at least one worker was expected"),
+        ("pools: {a: {replicas: 10000000}}", "pools.a.replicas is 10000000; expected from 0 to 10000"),
+        ("pools: {a: {replicas: 2.0}}", "pools.a.replicas is 2.0; expected a whole number from 0 to 10000"),
+        ("pools: {a: {speedup_ratio: .inf}}", "pools.a.speedup_ratio is inf; expected at least 0"),
+        ("pools: {yes: {}}", "pools holds the name True; expected text: put it in quotes"),
+        ("? [a]\n: 1", "cannot be read as YAML (unhashable type"),
+        ("pools: !!map [a]", "cannot be read as YAML ("),
+        ("name: !!bool x", "cannot be read as YAML ("),
+        ("name: 2001-99-99", "cannot be read as YAML (month must be in 1..12)"),
+        ("pools: {a: {engine: vllm, model: x, engine_args: &r {x: *r}}}", "the file holds more than 100,000 values"),
+        ("pools: {a: {engine: vllm, model: x, engine_args: {x: 2001-01-01}}}", "pools.a.engine_args"),
+        (
+            "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
+            "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\npools: [*e,*e,*e,*e,*e,*e,*e,*e]",
+            "the file holds more than 100,000 values",
+        ),
+        ("pools: {a: {}}\nfrontend: {api_key: 12345}", "frontend.api_key is not what it may be; expected text"),
         ("pools: {a: {gpu: h100}}", "pools.a: gpu h100 needs a model"),
         ("pools: {a: {gpu: h1}}\nmodel: meta-llama/Llama-3.1-8B", "pools.a: gpu 'h1' is not known; expected one of "),
         ("pools: {a: {role: decoder}}", "pools.a.role is 'decoder'; expected aggregated"),
@@ -75,7 +97,7 @@ def test_passwords_are_not_written_down(tmp_path):
         ("pools: {a: {}, a: {}}", "a is defined twice"),
         ("pools: {}", "pools is empty; at least one pool was expected"),
         ("pools: [a]", "pools is ['a']; expected a mapping of names to values"),
-        ("pools: {a-b: {}}", "pools.a-b: a pool's name must be letters, digits and underscores"),
+        ("pools: {a.b: {}}", "pools.a.b: name 'a.b' cannot be used; expected a letter, then letters, digits, - and _"),
         ("pools: {a: {}}\nrouters: {}", "routers is unknown; expected one of "),
         ("pools: {a: {}}\nrouter: {kv: 1}", "router.kv is unknown; expected one of "),
         ("pools: {a: {}}\nrouter: {router_temperature: -1}", "router.router_temperature is -1; expected at least 0"),
@@ -86,7 +108,7 @@ def test_passwords_are_not_written_down(tmp_path):
         ("workers: [{count: 2}]", "workers is unknown; expected pools"),
         ("pools: {a: {engine_args: {x: 1}}}", "pools.a: engine_args are for engines that run models"),
         ("[1, 2]", "the file is [1, 2]; expected a mapping of names to values"),
-        ("pools: {a: {}", "not YAML"),
+        ("pools: {a: {}", "cannot be read as YAML ("),
         (
             "standalone_router: true\npools: {a: {model_name: x}, b: {model_name: y}}",
             "standalone_router is true; expected one model, not x, y",

@@ -80,7 +80,7 @@ def test_a_setting_of_a_pool_is_varied_by_its_path(tmp_path):
         (
             TWO_POOLS,
             ("--vary", "pools.new.replicas=one"),
-            "pools.new.replicas is 'one'; expected a whole number of at least 1",
+            "pools.new.replicas is 'one'; expected a whole number from 0 to 10000",
         ),
         (
             TWO_POOLS,

@@ -133,4 +133,4 @@ def test_engines_of_infinite_speed_answer_at_once_and_can_be_reported(tmp_path, 
         "limits": [],
         "runs": [folder.run_facts(run)],
     }
-    assert folder.write(tmp_path / "x", experiment, [run])["is_valid"]
+    assert folder.write(tmp_path / "x", experiment, [run]).is_valid

@@ -40,6 +40,7 @@ class Settings:
         ("limit", 0, "limit must be at least 1, not 0"),
         ("rate", 0.0, "rate must be greater than 0, not 0.0"),
         ("rate", math.nan, "rate must be greater than 0, not nan"),
+        ("rate", math.inf, "rate must be greater than 0, not inf"),
         ("delay", -0.1, "delay must be at least 0, not -0.1"),
         ("share", 1.1, "share must be from 0 to 1, not 1.1"),
         ("watermark", 1.0, "watermark must be at least 0 and less than 1, not 1.0"),
