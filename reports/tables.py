@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rich.table import Table
 
+from reports.fidelity import ArmFidelity, Deviation, Fidelity
 from reports.foreign import markdown_cell
 from reports.like import table as like
 from reports.metrics import LABELS
@@ -14,7 +16,6 @@ from reports.points import Sweep
 from reports.records import Record
 from reports.summary import ArmSummary, Summary
 
-Json = dict[str, Any]
 WIDE = 150
 TIMES = ("ttft_sched", "itl", "tpot", "e2e_sched")
 
@@ -206,76 +207,75 @@ CLIENT: tuple[Line, ...] = (
 )
 
 
-def fidelity_table(arm: str, found: Json) -> Table:
-    """Real and simulated figures of an arm, side by side."""
+@dataclass(frozen=True)
+class SideBySide:
+    """Real and simulated figures of an arm: a table, and what is said above and below it."""
+
+    lead: str
+    columns: list[str]
+    rows: list[list[str]]
+    """A label, and a cell for each column."""
+    distances: str
+
+
+def fidelity_rows(fidelity: Fidelity) -> dict[str, SideBySide]:
+    """Return each arm's table."""
+    return {arm: side_by_side(arm, found) for arm, found in fidelity.arms.items()}
+
+
+def side_by_side(arm: str, found: ArmFidelity) -> SideBySide:
+    """Lay out the figures of an arm; one column is only there where the speed of the real engine is known."""
+    columns = ["real", "simulated", "error", "real runs differ by"]
+    if any(row.error_at_speed is not None for row in found.deviations):
+        columns.append("error at the runs' speed")
+    rows = [_fidelity_cells(row)[: len(columns) + 1] for row in found.deviations]
+    return SideBySide(_lead(arm, found), columns, rows, distances(found))
+
+
+def fidelity_table(arm: str, found: ArmFidelity) -> Table:
+    """Show real and simulated figures of an arm on a terminal."""
     table = Table(title=f"Simulated against real: {arm}", title_justify="left", pad_edge=False)
     table.add_column("", no_wrap=True)
-    for name in fidelity_columns(found):
+    shown = side_by_side(arm, found)
+    for name in shown.columns:
         table.add_column(name, justify="right")
-    for cells in _fidelity_cells(found):
+    for cells in shown.rows:
         table.add_row(*cells)
     return table
 
 
-def fidelity_columns(found: Json) -> list[str]:
-    """Return the heads of the table's columns."""
-    has_speed = any(row["error_at_speed"] is not None for row in found["deviations"])
-    return ["real", "simulated", "error", "real runs differ by", *(["error at the runs' speed"] if has_speed else [])]
-
-
-def fidelity_rows(fidelity: Json) -> Json:
-    """Return for each arm the table's cells and a sentence on the distributions."""
-    return {
-        arm: {
-            "columns": fidelity_columns(found),
-            "rows": _fidelity_cells(found),
-            "distances": distances(found),
-            "lead": _lead(arm, found),
-        }
-        for arm, found in fidelity["arms"].items()
-    }
-
-
-def distances(found: Json) -> str:
+def distances(found: ArmFidelity) -> str:
     """Say how far the distributions lie apart, and how fast the real engine was."""
     parts = [
-        f"{name.upper()} {row['wasserstein']:.1%} of the mean (Kolmogorov-Smirnov {row['ks']:.3f})"
-        for name, row in found["distances"].items()
+        f"{name.upper()} {row.wasserstein:.1%} of the mean (Kolmogorov-Smirnov {row.ks:.3f})"
+        for name, row in found.distances.items()
     ]
     text = f"Distance between the distributions: {', '.join(parts)}." if parts else ""
-    if found.get("speed"):
+    if found.speed:
         text += (
-            f" Against the calibration the same batches took the real engine {1 / found['speed']['prefill'] - 1:+.1%} with prefill,"
-            f" {1 / found['speed']['decode'] - 1:+.1%} without."
+            f" Against the calibration the same batches took the real engine {1 / found.speed.prefill - 1:+.1%} with prefill,"
+            f" {1 / found.speed.decode - 1:+.1%} without."
         )
     return text
 
 
-def _lead(arm: str, found: Json) -> str:
+def _lead(arm: str, found: ArmFidelity) -> str:
     """Say how far the means are off."""
-    rows = {row["name"]: row for row in found["deviations"]}
+    errors = {row.name: row.error for row in found.deviations}
     parts = [
-        f"{name.upper()} {rows[f'{name}.mean']['error']:+.1%}"
+        f"{name.upper()} {error:+.1%}"
         for name in ("ttft", "tpot", "e2e")
-        if rows.get(f"{name}.mean", {}).get("error") is not None
+        if (error := errors.get(f"{name}.mean")) is not None
     ]
     return f"{arm}: simulated means are off by {', '.join(parts)}." if parts else f"{arm}: nothing to compare."
 
 
-def _fidelity_cells(found: Json) -> list[list[str]]:
-    cells = []
-    for row in found["deviations"]:
-        is_time, is_share = row["statistic"] is not None, row["metric"] == "hit_share"
-        values = [
-            milliseconds(value) if is_time else _share(value) if is_share else _number(value, 2)
-            for value in (row["real"], row["simulated"])
-        ]
-        unit = " points" if is_share else " %"
-        shown = [
-            "n/a" if value is None else f"{value * 100:{sign}.1f}{unit}"
-            for value, sign in ((row["error"], "+"), (row["spread"], ""), (row["error_at_speed"], "+"))
-        ]
-        columns = len(fidelity_columns(found)) - 2
-        label = f"{row['name']} (ms)" if is_time else row["name"]
-        cells.append([label, *values, *shown[:columns]])
-    return cells
+def _fidelity_cells(row: Deviation) -> list[str]:
+    is_time, is_share = row.statistic is not None, row.metric == "hit_share"
+    shown = milliseconds if is_time else _share if is_share else _hundredths
+    unit = " points" if is_share else " %"
+    errors = [
+        "n/a" if value is None else f"{value * 100:{sign}.1f}{unit}"
+        for value, sign in ((row.error, "+"), (row.spread, ""), (row.error_at_speed, "+"))
+    ]
+    return [f"{row.name} (ms)" if is_time else row.name, shown(row.real), shown(row.simulated), *errors]

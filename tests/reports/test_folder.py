@@ -92,6 +92,43 @@ def test_folders_of_two_versions_are_compared_and_written_as_one(tmp_path):
     ]  # fmt: skip
 
 
+FIDELITY = {
+    "arms": {
+        "kv": {
+            "deviations": [
+                {
+                    "metric": "ttft", "statistic": "mean", "real": 0.02, "simulated": 0.03, "error": 0.5, "spread": None,
+                    "error_at_speed": 0.25, "name": "ttft.mean", "is_within_spread": False,
+                },
+            ],
+            "distances": {"ttft": {"ks": 0.125, "wasserstein": 0.5}},
+            "failed": [],
+            "speed": {"prefill": 0.8, "decode": 0.5},
+        }
+    },
+    "best": {},
+}  # fmt: skip
+"""As it was written when it was plain JSON."""
+
+
+def test_a_comparison_with_real_runs_is_shown_again(tmp_path):
+    out = tmp_path / "x"
+    folder.write(out, MANIFEST | {"runs": [folder.run_facts(run())], "fidelity": FIDELITY}, [run()])
+    folder.rebuild(out)
+    text = (out / "report.html").read_text()
+    assert "kv: simulated means are off by TTFT +50.0%." in text
+    assert "TTFT 50.0% of the mean (Kolmogorov-Smirnov 0.125). Against the calibration" in text
+    assert "+25.0% with prefill, +100.0% without" in text
+
+
+def test_a_comparison_with_real_runs_that_is_none_is_refused_in_one_line(tmp_path):
+    out = written(tmp_path / "x", run())
+    manifest = json.loads((out / "experiment.json").read_text()) | {"fidelity": {"arms": {"kv": {}}, "best": {}}}
+    (out / "experiment.json").write_text(json.dumps(manifest))
+    with pytest.raises(ReportError, match=r"x: not a results folder \(Object missing required field `deviations`"):
+        folder.rebuild(out)
+
+
 def test_runs_of_other_workloads_are_not_compared(tmp_path):
     first, second = written(tmp_path / "x", run()), written(tmp_path / "y", run())
     manifest = json.loads((second / "experiment.json").read_text())
