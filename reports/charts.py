@@ -58,7 +58,7 @@ def percentiles(runs: Runs, summary: Summary) -> Chart:
         width = 0.8 / max(len(runs), 1)
         for place, arm in enumerate(runs):
             figures = summary.arms[arm].metric(name)
-            heights = np.array([(figures.at(key) or 0) * 1000 for key in keys])
+            heights = np.array([figures.at(key) for key in keys], float) * 1000  # None, too few samples: NaN, no bar
             bars = np.arange(4) + place * width
             mark(list(axes.bar(bars, heights, width, color=colour(place), label=arm)), place)
             intervals = [getattr(figures.intervals, key, None) for key in keys]
@@ -72,6 +72,7 @@ def percentiles(runs: Runs, summary: Summary) -> Chart:
                 mark(list(error.lines[2]), place)
             panel.add(arm, place, [f"{arm} {key}" for key in keys], heights)
         axes.set_xticks(np.arange(4) + 0.4 - width / 2, keys)
+        axes.set_xlim(-0.1 - width / 2, 3.9 - width / 2)  # room for those without a bar
         axes.set_title(f"{metrics.LABELS[name]} (ms)", loc="left", fontsize=11)
         axes.grid(visible=False, axis="x")
         shown.append(panel)
