@@ -51,7 +51,7 @@ def rows(summary: Summary) -> list[tuple[str, list[str]]]:
             ]
     found += _cells(WORK, arms)
     covered = summary.bound.covered
-    found.append(("random to bound, covered", [_share(covered.get(arm)) for arm in summary.arms]))
+    found.append(("random to bound, covered", [share(covered.get(arm)) for arm in summary.arms]))
     found += _cells(ENGINES, arms)
     if any(arm.failed for arm in arms):
         found += _cells(FAILURES, arms)
@@ -163,11 +163,13 @@ def _maybe_infinite(seconds: float | None) -> str:
     return "infinite" if seconds == math.inf else milliseconds(seconds)
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
+    """Format a share as a percentage, or n/a where it is not known."""
     return "n/a" if value is None else f"{value:.1%}"
 
 
-def _number(value: float | None, digits: int = 0) -> str:
+def number(value: float | None, digits: int = 0) -> str:
+    """Format a number, or n/a where it is not known."""
     return "n/a" if value is None else f"{value:,.{digits}f}"
 
 
@@ -177,33 +179,33 @@ def _together(arm: ArmSummary) -> float | None:
     return together / tokens if tokens and together is not None else None
 
 
-_hundredths = partial(_number, digits=2)
-_thousandths = partial(_number, digits=3)
+_hundredths = partial(number, digits=2)
+_thousandths = partial(number, digits=3)
 WORK: tuple[Line, ...] = (
     ("requests/s", lambda arm: arm.throughput.requests_per_s, _hundredths),
-    ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, _number),
+    ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, number),
     ("goodput (requests/s)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
-    ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, _share),
-    ("hits: unlimited cache", lambda arm: arm.waterfall.endless, _share),
-    ("hits: best worker", lambda arm: arm.waterfall.best, _share),
-    ("hits: predicted", lambda arm: arm.waterfall.predicted, _share),
-    ("cache hit share", lambda arm: arm.waterfall.actual, _share),
-    ("affinity breaks", lambda arm: arm.affinity_breaks, _share),
+    ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, share),
+    ("hits: unlimited cache", lambda arm: arm.waterfall.endless, share),
+    ("hits: best worker", lambda arm: arm.waterfall.best, share),
+    ("hits: predicted", lambda arm: arm.waterfall.predicted, share),
+    ("cache hit share", lambda arm: arm.waterfall.actual, share),
+    ("affinity breaks", lambda arm: arm.affinity_breaks, share),
     ("imbalance (max/mean)", lambda arm: arm.imbalance.work_max_over_mean, _thousandths),
 )
 ENGINES: tuple[Line, ...] = (
-    ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), _share),
-    ("preemptions", lambda arm: arm.preemptions, _number),
+    ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), share),
+    ("preemptions", lambda arm: arm.preemptions, number),
 )
 FAILURES: tuple[Line, ...] = (
-    ("failed requests", lambda arm: arm.failed, _number),
+    ("failed requests", lambda arm: arm.failed, number),
     ("TTFT p90, failures infinite (ms)", partial(_with_failures, name="ttft_sched"), _maybe_infinite),
     ("E2E p90, failures infinite (ms)", partial(_with_failures, name="e2e_sched"), _maybe_infinite),
 )
 CLIENT: tuple[Line, ...] = (
     ("schedule lag p99 (ms)", lambda arm: arm.schedule_lag.p99, milliseconds),
-    ("client CPU (of a core)", lambda arm: arm.client.get("cpu_share"), _share),
-    ("tokens that came together", _together, _share),
+    ("client CPU (of a core)", lambda arm: arm.client.get("cpu_share"), share),
+    ("tokens that came together", _together, share),
 )
 
 
@@ -272,7 +274,7 @@ def _lead(arm: str, found: ArmFidelity) -> str:
 
 def _fidelity_cells(row: Deviation) -> list[str]:
     is_time, is_share = row.statistic is not None, row.metric == "hit_share"
-    shown = milliseconds if is_time else _share if is_share else _hundredths
+    shown = milliseconds if is_time else share if is_share else _hundredths
     unit = " points" if is_share else " %"
     errors = [
         "n/a" if value is None else f"{value * 100:{sign}.1f}{unit}"
