@@ -78,7 +78,7 @@ def percentiles(runs: Runs, summary: Summary) -> Chart:
         shown.append(panel)
     panels[0].legend(fontsize=8)
     return Chart(
-        figure, "Mean and percentiles with 95 % intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True
+        figure, "Mean and percentiles with 95% intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True
     )
 
 
@@ -103,7 +103,7 @@ def differences(runs: Runs, summary: Summary) -> Chart | None:
                 face = "none" if pair.verdict == "inconclusive" else colour(place)
                 mark(axes.plot([low, high], [row + offset] * 2, color=colour(place), linewidth=1.2), place)
                 mark(axes.plot([value], [row + offset], marker, color=colour(place), markerfacecolor=face), place)
-                word = f"{arm} {statistic}: {value:+.1f} % [{low:+.1f}, {high:+.1f}], {pair.verdict}"
+                word = f"{arm} {statistic}: {value:+.1f}% [{low:+.1f}, {high:+.1f}], {pair.verdict}"
                 panel.add(word, place, [value], [row + offset])
         axes.set_title(f"{metrics.LABELS[name]} vs {summary.baseline} (%)", loc="left", fontsize=10)
         axes.set_yticks(range(len(arms)), arms)
@@ -111,7 +111,7 @@ def differences(runs: Runs, summary: Summary) -> Chart | None:
         axes.grid(visible=False, axis="y")
         shown.append(panel)
     text = "Paired differences: left is better; circle mean, square 90th percentile, hollow where it may be noise"
-    return Chart(figure, text, "Difference of each arm to the baseline in percent, with 95 % intervals.", shown, True)
+    return Chart(figure, text, "Difference of each arm to the baseline in percent, with 95% intervals.", shown, True)
 
 
 def timeline(runs: Runs, summary: Summary) -> Chart:

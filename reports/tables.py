@@ -119,7 +119,7 @@ def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) ->
             lines.append(f"| {markdown_cell(label)} | " + " | ".join(markdown_cell(cell) for cell in cells) + " |")
     lines += [
         "",
-        f"<sub>{markdown_cell(manifest['subtitle'])}. Differences: mean [95 % interval] in ms, ~ is noise.</sub>",
+        f"<sub>{markdown_cell(manifest['subtitle'])}. Differences: mean [95% interval] in ms, ~ is noise.</sub>",
     ]
     return "\n".join(lines)
 
@@ -275,7 +275,7 @@ def _lead(arm: str, found: ArmFidelity) -> str:
 def _fidelity_cells(row: Deviation) -> list[str]:
     is_time, is_share = row.statistic is not None, row.metric == "hit_share"
     shown = milliseconds if is_time else share if is_share else _hundredths
-    unit = " points" if is_share else " %"
+    unit = " points" if is_share else "%"
     errors = [
         "n/a" if value is None else f"{value * 100:{sign}.1f}{unit}"
         for value, sign in ((row.error, "+"), (row.spread, ""), (row.error_at_speed, "+"))

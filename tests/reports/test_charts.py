@@ -55,7 +55,7 @@ def test_one_arm_has_no_differences():
 def test_a_difference_is_shown_in_percent_with_its_interval():
     first = drawn("differences", run("a", ttft=[2.0] * 100), run("b", ttft=[1.0] * 100))[0]
     (label,) = (label for label in series(first) if label.startswith("b mean"))
-    assert label == "b mean: -50.0 % [-50.0, -50.0], better"
+    assert label == "b mean: -50.0% [-50.0, -50.0], better"
 
 
 def test_failures_have_a_row_of_the_timeline_only_where_there_are_any():
