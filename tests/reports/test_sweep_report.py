@@ -55,8 +55,8 @@ def test_figures_that_are_unknown_are_not_zero(tmp_path):
 
 def test_a_search_in_which_all_requests_come_at_once_has_a_table(tmp_path):
     best = structs.replace(point("a", 0.1), **UNKNOWN)
-    rows = [Highest("a", {"router_mode": "kv"}, "workers", 4, 8, best)]
-    found = sweep_report.write(tmp_path, MANIFEST | {"sweep": {"find": "workers"}}, rows, [best], is_complete=True)
+    rows = [Highest("a", {"router_mode": "kv"}, "rate_scale", 4, 8, best)]
+    found = sweep_report.write(tmp_path, MANIFEST | {"sweep": {"find": "rate_scale"}}, rows, [best], is_complete=True)
     assert found.rows == [["kv", "4", "8", "n/a", "n/a", "n/a", "n/a"]]
 
 
