@@ -151,10 +151,10 @@ def main() -> None:
         real = Deployment(pools=(running_pool(flags, model),), router=router, frontend=frontend)
         simulated = Deployment(pools=(simulated_pool(flags, EngineConfig(), timing),), router=router)
         settings = Settings(simulated, client=ClientConfig())
-        _, found = validate((path,), ValidateConfig(), experiment, settings, console, real=real)
-        for arm, part in found["arms"].items():
+        found = validate((path,), ValidateConfig(), experiment, settings, console, real=real)
+        for arm, part in found.fidelity.arms.items():
             console.print(name, fidelity_table(arm, part), distances(part))
-        console.print(found["best"])
+        console.print(found.fidelity.best)
 
 
 if __name__ == "__main__":

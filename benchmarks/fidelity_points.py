@@ -2,7 +2,7 @@
 
     python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--csv OUT]
 
-Each point is a closed loop of C requests at a time, 10 C in all, lengths uniform from 80 % of ISL and OSL to all of them,
+Each point is a closed loop of C requests at a time, 10 C in all, lengths uniform from 80% of ISL and OSL to all of them,
 as InferenceX sends them; its figures are means over all requests, the burst at the start included. Every second point of
 the dense vLLM ones was used to choose the constants of mocker/timing/data/engines.json; the table shows the halves apart.
 """
@@ -113,12 +113,12 @@ def mape(values: pd.Series) -> str:
 
 
 def draw(table: pd.DataFrame, out: Path) -> None:
-    """Draw predicted against measured TTFT and TPOT, with bands of 10 %."""
+    """Draw predicted against measured TTFT and TPOT, with bands of 10%."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 4.6))
     for axes, name in zip(panels, ("tpot", "ttft"), strict=True):
         measured, predicted = table[f"silicon_{name}_ms"], table[name]
         edges = np.array([min(measured.min(), predicted.min()) * 0.8, max(measured.max(), predicted.max()) * 1.2])
-        axes.fill_between(edges, edges * 0.9, edges * 1.1, color="0.9", label="within 10 %")
+        axes.fill_between(edges, edges * 0.9, edges * 1.1, color="0.9", label="within 10%")
         for (gpu, precision), rows in table.groupby(["gpu", "precision"]):
             axes.plot(rows[f"silicon_{name}_ms"], rows[name], "o", markersize=4, alpha=0.7, label=f"{gpu}, {precision}")
         axes.set(

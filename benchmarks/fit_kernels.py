@@ -91,7 +91,7 @@ def fit(model: Callable[..., Array], ranges: list[tuple[float, float, float]], x
     scale = np.maximum(start, 1e-9)
     found = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, x_scale=scale).x
     error = np.abs(model(found, *(v[test] for v in x)) / y[test] - 1) * 100
-    return Fit([float(f"{v:.4g}") for v in found], f"{np.median(error):5.1f} {error.mean():5.1f} %  of {len(y):6} rows")
+    return Fit([float(f"{v:.4g}") for v in found], f"{np.median(error):5.1f} {error.mean():5.1f}%  of {len(y):6} rows")
 
 
 def seconds(table: pd.DataFrame) -> Array:

@@ -2,9 +2,9 @@
 
     python benchmarks/noise.py [--pairs 100] [--difference 0.03]
 
-A/A: for each seed a workload, simulated twice with other seeds of the router. The 95 % intervals of the paired
-difference should exclude zero in about 5 of 100. Planted: engines that are 3 % faster. A pilot A/A pair says how many
-requests find 3 % with a chance of 80 %; experiments of that size are then made.
+A/A: for each seed a workload, simulated twice with other seeds of the router. The 95% intervals of the paired
+difference should exclude zero in about 5 of 100. Planted: engines that are 3% faster. A pilot A/A pair says how many
+requests find 3% with a chance of 80%; experiments of that size are then made.
 """
 
 import argparse
@@ -117,10 +117,10 @@ def main() -> None:
         Case("least-loaded", 12, 1500),
     ]
     with ProcessPoolExecutor() as pool:
-        print(f"A/A: 95 % intervals that exclude zero, of {options.pairs} (2 to 8 of 100 are as they should be)")
+        print(f"A/A: 95% intervals that exclude zero, of {options.pairs} (2 to 8 of 100 are as they should be)")
         for case in cases if options.pairs else []:
             false_alarms(pool, case, options.pairs)
-        print(f"Planted: {options.difference:.0%} shorter (about 90 % of the tries should find it)")
+        print(f"Planted: {options.difference:.0%} shorter (about 90% of the tries should find it)")
         for case in cases[1:3]:
             planted(pool, case, options.difference, options.tries)
 

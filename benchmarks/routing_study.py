@@ -3,7 +3,7 @@
     python benchmarks/routing_study.py [--traces ../shared/traces] [--out FOLDER] [--modes kv lmetric ...] [--seeds 1]
 
 For each workload it first searches the highest rate at which any of a few strong modes keeps the queue from growing and
-90 % of the requests within the limits; the loads are shares of that. Prints the tables of docs/routing-study.md and
+90% of the requests within the limits; the loads are shares of that. Prints the tables of docs/routing-study.md and
 writes every figure to FOLDER/study.json. Takes some minutes on two cores.
 """
 
@@ -89,7 +89,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def knee(name: str, traces: str, pool: ProcessPoolExecutor, seed: int) -> float:
-    """Search the highest scale of the arrivals at which a strong mode keeps up, to 5 %."""
+    """Search the highest scale of the arrivals at which a strong mode keeps up, to 5%."""
     low, high = 0.0, math.inf
     scale = 1.0
     while high / max(low, 1e-9) > 1.05:

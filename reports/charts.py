@@ -58,7 +58,7 @@ def percentiles(runs: Runs, summary: Summary) -> Chart:
         width = 0.8 / max(len(runs), 1)
         for place, arm in enumerate(runs):
             figures = summary.arms[arm].metric(name)
-            heights = np.array([(figures.at(key) or 0) * 1000 for key in keys])
+            heights = np.array([figures.at(key) for key in keys], float) * 1000  # None, too few samples: NaN, no bar
             bars = np.arange(4) + place * width
             mark(list(axes.bar(bars, heights, width, color=colour(place), label=arm)), place)
             intervals = [getattr(figures.intervals, key, None) for key in keys]
@@ -72,12 +72,13 @@ def percentiles(runs: Runs, summary: Summary) -> Chart:
                 mark(list(error.lines[2]), place)
             panel.add(arm, place, [f"{arm} {key}" for key in keys], heights)
         axes.set_xticks(np.arange(4) + 0.4 - width / 2, keys)
+        axes.set_xlim(-0.1 - width / 2, 3.9 - width / 2)  # room for those without a bar
         axes.set_title(f"{metrics.LABELS[name]} (ms)", loc="left", fontsize=11)
         axes.grid(visible=False, axis="x")
         shown.append(panel)
     panels[0].legend(fontsize=8)
     return Chart(
-        figure, "Mean and percentiles with 95 % intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True
+        figure, "Mean and percentiles with 95% intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True
     )
 
 
@@ -102,7 +103,7 @@ def differences(runs: Runs, summary: Summary) -> Chart | None:
                 face = "none" if pair.verdict == "inconclusive" else colour(place)
                 mark(axes.plot([low, high], [row + offset] * 2, color=colour(place), linewidth=1.2), place)
                 mark(axes.plot([value], [row + offset], marker, color=colour(place), markerfacecolor=face), place)
-                word = f"{arm} {statistic}: {value:+.1f} % [{low:+.1f}, {high:+.1f}], {pair.verdict}"
+                word = f"{arm} {statistic}: {value:+.1f}% [{low:+.1f}, {high:+.1f}], {pair.verdict}"
                 panel.add(word, place, [value], [row + offset])
         axes.set_title(f"{metrics.LABELS[name]} vs {summary.baseline} (%)", loc="left", fontsize=10)
         axes.set_yticks(range(len(arms)), arms)
@@ -110,7 +111,7 @@ def differences(runs: Runs, summary: Summary) -> Chart | None:
         axes.grid(visible=False, axis="y")
         shown.append(panel)
     text = "Paired differences: left is better; circle mean, square 90th percentile, hollow where it may be noise"
-    return Chart(figure, text, "Difference of each arm to the baseline in percent, with 95 % intervals.", shown, True)
+    return Chart(figure, text, "Difference of each arm to the baseline in percent, with 95% intervals.", shown, True)
 
 
 def timeline(runs: Runs, summary: Summary) -> Chart:

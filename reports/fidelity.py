@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType, structs
 
 from reports import metrics
 from reports.conditions import Condition, read
@@ -16,8 +18,7 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
+class Deviation(msgspec.Struct, frozen=True, kw_only=True):
     """One figure, measured and simulated."""
 
     metric: str
@@ -29,19 +30,72 @@ class Deviation:
     """Simulated against real, as a share of the real one; for shares, their difference; None where real is 0."""
     spread: float | None
     """The farthest that one real run is from their mean, in the units of `error`; None for a single run."""
-
     error_at_speed: float | None = None
     """The error once the simulated engine is as fast as the real one was in these very runs."""
+    name: str
+    """How thresholds call it."""
+    is_within_spread: bool
+    """Whether real runs differ among themselves as much as the simulated one differs from them."""
 
-    @property
-    def name(self) -> str:
-        """How thresholds call it."""
-        return self.metric if self.statistic is None else f"{self.metric}.{self.statistic}"
 
-    @property
-    def is_within_spread(self) -> bool:
-        """Whether real runs differ among themselves as much as the simulated one differs from them."""
-        return self.error is not None and self.spread is not None and abs(self.error) <= self.spread
+class Distance(msgspec.Struct, frozen=True):
+    """How far the distributions of a latency lie apart."""
+
+    ks: float
+    """The largest gap between the cumulative shares (0 to 1)."""
+    wasserstein: float
+    """The mean distance by which values would have to be moved, as a share of the real mean."""
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """How fast an engine was against its calibration, by the time that the same batches take together."""
+
+    prefill: float
+    """Of steps with prefill, which compute."""
+    decode: float
+    """Of the others, which read memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What an arm is judged by."""
+
+    real: list[Record]
+    simulated: list[Record]
+    """With the step times that are to be judged."""
+    at_speed: list[Record] = field(default_factory=list)
+    """With these times scaled to what the engine's own steps took in the real runs."""
+    speed: Speed | UnsetType | None = UNSET
+    """Of the real engine; None where it did not log its steps, unset for past runs."""
+
+
+class ArmFidelity(msgspec.Struct, frozen=True):
+    """How close the simulated runs of an arm come to its real ones."""
+
+    deviations: list[Deviation]
+    distances: dict[str, Distance]
+    """By latency."""
+    failed: list[str]
+    """The thresholds that it fails."""
+    speed: Speed | UnsetType | None = UNSET
+    """As in `Runs`."""
+
+
+class Best(msgspec.Struct, frozen=True):
+    """The arm with the lowest of a figure."""
+
+    real: str
+    simulated: str
+    is_clear: bool
+    """Whether each real run of it was better than all of the others."""
+
+
+class Fidelity(msgspec.Struct, frozen=True):
+    """What experiment.json keeps of a comparison of real and simulated runs."""
+
+    arms: dict[str, ArmFidelity]
+    best: dict[str, Best]
+    """By figure, those of mean TTFT, TPOT and E2E that several arms have."""
 
 
 def parse(text: str) -> Condition:
@@ -74,33 +128,40 @@ def is_passed(threshold: Condition, deviation: Deviation) -> bool:
     return deviation.error is not None and abs(deviation.error) > threshold.value and not deviation.is_within_spread
 
 
-def deviations(real: Sequence[Record], simulated: Sequence[Record], at_speed: Sequence[Record] = ()) -> list[Deviation]:
-    """Compare every figure that both have.
+def summary(arms: dict[str, Runs], thresholds: Sequence[Condition]) -> Fidelity:
+    """Compare the real and simulated runs of each arm."""
+    found = {arm: _arm(runs, thresholds) for arm, runs in arms.items()}
+    return Fidelity(found, _best(found))
 
-    Args:
-        real: runs of an engine.
-        simulated: runs with the step times that are to be judged.
-        at_speed: runs with these times scaled to what the engine's own steps took in the real runs.
-    """
+
+def _arm(runs: Runs, thresholds: Sequence[Condition]) -> ArmFidelity:
+    rows = deviations(runs.real, runs.simulated, runs.at_speed)
+    failed = [
+        f"{row.name} is off by {row.error:+.1%} ({limit.text})"
+        for limit in thresholds
+        for row in rows
+        if is_passed(limit, row)
+    ]
+    return ArmFidelity(rows, distances(runs.real, runs.simulated), failed, runs.speed)
+
+
+def deviations(real: Sequence[Record], simulated: Sequence[Record], at_speed: Sequence[Record] = ()) -> list[Deviation]:
+    """Compare every figure that both have; the arguments are those of `Runs`."""
     found = []
     for name, statistic, of in _figures():
-        if all(of(run) is not None for run in (*real, *simulated)):
-            measured = [of(run) for run in real]
-            row = _deviation(name, statistic, measured, [of(run) for run in simulated])
-            if at_speed:
-                row = replace(
-                    row, error_at_speed=_deviation(name, statistic, measured, [of(run) for run in at_speed]).error
-                )
-            found.append(row)
+        if any(of(run) is None for run in (*real, *simulated)):
+            continue
+        measured = [of(run) for run in real]
+        row = _deviation(name, statistic, measured, [of(run) for run in simulated])
+        if at_speed:
+            faster = _deviation(name, statistic, measured, [of(run) for run in at_speed])
+            row = structs.replace(row, error_at_speed=faster.error)
+        found.append(row)
     return found
 
 
-def distances(real: Sequence[Record], simulated: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Return how far the distributions of each latency lie apart.
-
-    `ks` is the largest gap between the cumulative shares (0 to 1); `wasserstein` the mean distance by which values would have
-    to be moved, as a share of the real mean.
-    """
+def distances(real: Sequence[Record], simulated: Sequence[Record]) -> dict[str, Distance]:
+    """Return how far the distributions of each latency lie apart."""
     found = {}
     for name in ("ttft", "tpot", "e2e"):
         a, b = (np.sort(np.concatenate([_values(run, name) for run in runs])) for runs in (real, simulated))
@@ -110,60 +171,44 @@ def distances(real: Sequence[Record], simulated: Sequence[Record]) -> dict[str, 
         below = [np.searchsorted(values, points, side="right") / len(values) for values in (a, b)]
         shares = np.linspace(0, 1, 1001)
         moved = np.abs(np.quantile(a, shares) - np.quantile(b, shares)).mean()
-        found[name] = {"ks": float(np.abs(below[0] - below[1]).max()), "wasserstein": float(moved / a.mean())}
+        found[name] = Distance(ks=float(np.abs(below[0] - below[1]).max()), wasserstein=float(moved / a.mean()))
     return found
 
 
-def summary(
-    pairs: dict[str, tuple[list[Record], list[Record]]],
-    thresholds: Sequence[Condition],
-    at_speed: dict[str, list[Record]] | None = None,
-) -> dict[str, Any]:
-    """Compare real and simulated runs of each arm; `at_speed` as for `deviations`.
-
-    Returns:
-        `arms`: for each, `deviations`, `distances` and the texts of the thresholds it fails; `best`: the arm with the
-        lowest mean TTFT, TPOT and E2E, real and simulated, and whether each real run of it was better than all of the others.
-    """
-    arms = {}
-    for arm, (real, simulated) in pairs.items():
-        rows = deviations(real, simulated, (at_speed or {}).get(arm, ()))
-        failed = [
-            f"{row.name} is off by {row.error:+.1%} ({limit.text})"
-            for limit in thresholds
-            for row in rows
-            if is_passed(limit, row)
-        ]
-        arms[arm] = {
-            "deviations": [asdict(row) | {"name": row.name, "is_within_spread": row.is_within_spread} for row in rows],
-            "distances": distances(real, simulated),
-            "failed": failed,
-        }
-    return {"arms": arms, "best": _best(arms) if len(arms) > 1 else {}}
-
-
-def _best(arms: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _best(arms: dict[str, ArmFidelity]) -> dict[str, Best]:
     best = {}
     for name in ("ttft.mean", "tpot.mean", "e2e.mean"):
-        rows = {arm: row for arm, found in arms.items() for row in found["deviations"] if row["name"] == name}
-        found = {side: min(rows, key=lambda arm: rows[arm][side]) for side in ("real", "simulated")}
-        others = [row for arm, row in rows.items() if arm != found["real"]]
-        best[name] = found | {"is_clear": all(_reaches(rows[found["real"]], 1) < _reaches(row, -1) for row in others)}
+        rows = {arm: row for arm, found in arms.items() for row in found.deviations if row.name == name}
+        if len(rows) < 2:
+            continue
+        real = min(rows, key=lambda arm: rows[arm].real)
+        simulated = min(rows, key=lambda arm: rows[arm].simulated)
+        others = [row for arm, row in rows.items() if arm != real]
+        is_clear = all(_reaches(rows[real], 1) < _reaches(row, -1) for row in others)
+        best[name] = Best(real, simulated, is_clear)
     return best
 
 
-def _reaches(row: dict[str, Any], sign: int) -> float:
-    """Return how high (or low) real runs came; a single one tells nothing of that."""
-    return float(row["real"] * (1 + sign * (math.inf if row["spread"] is None else row["spread"])))
+def _reaches(row: Deviation, sign: int) -> float:
+    """Return how high (or low) real runs came, without bound where there is only one."""
+    return row.real * (1 + sign * (math.inf if row.spread is None else row.spread))
 
 
 def _deviation(metric: str, statistic: str | None, real: list[Any], simulated: list[Any]) -> Deviation:
     base, value = float(np.mean(real)), float(np.mean(simulated))
-    is_share = metric == "hit_share"
-    scale = 1.0 if is_share else base
-    error = None if not scale else float((value - base) / scale)
+    scale = 1.0 if metric == "hit_share" else base
+    error = None if not scale else (value - base) / scale
     spread = None if len(real) < 2 or not scale else float(max(abs(one - base) for one in real) / scale)
-    return Deviation(metric, statistic, base, value, error, spread)
+    return Deviation(
+        metric=metric,
+        statistic=statistic,
+        real=base,
+        simulated=value,
+        error=error,
+        spread=spread,
+        name=metric if statistic is None else f"{metric}.{statistic}",
+        is_within_spread=error is not None and spread is not None and abs(error) <= spread,
+    )
 
 
 def _figures() -> list[tuple[str, str | None, Callable[[Record], float | None]]]:

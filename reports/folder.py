@@ -22,6 +22,7 @@ from foundation.errors import UserError
 from foundation.files import replace_text
 from foundation.text import one_line, printable
 from reports import charts, page, tables
+from reports.fidelity import Fidelity
 from reports.metrics import LABELS
 from reports.records import COLUMNS, Floats, Record, from_table, to_table
 from reports.slo import parse
@@ -141,6 +142,8 @@ class Head(msgspec.Struct):
     workload: dict[str, Any]
     runs: Annotated[list[RunFacts], Meta(min_length=1)]
     bound_s: float | None = None
+    fidelity: Fidelity | None = None
+    """Where real runs were compared with simulated ones."""
 
 
 def read(folder: Path) -> tuple[Manifest, list[Record]]:
@@ -302,6 +305,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
     pictures = charts.draw({arm: shown[arm] for arm in summary.arms}, summary, folder / "charts")
+    fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     text = page.render(
         "report.html.jinja",
         pictures,
@@ -311,7 +315,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         arm_names=list(summary.arms) if len(summary.arms) > 1 else [],
         paired=PAIRED,
         rows=tables.rows(summary),
-        fidelity=tables.fidelity_rows(experiment["fidelity"]) if "fidelity" in experiment else {},
+        fidelity=tables.fidelity_rows(fidelity) if fidelity else {},
         labels=LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),

@@ -59,8 +59,8 @@ def _failure(summary: Summary, gate: Condition, arm: str) -> str | None:
         interval = ""
         if difference is not None:
             scale = difference.relative / difference.mean * 100 if difference.mean else 0.0
-            interval = f", 95 % interval {difference.low * scale:+.1f} to {difference.high * scale:+.1f} %"
-        return f"{gate.text}: {arm} is at {change:+.1f} %{interval}"
+            interval = f", 95% interval {difference.low * scale:+.1f} to {difference.high * scale:+.1f}%"
+        return f"{gate.text}: {arm} is at {change:+.1f}%{interval}"
     if (value > gate.value) if gate.is_above else (value < gate.value):
         return f"{gate.text}: {arm} is at {value:.4g}{' s' if gate.unit else ''}"
     return None

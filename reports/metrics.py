@@ -43,7 +43,7 @@ LABELS = {
 }
 PERCENTILES = (50, 90, 95, 99)
 LEAST_SAMPLES = {50: 1, 90: 36, 95: 72, 99: 368}
-"""Samples under which a percentile has no two-sided 95 % confidence interval."""
+"""Samples under which a percentile has no two-sided 95% confidence interval."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@
   };
   const number = (v) => v === null || v === undefined ? "n/a" : typeof v === "string" ? v
     : Math.abs(v) >= 1000 ? v.toLocaleString("en", {maximumFractionDigits: 0}) : String(+v.toPrecision(4));
+  const measured = (v, unit) => `${number(v)}${unit === "%" ? "" : " "}${unit}`;
 
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const chart = data[figure.dataset.chart], picture = figure.querySelector(".picture"), svg = picture.querySelector("svg");
@@ -57,8 +58,8 @@
         tip = figure.appendChild(Object.assign(document.createElement("div"), {className: "tip"}));
         cursor = figure.appendChild(Object.assign(document.createElement("div"), {className: "cursor"}));
       }
-      const lines = rows.map(({series, x, y}) => typeof x === "string" ? `${x}: ${number(y)} ${panel.yUnit}`
-        : series.x.length === 1 ? series.label : `${series.label}: ${number(x)} ${panel.xUnit}, ${number(y)} ${panel.yUnit}`);
+      const lines = rows.map(({series, x, y}) => typeof x === "string" ? `${x}: ${measured(y, panel.yUnit)}`
+        : series.x.length === 1 ? series.label : `${series.label}: ${measured(x, panel.xUnit)}, ${measured(y, panel.yUnit)}`);
       tip.replaceChildren(...lines.map((line) => Object.assign(document.createElement("div"), {textContent: line})));
       if (said) said.textContent = lines.join("; ");
       const outer = figure.getBoundingClientRect(), inner = svg.getBoundingClientRect();

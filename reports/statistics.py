@@ -2,7 +2,7 @@
 
 Requests that are in the system together share queues and caches, so their latencies are not independent, and the
 dependence is weak from one request to the next but long: intervals from short blocks are far too narrow (in simulated
-A/A pairs they excluded zero in 20 to 30 % of the cases instead of 5). A block here spans at least ten lifetimes
+A/A pairs they excluded zero in 20 to 30% of the cases instead of 5). A block here spans at least ten lifetimes
 of a request, so there may be few of them, and the bootstrap is widened by Student's t accordingly.
 """
 
@@ -27,7 +27,7 @@ Blocks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A figure of this arm minus that of the first, paired by request, with a 95 % confidence interval."""
+    """A figure of this arm minus that of the first, paired by request, with a 95% confidence interval."""
 
     mean: float
     """The difference."""
@@ -39,7 +39,7 @@ class PairedDifference:
     """Pairs."""
     num_blocks: int
     detectable: float
-    """Smallest difference that a sample of this size and noise finds with a chance of 90 %, relative likewise."""
+    """Smallest difference that a sample of this size and noise finds with a chance of 90%, relative likewise."""
 
     @property
     def is_noise(self) -> bool:
@@ -47,7 +47,7 @@ class PairedDifference:
         return self.low <= 0 <= self.high
 
     def count_to_find(self, relative: float) -> int:
-        """Return how many pairs are needed to find a relative difference with a chance of 90 %."""
+        """Return how many pairs are needed to find a relative difference with a chance of 90%."""
         return math.ceil(self.count * (self.detectable / relative) ** 2)
 
 
@@ -101,7 +101,7 @@ def paired_difference(
 
 
 def quantile_interval(values: Floats, blocks: Blocks, share: float, *, seed: int = 0) -> tuple[float, float] | None:
-    """Return the 95 % interval of one arm's quantile, or None if there are fewer than two blocks."""
+    """Return the 95% interval of one arm's quantile, or None if there are fewer than two blocks."""
     known = ~np.isnan(values)
     used, place = np.unique(blocks[known], return_inverse=True)
     if len(used) < 2:
@@ -111,7 +111,7 @@ def quantile_interval(values: Floats, blocks: Blocks, share: float, *, seed: int
 
 
 def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[float, float] | None:
-    """Return the 95 % interval of one arm's mean, or None if there are fewer than two blocks."""
+    """Return the 95% interval of one arm's mean, or None if there are fewer than two blocks."""
     known = ~np.isnan(values)
     used, place = np.unique(blocks[known], return_inverse=True)
     if len(used) < 2:
@@ -122,7 +122,7 @@ def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[flo
 
 
 def student_t(freedom: int, share: float = 0.975) -> float:
-    """Return a quantile of Student's t (Hill's expansion, within 0.1 % from 4 degrees of freedom on)."""
+    """Return a quantile of Student's t (Hill's expansion, within 0.1% from 4 degrees of freedom on)."""
     z = NormalDist().inv_cdf(share)
     if freedom == 1:
         return math.tan(math.pi * (share - 0.5))

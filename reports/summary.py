@@ -216,14 +216,14 @@ def _sentence(label: str, winner: str, loser: str, difference: Difference | None
     share = abs(mean) / (base if sign > 0 else base + mean) if base else 0.0
     amount = f"{abs(mean) * 1000:.3g} ms ({share:.1%})"
     if difference.verdict == "inconclusive":
-        why = "the 95 % interval holds zero" if difference.is_noise else "two runs of the same arm differ by as much"
+        why = "the 95% interval holds zero" if difference.is_noise else "two runs of the same arm differ by as much"
         return (
             f"{winner} and {loser} do not differ in {label} by more than noise ({amount}; {why}; "
             f"a difference of {difference.detectable:.1%} would have been found)."
         )
     return (
         f"{winner} has the lower {label}, by {amount} against {loser} "
-        f"(95 % interval {low * 1000:.3g} to {high * 1000:.3g} ms, paired by request): more than noise."
+        f"(95% interval {low * 1000:.3g} to {high * 1000:.3g} ms, paired by request): more than noise."
     )
 
 
@@ -323,7 +323,7 @@ def _missed(arm: ArmSummary, limits: list[Condition]) -> list[str]:
 
 
 def _intervals(values: Floats, blocks: Blocks) -> Intervals:
-    """Return the 95 % intervals of mean and percentiles, where there are enough samples for them."""
+    """Return the 95% intervals of mean and percentiles, where there are enough samples for them."""
     known = int((~np.isnan(values)).sum())
 
     def at(p: int) -> tuple[float, float] | None:

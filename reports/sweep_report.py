@@ -18,7 +18,7 @@ from reports.folder import ReportError
 from reports.foreign import csv_cell
 from reports.metrics import FORMULAS, LABELS
 from reports.points import Highest, Point, Sweep
-from reports.tables import milliseconds
+from reports.tables import milliseconds, number, share
 
 Manifest = dict[str, Any]
 SCHEMA = "dynabench.sweep/1"
@@ -78,33 +78,33 @@ def _write(
 Column = tuple[str, Callable[[Point], str]]
 """A column of the table: its head, and what it shows of a point."""
 
+OFFERED: Column = ("offered/s", lambda point: _hundredths(point.offered_per_s))
+TTFT_P99: Column = ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99))
+GOODPUT: Column = ("goodput", lambda point: _hundredths(point.goodput.goodput_per_s if point.goodput else None))
 FIGURES: tuple[Column, ...] = (
-    ("offered/s", lambda point: f"{point.offered_per_s:.2f}" if point.offered_per_s else "n/a"),
+    OFFERED,
     ("TTFT mean", lambda point: milliseconds(point.ttft_sched.mean)),
     ("TTFT p90", lambda point: milliseconds(point.ttft_sched.p90)),
-    ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99)),
+    TTFT_P99,
     ("TPOT mean", lambda point: milliseconds(point.tpot.mean)),
     ("E2E mean", lambda point: milliseconds(point.e2e_sched.mean)),
-    ("req/s", lambda point: f"{point.throughput.requests_per_s or 0:.2f}"),
-    ("tok/s", lambda point: f"{point.throughput.output_tokens_per_s or 0:,.0f}"),
-    ("hits", lambda point: f"{point.cache.hit_share or 0:.1%}"),
-    ("imbalance", lambda point: f"{point.imbalance.work_max_over_mean:.2f}"),
+    ("req/s", lambda point: _hundredths(point.throughput.requests_per_s)),
+    ("tok/s", lambda point: number(point.throughput.output_tokens_per_s)),
+    ("hits", lambda point: share(point.cache.hit_share)),
+    ("imbalance", lambda point: _hundredths(point.imbalance.work_max_over_mean)),
 )
-WITH_LIMITS: tuple[Column, ...] = (
-    ("goodput", lambda point: _goodput(point)),
-    ("limits", lambda point: "missed" if point.missed else "met"),
-)
+WITH_LIMITS: tuple[Column, ...] = (GOODPUT, ("limits", lambda point: "missed" if point.missed else "met"))
 WITHOUT_LIMITS: tuple[Column, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
 AT_HIGHEST: tuple[Column, ...] = (
-    ("offered/s", lambda point: f"{point.offered_per_s:.2f}"),
-    ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99)),
+    OFFERED,
+    TTFT_P99,
     ("TPOT p99", lambda point: milliseconds(point.tpot.p99)),
-    ("goodput", lambda point: _goodput(point)),
+    GOODPUT,
 )
 
 
-def _goodput(point: Point) -> str:
-    return f"{(point.goodput.goodput_per_s if point.goodput else None) or 0:.2f}"
+def _hundredths(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"
 
 
 def _gridded(points: list[Point], manifest: Manifest) -> dict[str, Any]:
@@ -126,21 +126,24 @@ def _gridded(points: list[Point], manifest: Manifest) -> dict[str, Any]:
 
 def _best(points: list[Point], axes: list[str]) -> str:
     """Say which mode was best how often, or where there is one only, which point."""
-    stable = [point for point in points if point.is_stable and point.ttft_sched.mean is not None]
-    text = f"{len(points)} point{'s' * (len(points) != 1)}, {len(points) - len(stable)} of them with a queue that grew."
-    if stable and "router_mode" in axes and len(axes) > 1:
-        wins: Counter[str] = Counter()
-        for group in _by_rest(points).values():
-            kept = [point for point in group if point.is_stable]
-            if kept:
-                wins[min(kept, key=lambda point: point.e2e_sched.mean or 0.0).changes["router_mode"]] += 1
-        text += (
-            " Lowest mean E2E latency: " + ", ".join(f"{mode} in {count}" for mode, count in wins.most_common()) + "."
-        )
-    elif stable:
-        best = min(stable, key=lambda point: point.ttft_sched.mean or 0.0)
-        text += f" Lowest mean TTFT: {best.name} ({milliseconds(best.ttft_sched.mean)} ms)."
+    num_grew = sum(not point.is_stable for point in points)
+    text = f"{len(points)} point{'s' * (len(points) != 1)}, {num_grew} of them with a queue that grew."
+    if "router_mode" in axes and len(axes) > 1:
+        best = [_lowest(group, lambda point: point.e2e_sched.mean) for group in _by_rest(points).values()]
+        wins = Counter(str(point.changes["router_mode"]) for point in best if point is not None)
+        if wins:
+            text += (
+                f" Lowest mean E2E latency: {', '.join(f'{mode} in {count}' for mode, count in wins.most_common())}."
+            )
+    elif (lowest := _lowest(points, lambda point: point.ttft_sched.mean)) is not None:
+        text += f" Lowest mean TTFT: {lowest.name} ({milliseconds(lowest.ttft_sched.mean)} ms)."
     return text
+
+
+def _lowest(points: list[Point], of: Callable[[Point], float | None]) -> Point | None:
+    """Return the stable point with the lowest of a figure; None where no stable one has it."""
+    known = {place: value for place, point in enumerate(points) if point.is_stable and (value := of(point)) is not None}
+    return points[min(known, key=known.__getitem__)] if known else None
 
 
 def _searched(rows: list[Highest]) -> dict[str, Any]:
@@ -155,7 +158,7 @@ def _searched(rows: list[Highest]) -> dict[str, Any]:
             [
                 *(_text(row.changes.get(axis)) for axis in axes),
                 "none" if row.met is None else _text(row.met),
-                _text(row.missed_at) if row.missed_at else "-",
+                "-" if row.missed_at is None else _text(row.missed_at),
                 *("-" if row.point is None else shown(row.point) for _, shown in AT_HIGHEST),
             ]
             for row in rows
@@ -196,7 +199,7 @@ CHARTS = {
     "interactivity": Axes(
         "Throughput against interactivity: up and right is better", "tokens/s of a user (1 / mean TPOT)",
         "output tokens/s of a worker", lambda point: 1 / point.tpot.mean if point.tpot.mean else None,
-        lambda point: (point.throughput.output_tokens_per_s or 0) / point.workers, "",
+        lambda point: _per_worker(point), "",
     ),
     "ttft_by_load": Axes(
         "Mean TTFT by load", "offered requests/s", "TTFT mean (ms)",
@@ -266,6 +269,12 @@ def _csv(summary: Sweep) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([csv_cell(cell) for cell in line] for line in (summary.columns, *summary.rows))
     return text.getvalue()
+
+
+def _per_worker(point: Point) -> float | None:
+    """Return the output tokens/s of a worker."""
+    rate = point.throughput.output_tokens_per_s
+    return None if rate is None else rate / point.workers
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rich.table import Table
 
+from reports.fidelity import ArmFidelity, Deviation, Fidelity
 from reports.foreign import markdown_cell
 from reports.like import table as like
 from reports.metrics import LABELS
@@ -14,7 +16,6 @@ from reports.points import Sweep
 from reports.records import Record
 from reports.summary import ArmSummary, Summary
 
-Json = dict[str, Any]
 WIDE = 150
 TIMES = ("ttft_sched", "itl", "tpot", "e2e_sched")
 
@@ -50,7 +51,7 @@ def rows(summary: Summary) -> list[tuple[str, list[str]]]:
             ]
     found += _cells(WORK, arms)
     covered = summary.bound.covered
-    found.append(("random to bound, covered", [_share(covered.get(arm)) for arm in summary.arms]))
+    found.append(("random to bound, covered", [share(covered.get(arm)) for arm in summary.arms]))
     found += _cells(ENGINES, arms)
     if any(arm.failed for arm in arms):
         found += _cells(FAILURES, arms)
@@ -118,7 +119,7 @@ def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) ->
             lines.append(f"| {markdown_cell(label)} | " + " | ".join(markdown_cell(cell) for cell in cells) + " |")
     lines += [
         "",
-        f"<sub>{markdown_cell(manifest['subtitle'])}. Differences: mean [95 % interval] in ms, ~ is noise.</sub>",
+        f"<sub>{markdown_cell(manifest['subtitle'])}. Differences: mean [95% interval] in ms, ~ is noise.</sub>",
     ]
     return "\n".join(lines)
 
@@ -162,11 +163,13 @@ def _maybe_infinite(seconds: float | None) -> str:
     return "infinite" if seconds == math.inf else milliseconds(seconds)
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
+    """Format a share as a percentage, or n/a where it is not known."""
     return "n/a" if value is None else f"{value:.1%}"
 
 
-def _number(value: float | None, digits: int = 0) -> str:
+def number(value: float | None, digits: int = 0) -> str:
+    """Format a number, or n/a where it is not known."""
     return "n/a" if value is None else f"{value:,.{digits}f}"
 
 
@@ -176,106 +179,105 @@ def _together(arm: ArmSummary) -> float | None:
     return together / tokens if tokens and together is not None else None
 
 
-_hundredths = partial(_number, digits=2)
-_thousandths = partial(_number, digits=3)
+_hundredths = partial(number, digits=2)
+_thousandths = partial(number, digits=3)
 WORK: tuple[Line, ...] = (
     ("requests/s", lambda arm: arm.throughput.requests_per_s, _hundredths),
-    ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, _number),
+    ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, number),
     ("goodput (requests/s)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
-    ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, _share),
-    ("hits: unlimited cache", lambda arm: arm.waterfall.endless, _share),
-    ("hits: best worker", lambda arm: arm.waterfall.best, _share),
-    ("hits: predicted", lambda arm: arm.waterfall.predicted, _share),
-    ("cache hit share", lambda arm: arm.waterfall.actual, _share),
-    ("affinity breaks", lambda arm: arm.affinity_breaks, _share),
+    ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, share),
+    ("hits: unlimited cache", lambda arm: arm.waterfall.endless, share),
+    ("hits: best worker", lambda arm: arm.waterfall.best, share),
+    ("hits: predicted", lambda arm: arm.waterfall.predicted, share),
+    ("cache hit share", lambda arm: arm.waterfall.actual, share),
+    ("affinity breaks", lambda arm: arm.affinity_breaks, share),
     ("imbalance (max/mean)", lambda arm: arm.imbalance.work_max_over_mean, _thousandths),
 )
 ENGINES: tuple[Line, ...] = (
-    ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), _share),
-    ("preemptions", lambda arm: arm.preemptions, _number),
+    ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), share),
+    ("preemptions", lambda arm: arm.preemptions, number),
 )
 FAILURES: tuple[Line, ...] = (
-    ("failed requests", lambda arm: arm.failed, _number),
+    ("failed requests", lambda arm: arm.failed, number),
     ("TTFT p90, failures infinite (ms)", partial(_with_failures, name="ttft_sched"), _maybe_infinite),
     ("E2E p90, failures infinite (ms)", partial(_with_failures, name="e2e_sched"), _maybe_infinite),
 )
 CLIENT: tuple[Line, ...] = (
     ("schedule lag p99 (ms)", lambda arm: arm.schedule_lag.p99, milliseconds),
-    ("client CPU (of a core)", lambda arm: arm.client.get("cpu_share"), _share),
-    ("tokens that came together", _together, _share),
+    ("client CPU (of a core)", lambda arm: arm.client.get("cpu_share"), share),
+    ("tokens that came together", _together, share),
 )
 
 
-def fidelity_table(arm: str, found: Json) -> Table:
-    """Real and simulated figures of an arm, side by side."""
+@dataclass(frozen=True)
+class SideBySide:
+    """Real and simulated figures of an arm: a table, and what is said above and below it."""
+
+    lead: str
+    columns: list[str]
+    rows: list[list[str]]
+    """A label, and a cell for each column."""
+    distances: str
+
+
+def fidelity_rows(fidelity: Fidelity) -> dict[str, SideBySide]:
+    """Return each arm's table."""
+    return {arm: side_by_side(arm, found) for arm, found in fidelity.arms.items()}
+
+
+def side_by_side(arm: str, found: ArmFidelity) -> SideBySide:
+    """Lay out the figures of an arm; one column is only there where the speed of the real engine is known."""
+    columns = ["real", "simulated", "error", "real runs differ by"]
+    if any(row.error_at_speed is not None for row in found.deviations):
+        columns.append("error at the runs' speed")
+    rows = [_fidelity_cells(row)[: len(columns) + 1] for row in found.deviations]
+    return SideBySide(_lead(arm, found), columns, rows, distances(found))
+
+
+def fidelity_table(arm: str, found: ArmFidelity) -> Table:
+    """Show real and simulated figures of an arm on a terminal."""
     table = Table(title=f"Simulated against real: {arm}", title_justify="left", pad_edge=False)
     table.add_column("", no_wrap=True)
-    for name in fidelity_columns(found):
+    shown = side_by_side(arm, found)
+    for name in shown.columns:
         table.add_column(name, justify="right")
-    for cells in _fidelity_cells(found):
+    for cells in shown.rows:
         table.add_row(*cells)
     return table
 
 
-def fidelity_columns(found: Json) -> list[str]:
-    """Return the heads of the table's columns."""
-    has_speed = any(row["error_at_speed"] is not None for row in found["deviations"])
-    return ["real", "simulated", "error", "real runs differ by", *(["error at the runs' speed"] if has_speed else [])]
-
-
-def fidelity_rows(fidelity: Json) -> Json:
-    """Return for each arm the table's cells and a sentence on the distributions."""
-    return {
-        arm: {
-            "columns": fidelity_columns(found),
-            "rows": _fidelity_cells(found),
-            "distances": distances(found),
-            "lead": _lead(arm, found),
-        }
-        for arm, found in fidelity["arms"].items()
-    }
-
-
-def distances(found: Json) -> str:
+def distances(found: ArmFidelity) -> str:
     """Say how far the distributions lie apart, and how fast the real engine was."""
     parts = [
-        f"{name.upper()} {row['wasserstein']:.1%} of the mean (Kolmogorov-Smirnov {row['ks']:.3f})"
-        for name, row in found["distances"].items()
+        f"{name.upper()} {row.wasserstein:.1%} of the mean (Kolmogorov-Smirnov {row.ks:.3f})"
+        for name, row in found.distances.items()
     ]
     text = f"Distance between the distributions: {', '.join(parts)}." if parts else ""
-    if found.get("speed"):
+    if found.speed:
         text += (
-            f" Against the calibration the same batches took the real engine {1 / found['speed']['prefill'] - 1:+.1%} with prefill,"
-            f" {1 / found['speed']['decode'] - 1:+.1%} without."
+            f" Against the calibration the same batches took the real engine {1 / found.speed.prefill - 1:+.1%} with prefill,"
+            f" {1 / found.speed.decode - 1:+.1%} without."
         )
     return text
 
 
-def _lead(arm: str, found: Json) -> str:
+def _lead(arm: str, found: ArmFidelity) -> str:
     """Say how far the means are off."""
-    rows = {row["name"]: row for row in found["deviations"]}
+    errors = {row.name: row.error for row in found.deviations}
     parts = [
-        f"{name.upper()} {rows[f'{name}.mean']['error']:+.1%}"
+        f"{name.upper()} {error:+.1%}"
         for name in ("ttft", "tpot", "e2e")
-        if rows.get(f"{name}.mean", {}).get("error") is not None
+        if (error := errors.get(f"{name}.mean")) is not None
     ]
     return f"{arm}: simulated means are off by {', '.join(parts)}." if parts else f"{arm}: nothing to compare."
 
 
-def _fidelity_cells(found: Json) -> list[list[str]]:
-    cells = []
-    for row in found["deviations"]:
-        is_time, is_share = row["statistic"] is not None, row["metric"] == "hit_share"
-        values = [
-            milliseconds(value) if is_time else _share(value) if is_share else _number(value, 2)
-            for value in (row["real"], row["simulated"])
-        ]
-        unit = " points" if is_share else " %"
-        shown = [
-            "n/a" if value is None else f"{value * 100:{sign}.1f}{unit}"
-            for value, sign in ((row["error"], "+"), (row["spread"], ""), (row["error_at_speed"], "+"))
-        ]
-        columns = len(fidelity_columns(found)) - 2
-        label = f"{row['name']} (ms)" if is_time else row["name"]
-        cells.append([label, *values, *shown[:columns]])
-    return cells
+def _fidelity_cells(row: Deviation) -> list[str]:
+    is_time, is_share = row.statistic is not None, row.metric == "hit_share"
+    shown = milliseconds if is_time else share if is_share else _hundredths
+    unit = " points" if is_share else "%"
+    errors = [
+        "n/a" if value is None else f"{value * 100:{sign}.1f}{unit}"
+        for value, sign in ((row.error, "+"), (row.spread, ""), (row.error_at_speed, "+"))
+    ]
+    return [f"{row.name} (ms)" if is_time else row.name, shown(row.real), shown(row.simulated), *errors]

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -31,6 +31,9 @@ from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
+
+if TYPE_CHECKING:
+    from dynabench.fidelity.validate import Validation
 
 
 def hardware() -> None:
@@ -104,7 +107,6 @@ def validate(
     """
     from dynabench.fidelity.recordings import is_recording
     from dynabench.fidelity.validate import validate as hold
-    from reports.tables import distances, fidelity_table
 
     console = Terminal()
     if config.real is not None and is_recording(config.real):
@@ -120,21 +122,27 @@ def validate(
             )
         simulated = Deployment(pools=(simulated_pool(pool, engine, timing),), router=router, overhead=overhead)
         settings = Settings(simulated, shape, load, client)
-        out, found = hold(workload, config, experiment, settings, console, real=real)
-    for note in found["notes"]:
+        found = hold(workload, config, experiment, settings, console, real=real)
+    _show(found, console)
+    return 1 if found.failures or found.notes else 0
+
+
+def _show(found: "Validation", console: Terminal) -> None:
+    """Print how close the simulation came, and where the report is."""
+    from reports.tables import distances, fidelity_table
+
+    for note in found.notes:
         console.print(f"not valid: {note}", style="red", soft_wrap=True)
-    for arm, part in found["arms"].items():
+    for arm, part in found.fidelity.arms.items():
         console.print(fidelity_table(arm, part))
         console.print(distances(part))
-    for name, best in found["best"].items():
-        agree = "as in" if best["real"] == best["simulated"] else "but"
-        doubt = "" if best["is_clear"] else " (by less than real runs differ among themselves)"
-        console.print(f"lowest {name}: {best['simulated']} simulated, {agree} {best['real']} real{doubt}")
-    failures = [f"{arm}: {text}" for arm, part in found["arms"].items() for text in part["failed"]]
-    for failure in failures:
+    for name, best in found.fidelity.best.items():
+        agree = "as in" if best.real == best.simulated else "but"
+        doubt = "" if best.is_clear else " (by less than real runs differ among themselves)"
+        console.print(f"lowest {name}: {best.simulated} simulated, {agree} {best.real} real{doubt}")
+    for failure in found.failures:
         console.print(f"failed: {failure}", soft_wrap=True)
-    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    return 1 if failures or found["notes"] else 0
+    console.print(f"report: {found.folder / 'report.html'}", soft_wrap=True)
 
 
 def _validate_steps(path: Path, timing: TimingConfig) -> int:

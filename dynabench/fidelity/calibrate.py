@@ -38,7 +38,7 @@ from workloads.pacing import LoadConfig
 ROUNDS = 4
 NOISE_LEVELS = 16
 LEAST_STEPS = 12
-"""Fewer have no 95 % interval of their median worth printing."""
+"""Fewer have no 95% interval of their median worth printing."""
 
 
 class Probe(NamedTuple):
@@ -222,7 +222,7 @@ def noise(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[float
 
 
 def batches(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[dict[str, Any]]:
-    """Return for each probe the median of its steps with a 95 % interval, with and without prefill, and the fitted one."""
+    """Return for each probe the median of its steps with a 95% interval, with and without prefill, and the fitted one."""
     found = []
     for name in dict.fromkeys(one.probe.name for one in sent):
         parts = [log.between(one.start_s, one.end_s) for one in sent if one.probe.name == name for log in logs]
@@ -266,7 +266,7 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
     )
     return [
         f"{engine['name']} {engine['version']}, {found['model']} on {found['hardware']}: {error['steps']:.0f} steps",
-        f"held-out error of a step: median {error['median']} %, mean {error['mean']} %; of all steps' time together {error['total']:+} %",
+        f"held-out error of a step: median {error['median']}%, mean {error['mean']}%; of all steps' time together {error['total']:+}%",
         f"outside of the engine: {overhead['request_ms']} ms and {overhead['prompt_token_us']} us a prompt token before, "
         f"{overhead['answer_ms']} ms after; requests that come at once arrive {overhead['spacing_ms']} ms apart",
         f"use it: dynabench simulate --timing-file {out} {flags}",

@@ -5,10 +5,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from dynabench.deployment.description import Deployment, Pool
@@ -26,10 +27,27 @@ from foundation.errors import UserError
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
 from reports import fidelity, folder, tables
+from reports.fidelity import Fidelity, Runs, Speed
 from reports.records import Record
 from workloads import Workload
 
 REAL, SIMULATED = "{}, real", "{}, simulated"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a comparison of real and simulated runs found."""
+
+    folder: Path
+    """The results folder."""
+    fidelity: Fidelity
+    notes: list[str]
+    """What spoiled the runs."""
+
+    @property
+    def failures(self) -> list[str]:
+        """The thresholds that arms fail."""
+        return [f"{arm}: {text}" for arm, found in self.fidelity.arms.items() for text in found.failed]
 
 
 def validate(
@@ -40,8 +58,8 @@ def validate(
     console: Terminal,
     *,
     real: Deployment | None,
-) -> tuple[Path, dict[str, Any]]:
-    """Compare real runs, live or past, with simulated ones; write a results folder; return it and what was found.
+) -> Validation:
+    """Compare real runs, live or past, with simulated ones, and write a results folder.
 
     Args:
         files: the workload.
@@ -63,27 +81,32 @@ def validate(
     else:
         settings = as_calibrated(settings)
         workload, measured = _past(config.real, files, experiment, settings)
-    (pool,) = settings.deployment.pools
-    pairs: dict[str, tuple[list[Record], list[Record]]] = {}
-    at_speed: dict[str, list[Record]] = {}
-    speeds = {mode: speed_of(found, pool.timing) for mode, found in logs.items()}
-    for mode, runs in measured.items():
-        wanted = _simulations(mode, settings, len(runs), experiment.seed)
-        pairs[mode] = (runs, [simulate(plan, workload) for plan in wanted])
-        if (speed := speeds.get(mode)) is not None:
-            faster = _with_pool(settings, replace(pool, timing=at(speed, pool.timing)))
-            wanted = _simulations(mode, faster, len(runs), experiment.seed)
-            at_speed[mode] = [simulate(plan, workload) for plan in wanted]
-    found = fidelity.summary(pairs, [fidelity.parse(text) for text in config.fail_if], at_speed)
-    for mode, speed in speeds.items():
-        found["arms"][mode]["speed"] = None if speed is None else speed._asdict()
-    every = [run for pair in pairs.values() for runs in pair for run in runs]
+    compared = {
+        mode: _simulated(mode, runs, logs.get(mode), settings, workload, experiment.seed)
+        for mode, runs in measured.items()
+    }
+    found = fidelity.summary(compared, [fidelity.parse(text) for text in config.fail_if])
+    every = [run for arm in compared.values() for run in (*arm.real, *arm.simulated)]
     arms = [Arm(run.arm, settings, {}) for run in every if run.repeat == 0]
     named = files or (() if config.real is None else (config.real,))
     manifest = manifest_of("virtual", named, workload, experiment, settings, arms, every)
-    manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": found}
-    found["notes"] = tables.notes(folder.write(out, manifest, every))
-    return out, found
+    manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": msgspec.to_builtins(found)}
+    return Validation(out, found, tables.notes(folder.write(out, manifest, every)))
+
+
+def _simulated(
+    mode: str, real: list[Record], logs: list[StepLog] | None, settings: Settings, workload: Workload, seed: int
+) -> Runs:
+    """Simulate what was measured in a router mode, and where the real engine's speed is known, once more at that."""
+    simulated = [simulate(plan, workload) for plan in _simulations(mode, settings, len(real), seed)]
+    if logs is None:
+        return Runs(real, simulated)
+    (pool,) = settings.deployment.pools
+    if (speed := speed_of(logs, pool.timing)) is None:
+        return Runs(real, simulated, speed=None)
+    faster = _with_pool(settings, replace(pool, timing=at(speed, pool.timing)))
+    at_speed = [simulate(plan, workload) for plan in _simulations(mode, faster, len(real), seed)]
+    return Runs(real, simulated, at_speed, speed)
 
 
 def _simulations(mode: str, settings: Settings, count: int, seed: int) -> list[Plan]:
@@ -180,15 +203,6 @@ def _with_preemptions(run: Record, logs: list[StepLog]) -> Record:
     """Note how often vLLM preempted, all requests together: which of them is not known."""
     count = sum(int(log.steps["preempted"].sum()) for log in logs)
     return replace(run, facts={**run.facts, "preemptions": float(count)})
-
-
-class Speed(NamedTuple):
-    """How fast an engine was against its calibration, by the time that the same batches take together."""
-
-    prefill: float
-    """Of steps with prefill, which compute."""
-    decode: float
-    """Of the others, which read memory."""
 
 
 def speed_of(logs: list[StepLog], timing: TimingConfig) -> Speed | None:

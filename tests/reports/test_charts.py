@@ -34,7 +34,18 @@ def test_a_distribution_goes_from_the_least_to_the_most():
 
 def test_bars_are_the_summarys_figures():
     first = drawn("percentiles", run("a", ttft=[1.0, 2.0]))[0]
-    assert series(first)["a"].y == pytest.approx([1500.0, 1500.0, 0.0, 0.0])
+    assert series(first)["a"].y == [1500.0, 1500.0, None, None]
+
+
+def test_a_percentile_that_the_sample_cannot_carry_has_no_bar():
+    first = drawn("percentiles", run("a", ttft=[1.0, 2.0]))[0]
+    assert [np.isnan(bar.get_height()) for bar in first.axes.patches] == [False, False, True, True]
+
+
+def test_an_arm_without_a_figure_is_drawn_without_bars(tmp_path):
+    failed = run("a", error=["no", "no"])
+    charts.draw({"a": failed}, summarize([failed]), tmp_path / "charts")
+    assert (tmp_path / "charts" / "percentiles.svg").exists()
 
 
 def test_one_arm_has_no_differences():
@@ -44,7 +55,7 @@ def test_one_arm_has_no_differences():
 def test_a_difference_is_shown_in_percent_with_its_interval():
     first = drawn("differences", run("a", ttft=[2.0] * 100), run("b", ttft=[1.0] * 100))[0]
     (label,) = (label for label in series(first) if label.startswith("b mean"))
-    assert label == "b mean: -50.0 % [-50.0, -50.0], better"
+    assert label == "b mean: -50.0% [-50.0, -50.0], better"
 
 
 def test_failures_have_a_row_of_the_timeline_only_where_there_are_any():

@@ -1,12 +1,13 @@
 """Errors of simulated runs against real ones."""
 
-import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from reports import fidelity, tables
+from reports.fidelity import Best, Distance, Fidelity, Runs, Speed
 from reports.records import Record, Requests
 
 
@@ -61,20 +62,18 @@ def test_what_one_side_does_not_tell_is_left_out():
 
 
 def test_distances_of_equal_and_of_shifted_distributions():
-    assert fidelity.distances([run()], [run()])["ttft"] == {"ks": 0.0, "wasserstein": 0.0}
+    assert fidelity.distances([run()], [run()])["ttft"] == Distance(0.0, 0.0)
     apart = fidelity.distances([run()], [run(3.0)])
-    assert apart["ttft"]["wasserstein"] == pytest.approx(2.0, rel=0.01)
-    assert apart["tpot"]["ks"] == 1.0
+    assert apart["ttft"].wasserstein == pytest.approx(2.0, rel=0.01)
+    assert apart["tpot"].ks == 1.0
 
 
 def test_thresholds_fail_what_is_off_by_more_and_by_more_than_real_runs_differ():
     limits = [fidelity.parse("tpot > 5%"), fidelity.parse("e2e.p90 > 20%")]
-    found = fidelity.summary({"kv": ([run()], [run(1.1)])}, limits)
-    assert found["arms"]["kv"]["failed"] == [
-        f"tpot.{s} is off by +10.0% (tpot > 5%)" for s in ("mean", "p50", "p90", "p99")
-    ]
-    found = fidelity.summary({"kv": ([run(0.85), run(1.15)], [run(1.1)])}, limits)
-    assert found["arms"]["kv"]["failed"] == []
+    found = fidelity.summary({"kv": Runs([run()], [run(1.1)])}, limits)
+    assert found.arms["kv"].failed == [f"tpot.{s} is off by +10.0% (tpot > 5%)" for s in ("mean", "p50", "p90", "p99")]
+    found = fidelity.summary({"kv": Runs([run(0.85), run(1.15)], [run(1.1)])}, limits)
+    assert found.arms["kv"].failed == []
 
 
 @pytest.mark.parametrize(
@@ -83,10 +82,16 @@ def test_thresholds_fail_what_is_off_by_more_and_by_more_than_real_runs_differ()
 def test_the_better_arm_is_named_on_both_sides(others, is_clear):
     """Whether the real runs can tell: each of the better arm's is better than all of the others."""
     real = [run(0.85), run(0.9)] if len(others) > 1 else [run(0.9)]
-    arms = {"random": ([run(scale) for scale in others], [run(1.02)]), "kv": (real, [run(0.95)])}
-    best = fidelity.summary(arms, [])["best"]
-    expected = {"real": "kv", "simulated": "kv", "is_clear": is_clear}
-    assert best == dict.fromkeys(("ttft.mean", "tpot.mean", "e2e.mean"), expected)
+    arms = {"random": Runs([run(scale) for scale in others], [run(1.02)]), "kv": Runs(real, [run(0.95)])}
+    best = fidelity.summary(arms, []).best
+    assert best == dict.fromkeys(("ttft.mean", "tpot.mean", "e2e.mean"), Best("kv", "kv", is_clear))
+
+
+def test_a_figure_that_no_run_has_has_no_best_arm():
+    short = run()
+    short = replace(short, requests=short.requests.replace(osl=[1] * 100))  # no token after the first
+    found = fidelity.summary({"random": Runs([short], [short]), "kv": Runs([short], [short])}, [])
+    assert list(found.best) == ["ttft.mean", "e2e.mean"]
 
 
 @pytest.mark.parametrize(
@@ -97,17 +102,21 @@ def test_what_is_no_threshold_is_refused(text):
         fidelity.parse(text)
 
 
-def test_a_comparison_is_plain_json():
-    found = fidelity.summary({"kv": ([run(1.0), run(1.1)], [run(1.02)])}, [])
-    assert json.loads(json.dumps(found)) == found
+@pytest.mark.parametrize("speed", [{}, {"speed": None}, {"speed": Speed(1.25, 2.0)}])
+def test_a_comparison_comes_back_from_json_as_it_was(speed):
+    made = fidelity.summary({"kv": Runs([run(1.0), run(1.1)], [run(1.02)], **speed)}, [])
+    written = msgspec.json.encode(made)
+    assert msgspec.json.decode(written, type=Fidelity) == made
+    assert ("speed" in msgspec.json.decode(written)["arms"]["kv"]) == bool(speed)
 
 
 def test_errors_at_the_speed_of_the_real_runs_stand_beside_the_others():
-    found = fidelity.summary({"kv": ([run()], [run(1.1)])}, [], {"kv": [run(1.02)]})
-    row = next(row for row in found["arms"]["kv"]["deviations"] if row["name"] == "tpot.mean")
-    assert row["error"] == pytest.approx(0.1)
-    assert row["error_at_speed"] == pytest.approx(0.02)
-    assert tables.fidelity_columns(found["arms"]["kv"])[-1] == "error at the runs' speed"
-    plain = fidelity.summary({"kv": ([run()], [run(1.1)])}, [])["arms"]["kv"]
-    assert tables.fidelity_columns(plain) == ["real", "simulated", "error", "real runs differ by"]
-    assert all(len(cells) == 5 for cells in tables.fidelity_rows({"arms": {"kv": plain}})["kv"]["rows"])
+    arms = {"kv": Runs([run()], [run(1.1)], [run(1.02)]), "random": Runs([run()], [run(1.1)])}
+    found = fidelity.summary(arms, [])
+    row = named(found.arms["kv"].deviations)["tpot.mean"]
+    assert row.error == pytest.approx(0.1)
+    assert row.error_at_speed == pytest.approx(0.02)
+    wide, plain = tables.fidelity_rows(found).values()
+    assert wide.columns == [*plain.columns, "error at the runs' speed"]
+    assert plain.columns == ["real", "simulated", "error", "real runs differ by"]
+    assert all(len(cells) == len(shown.columns) + 1 for shown in (wide, plain) for cells in shown.rows)

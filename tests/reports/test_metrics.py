@@ -22,7 +22,7 @@ def test_failures_are_not_averaged_but_count_as_infinite():
     assert figures.failed == 8
     assert figures.ttft_sched.count == 392
     assert figures.ttft_sched.adjusted_p90 == 1.0
-    assert figures.ttft_sched.adjusted_p99 is None  # 2 % failed: the 99th percentile is infinite
+    assert figures.ttft_sched.adjusted_p99 is None  # 2% failed: the 99th percentile is infinite
 
 
 def test_percentiles_that_the_sample_cannot_carry_are_missing():

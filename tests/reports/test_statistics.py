@@ -149,7 +149,7 @@ def test_gates_fail_beyond_noise_only():
     gates = [gate.parse("ttft.mean > +5%")]
     found = gate.failures(summary, gates)
     assert len(found) == 1
-    assert found[0] == "ttft.mean > +5%: worse is at +10.0 %, 95 % interval +9.9 to +10.1 %"
+    assert found[0] == "ttft.mean > +5%: worse is at +10.0%, 95% interval +9.9 to +10.1%"
     assert gate.failures(summary, [gate.parse("ttft.mean > +20%"), gate.parse("failed > 0")]) == []
     assert gate.failures(summary, [gate.parse("e2e.p90 > 1ms")])[0].startswith("e2e.p90 > 1ms: worse is at ")
     for text, problem in (

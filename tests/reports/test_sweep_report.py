@@ -5,6 +5,7 @@ import json
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from reports import sweep_report
 from reports.insight import Imbalance
@@ -33,6 +34,39 @@ def test_every_combination_has_a_line_and_the_best_is_named(tmp_path):
     with (tmp_path / "table.csv").open() as file:
         assert list(csv.reader(file)) == [found.columns, *found.rows]
     assert json.loads((tmp_path / "sweep.json").read_text())["summary"]["points"][0]["name"] == "2 workers"
+
+
+UNKNOWN = {
+    "offered_per_s": None,
+    "throughput": Throughput(),
+    "goodput": Goodput(0.0, 4.0, 0.0, None),
+    "cache": Cache(None, None, None),
+}
+"""What a point does not know whose requests all come at once, or all fail."""
+
+
+def test_figures_that_are_unknown_are_not_zero(tmp_path):
+    points = [structs.replace(point("a", 0.1), **UNKNOWN)]
+    found = sweep_report.write(tmp_path, MANIFEST | {"limits": ["ttft <= 1 s"]}, points, points, is_complete=True)
+    cells = dict(zip(found.columns, found.rows[0], strict=True))
+    assert [cells[name] for name in ("offered/s", "req/s", "tok/s", "hits", "goodput")] == ["n/a"] * 5
+    assert sweep_report.CHARTS["interactivity"].y(points[0]) is None
+
+
+def test_a_search_in_which_all_requests_come_at_once_has_a_table(tmp_path):
+    best = structs.replace(point("a", 0.1), **UNKNOWN)
+    rows = [Highest("a", {"router_mode": "kv"}, "rate_scale", 4, 8, best)]
+    found = sweep_report.write(tmp_path, MANIFEST | {"sweep": {"find": "rate_scale"}}, rows, [best], is_complete=True)
+    assert found.rows == [["kv", "4", "8", "n/a", "n/a", "n/a", "n/a"]]
+
+
+def test_a_point_at_which_every_request_failed_is_not_the_best(tmp_path):
+    points = [
+        point("kv", None, router_mode="kv", workers=2), point("random", 0.2, router_mode="random", workers=2),
+        point("kv 4", None, router_mode="kv", workers=4),
+    ]  # fmt: skip
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict == "3 points, 0 of them with a queue that grew. Lowest mean E2E latency: random in 1."
 
 
 def test_modes_are_counted_by_how_often_they_were_best(tmp_path):

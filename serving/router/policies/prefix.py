@@ -64,7 +64,7 @@ class SglCacheAware(Policy):
     """SGLang's model gateway, cache_aware.rs."""
 
     description: ClassVar[str] = (
-        "SGLang: n if max n - min n > 64 and max n > 1.5 min n; else longest prefix if it covers > 30 %; else n."
+        "SGLang: n if max n - min n > 64 and max n > 1.5 min n; else longest prefix if it covers > 30%; else n."
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
