@@ -83,7 +83,6 @@ def test_passwords_are_not_written_down(tmp_path):
         ("name: !!bool x", "cannot be read as YAML ("),
         ("name: 2001-99-99", "cannot be read as YAML (month must be in 1..12)"),
         ("pools: {a: {engine: vllm, model: x, engine_args: &r {x: *r}}}", "the file holds more than 100,000 values"),
-        ("pools: {a: {engine: vllm, model: x, engine_args: {x: 2001-01-01}}}", "pools.a.engine_args"),
         (
             "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
             "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\npools: [*e,*e,*e,*e,*e,*e,*e,*e]",
