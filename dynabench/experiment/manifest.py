@@ -39,7 +39,7 @@ def manifest_of(
     return {
         "schema": folder.SCHEMA,
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
-        "subtitle": _subtitle(clock, workload, experiment, settings),
+        "subtitle": _subtitle(clock, workload, experiment, settings, arms),
         "command": _command(),
         "clock": clock,
         "created": now().isoformat(timespec="seconds"),
@@ -120,10 +120,15 @@ def _versus(names: list[str]) -> str:
     return " vs ".join(names) if len(names) <= 4 else f"{len(names)} arms"
 
 
-def _subtitle(clock: str, workload: Workload, experiment: ExperimentConfig, settings: Settings) -> str:
+def _subtitle(
+    clock: str, workload: Workload, experiment: ExperimentConfig, settings: Settings, arms: Sequence[Arm]
+) -> str:
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
     notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
-    what = masked(settings.url) if settings.url else _workers(settings.deployment)
+    counts = {arm.settings.deployment.num_workers for arm in arms} or {settings.deployment.num_workers}
+    what = _workers(settings.deployment) if len(counts) == 1 else f"{min(counts)} to {max(counts)} engines"
+    if settings.url:
+        what = masked(settings.url)
     load = settings.load
     closed = ""
     if load.concurrency or load.session_concurrency:

@@ -67,7 +67,7 @@ def test_a_setting_of_a_pool_is_varied_by_its_path(tmp_path):
     experiment = json.loads((tmp_path / "out" / "experiment.json").read_text())
     assert experiment["workers"] == {"pools.old.replicas 1": 2, "pools.old.replicas 3": 4}
     assert experiment["deployment"]["pools"]["new"]["timing"] == "constant"
-    assert "3 engines (1 in new and 2 in old)" in experiment["subtitle"]
+    assert "on 2 to 4 engines, in virtual time" in experiment["subtitle"]
 
 
 @pytest.mark.parametrize(
