@@ -87,7 +87,7 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
     ("arguments", "message"),
     [
         (["simulate", "--router-mode", "best"], "router_mode 'best' is unknown; expected one of random, round-robin"),
-        (["simulate", "--workers", "0"], "workers must be at least 1, not 0"),
+        (["simulate", "--workers", "0"], "workers must be from 1 to 10000, not 0"),
         (["simulate", "none.jsonl"], "none.jsonl: cannot be read (No such file or directory)"),
         (["simulate", "bad.jsonl"], "bad.jsonl, line 1: Object missing required field `hash_ids`"),
         (["simulate", "negative.jsonl"], "negative.jsonl, line 1: input_length must be at least 1, not -5"),
