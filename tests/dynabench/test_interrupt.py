@@ -103,12 +103,13 @@ def test_calls_that_were_not_begun_are_not_made(tmp_path):
     assert {result for _, result in results} == {"ended"}
 
 
-def test_a_second_ctrl_c_is_obeyed():
+def test_a_second_ctrl_c_is_obeyed_and_what_handled_signals_before_does_so_again():
+    before = signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
     with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
         ctrl_c()
         assert interrupt.is_asked
         ctrl_c()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def start(*arguments, **options):
