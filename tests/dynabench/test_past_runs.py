@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from dynabench.errors import UserError
 
 from dynabench.fidelity.past_runs import read_requests
+from foundation.errors import UserError
 
 ROW = {"arrival_s": 0.5, "isl": 10, "osl": 2, "first_token_s": 1.0, "last_token_s": 2.0}
 

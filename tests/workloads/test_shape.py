@@ -61,7 +61,7 @@ def test_cutting_keeps_what_requests_wait_for():
         ({"rate_scale": -1.0}, "rate_scale must be greater than 0, not -1.0"),
         ({"start_s": -1.0}, "start_s must be at least 0, not -1.0"),
         ({"max_requests": 0}, "max_requests must be at least 1, not 0"),
-        ({"arrival": "poisson", "rate": math.inf}, "rate must be finite"),
+        ({"arrival": "poisson", "rate": math.inf}, "rate must be greater than 0, not inf"),
         ({"isl_scale": 0.0}, "isl_scale must be greater than 0"),
     ],
 )

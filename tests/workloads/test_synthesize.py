@@ -46,7 +46,7 @@ def test_ids_are_chained():
     ("settings", "problem"),
     [
         ({"rate": 0.0}, "rate must be greater than 0, not 0.0"),
-        ({"rate": math.inf}, "rate must be finite"),
+        ({"rate": math.inf}, "rate must be greater than 0, not inf"),
         ({"turns": 0}, "turns must be at least 1, not 0"),
         ({"prefix_blocks": -1}, "prefix_blocks must be at least 0, not -1"),
         ({"think_time_s": math.nan}, "think_time_s must be at least 0, not nan"),
