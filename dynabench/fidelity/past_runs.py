@@ -87,4 +87,6 @@ def _column(table: Table, names: tuple[str, ...], path: Path) -> npt.NDArray[np.
 
 
 def _optional(values: list[Any], name: str) -> npt.NDArray[Any]:
-    return np.array([np.nan if value is None else value for value in values], object if name == "error" else None)
+    if name == "error":
+        return np.array([value if isinstance(value, str) else "" for value in values], object)
+    return np.array([np.nan if value is None else value for value in values])

@@ -3,11 +3,11 @@
 import json
 import re
 
-import numpy as np
 import pytest
 
 from dynabench.fidelity.past_runs import read_requests
 from foundation.errors import UserError
+from reports.records import COLUMNS
 
 ROW = {"arrival_s": 0.5, "isl": 10, "osl": 2, "first_token_s": 1.0, "last_token_s": 2.0}
 
@@ -19,10 +19,8 @@ def lines(path, *rows):
 
 def test_rows_may_lack_what_is_optional(tmp_path):
     _, run = read_requests(lines(tmp_path / "r.jsonl", ROW | {"cached_tokens": 4, "error": "lost"}, ROW))
-    cached = run.columns["cached_tokens"]
-    assert cached[0] == 4
-    assert np.isnan(cached[1])
-    assert run.columns["error"][0] == "lost"
+    assert run.requests.cached_tokens.tolist() == [4, None]
+    assert run.requests.error.tolist() == ["lost", ""]
 
 
 def test_a_csv_gives_what_its_json_lines_give(tmp_path):
@@ -36,8 +34,8 @@ def test_a_csv_gives_what_its_json_lines_give(tmp_path):
         read_requests(lines(tmp_path / "r.jsonl", other, ROW | {"preemptions": 0})),
     )
     assert one.requests == two.requests
-    for name, column in first.columns.items():
-        assert column.tolist() == second.columns[name].tolist(), name
+    for name in COLUMNS:
+        assert getattr(first.requests, name).tolist() == getattr(second.requests, name).tolist(), name
 
 
 @pytest.mark.parametrize(

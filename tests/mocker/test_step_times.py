@@ -3,8 +3,9 @@
 import json
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import csv, parquet
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
 from mocker.timing.catalog import find_engine, find_gpu, find_model, gpu_names, model_configs
@@ -189,8 +190,8 @@ def write_table(path, curvature):
         for n in (1, 8, 32)
         for kv in (100, 1000, 10000, 50000)
     ]
-    table = pd.DataFrame(rows)
-    table.to_csv(path) if path.suffix == ".csv" else table.to_parquet(path)
+    table = pa.Table.from_pylist(rows)
+    csv.write_csv(table, path) if path.suffix == ".csv" else parquet.write_table(table, path)
     return str(path)
 
 
