@@ -21,7 +21,7 @@ ALIASES = {
 """What records may call their columns, the first that is there counts; times in seconds on one clock."""
 OPTIONAL = ("cached_tokens", "preemptions", "error")
 OWN_BLOCK = 1 << 20
-"""Tokens of a block that no two prompts share: records do not tell what prompts have in common."""
+"""Tokens of a block that no two prompts share: records do not say what prompts have in common."""
 
 
 def read_requests(path: Path) -> tuple[Workload, Record]:

@@ -208,8 +208,7 @@ def _with_preemptions(run: Record, logs: list[StepLog]) -> Record:
 def speed_of(logs: list[StepLog], timing: TimingConfig) -> Speed | None:
     """Return how fast a real engine was in these runs.
 
-    Machines drift, and what slows their memory need not slow their arithmetic. This tells what of an error is their speed, and
-    what is the model.
+    Machines drift, and what slows their memory need not slow their arithmetic. This separates the part of an error that is their speed from the part that is the model.
     """
     if not logs or timing.calibration is None:
         return None

@@ -127,7 +127,7 @@ def _detect_all(files: Sequence[Path]) -> str:
 
 
 def lost(workload: Workload, name: str) -> list[str]:
-    """Say what a format cannot tell of a workload; empty if nothing is lost.
+    """Return what a format cannot hold of a workload; empty if nothing is lost.
 
     Raises:
         WorkloadError: there is no such format, or it is not written.
