@@ -235,13 +235,13 @@ class MockEngine:
             now = step.end
 
     def _send(self, engine: Engine) -> None:
-        granted = [sequence for sequence, _ in engine.num_new_tokens() if sequence.decoding]
+        decoded = engine.decoded()
         output = engine.complete()
         for sequence in output.finished:
             live = sequence.payload
             assert isinstance(live, _Live)
             live.end = {"finish_reason": live.reason, "cached_tokens": sequence.cached_tokens}
-        for sequence in (*granted, *output.sampled):
+        for sequence in (*decoded, *output.sampled):
             live = sequence.payload
             assert isinstance(live, _Live)
             made = live.made = live.made + 1
