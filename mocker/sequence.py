@@ -33,6 +33,7 @@ class Sequence:
         "payload",
         "priority",
         "runs",
+        "stop_after",
         "waited_since_s",
     )
 
@@ -42,6 +43,7 @@ class Sequence:
         *,
         num_prompt: int,
         max_tokens: int,
+        stop_after: int | None = None,
         chain: BlockChain,
         priority: int = 0,
         arrival: float = 0.0,
@@ -50,11 +52,12 @@ class Sequence:
         self.id = id
         self.num_prompt = num_prompt
         self.max_tokens = max_tokens
+        self.stop_after = stop_after
         self.chain = chain
         self.priority = priority
         self.arrival = arrival
         self.payload = payload
-        self.num_total = num_prompt + max_tokens
+        self.num_total = num_prompt + min(max_tokens, stop_after or max_tokens)
         self.num_known = num_prompt  # prompt and output tokens; kept only while not decoding
         self.num_computed = 0  # likewise
         self.decoding = False
