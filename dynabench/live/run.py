@@ -8,11 +8,13 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import uvloop
+from msgspec import Meta
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, check_one_model, engines_of
@@ -29,9 +31,13 @@ from serving.model.errors import ModelError
 from serving.model.files import vocab_size
 from serving.router import wants_kv_events
 from workloads import Request, Workload, WorkloadError
+from workloads.describe import ends
 from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of
 
+MODELS_S = 10.0
+MODELS_BYTES = 1 << 20
+"""How long, and for how much, an endpoint's list of models is read."""
 WARMUPS = 8
 WARMUP_TOKENS = 8
 LATE_S = 0.1
@@ -78,8 +84,11 @@ def run(
     async def whole(stop: asyncio.Event, is_up: asyncio.Event) -> Record:
         async with _target(client, plan.deployment, plan.seed) as (target, dead):
             is_up.set()
-            if client.url is None and _runs_model(plan.deployment):
-                await _check_context(workload, target)
+            runs_model = client.url is None and _runs_model(plan.deployment)
+            if runs_model or "stop" in ends(workload):
+                target = target._replace(context=await _context(target))
+            if runs_model:
+                _check_fits(workload, target)
             if count := _num_warmups(client, plan.deployment):
                 await warm_up(workload, target, count, client.timeout_s, stop)
             start = clock()
@@ -255,17 +264,46 @@ def tokens_of_model(pool: Pool) -> range:
         raise StackError(str(error)) from error
 
 
-async def _check_context(workload: Workload, target: Target) -> None:
+class Model(msgspec.Struct):
+    """What an endpoint says of a model."""
+
+    id: str = ""
+    max_model_len: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Models(msgspec.Struct):
+    """The answer to GET /v1/models."""
+
+    data: list[Model] = []
+
+
+async def _context(target: Target) -> int | None:
+    """Return how many tokens the measured model holds for one request, None where the endpoint does not say."""
+    body, patience = b"", aiohttp.ClientTimeout(total=MODELS_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=patience) as session,
+            session.get(f"{target.url}/v1/models", headers=target.headers) as response,
+        ):
+            async for part in response.content.iter_any():
+                body += part
+                if len(body) > MODELS_BYTES:
+                    return None
+            found = msgspec.json.decode(body, type=Models)
+    except (aiohttp.ClientError, OSError, ValueError):
+        return None
+    return next((model.max_model_len for model in found.data if model.id == target.model), None)
+
+
+def _check_fits(workload: Workload, target: Target) -> None:
     """Refuse a workload with a request that the model cannot hold.
 
     Raises:
         WorkloadError: the first such request, and what would help.
     """
-    async with aiohttp.ClientSession() as session, session.get(f"{target.url}/v1/models") as response:
-        limit = (await response.json())["data"][0]["max_model_len"]
     for number, request in enumerate(workload.requests):
-        if request.input_length + request.output_length > limit:
+        if target.context is not None and request.input_length + request.output_length > target.context:
             raise WorkloadError(
                 f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} "
-                f"output tokens, more than the {limit} of {target.model}'s context; cut prompts with --cap-isl"
+                f"output tokens, more than the {target.context} of {target.model}'s context; cut prompts with --cap-isl"
             )
