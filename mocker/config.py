@@ -40,6 +40,10 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of admission and, reversed, of preemption."""
 
+    async_scheduling: bool = True
+    """Schedule a step while the one before it runs, as vLLM does: host work hides behind the GPU's, and what a step
+    brings is known one step later."""
+
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Share of the blocks kept free when a sequence is admitted while others run."""
 

@@ -7,15 +7,17 @@
 A step may span many iterations of one batch (a leap): nothing then happens but one token a sequence and
 iteration, so the durations follow a closed form and only block counts change. Cutting a leap at any
 iteration and going on gives the very same schedules, times and events as taking each by itself.
+
+With asynchronous scheduling a second batch is closed as soon as a step begins, and waits for it: it is the next step,
+whatever the first one brings. So a sequence that arrives waits for the step in flight and for the one behind it.
 """
 
 from array import array
-from collections.abc import Iterator
 
 from mocker.config import EngineConfig
 from mocker.events import KvEvent
 from mocker.scheduler import Batch, Scheduler
-from mocker.sequence import Sequence
+from mocker.sequence import OVER, Sequence
 from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
 
 NO_LIMIT = 1 << 62
@@ -138,19 +140,24 @@ class Engine:
         self.timing = timing
         self.log = StepLog()
         self.step: Step | None = None
+        self._is_async = config.async_scheduling
+        self._ahead: Batch | None = None  # asynchronously: the batch that follows the step in flight
+        self._ahead_s = 0.0  # when it was closed
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
         self._published: list[KvEvent] = []
         self._last_end = -1.0
-        self._ramp: Ramp | None = None  # of the batch as it has been since `_ramp_origin`
+        self._ramp: Ramp | None = None  # of `_ramp_batch`, since `_ramp_origin`
+        self._ramp_batch: Batch | None = None
         self._logged: Ramp | None = None  # the ramp of the step log's last row
         self._ramp_origin = 0.0
         self._ramp_skip = 0
+        self._is_one_over = False  # a sequence ended while a batch with it waited
 
     @property
     def is_idle(self) -> bool:
         """True if nothing waits or runs."""
-        return not (self.scheduler.running or self.scheduler.waiting)
+        return not (self.scheduler.running or self.scheduler.waiting or self._ahead)
 
     @property
     def num_free_blocks(self) -> int:
@@ -169,14 +176,13 @@ class Engine:
         """Remove a sequence, after the step in flight if there is one; once finished, nothing happens."""
         if self.step is not None:
             self._aborts.append(sequence)
-        elif sequence in self.scheduler.running or sequence in self.scheduler.waiting:
-            if sequence.decoding:
-                self._ramp = None
-            self.scheduler.remove(sequence)
+        elif sequence.state != OVER:
+            self.scheduler.abort(sequence)
+            self._is_one_over = True
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks, unless any is in use (then False)."""
-        return self.scheduler.pool.reset()
+        return self.scheduler.reset_prefix_cache()
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
         """Close a batch and return how long it takes, or None if there is nothing to do.
@@ -189,28 +195,31 @@ class Engine:
             RuntimeError: sequences wait but none can ever be admitted.
         """
         assert self.step is None, "complete the step in flight first"
-        scheduler = self.scheduler
-        batch = scheduler.schedule()
-        if batch is None:
-            if scheduler.waiting:
-                self._explain_stall()
-            self._ramp = None
-            return None
-        if batch.admitted:
-            for sequence in batch.admitted:
-                sequence.first_scheduled_s = now
+        scheduler, ramp = self.scheduler, self._ramp
+        batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
+        while batch is None or batch.is_empty:
+            if batch is not None:
+                self._mark(batch, closed_s)
+                scheduler.update(batch)
+            batch, closed_s = scheduler.schedule(), now
+            if batch is None:
+                if scheduler.waiting:
+                    self._explain_stall()
+                return None
         if not batch.is_undisturbed:
-            self._ramp = None
-            self._mark_waits(batch)
-            duration = self._mixed_duration(batch)
-            self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
-            return step
-        ramp = self._ramp
-        if ramp is None or self._ramp_skip >= ramp.num_steps or now != self._last_end:
-            self._ramp = ramp = self.timing.decode(batch.num_decodes, scheduler.num_kv_tokens)
-            self._ramp_origin, self._ramp_skip = now, 0
-        skip = self._ramp_skip
-        count = scheduler.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
+            self._mark(batch, closed_s)
+            self._ramp = ramp = Ramp(self._mixed_duration(batch))
+            self._ramp_batch, self._ramp_origin, self._ramp_skip = batch, now, 0
+        elif (
+            ramp is None or batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= ramp.num_steps
+        ):
+            self._ramp = ramp = self._decode_ramp(batch)
+            self._ramp_batch, self._ramp_origin, self._ramp_skip = batch, now, 0
+        if self._is_async:
+            self._ahead, self._ahead_s = scheduler.schedule(), now
+        skip, count = self._ramp_skip, 1
+        if max_iterations > 1 and batch.is_undisturbed and (self._ahead is batch or not self._is_async):
+            count = scheduler.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
         end = self._ramp_origin + ramp.elapsed(skip + count)
         self.step = step = Step(batch, self._ramp_origin, ramp, skip, count, end)
         return step
@@ -231,20 +240,18 @@ class Engine:
         assert step is not None, "no step in flight"
         scheduler, batch = self.scheduler, step.batch
         if step.num_iterations > 1:
-            self._allocate(1, step.num_iterations)
-        if self._ramp is not None:
-            self._ramp_skip += step.num_iterations
-        if batch.num_decodes:
+            scheduler.leap(step.num_iterations - 1, is_ordered=self._ordered)
+        self._ramp_skip += step.num_iterations
+        if batch.decodes:
             self._log(step, step.num_iterations)
         sampled, finished = scheduler.update(batch, step.num_iterations)
-        if sampled or finished:
-            self._ramp = None
-            for sequence in sampled:
-                if sequence.first_token_s < 0:
-                    sequence.first_token_s = step.end
-                elif sequence.waited_since_s >= 0:
-                    self.log.add_gap(step.end - sequence.waited_since_s)
-                    sequence.waited_since_s = -1.0
+        self._is_one_over = self._ahead is not None and any(s.stop_after is not None for s in finished)
+        for sequence in sampled:
+            if sequence.first_token_s < 0:
+                sequence.first_token_s = step.end
+            elif sequence.waited_since_s >= 0:
+                self.log.add_gap(step.end - sequence.waited_since_s)
+                sequence.waited_since_s = -1.0
         if scheduler.pool.events:
             self._publish()
         self.step = None
@@ -264,11 +271,11 @@ class Engine:
         if count == 0:
             return
         if count > 1:
-            self._allocate(1, count)
+            self.scheduler.leap(count - 1, is_ordered=self._ordered)
         self._publish()
         self._log(step, count)
-        self.scheduler.iteration += count
-        self._allocate(0, 1)  # the iteration now under way has its blocks, but its events are not out yet
+        self.scheduler.leap(1, is_ordered=self._ordered)  # the last one's events are not out yet
+        self.scheduler.num_ended += count
         self._ramp_skip += count
         step.advance(count)
 
@@ -288,28 +295,33 @@ class Engine:
         events, self._published = self._published, []
         return events
 
-    def num_new_tokens(self) -> Iterator[tuple[Sequence, int]]:
-        """Yield each sequence of the step in flight with its tokens, in vLLM's order."""
+    def decoded(self) -> list[Sequence]:
+        """Return the sequences to which the step in flight brings a token that is not their prefill's."""
         assert self.step is not None, "no step in flight"
-        return self.scheduler.num_new_tokens(self.step.batch)
+        return [sequence for sequence in self.step.batch.decodes if sequence.state != OVER]
 
-    def _mark_waits(self, batch: Batch) -> None:
-        """Note since when preempted and starved sequences have had no token."""
+    def _mark(self, batch: Batch, closed_s: float) -> None:
+        """Note when sequences were admitted, and since when preempted and starved ones have had no token."""
+        for sequence in batch.admitted:
+            sequence.first_scheduled_s = closed_s
         for sequence in (*batch.preempted, *batch.starved):
             if sequence.first_token_s >= 0 and sequence.waited_since_s < 0:
                 sequence.waited_since_s = self._last_end
 
+    def _decode_ramp(self, batch: Batch) -> Ramp:
+        """Return the times of a batch of decodes from the iteration on that begins now."""
+        num_decodes = len(batch.decodes)
+        num_kv_tokens = batch.num_kv_tokens + num_decodes * (self.scheduler.num_ended - batch.iteration)
+        return self.timing.decode(num_decodes, num_kv_tokens)
+
     def _mixed_duration(self, batch: Batch) -> float:
-        scheduler = self.scheduler
-        num_kv_tokens = scheduler.num_kv_tokens if batch.num_decodes else 0
-        for sequence in batch.starved:
-            num_kv_tokens -= scheduler.num_tokens(sequence)
+        num_decodes = len(batch.decodes)
         if not batch.chunks:
-            return self.timing.decode(batch.num_decodes, num_kv_tokens).first if batch.num_decodes else 0.0
+            return self.timing.decode(num_decodes, batch.num_kv_tokens).first
         if len(batch.chunks) == 1:
             sequence, count = batch.chunks[0]
             prefill = chunk(count, sequence.num_computed - count)
-            return self.timing.mixed(prefill, batch.num_decodes, num_kv_tokens)
+            return self.timing.mixed(prefill, num_decodes, batch.num_kv_tokens)
         num_tokens = num_context_tokens = 0
         num_pairs = 0.0
         for sequence, count in batch.chunks:
@@ -318,16 +330,7 @@ class Engine:
             num_context_tokens += context
             num_pairs += count * (context + count / 2)
         prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(batch.chunks))
-        return self.timing.mixed(prefill, batch.num_decodes, num_kv_tokens)
-
-    def _allocate(self, first: int, stop: int) -> None:
-        """Give the running sequences the blocks of iterations `first` to `stop` of the step in flight."""
-        base = self.scheduler.iteration
-        if self._ordered:
-            for iteration in range(base + first, base + stop):
-                self.scheduler.allocate_iteration(iteration)
-        else:
-            self.scheduler.allocate_leap(base + first, base + stop)
+        return self.timing.mixed(prefill, num_decodes, batch.num_kv_tokens)
 
     def _publish(self) -> None:
         self._published += self.scheduler.pool.events
@@ -335,13 +338,17 @@ class Engine:
 
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
+        num_tokens = len(self.decoded()) if self._is_one_over else len(batch.decodes)
         for sequence in batch.delayed:
-            self.log.add_gap(step.end - sequence.waited_since_s)
-            sequence.waited_since_s = -1.0
-        num_tokens = batch.num_decodes - len(batch.delayed)
-        if num_tokens and self._ramp is not None and self._ramp is self._logged:
+            if sequence.state != OVER:
+                num_tokens -= 1
+                self.log.add_gap(step.end - sequence.waited_since_s)
+                sequence.waited_since_s = -1.0
+        if not num_tokens:
+            return
+        if self._logged is not None and self._ramp is self._logged and self.log.rows[-1] == num_tokens:
             self.log.rows[-2] += num_iterations  # the same batch goes on
-        elif num_tokens:
+        else:
             self.log.rows.extend(step.row(num_iterations, num_tokens))
             self._logged = self._ramp
 

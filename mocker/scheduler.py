@@ -1,4 +1,12 @@
-"""vLLM V1's scheduler: running sequences first under one token budget, then waiting ones."""
+"""vLLM V1's scheduler: running sequences first under one token budget, then waiting ones.
+
+    batch = scheduler.schedule()                  # iteration i: who computes what
+    sampled, finished = scheduler.update(batch)   # what it brought is known
+
+A sequence advances when it is scheduled. Synchronously every `schedule` is followed by its `update`; asynchronously
+iteration i + 1 is scheduled before iteration i is known. Then a sequence that ends by length is left out of the iteration
+after its last, one that turns out to have stopped is not, and a block that decoding fills is cached an iteration later.
+"""
 
 from bisect import insort
 from collections import deque
@@ -6,30 +14,45 @@ from collections.abc import Iterator
 
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
-from mocker.sequence import Sequence
+from mocker.sequence import NEVER, OVER, RUNNING, WAITING, Sequence
 
 NOBODY: list[Sequence] = []  # shared, never changed
-NEVER = 1 << 62
 
 
 class Batch:
-    """What one iteration computes. Sequences that decode are implied: all that run and are not named here."""
+    """What one iteration computes, or several in a row if it is the same."""
 
-    __slots__ = ("admitted", "chunks", "delayed", "num_decodes", "preempted", "resumed", "starved")
+    __slots__ = (
+        "admitted",
+        "chunks",
+        "decodes",
+        "delayed",
+        "is_undisturbed",
+        "iteration",
+        "num_kv_tokens",
+        "preempted",
+        "resumed",
+        "sampled",
+        "starved",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.is_undisturbed = False  # if all that happens is a token for each sequence that decodes
+        self.decodes = NOBODY  # one token each; never changed in place
+        self.num_kv_tokens = 0  # context that the decodes read in that iteration, summed
         self.chunks: list[tuple[Sequence, int]] = []  # prefill: sequence, tokens
+        self.sampled: list[Sequence] = NOBODY  # those whose prefill this completes
         self.admitted: list[Sequence] = NOBODY
         self.resumed: list[Sequence] = NOBODY
         self.preempted: list[Sequence] = NOBODY
         self.starved: list[Sequence] = NOBODY  # decoding, but the budget was spent
         self.delayed: list[Sequence] = NOBODY  # decoding again after having been starved
-        self.num_decodes = 0
 
     @property
-    def is_undisturbed(self) -> bool:
-        """True if all that happens is a token for each sequence that runs."""
-        return not (self.chunks or self.preempted or self.starved or self.delayed)
+    def is_empty(self) -> bool:
+        """True if nothing is computed: those that run were preempted, or have their last token in flight."""
+        return not (self.decodes or self.chunks)
 
 
 class Scheduler:
@@ -39,13 +62,18 @@ class Scheduler:
         self.config = config
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self._budget = config.max_num_batched_tokens
+        self._lag = int(config.async_scheduling)  # iterations from computing a token to knowing it
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
-        self.iteration = 0
-        self.origin_sum = 0  # over the decoding sequences
-        self.num_decoding = 0
+        self.iteration = 0  # the next to be scheduled
+        self.num_ended = 0  # iterations that `update` was told of
+        self.has_fast_paths = True  # else the rule alone decides, which comes to the same
+        self._origin_sum = 0  # over the decoding sequences
+        self._num_decoding = 0
         self._next_finish = NEVER  # the iteration at whose end the next decoding sequence finishes
-        self._is_one_starved = False  # in the last iteration
+        self._ending: list[Sequence] = []  # decoding no more, but their last token is not known yet
+        self._starved = NOBODY  # in the last iteration
+        self._steady: Batch | None = None  # the last batch, if it goes on unless something happens
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
         self._watermark_blocks = int(config.watermark * num_blocks)
         self._by_priority = config.scheduling_policy == "priority"
@@ -53,16 +81,31 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Close the next iteration's batch, or return None when nothing can run.
 
-        vLLM's rule: the running sequences one by one, then, unless one was preempted, the waiting ones.
+        vLLM's rule: the running sequences one by one, then, unless one was preempted, the waiting ones. While nothing
+        changes, the very batch of the iteration before is returned.
         """
-        batch = Batch()
-        budget = self._schedule_at_once(batch)
+        if self._next_finish < self.iteration:
+            self._retire()
+        batch = Batch(self.iteration)
+        budget = self._schedule_at_once(batch) if self.has_fast_paths else None
         if budget is None:
             budget = self._schedule_one_by_one(batch)
         if not batch.preempted and self.waiting:
             self._admit(batch, budget)
+        if not (self.running or batch.preempted):
+            return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
-        return batch if self.running else None
+        self.iteration += 1
+        self._starved = batch.starved
+        if batch.chunks or batch.preempted or batch.starved or batch.delayed:
+            self._steady = None
+        elif self._steady is not None:
+            return self._steady
+        else:
+            batch.is_undisturbed = True
+            self._steady = batch
+        self._advance(batch)
+        return batch
 
     def _schedule_one_by_one(self, batch: Batch) -> int:
         """Give each running sequence its next tokens, preempting where blocks run out; return what is left of the budget."""
@@ -71,6 +114,9 @@ class Scheduler:
         granted: dict[Sequence, int] = {}  # of `running`, those before the one whose turn it is
         while len(granted) < len(self.running) and budget > 0:
             sequence = self.running[len(granted)]
+            if sequence in self._ending:
+                granted[sequence] = 0
+                continue
             computed = self.iteration - sequence.origin if sequence.decoding else sequence.num_computed
             count = 1 if sequence.decoding else self._chunk_size(sequence, budget)
             needed = _blocks(computed + count, size) - _blocks(computed, size)
@@ -82,7 +128,8 @@ class Scheduler:
                 self._preempt(batch, victim, was_granted=refund > 0)
             if victim is sequence:
                 break
-            self._grant(sequence, computed + count, needed)
+            is_last_known = not sequence.decoding or not self._lag or sequence in self._starved
+            self._grant(sequence, computed + count, needed, num_known=computed + count if is_last_known else computed)
             granted[sequence] = count
             budget -= count
         self._describe(batch, granted)
@@ -107,7 +154,30 @@ class Scheduler:
             self._start(batch, sequence, hits, count)
             budget -= count
 
+    def _advance(self, batch: Batch) -> None:
+        """Sum up what the decodes read, and let those whose prefill is now scheduled to its end decode from here on."""
+        batch.num_kv_tokens = self._num_decoding * self.iteration - self._origin_sum
+        for sequence in batch.starved:
+            batch.num_kv_tokens -= self.iteration - sequence.origin
+        if batch.chunks:
+            batch.sampled = [sequence for sequence, _ in batch.chunks if sequence.num_computed == sequence.num_known]
+            for sequence in batch.sampled:
+                self._start_decoding(sequence)
+
     # The steps of the rule
+
+    def _retire(self) -> None:
+        """Give no more iterations to sequences whose last token, by length, is in flight."""
+        for sequence in self.running:
+            if (
+                sequence.last_iteration < self.iteration
+                and sequence.decoding
+                and sequence.num_total == sequence.num_limit
+            ):
+                sequence.num_known = sequence.num_total
+                self._stop_decoding(sequence, self.iteration - sequence.origin)
+                self._ending.append(sequence)
+        self._find_next_finish()
 
     def _victim(self) -> Sequence:
         return max(self.running, key=_priority) if self._by_priority else self.running[-1]
@@ -115,8 +185,16 @@ class Scheduler:
     def _preempt(self, batch: Batch, sequence: Sequence, *, was_granted: bool) -> None:
         """Throw a running sequence back to the waiting queue; it keeps its tokens, not its blocks."""
         self.running.remove(sequence)
-        sequence.num_known = self.num_tokens(sequence)
-        self._vacate(sequence, num_granted=int(was_granted))
+        sequence.state = WAITING
+        if sequence.decoding:
+            sequence.num_known = self.iteration - sequence.origin + 1  # the token in flight is still delivered
+            if sequence.last_iteration < self.iteration:
+                self._ending.append(sequence)
+            else:
+                sequence.last_iteration = NEVER
+            self._stop_decoding(sequence, self.iteration - sequence.origin + int(was_granted))
+            self._find_next_finish()
+        self.pool.release(sequence, sequence.num_blocks)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         batch.preempted.append(sequence)
@@ -125,30 +203,30 @@ class Scheduler:
         else:
             self.waiting.appendleft(sequence)
 
-    def _grant(self, sequence: Sequence, computed: int, needed: int) -> None:
-        """Give a running sequence the blocks for its tokens up to `computed`."""
+    def _grant(self, sequence: Sequence, computed: int, needed: int, *, num_known: int) -> None:
+        """Give a running sequence the blocks for its tokens up to `computed`, and cache those whose tokens are known."""
         self.pool.allocate(needed)
         if not sequence.decoding:
             sequence.num_computed = computed
             sequence.num_blocks += needed
-        self.pool.store(sequence, computed // self.config.block_size)
+        self.pool.store(sequence, num_known // self.config.block_size)
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
         """Enter in the batch what became of those that still run; a decode without a token is one iteration later."""
+        batch.decodes = []
         for sequence in self.running:
             if not sequence.decoding:
-                if sequence in granted:
+                if granted.get(sequence):
                     batch.chunks.append((sequence, granted[sequence]))
             elif sequence not in granted:
                 sequence.origin += 1
                 sequence.last_iteration += 1
-                self.origin_sum += 1
+                self._origin_sum += 1
                 batch.starved.append(sequence)
             else:
-                batch.num_decodes += 1
-                if sequence.waited_since_s >= 0:
+                batch.decodes.append(sequence)
+                if sequence in self._starved:
                     batch.delayed.append(sequence)
-        self._is_one_starved = bool(batch.starved)
         self._find_next_finish()
 
     def _chunk_size(self, sequence: Sequence, budget: int) -> int:
@@ -181,13 +259,14 @@ class Scheduler:
             self.pool.hold(sequence, hits)
         sequence.num_blocks, sequence.num_computed = hits, hits * size
         computed = hits * size + count
-        self._grant(sequence, computed, _blocks(computed, size) - hits)
+        self._grant(sequence, computed, _blocks(computed, size) - hits, num_known=computed)
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
             sequence.cached_tokens = hits * size
             batch.admitted = [*batch.admitted, sequence]
         batch.chunks.append((sequence, count))
+        sequence.state = RUNNING
         self.running.append(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
@@ -203,24 +282,28 @@ class Scheduler:
         running, budget = self.running, self._budget
         if not running:
             return budget
-        num_partial = len(running) - self.num_decoding
-        if self._is_one_starved or num_partial > 1 or (num_partial and running[-1].decoding):
+        num_partial = len(running) - self._num_decoding
+        if self._ending:
+            num_partial -= sum([s.state == RUNNING for s in self._ending])
+        partial = running[-1] if num_partial else None
+        if self._starved or num_partial > 1 or (partial is not None and (partial.decoding or partial in self._ending)):
             return None
-        if not num_partial:
-            if not (len(running) <= self.pool.num_free or self._decodes_fit(running, None, budget)):
-                return None
-            decoding, partial = running, None
+        if self._steady is not None:
+            decoding = self._steady.decodes
+        elif self._ending:
+            decoding = [s for s in running if s.decoding]
         else:
-            decoding, partial = running[:-1], running[-1]
-            if not self._decodes_fit(decoding, partial, budget):
-                return None
+            decoding = running[:-1] if num_partial else running[:]
+        if (num_partial or len(decoding) > self.pool.num_free) and not self._decodes_fit(decoding, partial, budget):
+            return None
         self._allocate_decodes(decoding, self.iteration)
-        batch.num_decodes = len(decoding)
+        batch.decodes = decoding
         budget -= len(decoding)
         if partial is not None and budget > 0:
             count = self._chunk_size(partial, budget)
             computed = partial.num_computed + count
-            self._grant(partial, computed, _blocks(computed, self.config.block_size) - partial.num_blocks)
+            needed = _blocks(computed, self.config.block_size) - partial.num_blocks
+            self._grant(partial, computed, needed, num_known=computed)
             batch.chunks.append((partial, count))
             budget -= count
         return budget
@@ -240,56 +323,65 @@ class Scheduler:
         return free >= sum([(iteration - s.origin) % size == 0 for s in decoding])
 
     def _allocate_decodes(self, decoding: list[Sequence], iteration: int) -> None:
-        pool, size, last = self.pool, self.config.block_size, self.config.block_size - 1
+        """Give each decode a block if it needs one, and cache the block that its known tokens have filled."""
+        pool, size, known = self.pool, self.config.block_size, 1 - self._lag
         if size == 1:
             touching = decoding
+        elif known:
+            touching = [s for s in decoding if (p := (iteration - s.origin) % size) == 0 or p == size - 1]
         else:
-            touching = [s for s in decoding if (p := (iteration - s.origin) % size) == 0 or p == last]
+            touching = [s for s in decoding if (iteration - s.origin) % size == 0]
         for sequence in touching:
             computed = iteration - sequence.origin
             if computed % size == 0:
                 pool.allocate(1)
-            if (computed + 1) % size == 0:
-                pool.store(sequence, (computed + 1) // size)
+            if (computed + known) % size == 0:
+                pool.store(sequence, (computed + known) // size)
 
     # Leaps: many iterations of a batch in which each sequence decodes
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
-        """Count the iterations, from this batch's on, in which nothing happens but one token for each sequence."""
+        """Count the iterations of a batch in flight, the last that was scheduled, until something else may happen."""
         if limit <= 1 or not batch.is_undisturbed:
             return 1
-        running = self.running
-        if self.waiting and any(s.chain.num_named * self.config.block_size > s.num_prompt for s in running):
+        decodes, size, free = batch.decodes, self.config.block_size, self.pool.num_free
+        if self.waiting and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may let a waiting sequence in
         first = self.iteration
-        count = min(limit, self._next_finish - first + 1)
-        size, free = self.config.block_size, self.pool.num_free
-        if len(running) * (count // size + 1) > free:
-            origins = [s.origin for s in running]
-            low, high = 1, count  # the first iteration has its blocks
+        count = min(limit, self._next_finish - first + 2)
+        if count > 1 and len(decodes) * (count // size + 1) > free:
+            origins = [s.origin for s in decodes]
+            low, high = 1, count  # what is scheduled has its blocks
             while low < high:
                 middle = (low + high + 1) // 2
-                if _blocks_taken(origins, first + 1, first + middle, size) <= free:
+                if _blocks_taken(origins, first, first + middle - 1, size) <= free:
                     low = middle
                 else:
                     high = middle - 1
             count = low
-        return count
+        return max(count, 1)
 
-    def allocate_leap(self, first: int, stop: int) -> None:
-        """Give the running sequences the blocks of decode iterations `first` to `stop`, and cache what they fill."""
+    def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
+        """Schedule the last batch for so many more iterations, in which nothing happens but a token for each sequence.
+
+        Blocks are taken and cached in vLLM's order, or, unless `is_ordered`, at once.
+        """
+        assert self._steady is not None, "nothing goes on"
+        decodes, first, stop = self._steady.decodes, self.iteration, self.iteration + num_iterations
+        self.iteration = stop
+        if is_ordered:
+            for iteration in range(first, stop):
+                self._allocate_decodes(decodes, iteration)
+            return
         size = self.config.block_size
-        taken = _blocks_taken([s.origin for s in self.running], first, stop, size)
+        taken = _blocks_taken([s.origin for s in decodes], first, stop, size)
         if taken:
             self.pool.allocate(taken)
         if self.config.enable_prefix_caching:
-            for sequence in self.running:
-                if (stop - sequence.origin) // size > sequence.num_cached_blocks:
-                    self.pool.store(sequence, (stop - sequence.origin) // size)
-
-    def allocate_iteration(self, iteration: int) -> None:
-        """Do what `allocate_leap` does, for one iteration and in vLLM's order."""
-        self._allocate_decodes(self.running, iteration)
+            known = stop - self._lag
+            for sequence in decodes:
+                if (known - sequence.origin) // size > sequence.num_cached_blocks:
+                    self.pool.store(sequence, (known - sequence.origin) // size)
 
     # What else the engine asks
 
@@ -303,6 +395,7 @@ class Scheduler:
         if limit is not None:
             if sequence.num_prompt >= limit:
                 raise ValueError(f"prompt of {sequence.num_prompt} tokens reaches max_model_len ({limit})")
+            sequence.num_limit = min(sequence.num_limit, limit)
             sequence.num_total = min(sequence.num_total, limit)
         needed = -(-(sequence.num_total - 1) // self.config.block_size)
         if needed > self.pool.num_blocks:
@@ -312,26 +405,50 @@ class Scheduler:
             )
         self._enqueue(sequence)
 
-    def update(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
+    def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""
-        self.iteration += num_iterations
-        sampled = [s for s, _ in batch.chunks if s.num_computed == s.num_known]
-        for sequence in sampled:
-            self._start_decoding(sequence)
-        if self._next_finish >= self.iteration:
-            return sampled, NOBODY
-        finished = [s for s in self.running if s.decoding and s.last_iteration < self.iteration]
+        self.num_ended += num_iterations
+        last, finished = self.num_ended - 1, NOBODY
+        if self._next_finish <= last or self._ending:
+            finished = [s for s in self.running if s.last_iteration <= last]
+        if self._lag and (finished or self._starved):
+            self._cache_late(finished)
+        sampled = [s for s in batch.sampled if s.state != OVER] if batch.sampled else NOBODY
+        if self._ending:
+            finished = [*finished, *[s for s in self._ending if s.state == WAITING]]
         for sequence in finished:
             self.remove(sequence)
         return sampled, finished
 
+    def _cache_late(self, finished: list[Sequence]) -> None:
+        """Cache the blocks of those that were not scheduled since, which would have cached them."""
+        size = self.config.block_size
+        for sequence in [s for s in self.running if s in finished or s in self._starved]:
+            computed = self.iteration - sequence.origin if sequence.decoding else sequence.num_computed
+            self.pool.store(sequence, min(computed, sequence.num_total - 1) // size)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Take a sequence out, unless it has ended, and free its blocks; its tokens in flight are dropped."""
+        if sequence.state != OVER:
+            self.remove(sequence)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks, unless any is in use (then False)."""
+        return self.pool.reset()
+
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out and free its blocks."""
-        if sequence in self.waiting:
+        """Take out a sequence that waits or runs."""
+        if sequence.state == WAITING:
             self.waiting.remove(sequence)
-            return
-        self.running.remove(sequence)
-        self._vacate(sequence)
+        else:
+            self.running.remove(sequence)
+            if sequence.decoding:
+                self._stop_decoding(sequence, self.iteration - sequence.origin)
+                self._find_next_finish()
+            self.pool.release(sequence, sequence.num_blocks)
+        sequence.state = OVER
+        if sequence in self._ending:
+            self._ending.remove(sequence)
 
     def num_new_tokens(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
         """Yield each sequence of the batch in flight with its tokens, in vLLM's order."""
@@ -343,13 +460,10 @@ class Scheduler:
                 yield sequence, 1
 
     def num_tokens(self, sequence: Sequence) -> int:
-        """Count a sequence's tokens, prompt and output, between two iterations."""
-        return self.iteration - sequence.origin + 1 if sequence.decoding else sequence.num_known
-
-    @property
-    def num_kv_tokens(self) -> int:
-        """Context the decoding sequences read in the coming iteration, summed."""
-        return self.num_decoding * (self.iteration + 1) - self.origin_sum
+        """Count a sequence's tokens, prompt and output, that are known."""
+        if not sequence.decoding:
+            return sequence.num_known
+        return max(self.num_ended - sequence.origin + 1, sequence.num_known)
 
     # Decoding and release
 
@@ -357,19 +471,17 @@ class Scheduler:
         sequence.decoding = True
         sequence.origin = self.iteration - sequence.num_known
         sequence.last_iteration = sequence.origin + sequence.num_total - 2
-        self.origin_sum += sequence.origin
-        self.num_decoding += 1
+        self._origin_sum += sequence.origin
+        self._num_decoding += 1
         self._next_finish = min(self._next_finish, sequence.last_iteration)
 
-    def _vacate(self, sequence: Sequence, *, num_granted: int = 0) -> None:
-        if sequence.decoding:
-            computed = self.iteration - sequence.origin + num_granted
-            sequence.num_blocks = _blocks(computed, self.config.block_size)
-            sequence.decoding = False
-            self.origin_sum -= sequence.origin
-            self.num_decoding -= 1
-            self._find_next_finish()
-        self.pool.release(sequence, sequence.num_blocks)
+    def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:
+        sequence.decoding = False
+        sequence.num_computed = num_computed
+        sequence.num_blocks = _blocks(num_computed, self.config.block_size)
+        self._origin_sum -= sequence.origin
+        self._num_decoding -= 1
+        self._steady = None
 
     def _find_next_finish(self) -> None:
         self._next_finish = min([s.last_iteration for s in self.running if s.decoding], default=NEVER)

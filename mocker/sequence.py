@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from mocker.chain import BlockChain
 
+NEVER = 1 << 62
+
+WAITING, RUNNING, OVER = range(3)
+
 
 class Sequence:
     """A request and how far it has come.
@@ -26,6 +30,7 @@ class Sequence:
         "num_cached_blocks",
         "num_computed",
         "num_known",
+        "num_limit",
         "num_preemptions",
         "num_prompt",
         "num_total",
@@ -33,6 +38,7 @@ class Sequence:
         "payload",
         "priority",
         "runs",
+        "state",
         "stop_after",
         "waited_since_s",
     )
@@ -43,26 +49,41 @@ class Sequence:
         *,
         num_prompt: int,
         max_tokens: int,
-        stop_after: int | None = None,
         chain: BlockChain,
+        stop_after: int | None = None,
         priority: int = 0,
         arrival: float = 0.0,
         payload: object = None,
     ) -> None:
+        """Describe a request.
+
+        Args:
+            id: its name.
+            num_prompt: tokens of the prompt.
+            max_tokens: tokens of output at which the answer is cut off, which the scheduler knows beforehand.
+            chain: the names of its blocks.
+            stop_after: the output token with this number, 1 being the first, is EOS or a stop token, which the scheduler
+                learns when it is made (None: there is none).
+            priority: smaller goes first.
+            arrival: decides between equal priorities (s).
+            payload: the caller's.
+        """
         self.id = id
         self.num_prompt = num_prompt
         self.max_tokens = max_tokens
-        self.stop_after = stop_after
         self.chain = chain
         self.priority = priority
         self.arrival = arrival
         self.payload = payload
-        self.num_total = num_prompt + min(max_tokens, stop_after or max_tokens)
+        self.stop_after = stop_after
+        self.num_limit = num_prompt + max_tokens  # tokens at which it ends by length
+        self.num_total = self.num_limit if stop_after is None else min(num_prompt + stop_after, self.num_limit)
         self.num_known = num_prompt  # prompt and output tokens; kept only while not decoding
         self.num_computed = 0  # likewise
+        self.state = WAITING
         self.decoding = False
         self.origin = 0
-        self.last_iteration = 0
+        self.last_iteration = NEVER  # the one that samples its last token; known while it decodes
         self.num_blocks = 0  # allocated; behind while a leap is under way
         self.num_cached_blocks = 0
         self.runs: list[Run] = []
@@ -71,6 +92,13 @@ class Sequence:
         self.first_scheduled_s = -1.0
         self.first_token_s = -1.0
         self.waited_since_s = -1.0
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the answer ends where it ends: `stop` or `length`."""
+        return (
+            "stop" if self.stop_after is not None and self.num_total == self.num_prompt + self.stop_after else "length"
+        )
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, prompt={self.num_prompt}, max_tokens={self.max_tokens})"

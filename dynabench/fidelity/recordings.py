@@ -6,6 +6,7 @@ adds, aborts, schedules and updates, with the prompts in a scenario file (`../sc
 
 import gzip
 import json
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 from foundation.errors import UserError
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
+from mocker.scheduler import Batch, Scheduler
+from mocker.sequence import OVER
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
@@ -26,36 +29,47 @@ class RecordingError(UserError):
 
 @dataclass
 class Action:
-    """Something done to the engine just before a step: `add`, `abort` or `reset`."""
+    """Something done to the scheduler: `add`, `abort` or `reset`."""
 
     kind: str
     id: str = ""
     prompt: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     max_tokens: int = 0
+    stops: frozenset[int] = frozenset()
+    """Tokens, EOS among them, that end the answer."""
     priority: int = 0
     salt: str | None = None
+    is_done: bool | None = None
+    """Whether vLLM carried out a reset."""
 
 
 @dataclass
-class RecordedStep:
-    """What vLLM did in one step; a value of None was not recorded."""
+class Scheduled:
+    """What vLLM put into a step."""
+
+    number: int
+    facts: Json
+
+
+@dataclass
+class Updated:
+    """What a step brought, and the KV events that vLLM published with it."""
 
     number: int
     facts: Json
     events: list[tuple[str, list[Hashable]]]
-    actions: list[Action] = field(default_factory=list)
     duration_s: float | None = None
 
 
 @dataclass
 class Recording:
-    """A scenario and what vLLM made of it."""
+    """A scenario and what vLLM made of it, in order: asynchronously, a step is scheduled before the last is known."""
 
     path: Path
     config: EngineConfig
     vllm_version: str
-    steps: list[RecordedStep]
+    entries: list[Action | Scheduled | Updated]
 
 
 @dataclass
@@ -101,43 +115,107 @@ def is_recording(path: Path) -> bool:
 
 def verify(recording: Recording) -> Verdict:
     """Replay a recording step by step and stop at the first difference."""
-    engine = _engine(recording)
-    sequences: dict[str, Sequence] = {}
-    names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
-    now, num_events = 0.0, 0
-    for step in recording.steps:
-        facts: Json = {}
-        for action in step.actions:
-            is_reset = _act(engine, sequences, action)
-            if is_reset is not None:
-                facts["reset"] = is_reset
-        flight = engine.schedule(now)
-        facts["free_blocks"] = engine.num_free_blocks
-        facts["num_waiting"] = len(engine.scheduler.waiting)
-        facts["scheduled"], facts["finished"] = {}, []
-        facts["new"], facts["resumed"], facts["preempted"], facts["running"] = {}, [], [], []
-        if flight is not None:
-            batch = flight.batch
-            facts["scheduled"] = {sequence.id: count for sequence, count in engine.num_new_tokens()}
+    replay = _Replay(recording.config)
+    num_steps = num_events = 0
+    for entry in recording.entries:
+        difference = replay.compare(entry)
+        if difference is not None:
+            return Verdict(recording.path, recording.vllm_version, num_steps, num_events, difference)
+        num_steps += isinstance(entry, Scheduled)
+        num_events += len(entry.events) if isinstance(entry, Updated) else 0
+    return Verdict(recording.path, recording.vllm_version, num_steps, num_events, None)
+
+
+class _Replay:
+    """The mocker's scheduler, told to do what vLLM's did."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._block_size = config.block_size
+        self._scheduler = Scheduler(config, config.num_gpu_blocks or 0)
+        self._sequences: dict[str, Sequence] = {}
+        self._in_flight: deque[Batch | None] = deque()
+        self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
+        self._cache_stats = dict.fromkeys(CACHE_STATS, 0)
+
+    def compare(self, entry: Action | Scheduled | Updated) -> Json | None:
+        """Do what was done, and return the first difference in what came of it."""
+        if isinstance(entry, Action):
+            is_done = _act(self._scheduler, self._sequences, entry, self._block_size)
+            return None if is_done is entry.is_done else _difference(-1, "reset", entry.is_done, is_done)
+        if isinstance(entry, Scheduled):
+            return _first_difference(entry, self._schedule())
+        in_flight = self._in_flight.popleft()
+        return _first_difference(entry, self._update(in_flight)) or self._compare_events(entry)
+
+    def _schedule(self) -> Json:
+        scheduler = self._scheduler
+        batch = scheduler.schedule()
+        self._in_flight.append(batch)
+        facts: Json = {"scheduled": {}, "new": {}, "resumed": [], "preempted": []}
+        if batch is not None:
+            facts["scheduled"] = {sequence.id: count for sequence, count in scheduler.num_new_tokens(batch)}
             facts["new"] = {sequence.id: sequence.cached_tokens for sequence in batch.admitted}
             facts["resumed"] = [sequence.id for sequence in batch.resumed]
             facts["preempted"] = sorted(sequence.id for sequence in batch.preempted)
-            facts["running"] = [sequence.id for sequence in engine.scheduler.running]
-            now = flight.end
-            facts["finished"] = sorted(sequence.id for sequence in engine.complete().finished)
-        facts["free_blocks_after"] = engine.num_free_blocks
-        ours = list(_event_rows(engine.take_events()))
-        for key, expected in step.facts.items():
-            if facts.get(key) != expected or (key == "scheduled" and list(facts[key]) != list(expected)):
-                return _differ(recording, step.number, num_events, key, expected, facts.get(key))
-        if [(kind, len(keys)) for kind, keys in ours] != [(kind, len(keys)) for kind, keys in step.events]:
-            return _differ(recording, step.number, num_events, "events", step.events, ours)
-        for (kind, keys), (_, hashes) in zip(ours, step.events, strict=True):
+            self._count_hits(batch)
+        return facts | self._state()
+
+    def _update(self, batch: Batch | None) -> Json:
+        facts: Json = {"sampled": set(), "finished": {}, "wasted": {}}
+        if batch is not None:
+            facts["wasted"] = {
+                sequence.id: 1 for sequence in (*batch.decodes, *batch.sampled) if sequence.state == OVER
+            }
+            speaking = [sequence for sequence in batch.decodes if sequence.state != OVER]
+            sampled, finished = self._scheduler.update(batch)
+            facts["sampled"] = {sequence.id for sequence in (*speaking, *sampled)}
+            facts["finished"] = {sequence.id: sequence.finish_reason for sequence in finished}
+        facts["prefix_cache_stats"] = self._cache_stats
+        self._cache_stats = dict.fromkeys(CACHE_STATS, 0)
+        return facts | self._state()
+
+    def _state(self) -> Json:
+        scheduler = self._scheduler
+        running, waiting = ([sequence.id for sequence in queue] for queue in (scheduler.running, scheduler.waiting))
+        free = scheduler.pool.num_free
+        return {"running": running, "waiting": waiting, "num_waiting": len(waiting), "free_blocks": free}
+
+    def _count_hits(self, batch: Batch) -> None:
+        """Count prefix hits as vLLM does: at admission, those of resumed requests apart."""
+        if not self._scheduler.config.enable_prefix_caching:
+            return
+        counts = dict(batch.chunks)
+        for prefix, sequences in (("", batch.admitted), ("preempted_", batch.resumed)):
+            for sequence in sequences:
+                self._cache_stats[f"{prefix}requests"] += 1
+                self._cache_stats[f"{prefix}queries"] += sequence.num_known
+                self._cache_stats[f"{prefix}hits"] += sequence.num_computed - counts[sequence]
+
+    def _compare_events(self, entry: Updated) -> Json | None:
+        pool = self._scheduler.pool
+        ours, pool.events = list(_event_rows(pool.events)), []
+        if [(kind, len(keys)) for kind, keys in ours] != [(kind, len(keys)) for kind, keys in entry.events]:
+            return _difference(entry.number, "events", entry.events, ours)
+        for (kind, keys), (_, hashes) in zip(ours, entry.events, strict=True):
             for name, recorded in zip(keys, hashes, strict=True):
-                if names.setdefault(recorded, name) != name:
-                    return _differ(recording, step.number, num_events, f"content of {kind} blocks", recorded, name)
-            num_events += 1
-    return Verdict(recording.path, recording.vllm_version, len(recording.steps), num_events, None)
+                if self._names.setdefault(recorded, name) != name:
+                    return _difference(entry.number, f"content of {kind} blocks", recorded, name)
+        return None
+
+
+CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
+
+
+def _first_difference(entry: Scheduled | Updated, ours: Json) -> Json | None:
+    """Return the first recorded fact that is not ours; the order of what is scheduled counts."""
+    for key, expected in entry.facts.items():
+        if ours[key] != expected or (key == "scheduled" and list(ours[key]) != list(expected)):
+            return _difference(entry.number, key, expected, ours[key])
+    return None
+
+
+def _difference(step: int, what: str, expected: object, got: object) -> Json:
+    return {"step": step, "what": what, "vllm": expected, "mocker": got}
 
 
 def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, float, float]]:
@@ -149,19 +227,22 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     Raises:
         RecordingError: no step was timed.
     """
-    engine = _engine(recording, timing)
+    simulated = resolve(recording.config, timing)
+    engine = Engine(simulated.config, simulated.timing, num_blocks=simulated.num_blocks)
     sequences: dict[str, Sequence] = {}
     now, found = 0.0, []
-    for step in recording.steps:
-        for action in step.actions:
-            _act(engine, sequences, action)
-        flight = engine.schedule(now)
-        if flight is None:
-            continue
-        if step.duration_s is not None:
-            found.append((bool(flight.batch.chunks), step.duration_s, flight.end - now))
-        now = flight.end
-        engine.complete()
+    for entry in recording.entries:
+        if isinstance(entry, Action):
+            _act(engine, sequences, entry, recording.config.block_size)
+        elif isinstance(entry, Scheduled):
+            if engine.step is None:
+                engine.schedule(now)
+        elif engine.step is not None:
+            flight = engine.step
+            if entry.duration_s is not None:
+                found.append((bool(flight.batch.chunks), entry.duration_s, flight.end - now))
+            now = flight.end
+            engine.complete()
     if not found:
         raise RecordingError(
             f"{recording.path}: has no times; record it again, which `dynabench record` does with times"
@@ -169,20 +250,15 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     return found
 
 
-def _engine(recording: Recording, timing: TimingConfig = TimingConfig()) -> Engine:  # noqa: B008 (frozen)
-    simulated = resolve(recording.config, timing)
-    return Engine(simulated.config, simulated.timing, num_blocks=simulated.num_blocks)
-
-
-def _act(engine: Engine, sequences: dict[str, Sequence], action: Action) -> bool | None:
-    """Do to the engine what was done to vLLM; of a reset, tell whether it was carried out."""
+def _act(scheduler: Engine | Scheduler, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
+    """Do what was done to vLLM; of a reset, tell whether it was carried out."""
     if action.kind == "add":
-        sequences[action.id] = sequence = _sequence(action, engine.config.block_size, len(sequences))
-        engine.add(sequence)
+        sequences[action.id] = sequence = _sequence(action, block_size, len(sequences))
+        scheduler.add(sequence)
     elif action.kind == "abort":
-        engine.abort(sequences[action.id])
+        scheduler.abort(sequences[action.id])
     else:
-        return engine.reset_prefix_cache()
+        return scheduler.reset_prefix_cache()
     return None
 
 
@@ -197,10 +273,12 @@ def content_ids(tokens: list[int], block_size: int, salt: str | None = None) -> 
 
 
 def _sequence(action: Action, block_size: int, order: int) -> Sequence:
+    stop = next((place for place, token in enumerate(action.output) if token in action.stops), None)
     return Sequence(
         action.id,
         num_prompt=len(action.prompt),
         max_tokens=action.max_tokens,
+        stop_after=None if stop is None else stop + 1,
         chain=BlockChain(content_ids(action.prompt + action.output, block_size, action.salt)),
         priority=action.priority,
         arrival=order,
@@ -218,16 +296,18 @@ def _event_rows(events: Iterable[KvEvent]) -> Iterator[tuple[str, list[Hashable]
                 yield "removed", [key]
 
 
-def _differ(recording: Recording, step: int, num_events: int, what: str, expected: object, got: object) -> Verdict:
-    difference = {"step": step, "what": what, "vllm": expected, "mocker": got}
-    return Verdict(recording.path, recording.vllm_version, step, num_events, difference)
+NOT_MODELLED = {"kv_connector": None, "num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
 
 
 def _config(path: Path, settings: Json) -> EngineConfig:
-    if settings.get("async_scheduling"):
-        raise RecordingError(f"{path}: recorded with async_scheduling, which the mocker does not model yet")
+    for name, without in NOT_MODELLED.items():
+        if settings.get(name, without) != without:
+            raise RecordingError(
+                f"{path}: recorded with {name} {settings[name]!r}, which the mocker does not model yet"
+            )
     known = {name: settings[name] for name in EngineConfig.__dataclass_fields__ if name in settings}
     known["scheduling_policy"] = settings.get("policy", "fcfs")
+    known["async_scheduling"] = settings.get("async_scheduling", False)
     return EngineConfig(**known)
 
 
@@ -238,26 +318,26 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
         for id, tokens in row["tokens"].items():
             outputs.setdefault(id, []).extend(tokens)
     waiting = sorted(scenario["requests"], key=lambda request: request["arrival_step"])
-    steps = []
+    entries: list[Action | Scheduled | Updated] = []
     for row in rows[1:]:
-        facts: Json = {
-            key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row
-        }
-        facts |= {"scheduled": row.get("scheduled", {}), "free_blocks_after": row["free_blocks_after"]}
-        facts |= {"preempted": sorted(row.get("preempted", [])), "finished": sorted(row["finished"])}
-        events = [(event["type"], event.get("hashes", [])) for event in row["events"]]
-        step = RecordedStep(row["step"], facts, events)
-        step.duration_s = row["duration_ms"] / 1e3 if "duration_ms" in row else None
         while waiting and waiting[0]["arrival_step"] <= row["step"]:
             request = waiting.pop(0)
             action = Action(
                 "add", request["id"], request["prompt"], outputs.get(request["id"], []), request["max_tokens"]
             )
             action.priority = request.get("priority", 0)
-            step.actions.append(action)
-        steps.append(step)
+            entries.append(action)
+        facts: Json = {
+            key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row
+        }
+        facts |= {"scheduled": row.get("scheduled", {}), "preempted": sorted(row.get("preempted", []))}
+        events = [(event["type"], event.get("hashes", [])) for event in row["events"]]
+        known = {"sampled": set(row["tokens"]), "finished": dict.fromkeys(row["finished"], "length")}
+        duration_s = row["duration_ms"] / 1e3 if "duration_ms" in row else None
+        entries.append(Scheduled(row["step"], facts))
+        entries.append(Updated(row["step"], known | {"free_blocks": row["free_blocks_after"]}, events, duration_s))
     settings = scenario["engine"] | {key: value for key, value in scenario["resolved"].items() if value is not None}
-    return Recording(path, _config(path, settings), scenario["vllm_version"], steps)
+    return Recording(path, _config(path, settings), scenario["vllm_version"], entries)
 
 
 _KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
@@ -270,38 +350,48 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
         action["id"]: action for action in _scenario(path, meta["scenario"])["actions"] if "prompt_token_ids" in action
     }
     outputs = {row["id"]: row["output_token_ids"] for row in rows if row["op"] == "summary"}
-    steps: list[RecordedStep] = []
-    actions: list[Action] = []
-    reset: bool | None = None
+    entries: list[Action | Scheduled | Updated] = []
     for row in rows[1:]:
-        if row["op"] == "add":
-            source = prompts[row["id"]]
-            action = Action("add", row["id"], source["prompt_token_ids"], outputs[row["id"]], source["max_tokens"])
-            action.priority, action.salt = row["priority"], row["cache_salt"]
-            actions.append(action)
-        elif row["op"] == "abort":
-            actions.append(Action("abort", row["id"]))
-        elif row["op"] == "reset_prefix_cache":
-            actions.append(Action("reset"))
-            reset = row["ok"]
-        elif row["op"] == "schedule":
-            facts = {
-                "scheduled": row["num_scheduled_tokens"],
-                "new": {new["id"]: new["num_computed_tokens"] for new in row["new"]},
-                "resumed": [known["id"] for known in row["cached"] if known["resumed"]],
-                "preempted": sorted(row["preempted"]),
-                "running": row["running"],
-                "num_waiting": len(row["waiting"]),
-                "free_blocks": row["free_blocks"],
-            }
-            if reset is not None:
-                facts["reset"] = reset
-            steps.append(RecordedStep(row["step"], facts, [], actions))
-            actions, reset = [], None
-        elif row["op"] == "update":
-            steps[-1].facts |= {"finished": sorted(row["finished"]), "free_blocks_after": row["free_blocks"]}
-            steps[-1].events = [(_KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
-    return Recording(path, config, meta["vllm"], steps)
+        match row["op"]:
+            case "add":
+                source = prompts[row["id"]]
+                action = Action("add", row["id"], source["prompt_token_ids"], outputs[row["id"]], source["max_tokens"])
+                action.stops = frozenset([*row.get("stop_token_ids", ()), row.get("eos_token_id")]) - {None}
+                action.priority, action.salt = row["priority"], row["cache_salt"]
+                entries.append(action)
+            case "abort":
+                entries.append(Action("abort", row["id"]))
+            case "reset_prefix_cache":
+                entries.append(Action("reset", is_done=row["ok"]))
+            case "schedule":
+                entries.append(Scheduled(row["step"], _scheduled(row)))
+            case "update":
+                events = [(_KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
+                entries.append(Updated(row["step"], _updated(row), events))
+    return Recording(path, config, meta["vllm"], entries)
+
+
+STATE = ("running", "waiting", "free_blocks")
+
+
+def _scheduled(row: Json) -> Json:
+    facts = {
+        "scheduled": row["num_scheduled_tokens"],
+        "new": {new["id"]: new["num_computed_tokens"] for new in row["new"]},
+        "resumed": [known["id"] for known in row["cached"] if known["resumed"]],
+        "preempted": sorted(row["preempted"]),
+    }
+    return facts | {key: row[key] for key in STATE}
+
+
+def _updated(row: Json) -> Json:
+    stats = row["prefix_cache_stats"]
+    facts = {"sampled": set(row["sampled"]), "finished": row["finished"]}
+    if "wasted" in row:
+        facts["wasted"] = row["wasted"]
+    if stats is not None:
+        facts["prefix_cache_stats"] = {key: stats[key] for key in CACHE_STATS}
+    return facts | {key: row[key] for key in STATE}
 
 
 def _scenario(path: Path, name: str) -> Json:

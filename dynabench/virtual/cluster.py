@@ -156,6 +156,7 @@ class Cluster:
             log.worker[number] = worker.number
             log.cached_tokens[number] = sequence.cached_tokens
             log.preemptions[number] = sequence.num_preemptions
+            log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s
             log.first_token_s[number] = sequence.first_token_s + answer_s
             log.last_token_s[number] = output.end + answer_s

@@ -11,8 +11,5 @@ def true_work(engine: Engine, now: float) -> list[tuple[int, int, int]]:
     for sequence in (*scheduler.running, *scheduler.waiting):
         known = scheduler.num_tokens(sequence)
         to_compute = 0 if sequence.decoding else max(sequence.num_known - sequence.num_computed, 0)
-        end = sequence.num_total
-        if sequence.stop_after is not None:
-            end = min(end, sequence.num_prompt + sequence.stop_after)
-        found.append((to_compute, max(end - known, 0), known))
+        found.append((to_compute, max(sequence.num_total - known, 0), known))
     return found

@@ -154,9 +154,7 @@ def _requests(cluster: Cluster, workload: Workload, engines: Sequence[SimulatedE
     )
     requests = requests if cluster.num_finished == len(log) else requests[~requests.worker.mask]
     room = ranks[requests.worker.data] - requests.isl
-    says_eos = np.array([request.ends == "stop" for request in workload.requests])[requests.request]
-    reason = np.where(says_eos & (requests.osl <= room), "stop", "length")
-    return requests.replace(osl=np.minimum(requests.osl, room), finish_reason=reason.astype(object))
+    return requests.replace(osl=np.minimum(requests.osl, room))
 
 
 def _gaps(cluster: Cluster, engines: Sequence[SimulatedEngine]) -> Floats:

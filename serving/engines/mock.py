@@ -125,19 +125,17 @@ class LogProbabilities:
 class _Live:
     """A request in the engine: its answer, known from the start, and how much of it was made and sent."""
 
-    __slots__ = ("end", "log_probabilities", "made", "output", "prompt", "reason", "sent", "stream")
+    __slots__ = ("end", "log_probabilities", "made", "output", "prompt", "sent", "stream")
 
     def __init__(
         self,
         prompt: npt.NDArray[np.uint32],
         output: list[int],
-        reason: str,
         stream: Stream,
         log_probabilities: LogProbabilities | None,
     ) -> None:
         self.prompt = prompt
         self.output = output
-        self.reason = reason
         self.stream = stream
         self.log_probabilities = log_probabilities
         self.made = 0
@@ -197,18 +195,13 @@ class MockEngine:
         length = limit if stop_after is None else min(stop_after, limit)
         output = answer_tokens(prompt, seed, request.num_generated, length, self._vocabulary)
         stop_after = stop_place(request, output) or stop_after
-        reason = "length"
-        if stop_after is not None and stop_after <= limit:
-            reason, output = "stop", output[:stop_after]
-            # An engine refuses what its cache can never hold; this answer ends before that.
-            room = self.engine.scheduler.pool.num_blocks * size + 1 - len(tokens)
-            limit = max(min(limit, room), stop_after)
+        output = output[:stop_after]
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
         self._order += 1
         log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
-        live = _Live(tokens, output, reason, stream, log_probabilities)
+        live = _Live(tokens, output, stream, log_probabilities)
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),
@@ -262,13 +255,13 @@ class MockEngine:
             now = step.end
 
     def _send(self, engine: Engine) -> None:
-        granted = [sequence for sequence, _ in engine.num_new_tokens() if sequence.decoding]
+        decoded = engine.decoded()
         output = engine.complete()
         for sequence in output.finished:
             live = sequence.payload
             assert isinstance(live, _Live)
-            live.end = {"finish_reason": live.reason, "cached_tokens": sequence.cached_tokens}
-        for sequence in (*granted, *output.sampled):
+            live.end = {"finish_reason": sequence.finish_reason, "cached_tokens": sequence.cached_tokens}
+        for sequence in (*decoded, *output.sampled):
             live = sequence.payload
             assert isinstance(live, _Live)
             made = live.made = live.made + 1

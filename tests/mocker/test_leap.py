@@ -21,6 +21,8 @@ configs = st.builds(
     watermark=st.sampled_from([0.0, 0.1]),
     scheduler_reserve_full_isl=st.booleans(),
     long_prefill_token_threshold=st.sampled_from([0, 0, 5]),
+    async_scheduling=st.booleans(),
+    max_model_len=st.sampled_from([None, None, 60]),
 )
 timings = st.sampled_from(
     [TimingConfig(), TimingConfig(timing="constant", constant_prefill_ms=250.0, constant_decode_ms=125.0)]
@@ -35,14 +37,17 @@ def workloads(draw, max_requests=14):
         now += rng.choice([0.0, 0.0, 0.125, rng.random(), 3 * rng.random()])
         group, depth = rng.randrange(3), rng.randrange(5)
         aborted = now + 3 * rng.random() if rng.random() < 0.15 else None
-        requests.append((now, number, group, depth, rng.randint(1, 30), rng.randint(1, 40), rng.randrange(3), aborted))
+        stop = rng.randint(1, 40) if rng.random() < 0.5 else None
+        requests.append(
+            (now, number, group, depth, rng.randint(1, 30), rng.randint(1, 40), rng.randrange(3), aborted, stop)
+        )
     return requests
 
 
 def make(config, request, blocks_per_id):
-    now, number, group, depth, extra, output, priority, _ = request
+    now, number, group, depth, extra, output, priority, _, stop = request
     size = config.block_size
-    limit = (config.num_gpu_blocks - 2) * size
+    limit = min((config.num_gpu_blocks - 2) * size, config.max_model_len or 1 << 30)
     prompt = min(depth * 4 * size + extra, limit // 2)
     shared = [("shared", group, place) for place in range(depth * 4 // blocks_per_id)]
     full = prompt // size
@@ -51,7 +56,8 @@ def make(config, request, blocks_per_id):
     return Sequence(
         number,
         num_prompt=prompt,
-        max_tokens=min(output, limit // 2),
+        max_tokens=min(output, (config.num_gpu_blocks - 2) * size // 2),
+        stop_after=stop,
         chain=chain,
         priority=priority,
         arrival=now + number / 1e9,
@@ -61,6 +67,7 @@ def make(config, request, blocks_per_id):
 def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), blocks_per_id=1, one_by_one=False):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
     engine = Engine(config, resolve(config, timing).timing, num_blocks=config.num_gpu_blocks, ordered_events=ordered)
+    engine.scheduler.has_fast_paths = not one_by_one
     happenings = sorted(
         [(request[0], 0, request) for request in requests]
         + [(request[7], 1, request) for request in requests if request[7] is not None]
@@ -82,8 +89,6 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
         if engine.step is None:
             while happenings and happenings[0][0] <= now:
                 happen(*happenings.pop(0)[1:])
-            if one_by_one:
-                engine.scheduler._is_one_starved = True  # keeps it from taking its fast paths
             if engine.schedule(now, max_iterations=max_iterations) is None:
                 if happenings:
                     now = max(now, happenings[0][0])
@@ -97,7 +102,7 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
                         chunks,
                         [s.id for s in batch.preempted],
                         engine.num_free_blocks,
-                        engine.scheduler.num_decoding,
+                        len(batch.decodes),
                     )
                 )
         if happenings and happenings[0][0] < engine.step.end:
@@ -206,5 +211,5 @@ def test_ids_that_span_several_blocks_change_nothing(config, timing, requests, b
 
 def test_a_leap_is_one_row_of_the_step_log():
     config = EngineConfig(block_size=16, num_gpu_blocks=100)
-    _, _, (size, _) = drive(config, TimingConfig(), [(0.0, 0, 0, 1, 10, 40, 0, None)], max_iterations=1 << 62)
+    _, _, (size, _) = drive(config, TimingConfig(), [(0.0, 0, 0, 1, 10, 40, 0, None, None)], max_iterations=1 << 62)
     assert size == 5
