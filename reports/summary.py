@@ -57,8 +57,6 @@ class ArmSummary(msgspec.Struct, frozen=True):
     stability: Stability
     """Of its least stable run."""
     preemptions: int | None
-    ends: dict[str, int]
-    """Answers by their finish reason, where it is known."""
     ttft_sched: Statistics
     ttft: Statistics
     tpot: Statistics
@@ -73,6 +71,8 @@ class ArmSummary(msgspec.Struct, frozen=True):
     client: dict[str, float | None]
     """What else is known of its runs, such as `cpu_share`."""
     affinity_breaks: float | None
+    ends: dict[str, int] | UnsetType = UNSET
+    """Answers by their finish reason; only where it is known."""
     goodput: Goodput | UnsetType = UNSET
     """Only with limits."""
     missed: list[str] | UnsetType = UNSET
@@ -212,9 +212,9 @@ def _ways(summary: Summary) -> str | None:
     """Say how answers ended where that differs between arms; one in a hundred may end otherwise."""
     ways = {}
     for arm, figures in summary.arms.items():
-        total = sum(figures.ends.values())
-        common = sorted(reason for reason, count in figures.ends.items() if count > insight.FEW * total)
-        if common:
+        if figures.ends:
+            least = insight.FEW * sum(figures.ends.values())
+            common = sorted(reason for reason, count in figures.ends.items() if count > least)
             ways[arm] = " and ".join(f"by {WAYS.get(reason, reason)}" for reason in common)
     if len(set(ways.values())) < 2:
         return None
@@ -310,7 +310,6 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         remarks=insight.remarks(repeats),
         stability=max(settled, key=lambda one: (not one.is_stable, one.end - one.start)),
         preemptions=_preemptions(repeats),
-        ends=_counts([run.requests.finish_reason for run in repeats]),
         **latencies,
         itl=metrics.describe_gaps(metrics.TokenGaps(np.concatenate([run.gaps for run in repeats]))),
         schedule_lag=metrics.describe(np.concatenate([metrics.schedule_lag(run.requests) for run in repeats])),
@@ -319,6 +318,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         imbalance=_averaged([insight.imbalance(run) for run in repeats]),
         waterfall=_averaged([insight.waterfall(run) for run in repeats]),
         client={name: _mean([run.facts.get(name) for run in repeats]) for name in repeats[0].facts},
+        ends=_counts([run.requests.finish_reason for run in repeats]) or UNSET,
         affinity_breaks=_mean([insight.affinity_breaks(run) for run in repeats]),
     )
     if not limits:

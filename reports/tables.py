@@ -181,8 +181,9 @@ def _together(arm: ArmSummary) -> float | None:
 
 def _stopped(arm: ArmSummary) -> float | None:
     """Return the share of answers that ended by EOS or another stop; None where none did, as load generators want it."""
-    stopped = arm.ends.get("stop")
-    return stopped / sum(arm.ends.values()) if stopped else None
+    if not arm.ends or "stop" not in arm.ends:
+        return None
+    return arm.ends["stop"] / sum(arm.ends.values())
 
 
 _hundredths = partial(number, digits=2)

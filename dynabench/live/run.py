@@ -8,13 +8,10 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-import aiohttp
-import msgspec
 import numpy as np
 import uvloop
-from msgspec import Meta
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, check_one_model, engines_of
@@ -23,6 +20,7 @@ from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
+from dynabench.live.models import context_of
 from dynabench.live.stack import LocalStack, StackError
 from dynabench.live.view import LiveView
 from dynabench.plan import MAX_FAILED_SHARE, ClientConfig, Plan
@@ -35,9 +33,6 @@ from workloads.describe import ends
 from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of
 
-MODELS_S = 10.0
-MODELS_BYTES = 1 << 20
-"""How long, and for how much, an endpoint's list of models is read."""
 WARMUPS = 8
 WARMUP_TOKENS = 8
 LATE_S = 0.1
@@ -86,7 +81,7 @@ def run(
             is_up.set()
             runs_model = client.url is None and _runs_model(plan.deployment)
             if runs_model or "stop" in ends(workload):
-                target = target._replace(context=await _context(target))
+                target = target._replace(context=await context_of(target))
             if runs_model:
                 _check_fits(workload, target)
             if count := _num_warmups(client, plan.deployment):
@@ -262,37 +257,6 @@ def tokens_of_model(pool: Pool) -> range:
         return tokens_of(vocab_size(pool.model))
     except ModelError as error:
         raise StackError(str(error)) from error
-
-
-class Model(msgspec.Struct):
-    """What an endpoint says of a model."""
-
-    id: str = ""
-    max_model_len: Annotated[int, Meta(ge=1)] | None = None
-
-
-class Models(msgspec.Struct):
-    """The answer to GET /v1/models."""
-
-    data: list[Model] = []
-
-
-async def _context(target: Target) -> int | None:
-    """Return how many tokens the measured model holds for one request, None where the endpoint does not say."""
-    body, patience = b"", aiohttp.ClientTimeout(total=MODELS_S)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=patience) as session,
-            session.get(f"{target.url}/v1/models", headers=target.headers) as response,
-        ):
-            async for part in response.content.iter_any():
-                body += part
-                if len(body) > MODELS_BYTES:
-                    return None
-            found = msgspec.json.decode(body, type=Models)
-    except (aiohttp.ClientError, OSError, ValueError):
-        return None
-    return next((model.max_model_len for model in found.data if model.id == target.model), None)
 
 
 def _check_fits(workload: Workload, target: Target) -> None:

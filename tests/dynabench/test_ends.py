@@ -9,11 +9,14 @@ import uvloop
 
 from dynabench.live.bodies import Bodies, Target
 from dynabench.live.clients import Order, send_all
+from dynabench.live.known_server import MODEL
+from dynabench.live.models import context_of
 from dynabench.live.run import run as measure
+from dynabench.live.selftest import known_server
+from dynabench.live.settings import SelftestConfig
 from dynabench.plan import ClientConfig, Plan, Settings
 from reports import folder
 from tests.support.commands import dynabench
-from tests.support.servers import free_port
 from tests.support.stacks import running
 from tests.support.strange_server import answers, strange_server
 from tests.support.waiting import PATIENCE_S
@@ -63,31 +66,49 @@ def stack():
         yield stack
 
 
-def test_an_endpoint_of_others_is_asked_for_its_context_before_limits_are_sent():
+def test_an_endpoint_says_how_much_its_models_hold():
+    with known_server(SelftestConfig()) as url:
+        assert uvloop.run(context_of(Target(url, MODEL))) == 1 << 20
+        assert uvloop.run(context_of(Target(url, "another"))) is None
+    assert uvloop.run(context_of(Target(url, MODEL))) is None  # nobody is there any more
+
+
+def test_an_endpoint_that_knows_no_list_of_models_is_sent_whole_limits():
     seen = []
-    with strange_server(answers, seen) as url:  # which knows no list of models
+    with strange_server(answers, seen) as url:
         measure(Plan.alone(Settings(client=ClientConfig(url=url))), workload())
     assert [(one["max_tokens"], "ignore_eos" in one) for one in seen] == [(2 * length, False) for length in LENGTHS]
 
 
-def test_live_and_virtual_results_say_how_answers_ended(tmp_path):
-    trace = tmp_path / "w.jsonl"
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "w.jsonl"
     rows = [msgspec.json.encode(request).decode() for request in workload("length")]
-    trace.write_text("\n".join(['{"schema": "dynabench.workload/1", "block_size": 16}', *rows]) + "\n")
-    arguments = [trace, "--ends", "stop", "--router-mode", "kv", "--speedup-ratio", "20"]
-    live = dynabench("run", *arguments, "--http-port", str(free_port()), "--out", tmp_path / "live")
-    virtual = dynabench("simulate", *arguments, "--out", tmp_path / "virtual")
-    assert (live.returncode, virtual.returncode) == (0, 0), live.stderr + virtual.stderr
-    for out in (tmp_path / "live", tmp_path / "virtual"):
-        experiment, (run,) = folder.read(out)
-        assert (run.requests.osl.tolist(), run.requests.finish_reason.tolist()) == (list(LENGTHS), ["stop"] * 4)
-        assert experiment["workload"]["ends"] == {"stop": 4}
-        assert json.loads((out / "summary.json").read_text())["arms"]["kv"]["ends"] == {"stop": 4}
-        page = (out / "report.html").read_text()
-        assert "answers end by EOS (simulated ones at the workload&#39;s lengths)" in page
-        assert "answers ended by EOS" in page
-    forced = dynabench("simulate", *arguments[:1], *arguments[3:], "--out", tmp_path / "forced")
-    assert forced.returncode == 0
-    assert "answers end by length;" in (tmp_path / "forced" / "report.html").read_text()
-    both = dynabench("compare", tmp_path / "forced", tmp_path / "virtual")
-    assert "Answers did not end alike: by length in forced/kv; by EOS in virtual/kv." in " ".join(both.stdout.split())
+    path.write_text("\n".join(['{"schema": "dynabench.workload/1", "block_size": 16}', *rows]) + "\n")
+    return path
+
+
+def test_the_results_of_a_live_run_say_how_answers_ended(trace, tmp_path):
+    out = tmp_path / "x"
+    done = dynabench(
+        "run", trace, "--ends", "stop", "--router-mode", "kv", "--speedup-ratio", "20", "--http-port", "0", "--out", out
+    )
+    assert done.returncode == 0, done.stderr
+    experiment, (run,) = folder.read(out)
+    assert (run.requests.osl.tolist(), run.requests.finish_reason.tolist()) == (list(LENGTHS), ["stop"] * 4)
+    assert experiment["workload"]["ends"] == {"stop": 4}
+    assert json.loads((out / "summary.json").read_text())["arms"]["kv"]["ends"] == {"stop": 4}
+    page = (out / "report.html").read_text()
+    assert "answers end by EOS (simulated ones at the workload&#39;s lengths)" in page
+    assert "answers ended by EOS" in page
+
+
+def test_how_answers_end_can_be_varied_in_virtual_time(trace, tmp_path):
+    out = tmp_path / "x"
+    done = dynabench(
+        "simulate", trace, "--vary", "ends=length,stop", "--router-mode", "kv", "--jobs", "1", "--out", out
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Answers did not end alike: by length in ends length; by EOS in ends stop." in " ".join(done.stdout.split())
+    assert [set(run.requests.finish_reason) for run in folder.read(out)[1]] == [{"length"}, {"stop"}]
+    assert "how answers end is varied" in (out / "report.html").read_text()

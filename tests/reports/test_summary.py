@@ -81,7 +81,7 @@ def test_how_answers_ended_is_counted_where_it_is_known():
     assert dict(rows(summary))["answers ended by EOS"] == ["66.7%"]
     by_length = summarize([run(finish_reason=["length", "length"])])
     assert "answers ended by EOS" not in dict(rows(by_length))
-    assert summarize([run()]).arms["a"].ends == {}
+    assert not summarize([run()]).arms["a"].ends
 
 
 def test_arms_whose_answers_ended_in_other_ways_are_told_apart():
