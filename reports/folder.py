@@ -206,6 +206,8 @@ def _of_before(table: "pa.Table") -> "pa.Table":
 
     for name, column in COLUMNS.items():
         if not column.may_be_unknown:
+            if name not in table.column_names and column.dtype is np.object_:
+                table = table.append_column(name, pa.repeat(column.default, len(table)))
             continue
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), pa.from_numpy_dtype(column.dtype)))

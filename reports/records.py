@@ -92,6 +92,12 @@ class Requests:
     endless_tokens: Annotated[MaybeInts, Column("prompt tokens an unlimited cache would have held", "tokens")]
     queue_depth: Annotated[MaybeInts, Column("other requests in flight at its worker when it was routed")]
     preemptions: Annotated[MaybeInts, Column("how often the engine preempted it")]
+    finish_reason: Annotated[
+        Texts,
+        Column(
+            "how the answer ended: `length`, `stop` or what else the server says; empty if it says nothing", default=""
+        ),
+    ]
     error: Annotated[Texts, Column("why it failed; empty if it did not", default="")]
     is_measured: Annotated[Flags, Column("whether it counts: sent after the warm-up, within the window", default=True)]
 
@@ -246,10 +252,12 @@ def _table(place: int, run: Record) -> "pa.Table":
         "arm": pa.repeat(run.arm, count),
         "repeat": pa.repeat(pa.scalar(run.repeat, pa.int64()), count),
     }
-    for name in COLUMNS:
+    for name, column in COLUMNS.items():
         values = getattr(run.requests, name)
         is_unknown = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-        columns[name] = pa.array(np.ma.getdata(values), pa.string() if name == "error" else None, mask=is_unknown)
+        columns[name] = pa.array(
+            np.ma.getdata(values), pa.string() if column.dtype is np.object_ else None, mask=is_unknown
+        )
     return pa.table(columns)
 
 

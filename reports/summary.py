@@ -12,7 +12,7 @@ from reports import insight, metrics, slo
 from reports.conditions import METRICS, Condition
 from reports.insight import Imbalance, Waterfall
 from reports.metrics import Cache, Goodput, Intervals, Statistics, Throughput
-from reports.records import Floats, Record
+from reports.records import Floats, Record, Texts
 from reports.stability import Stability, stability
 from reports.statistics import (
     Blocks,
@@ -28,6 +28,8 @@ PAIRED = ("ttft_sched", "tpot", "e2e_sched")
 SHARES = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 NOISE_FLOOR = " (A/A)"
 """Ends the name of an arm that repeats the first to show how far two equal runs differ."""
+WAYS = {"stop": "EOS"}
+"""What finish reasons are called that do not say it themselves."""
 Table = dict[str, Floats]
 Figures = TypeVar("Figures", bound=msgspec.Struct)
 Verdict = Literal["better", "worse", "inconclusive", "unstable"]
@@ -69,6 +71,8 @@ class ArmSummary(msgspec.Struct, frozen=True):
     client: dict[str, float | None]
     """What else is known of its runs, such as `cpu_share`."""
     affinity_breaks: float | None
+    ends: dict[str, int] | UnsetType = UNSET
+    """Answers by their finish reason; only where it is known."""
     goodput: Goodput | UnsetType = UNSET
     """Only with limits."""
     missed: list[str] | UnsetType = UNSET
@@ -180,6 +184,8 @@ def verdict(summary: Summary) -> str:
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable
     ]
+    if (ways := _ways(summary)) is not None:
+        parts.append(ways)
     if not summary.is_complete:
         parts.append("The run was interrupted, so this is not the whole workload.")
     return " ".join(parts) or "No request succeeded."
@@ -200,6 +206,19 @@ def _winner(summary: Summary, name: str, label: str) -> str | None:
         return _sentence(label, best, baseline, summary.difference(best, name, "mean"), sign=1)
     rival = min((arm for arm in means if arm != baseline), key=means.__getitem__)
     return _sentence(label, baseline, rival, summary.difference(rival, name, "mean"), sign=-1)
+
+
+def _ways(summary: Summary) -> str | None:
+    """Say how answers ended where that differs between arms; one in a hundred may end otherwise."""
+    ways = {}
+    for arm, figures in summary.arms.items():
+        if figures.ends:
+            least = insight.FEW * sum(figures.ends.values())
+            common = sorted(reason for reason, count in figures.ends.items() if count > least)
+            ways[arm] = " and ".join(f"by {WAYS.get(reason, reason)}" for reason in common)
+    if len(set(ways.values())) < 2:
+        return None
+    return f"Answers did not end alike: {'; '.join(f'{way} in {arm}' for arm, way in ways.items())}."
 
 
 def is_repeated(arm: str) -> bool:
@@ -284,7 +303,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
     arm = ArmSummary(
         requests=sum(len(run.requests) for run in repeats),
         failed=failed,
-        errors=_errors(repeats),
+        errors=_counts([run.requests.error for run in repeats]),
         repeats=len(repeats),
         is_complete=all(run.is_complete for run in repeats),
         notes=sorted({note for run in repeats for note in run.notes}),
@@ -299,6 +318,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         imbalance=_averaged([insight.imbalance(run) for run in repeats]),
         waterfall=_averaged([insight.waterfall(run) for run in repeats]),
         client={name: _mean([run.facts.get(name) for run in repeats]) for name in repeats[0].facts},
+        ends=_counts([run.requests.finish_reason for run in repeats]) or UNSET,
         affinity_breaks=_mean([insight.affinity_breaks(run) for run in repeats]),
     )
     if not limits:
@@ -349,8 +369,9 @@ def _mean(values: list[float | None]) -> float | None:
     return float(sum(known) / len(known)) if known else None
 
 
-def _errors(repeats: list[Record]) -> dict[str, int]:
-    return dict(Counter(error for run in repeats for error in run.requests.error if error))
+def _counts(texts: list[Texts]) -> dict[str, int]:
+    """Count what is said of requests, where anything is."""
+    return dict(Counter(text for each in texts for text in each if text))
 
 
 def _by_request(repeats: list[Record], size: int) -> Table:

@@ -179,6 +179,13 @@ def _together(arm: ArmSummary) -> float | None:
     return together / tokens if tokens and together is not None else None
 
 
+def _stopped(arm: ArmSummary) -> float | None:
+    """Return the share of answers that ended by EOS or another stop; None where none did, as load generators want it."""
+    if not arm.ends or "stop" not in arm.ends:
+        return None
+    return arm.ends["stop"] / sum(arm.ends.values())
+
+
 _hundredths = partial(number, digits=2)
 _thousandths = partial(number, digits=3)
 WORK: tuple[Line, ...] = (
@@ -196,6 +203,7 @@ WORK: tuple[Line, ...] = (
 ENGINES: tuple[Line, ...] = (
     ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), share),
     ("preemptions", lambda arm: arm.preemptions, number),
+    ("answers ended by EOS", _stopped, share),
 )
 FAILURES: tuple[Line, ...] = (
     ("failed requests", lambda arm: arm.failed, number),

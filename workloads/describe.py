@@ -1,5 +1,6 @@
 """What a workload is like: sizes, arrivals, and how much of it could be cached."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ class Description:
     distinct_times: int
     isl: dict[str, float]
     osl: dict[str, float]
+    ends: dict[str, int]
+    """Answers by how they end."""
     total_input_tokens: int
     total_output_tokens: int
     endless_cache_hit_share: float
@@ -49,12 +52,18 @@ def describe(workload: Workload) -> Description:
         distinct_times=len(np.unique(arrivals)),
         isl=_spread(isl),
         osl=_spread(osl),
+        ends=ends(workload),
         total_input_tokens=int(isl.sum()),
         total_output_tokens=int(osl.sum()),
         endless_cache_hit_share=float(hits.sum() / isl.sum()),
         endless_cache_mean_share=float((hits / isl).mean()),
         distinct_first_blocks=len({request.hash_ids[0] for request in workload}),
     )
+
+
+def ends(workload: Workload) -> dict[str, int]:
+    """Count answers by how they end."""
+    return dict(Counter(request.ends for request in workload))
 
 
 def advice(workload: Workload) -> list[str]:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from foundation.errors import UserError
+
+Ends = Literal["length", "stop"]
+"""How an answer ends: `length`, at a limit that forces it, or `stop`, as the model says EOS."""
 
 
 class WorkloadError(UserError):
@@ -32,6 +35,22 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
     """Think time or tool time (s)."""
     content: Any = None
     """What the prompt says, where the workload has text: a string, or a list of chat messages."""
+    ends: Ends = "length"
+    """How its answer comes to `output_length`; load generators force it, users see the model's EOS as its last token."""
+
+    def max_tokens(self, context: int | None = None) -> int:
+        """Return the limit that its client sends to what holds a context of so many tokens (None: not known).
+
+        It is the length that it forces. Where the answer ends by EOS it is up to twice that, so that an engine does not
+        know the end beforehand, and an answer of another length is cut late. No more than half of what the context leaves
+        is added: a prompt of text is only about as long as planned.
+        """
+        length = self.output_length
+        if self.ends == "length":
+            return length
+        if context is None:
+            return 2 * length
+        return length + min(length, max(context - self.input_length - length, 0) // 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Positive, check
 from workloads.arrivals import Process, Profile, times
-from workloads.request import Request, Workload, WorkloadError, select
+from workloads.request import Ends, Request, Workload, WorkloadError, select
 from workloads.thin import thin
 
 
@@ -43,6 +43,9 @@ class ShapeConfig:
 
     osl_scale: Positive = 1.0
     """Make outputs this many times as long."""
+
+    ends: Ends | None = None
+    """How answers end: by `length`, which is forced as load generators do, or by `stop`, as the model says EOS (default: as the workload says; traces: length)."""
 
     arrival: Process | None = None
     """Give requests (first ones of sessions) new arrival times from this process, of --rate (none: the trace's times)."""
@@ -84,6 +87,8 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
     if config.isl_scale != 1 or config.osl_scale != 1:
         workload = scale_lengths(workload, config.isl_scale, config.osl_scale)
     requests, notes = workload.requests, list(workload.notes)
+    if config.ends is not None:
+        requests = [msgspec.structs.replace(request, ends=config.ends) for request in requests]
     if config.spread_ticks:
         requests = _spread(requests, random.Random(f"ticks {seed}"))
         notes.append("equal time stamps spread until the next")

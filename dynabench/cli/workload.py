@@ -23,8 +23,14 @@ from workloads.synthesize import SynthConfig, synthesize
 workload_app = App(name="workload", help="Look at workloads, make them, change and convert them.")
 
 
-UNITS = {"duration_s": "duration (s)", "rate": "rate (requests/s)", "isl": "isl (tokens)", "osl": "osl (tokens)"}
-"""Labels of figures whose names say no unit."""
+LABELS = {
+    "duration_s": "duration (s)",
+    "rate": "rate (requests/s)",
+    "isl": "isl (tokens)",
+    "osl": "osl (tokens)",
+    "ends": "answers end by",
+}
+"""Labels of figures whose names say no unit, or too little."""
 
 
 @workload_app.command
@@ -56,7 +62,7 @@ def inspect(
         return
     console = Terminal()
     for name, value in (facts | {"notes": "; ".join(workload.notes) or "-"}).items():
-        label = UNITS.get(name, name.replace("_", " "))
+        label = LABELS.get(name, name.replace("_", " "))
         if isinstance(value, dict):
             text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
         elif "share" in name:

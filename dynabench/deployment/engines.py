@@ -1,5 +1,8 @@
 """The simulated engines of a deployment, and whether a workload fits them."""
 
+import sys
+from collections.abc import Iterable
+
 from dynabench.deployment.description import Deployment
 from mocker.timing.choose import SimulatedEngine, resolve
 from workloads import Workload, WorkloadError
@@ -28,6 +31,11 @@ def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
             raise ValueError(f"pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker': only that is simulated")
         engines += [resolve(pool.mocker, pool.timing)] * pool.replicas
     return engines
+
+
+def context_of(engines: Iterable[SimulatedEngine]) -> int:
+    """Return how many tokens of one request, its last included, each of some engines can hold."""
+    return min(min(engine.num_usable_tokens + 1, engine.config.max_model_len or sys.maxsize) for engine in engines)
 
 
 def check_fits(workload: Workload, engine: SimulatedEngine) -> None:

@@ -23,6 +23,7 @@ from serving.runtime.config import RuntimeConfig, masked
 from serving.worker.config import read_arguments
 from serving.worker.registry import ENGINES
 from workloads import Workload
+from workloads.describe import ends
 
 
 def manifest_of(
@@ -47,6 +48,7 @@ def manifest_of(
             "file": " ".join(map(str, files)) or "bundled",
             "name": workload.name,
             "requests": len(workload),
+            "ends": ends(workload),
             "notes": list(workload.notes),
         },
         "experiment": asdict(experiment) | {"out": str(experiment.out) if experiment.out else None},
@@ -135,9 +137,22 @@ def _subtitle(
         kind = f"{load.concurrency} requests" if load.concurrency else f"{load.session_concurrency} sessions"
         closed = f", {kind} at a time"
     return (
-        f"{len(workload):,} requests on {what}{closed}, {how}; "
+        f"{len(workload):,} requests on {what}{closed}, {how}; {_ends(workload, arms)}; "
         f"{experiment.repeats} run{'s' * (experiment.repeats > 1)} per arm, seed {experiment.seed}{notes}"
     )
+
+
+WAYS = {"length": "by length", "stop": "by EOS (simulated ones at the workload's lengths)"}
+
+
+def _ends(workload: Workload, arms: Sequence[Arm]) -> str:
+    """Say how answers are to end."""
+    if len({arm.settings.shape.ends for arm in arms}) > 1:
+        return "how answers end is varied"
+    counts = ends(workload)
+    if len(counts) == 1:
+        return f"answers end {WAYS[next(iter(counts))]}"
+    return "answers end " + " or ".join(f"{WAYS[way]}: {count:,}" for way, count in counts.items())
 
 
 def _workers(deployment: Deployment) -> str:

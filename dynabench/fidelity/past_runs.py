@@ -19,7 +19,7 @@ ALIASES = {
     "last_token_s": ("last_token_s", "last_token_ts"),
 }
 """What records may call their columns, the first that is there counts; times in seconds on one clock."""
-OPTIONAL = ("cached_tokens", "preemptions", "error")
+OPTIONAL = ("cached_tokens", "preemptions", "finish_reason", "error")
 OWN_BLOCK = 1 << 20
 """Tokens of a block that no two prompts share: records do not say what prompts have in common."""
 
@@ -40,10 +40,12 @@ def read_requests(path: Path) -> tuple[Workload, Record]:
     start = columns["arrival_s"][0]
     arrival, first, last = (columns[name] - start for name in ("arrival_s", "first_token_s", "last_token_s"))
     isl, osl = columns["input_tokens"].astype(np.int32), columns["output_tokens"].astype(np.int32)
-    requests = [
-        Request(float(arrival[place]), int(isl[place]), int(osl[place]), (place,)) for place in range(len(arrival))
-    ]
     extra = {name: _optional(table[name], name)[order] for name in OPTIONAL if name in table}
+    says_eos = extra.get("finish_reason", np.full(len(order), "")) == "stop"
+    requests = [
+        Request(float(arrival[n]), int(isl[n]), int(osl[n]), (n,), ends="stop" if says_eos[n] else "length")
+        for n in range(len(arrival))
+    ]
     known = Requests.of(
         intended_s=arrival,
         sent_s=arrival,
@@ -87,6 +89,6 @@ def _column(table: Table, names: tuple[str, ...], path: Path) -> npt.NDArray[np.
 
 
 def _optional(values: list[Any], name: str) -> npt.NDArray[Any]:
-    if name == "error":
+    if name in ("error", "finish_reason"):
         return np.array([value if isinstance(value, str) else "" for value in values], object)
     return np.array([np.nan if value is None else value for value in values])

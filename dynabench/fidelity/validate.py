@@ -30,6 +30,7 @@ from reports import fidelity, folder, tables
 from reports.fidelity import Fidelity, Runs, Speed
 from reports.records import Record
 from workloads import Workload
+from workloads.shape import ShapeConfig, shape
 
 REAL, SIMULATED = "{}, real", "{}, simulated"
 
@@ -237,6 +238,7 @@ def _past(
         if files:
             raise UserError(f"records of requests are their own workload; leave out {' '.join(map(str, files))}")
         workload, run = read_requests(real)
+        workload = shape(workload, ShapeConfig(ends=settings.shape.ends))
         mode = experiment.router_mode[0]
         return workload, {mode: [replace(run, arm=REAL.format(mode))]}
     _, runs = folder.read(real)

@@ -23,7 +23,9 @@ class Target(NamedTuple):
     tokens: range = TOKENS
     """What prompts are made of."""
     has_nvext: bool = False
-    """Whether answers say where they were routed, and why."""
+    """Whether answers say where they were routed, and why; the mocker there also takes the place of its EOS."""
+    context: int | None = None
+    """Tokens that the model holds for one request, where that is known."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -50,18 +52,25 @@ class Bodies:
         target = self._target
         body: dict[str, Any] = {
             "model": target.model,
-            "ignore_eos": True,
-            "max_tokens": request.output_length,
+            "max_tokens": request.max_tokens(target.context),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if request.ends == "length":
+            body["ignore_eos"] = True
         if self.is_chat(request):
             body["messages"] = self._messages(request)
         else:
             body["prompt"] = self._tokens(request).tolist() if target.prompts == "tokens" else self._text(request)
         if target.has_nvext:
-            body["nvext"] = EXTRA_FIELDS | ({"session_id": request.session} if request.session else {})
+            body["nvext"] = self._extension(request)
         return msgspec.json.encode(body)
+
+    def _extension(self, request: Request) -> dict[str, Any]:
+        """Return what our own frontend is told beside: what to answer, the session, and where the mocker says EOS."""
+        session = {"session_id": request.session} if request.session else {}
+        end = {"stop_after": request.output_length} if request.ends == "stop" else {}
+        return EXTRA_FIELDS | session | end
 
     def _messages(self, request: Request) -> list[dict[str, Any]]:
         if isinstance(request.content, list):

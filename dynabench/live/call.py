@@ -136,6 +136,7 @@ class Call:
         """
         timeline, number, reader = self._timeline, self.number, self._reader
         timeline.osl[number] = self._count
+        timeline.finish_reason[number] = reader.finish_reason
         if usage is not None:
             if usage.prompt_tokens:
                 timeline.isl[number] = usage.prompt_tokens

@@ -28,6 +28,7 @@ class AnswerError(Exception):
 class Delta(msgspec.Struct):
     """What an event adds to a message."""
 
+    role: str | None = None
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -45,6 +46,11 @@ class Choice(msgspec.Struct):
         """Whether it adds any."""
         delta = self.delta
         return bool(self.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)))
+
+    @property
+    def is_token(self) -> bool:
+        """Whether our own frontend sent it for a token, of which some are no text: it opens a chat with the role alone."""
+        return self.has_text or not (self.finish_reason or (self.delta and self.delta.role))
 
 
 class PromptDetails(msgspec.Struct):
@@ -98,8 +104,8 @@ class AnswerReader:
         "_num_patterns",
         "_pattern",
         "_rest",
+        "finish_reason",
         "is_done",
-        "is_finished",
         "num_tokens",
         "routing",
         "usage",
@@ -125,7 +131,7 @@ class AnswerReader:
         """Events that carried a token."""
         self.usage: Usage | None = None
         self.routing: Routing | None = None
-        self.is_finished = False
+        self.finish_reason = ""
         self.is_done = False
 
     def take(self, data: bytes) -> int:
@@ -167,7 +173,7 @@ class AnswerReader:
             raise AnswerError(f"the stream ended without [DONE]: {one_line(self._last[-200:])}")
         if not self.num_tokens:
             raise AnswerError("the answer has no tokens")
-        if not self.is_finished:
+        if not self.finish_reason:
             raise AnswerError(f"the answer ended without a finish_reason: {one_line(self._last[-200:])}")
 
     def _check_size(self) -> None:
@@ -213,9 +219,10 @@ class AnswerReader:
         for choice in choices:
             if choice.finish_reason in NOT_ENDS:
                 raise AnswerError(f"the answer broke off: finish_reason {choice.finish_reason}")
+            if choice.finish_reason:
+                self.finish_reason = one_line(choice.finish_reason, 40)
         ends = [bool(choice.finish_reason) for choice in choices]
-        self.is_finished |= any(ends)
-        is_token = not all(ends) if self._counts_all else any(choice.has_text for choice in choices)
+        is_token = any(choice.is_token if self._counts_all else choice.has_text for choice in choices)
         if is_token and found.usage is None and not any(ends):
             self._learn(event)
         return is_token

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import numpy as np
 import uvloop
 
@@ -21,6 +20,7 @@ from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
+from dynabench.live.models import context_of
 from dynabench.live.stack import LocalStack, StackError
 from dynabench.live.view import LiveView
 from dynabench.plan import MAX_FAILED_SHARE, ClientConfig, Plan
@@ -29,6 +29,7 @@ from serving.model.errors import ModelError
 from serving.model.files import vocab_size
 from serving.router import wants_kv_events
 from workloads import Request, Workload, WorkloadError
+from workloads.describe import ends
 from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of
 
@@ -78,8 +79,11 @@ def run(
     async def whole(stop: asyncio.Event, is_up: asyncio.Event) -> Record:
         async with _target(client, plan.deployment, plan.seed) as (target, dead):
             is_up.set()
-            if client.url is None and _runs_model(plan.deployment):
-                await _check_context(workload, target)
+            runs_model = client.url is None and _runs_model(plan.deployment)
+            if runs_model or "stop" in ends(workload):
+                target = target._replace(context=await context_of(target))
+            if runs_model:
+                _check_fits(workload, target)
             if count := _num_warmups(client, plan.deployment):
                 await warm_up(workload, target, count, client.timeout_s, stop)
             start = clock()
@@ -255,17 +259,15 @@ def tokens_of_model(pool: Pool) -> range:
         raise StackError(str(error)) from error
 
 
-async def _check_context(workload: Workload, target: Target) -> None:
+def _check_fits(workload: Workload, target: Target) -> None:
     """Refuse a workload with a request that the model cannot hold.
 
     Raises:
         WorkloadError: the first such request, and what would help.
     """
-    async with aiohttp.ClientSession() as session, session.get(f"{target.url}/v1/models") as response:
-        limit = (await response.json())["data"][0]["max_model_len"]
     for number, request in enumerate(workload.requests):
-        if request.input_length + request.output_length > limit:
+        if target.context is not None and request.input_length + request.output_length > target.context:
             raise WorkloadError(
                 f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} "
-                f"output tokens, more than the {limit} of {target.model}'s context; cut prompts with --cap-isl"
+                f"output tokens, more than the {target.context} of {target.model}'s context; cut prompts with --cap-isl"
             )

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from dynabench.deployment.engines import context_of
 from dynabench.deployment.overhead import Overhead
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.oracles import true_work
@@ -79,6 +80,7 @@ class Cluster:
         self._held: dict[int, Sequence] = {}
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
+        self._context = context_of(engines)
         self._index = router.index if isinstance(router.index, PrefixIndex) else None
         self._caught_up_s = -1.0
         self._delay_s = 0.0 if router.is_oracle else kv_event_delay_s
@@ -154,6 +156,7 @@ class Cluster:
             log.worker[number] = worker.number
             log.cached_tokens[number] = sequence.cached_tokens
             log.preemptions[number] = sequence.num_preemptions
+            log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s
             log.first_token_s[number] = sequence.first_token_s + answer_s
             log.last_token_s[number] = output.end + answer_s
@@ -196,7 +199,7 @@ class Cluster:
         return turn + overhead.before(self._workload.requests[number].input_length)
 
     def _prepared(self, number: int) -> tuple[Prompt, Sequence]:
-        """Return a request as the router and as an engine take it."""
+        """Return a request as the router and as an engine take it; an answer that ends by EOS has a limit beyond that."""
         request = self._workload.requests[number]
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
@@ -204,7 +207,8 @@ class Cluster:
         sequence = Sequence(
             number,
             num_prompt=request.input_length,
-            max_tokens=request.output_length,
+            max_tokens=request.max_tokens(self._context),
+            stop_after=request.output_length if request.ends == "stop" else None,
             chain=chain,
             arrival=self.clock.now,
         )

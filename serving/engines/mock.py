@@ -58,6 +58,28 @@ def answer_length(prompt: npt.NDArray[np.uint32], seed: int) -> int:
     return 16 + xxh3_64_intdigest(prompt.tobytes(), (seed + 1) & 0xFFFF_FFFF_FFFF_FFFF) % 256
 
 
+def eos_place(request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int) -> int | None:
+    """Return as which token the mocker says EOS, from 1: where the request asks for it, or names no limit."""
+    conditions = request.stop_conditions
+    if conditions.ignore_eos:
+        return None
+    if conditions.stop_after is not None:
+        return max(conditions.stop_after, conditions.min_tokens)
+    if conditions.is_default_limit:
+        return max(answer_length(prompt, seed) - request.num_generated, conditions.min_tokens, 1)
+    return None
+
+
+def stop_place(request: PreprocessedRequest, output: list[int]) -> int | None:
+    """Return as which token of its answer, from 1, a request's first stop token comes that is not within `min_tokens`."""
+    conditions = request.stop_conditions
+    stops = {*conditions.stop_token_ids, *(() if conditions.ignore_eos else request.eos_token_ids)}
+    if stops.isdisjoint(output):
+        return None
+    places = (place for place, token in enumerate(output, 1) if token in stops and place > conditions.min_tokens)
+    return next(places, None)
+
+
 def log_probability(token: int) -> float:
     """Return the mocker's log-probability of a token, -0.6 to -4.6: a function of the token alone."""
     return -0.6 - (token * 2_654_435_761 >> 8) % 4001 / 1000
@@ -103,19 +125,17 @@ class LogProbabilities:
 class _Live:
     """A request in the engine: its answer, known from the start, and how much of it was made and sent."""
 
-    __slots__ = ("end", "log_probabilities", "made", "output", "prompt", "reason", "sent", "stream")
+    __slots__ = ("end", "log_probabilities", "made", "output", "prompt", "sent", "stream")
 
     def __init__(
         self,
         prompt: npt.NDArray[np.uint32],
         output: list[int],
-        reason: str,
         stream: Stream,
         log_probabilities: LogProbabilities | None,
     ) -> None:
         self.prompt = prompt
         self.output = output
-        self.reason = reason
         self.stream = stream
         self.log_probabilities = log_probabilities
         self.made = 0
@@ -170,23 +190,23 @@ class MockEngine:
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         prompt = tokens[: len(tokens) - request.num_generated]
         seed = int(request.sampling_options.get("seed") or 0)
-        conditions = request.stop_conditions
-        limit = length = conditions.max_tokens or self.config.max_model_len or len(tokens)
-        if conditions.is_default_limit and not conditions.ignore_eos:
-            length = max(answer_length(prompt, seed), conditions.min_tokens) - request.num_generated
-        reason = "stop" if length <= limit and conditions.is_default_limit else "length"
-        length = max(min(length, limit), 1)
+        limit = request.stop_conditions.max_tokens or self.config.max_model_len or len(tokens)
+        stop_after = eos_place(request, prompt, seed)
+        length = limit if stop_after is None else min(stop_after, limit)
         output = answer_tokens(prompt, seed, request.num_generated, length, self._vocabulary)
+        stop_after = stop_place(request, output) or stop_after
+        output = output[:stop_after]
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
         self._order += 1
         log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
-        live = _Live(tokens, output, reason, stream, log_probabilities)
+        live = _Live(tokens, output, stream, log_probabilities)
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),
-            max_tokens=len(output),
+            max_tokens=limit,
+            stop_after=stop_after,
             chain=BlockChain(ids),
             arrival=float(self._order),
             payload=live,
@@ -240,7 +260,7 @@ class MockEngine:
         for sequence in output.finished:
             live = sequence.payload
             assert isinstance(live, _Live)
-            live.end = {"finish_reason": live.reason, "cached_tokens": sequence.cached_tokens}
+            live.end = {"finish_reason": sequence.finish_reason, "cached_tokens": sequence.cached_tokens}
         for sequence in (*decoded, *output.sampled):
             live = sequence.payload
             assert isinstance(live, _Live)

@@ -23,7 +23,11 @@ class StopConditions(msgspec.Struct, kw_only=True):
     """The client named no limit: `max_tokens` is what the context leaves."""
     min_tokens: int = 0
     stop: list[str] | None = None
+    stop_token_ids: list[int] = []
+    """The frontend cuts an answer at the first, and then gives up the rest; the mocker's answers end there."""
     ignore_eos: bool = False
+    stop_after: int | None = None
+    """Output token as which the mocker says EOS; engines that run a model say it by themselves."""
 
 
 class PreprocessedRequest(msgspec.Struct, kw_only=True):

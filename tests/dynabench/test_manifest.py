@@ -58,3 +58,21 @@ def test_an_endpoint_where_nothing_listens_is_sent_nothing(tmp_path):
     with pytest.raises(UserError, match=rf"nothing answers at {url} \(Connection refused\)"):
         run_experiment("wall", (), ExperimentConfig(out=tmp_path / "x"), settings, console=Terminal())
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("ends", "said", "counts"),
+    [
+        ((), "answers end by length;", {"length": 3}),
+        (("stop",), "answers end by EOS (simulated ones at the workload's lengths);", {"stop": 3}),
+        (("length", "stop"), "how answers end is varied;", {"length": 3}),
+    ],
+)
+def test_results_say_how_answers_were_to_end(ends, said, counts):
+    shape = ShapeConfig(max_requests=3, ends=ends[0] if ends else None)
+    settings = Settings(shape=shape)
+    experiment = ExperimentConfig(router_mode=("kv",), vary=(f"ends={','.join(ends)}",) if len(ends) > 1 else ())
+    workload = load_workload((), None, shape, 0)
+    manifest = manifest_of("virtual", (), workload, experiment, settings, arms_of(experiment, settings), [])
+    assert said in manifest["subtitle"]
+    assert manifest["workload"]["ends"] == counts

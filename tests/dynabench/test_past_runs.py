@@ -38,6 +38,14 @@ def test_a_csv_gives_what_its_json_lines_give(tmp_path):
         assert getattr(first.requests, name).tolist() == getattr(second.requests, name).tolist(), name
 
 
+def test_recorded_answers_end_as_their_finish_reasons_say(tmp_path):
+    rows = [ROW | {"finish_reason": reason} for reason in ("stop", "length", None)]
+    workload, run = read_requests(lines(tmp_path / "r.jsonl", *rows))
+    assert [request.ends for request in workload] == ["stop", "length", "length"]
+    assert run.requests.finish_reason.tolist() == ["stop", "length", ""]
+    assert {request.ends for request in read_requests(lines(tmp_path / "q.jsonl", ROW))[0]} == {"length"}
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

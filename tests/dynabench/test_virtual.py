@@ -1,5 +1,6 @@
 """The cluster in virtual time."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -134,3 +135,30 @@ def test_engines_of_infinite_speed_answer_at_once_and_can_be_reported(tmp_path, 
         "runs": [folder.run_facts(run)],
     }
     assert folder.write(tmp_path / "x", experiment, [run]).is_valid
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "kv", "oracle-load", "oracle-rollout"])
+def test_answers_that_end_by_eos_have_the_same_tokens(workload, mode):
+    requests = workload.requests[:120]
+    runs = [
+        simulated(Workload("w", 512, [msgspec.structs.replace(one, ends=ends) for one in requests]), mode)
+        for ends in ("length", "stop")
+    ]
+    for run in runs:
+        assert (run.gaps[:, 3] * run.gaps[:, 4]).sum() == sum(request.output_length - 1 for request in requests)
+    by_length, by_eos = (run.requests for run in runs)
+    assert by_eos.osl.tolist() == by_length.osl.tolist() == [request.output_length for request in requests]
+    assert (set(by_length.finish_reason), set(by_eos.finish_reason)) == ({"length"}, {"stop"})
+
+
+def test_an_answer_whose_eos_lies_beyond_max_model_len_ends_by_length():
+    requests = [Request(0.0, 100, 20, (0,), ends="stop"), Request(0.0, 100, 29, (1,), ends="stop")]
+    columns = simulated(Workload("w", 512, requests), max_model_len=128, num_gpu_blocks=100).requests
+    assert columns.osl.tolist() == [20, 28]
+    assert columns.finish_reason.tolist() == ["stop", "length"]
+
+
+def test_the_limit_of_an_answer_that_ends_by_eos_needs_no_more_room_than_there_is():
+    requests = [Request(0.0, 1024, 500, (0, 1), ends="stop")]
+    columns = simulated(Workload("w", 512, requests), workers=1, num_gpu_blocks=1 + 1524 // 16 + 1, block_size=16)
+    assert columns.requests.finish_reason.tolist() == ["stop"]

@@ -22,3 +22,14 @@ def test_merge_reads_files_in_the_format_that_is_named(tmp_path):
     refused = dynabench("workload", "merge", *parts, "--format", "moon", "--out", tmp_path / "none.jsonl")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "format 'moon' is unknown; expected one of dynabench, mooncake," in refused.stderr
+
+
+def test_a_workload_says_how_its_answers_end(tmp_path):
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "out.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n')
+    assert "answers end by             length 1\n" in dynabench("workload", "inspect", trace).stdout
+    assert dynabench("workload", "convert", trace, out, "--ends", "stop").returncode == 0
+    assert [request.ends for request in formats.read(out)] == ["stop"]
+    assert json.loads(dynabench("workload", "inspect", out, "--json").stdout)["ends"] == {"stop": 1}
+    refused = dynabench("workload", "convert", out, tmp_path / "lossy.jsonl", "--to", "mooncake")
+    assert (refused.returncode, "answers that end by EOS" in refused.stderr) == (2, True)

@@ -7,6 +7,7 @@ import pytest
 
 from reports import folder, slo
 from reports.summary import summarize
+from reports.tables import rows
 from tests.reports.runs import run
 
 BEFORE = Path(__file__).parent / "version_2"
@@ -71,3 +72,21 @@ def test_a_spoiled_run_makes_the_summary_invalid(notes, is_valid):
     summary = summarize([run(notes=notes)])
     assert summary.is_valid is is_valid
     assert summary.verdict.startswith("This run is not valid") is not is_valid
+
+
+def test_how_answers_ended_is_counted_where_it_is_known():
+    by_eos = run(ttft=(1.0,) * 4, finish_reason=["stop", "stop", "length", ""])
+    summary = summarize([by_eos])
+    assert summary.arms["a"].ends == {"stop": 2, "length": 1}
+    assert dict(rows(summary))["answers ended by EOS"] == ["66.7%"]
+    by_length = summarize([run(finish_reason=["length", "length"])])
+    assert "answers ended by EOS" not in dict(rows(by_length))
+    assert not summarize([run()]).arms["a"].ends
+
+
+def test_arms_whose_answers_ended_in_other_ways_are_told_apart():
+    by_length, by_eos = (run(arm, finish_reason=[reason] * 2) for arm, reason in (("a", "length"), ("b", "stop")))
+    said = "Answers did not end alike: by length in a; by EOS in b."
+    assert said in summarize([by_length, by_eos]).verdict
+    assert "did not end alike" not in summarize([by_length, run("b", finish_reason=["length"] * 2)]).verdict
+    assert "did not end alike" not in summarize([by_length, run("b")]).verdict

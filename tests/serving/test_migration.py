@@ -97,6 +97,12 @@ def test_tokens_so_far_become_part_of_the_prompt():
     assert request().after([7]).conditions.max_tokens is None
 
 
+def test_the_place_of_the_eos_is_counted_from_where_an_answer_goes_on():
+    assert request(stop_after=9).after([7, 8]).conditions.stop_after == 7
+    assert request(stop_after=2).after([7, 8]).conditions.stop_after == 1  # lost between its last token and its end
+    assert request().after([7]).conditions.stop_after is None
+
+
 def test_items_of_every_kind_add_up():
     output = Output()
     output.read([5, [6, 7], {"token_ids": [8], "cached_tokens": 16, "finish_reason": "stop"}], 0)

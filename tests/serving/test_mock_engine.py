@@ -10,7 +10,7 @@ import uvloop
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_tokens
+from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_length, answer_tokens
 from serving.engines.timer import StepTimer
 from serving.model.files import ModelFiles
 from serving.runtime.messages import pack_u32
@@ -162,3 +162,65 @@ def test_the_timer_never_fires_early():
 def test_answers_are_spelled_in_the_vocabulary(count):
     words = np.array([5, 9], np.uint32)
     assert set(answer_tokens(np.array([1], np.uint32), 0, 0, count, words)) <= {5, 9}
+
+
+def speaks(prompt, *, seed=0, **conditions):
+    """Return what the mocker says to a request, and why it ends."""
+
+    async def talk(engine, reader):
+        asked = PreprocessedRequest(
+            token_ids=pack_u32(np.array(prompt, np.uint32)),
+            stop_conditions=StopConditions(**conditions),
+            sampling_options={"seed": seed},
+        )
+        engine.submit(asked, Stream(reader, 1))
+        await ended(reader, 1)
+        found.append((reader.tokens(1), reader.items[1][-1]["finish_reason"]))
+
+    found = []
+    with_engine(talk)
+    return found[0]
+
+
+WORDS = answer_tokens(np.array([1, 2, 3], np.uint32), 0, 0, 300, LETTERS)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "length", "reason"),
+    [
+        ({"max_tokens": 40, "stop_after": 9}, 9, "stop"),
+        ({"max_tokens": 9, "stop_after": 9}, 9, "stop"),
+        ({"max_tokens": 8, "stop_after": 9}, 8, "length"),
+        ({"max_tokens": 40, "stop_after": 9, "min_tokens": 12}, 12, "stop"),
+        ({"max_tokens": 40, "stop_after": 9, "ignore_eos": True}, 40, "length"),
+        ({"max_tokens": 10_000, "stop_after": 9, "is_default_limit": True}, 9, "stop"),  # far more than its cache holds
+    ],
+)
+def test_the_mocker_says_eos_as_the_token_that_the_request_names(conditions, length, reason):
+    assert speaks([1, 2, 3], **conditions) == (WORDS[:length], reason)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 7, 20])
+def test_the_mocker_ends_at_the_first_stop_token_behind_min_tokens(min_tokens):
+    stop = WORDS[7]
+    place = next(place for place, token in enumerate(WORDS, 1) if token == stop and place > min_tokens)
+    asked = {"max_tokens": 200, "min_tokens": min_tokens, "stop_token_ids": [stop], "ignore_eos": True}
+    assert speaks([1, 2, 3], **asked) == (WORDS[:place], "stop")
+
+
+def test_a_stop_token_that_is_never_said_ends_nothing():
+    assert speaks([1, 2, 3], max_tokens=12, stop_token_ids=[7]) == (WORDS[:12], "length")
+
+
+def test_an_answer_without_a_limit_that_goes_on_elsewhere_has_its_least_number_of_tokens():
+    prompt = np.array([1, 2, 3], np.uint32)
+    whole = answer_length(prompt, 0)
+
+    async def talk(engine, reader):
+        asked = request([*prompt.tolist(), *WORDS[:whole]], None, num_generated=whole)
+        asked.stop_conditions = StopConditions(max_tokens=300, is_default_limit=True, min_tokens=20)  # of 20 + whole
+        engine.submit(asked, Stream(reader, 1))
+        await ended(reader, 1)
+        assert len(reader.tokens(1)) == 20
+
+    with_engine(talk, num_gpu_blocks=1000)

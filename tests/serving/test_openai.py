@@ -365,3 +365,13 @@ def test_the_request_id_is_kept(stack):
     answer = httpx.post(f"{stack.url}/v1/completions", json=body, headers={"x-request-id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.json()["id"] == "cmpl-mine-1"
+
+
+def test_the_mocker_says_eos_where_the_request_wants_it(client):
+    for kind in (client.completions, client.chat.completions):
+        asked = {"prompt": "hello"} if kind is client.completions else {"messages": HELLO}
+        answer = kind.create(model="mock", max_tokens=30, extra_body={"nvext": {"stop_after": 11}}, **asked)
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 11)
+        forced = {"nvext": {"stop_after": 11}, "ignore_eos": True}
+        answer = kind.create(model="mock", max_tokens=30, extra_body=forced, **asked)
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 30)

@@ -19,9 +19,10 @@ def strange_server(answer, seen=None):
         async def on_client(reader, writer):
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+                lines = head.split(b"\r\n")
+                length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
                 body = await reader.readexactly(length)
-                if seen is not None:
+                if seen is not None and body:
                     seen.append(json.loads(body))
                 await answer(reader, writer)
             writer.close()

@@ -39,6 +39,7 @@ def workloads(draw, *, block_size=None):
                 tuple(after),
                 draw(TIMES) if after else 0.0,
                 draw(TEXTS),
+                draw(st.sampled_from(["length", "stop"])),
             )
         )
     return Workload("w", size, requests, tuple(draw(st.lists(st.text(max_size=9), unique=True, max_size=2))))
@@ -126,6 +127,7 @@ HEAD = {"schema": "dynabench.workload/1", "block_size": 64}
         ([HEAD, ONE | {"delay": 1}], "line 2: not a request .*unknown field `delay`"),
         ([HEAD, ONE | {"output_length": 0}], "line 2: output_length must be from 1 to 10,000,000, not 0"),
         ([HEAD, ONE | {"after": [], "delay_s": -1}], "line 2: delay_s must not be negative, not -1"),
+        ([HEAD, ONE | {"ends": "eos"}], "line 2: not a request .*'eos'"),
         ([HEAD, []], "line 2: not a request"),
     ],
 )  # fmt: skip

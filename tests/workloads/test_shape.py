@@ -68,3 +68,28 @@ def test_cutting_keeps_what_requests_wait_for():
 def test_settings_without_a_meaning_are_refused(settings, problem):
     with pytest.raises(ValueError, match=problem):
         ShapeConfig(**settings)
+
+
+def test_how_answers_end_is_a_setting_and_none_leaves_it_as_the_workload_says():
+    requests = [Request(0.0, 10, 5, (0,)), Request(1.0, 10, 5, (1,), ends="stop")]
+    ends = {
+        wanted: [request.ends for request in shape(Workload("w", 16, requests), ShapeConfig(ends=wanted))]
+        for wanted in (None, "length", "stop")
+    }
+    assert ends == {None: ["length", "stop"], "length": ["length"] * 2, "stop": ["stop"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("ends", "context", "limit"),
+    [
+        ("length", None, 40),
+        ("length", 120, 40),
+        ("stop", None, 80),  # twice its length
+        ("stop", 10_000, 80),
+        ("stop", 160, 50),  # half of what the context leaves beyond its 140 tokens
+        ("stop", 141, 40),  # no room in which an engine would not know the end
+        ("stop", 120, 40),
+    ],
+)
+def test_the_limit_of_an_answer_lies_beyond_its_eos_where_the_context_has_room(ends, context, limit):
+    assert Request(0.0, 100, 40, (0,), ends=ends).max_tokens(context) == limit

@@ -25,7 +25,8 @@ class Format:
     block_size: int | None = 512
     """Tokens that an id stands for, or a block of text; None: the file says."""
     keeps: frozenset[str] = frozenset()
-    """What it can hold of a workload, out of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`."""
+    """What it can hold of a workload, out of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`,
+    `ends`."""
     is_in_order: bool = False
     """Whether its lines must be in order of time."""
 

@@ -122,6 +122,6 @@ FORMAT = Format(
     read=_read,
     write=_write,
     block_size=None,
-    keeps=frozenset({"times", "sharing", "sessions", "graphs", "text"}),
+    keeps=frozenset({"times", "sharing", "sessions", "graphs", "text", "ends"}),
     is_in_order=True,
 )

@@ -151,6 +151,8 @@ def lost(workload: Workload, name: str) -> list[str]:
         found.append("requests that wait for several others, or not for the turn before")
     if "text" not in format.keeps and any(request.content is not None for request in requests):
         found.append("texts")
+    if "ends" not in format.keeps and any(request.ends != "length" for request in requests):
+        found.append("answers that end by EOS")
     if "text" in format.keeps and name != DEFAULT and any(request.content is None for request in requests):
         raise WorkloadError(f"{workload.name} has no texts, only lengths and ids: it cannot be written as {name}")
     return found

@@ -50,6 +50,8 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`worker_id`, `timing`, `routing`: what the answer's own `nvext` should hold."""
     session_id: Annotated[str, Meta(max_length=256)] | None = None
     """Conversation the request belongs to; the `session` router mode keeps it on one worker."""
+    stop_after: Tokens | None = None
+    """Output token as which the mocker says EOS; engines that run a model ignore it. Not part of Dynamo's extensions."""
 
     @property
     def dp_rank(self) -> int | None:

@@ -48,11 +48,12 @@ class ChoiceRequest:
         """Return what remains to be generated after these tokens."""
         if not tokens:
             return self
-        limit = self.conditions.max_tokens
+        limit, end = self.conditions.max_tokens, self.conditions.stop_after
         conditions = msgspec.structs.replace(
             self.conditions,
             max_tokens=None if limit is None else limit - len(tokens),
             min_tokens=max(self.conditions.min_tokens - len(tokens), 0),
+            stop_after=None if end is None else max(end - len(tokens), 1),
         )
         prompt = Prompt(np.concatenate([self.prompt.tokens, np.array(tokens, np.uint32)]), self.prompt.block_size)
         return replace(self, prompt=prompt, conditions=conditions, num_generated=self.num_generated + len(tokens))

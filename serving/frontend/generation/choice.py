@@ -120,7 +120,9 @@ def _request(
         is_default_limit=not prepared.has_own_limit,
         min_tokens=options.min_tokens or 0,
         stop=options.stops or None,
+        stop_token_ids=options.stop_token_ids or [],
         ignore_eos=bool(options.ignore_eos if extension.ignore_eos is None else extension.ignore_eos),
+        stop_after=extension.stop_after,
     )
     return ChoiceRequest(
         prompt=prompt,

@@ -1,0 +1,48 @@
+"""What an endpoint says of the models that it serves."""
+
+from typing import Annotated
+
+import aiohttp
+import msgspec
+from msgspec import Meta
+
+from dynabench.live.bodies import Target
+
+PATIENCE_S = 10.0
+MAX_BYTES = 1 << 20
+
+
+class Model(msgspec.Struct):
+    """A model of an endpoint; vLLM and SGLang say how much it holds."""
+
+    id: str = ""
+    max_model_len: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Models(msgspec.Struct):
+    """The answer to GET /v1/models."""
+
+    data: list[Model] = []
+
+
+async def context_of(target: Target) -> int | None:
+    """Return how many tokens the measured model holds for one request, None where the endpoint does not say."""
+    try:
+        models = msgspec.json.decode(await _listed(target), type=Models).data
+    except (aiohttp.ClientError, OSError, ValueError):
+        return None
+    return next((model.max_model_len for model in models if model.id == target.model), None)
+
+
+async def _listed(target: Target) -> bytes:
+    """Return the list of models, unless it is endless."""
+    body = b""
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
+        session.get(f"{target.url}/v1/models", headers=target.headers) as response,
+    ):
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) > MAX_BYTES:
+                return b""
+    return body
