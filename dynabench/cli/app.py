@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from cyclopts import App, CycloptsError
 
 from dynabench.interrupt import InterruptError
+from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.text import printable
 from serving.cli.command_line import open_standard_streams, reason
@@ -50,6 +51,7 @@ app = App(
     name="dynabench",
     help="Which router, which settings, how many GPUs? Benchmark and simulate LLM serving without a GPU.",
     help_format="plaintext",  # rich's Markdown and pygments take a third of the time that a list of commands needs
+    console=Terminal(),
     version=_version,
     version_flags=["--version"],
 )

@@ -62,6 +62,17 @@ finally:
     assert lines[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    "command", [["--help"], ["simulate", "--help"], ["modes"], ["simulate", "--max-requests", "5", "--jobs", "1"]]
+)
+def test_output_that_nobody_reads_ends_a_command_quietly_with_the_status_of_a_pipe(command):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = dynabench(*command, stdout=theirs)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_the_help_of_a_command_is_set_as_markdown():
     for command in (["calibrate"], ["workload", "convert"]):
         text = dynabench(*command, "--help").stdout
