@@ -210,7 +210,7 @@ def test_a_gate_decides_the_exit_code(results):
 @pytest.mark.parametrize(
     ("to", "start"), [("csv", b"arm,repeat"), ("parquet", b"PAR1"), ("json", b"{"), ("llm-d", b"[")]
 )
-def test_exports(results, to, start, tmp_path):
+def test_every_form_of_export_is_written_once(results, to, start, tmp_path):
     out = tmp_path / "file"
     assert dynabench("export", results, out, "--to", to).returncode == 0
     assert out.read_bytes().startswith(start)
@@ -222,7 +222,7 @@ def test_the_report_rebuilt_as_another_tool_would_define_it(results):
     assert "As guidellm would report it" in done.stdout
 
 
-def test_trace_tools(tmp_path):
+def test_a_workload_is_made_converted_fitted_and_merged_by_commands(tmp_path):
     trace, other, spec, like = (
         tmp_path / name for name in ("t.jsonl", "t.bailian.jsonl.gz", "spec.json", "like.jsonl")
     )
