@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from belady import belady_share
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.experiment.bounds import belady_share, pool_bound, ttft_bound
+from dynabench.experiment.bounds import pool_bound, ttft_bound
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig

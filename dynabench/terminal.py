@@ -17,6 +17,10 @@ class Terminal(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, emoji=False, **options)
 
+    def on_broken_pipe(self) -> None:
+        """Let the command line end as with any output that nobody reads; rich would end it itself, with 1."""
+        raise BrokenPipeError
+
     def render_str(self, text: str, **options: Any) -> Text:
         """Make a text of a string, control characters spelled out."""
         return super().render_str(printable(text), **options)

@@ -44,6 +44,18 @@ def check(settings: Any) -> None:
             raise ValueError(f"{name} must be {expected(hint, value)}, not {value!r}") from None
 
 
+def changed(settings: Any) -> dict[str, Any]:
+    """Return the settings that are not at their defaults."""
+    default = type(settings)()
+    names = [field.name for field in dataclasses.fields(settings)]
+    return {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(default, name)}
+
+
+def short(value: Any) -> str:
+    """Return a setting's value as names of arms and tables have it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def expected(hint: Any, value: Any = None) -> str:
     """Say in words what an annotation allows: a range, a choice, a type; the type of a range only if the value has another."""
     parts = [part for part in _alternatives(hint) if part is not type(None)]

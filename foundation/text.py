@@ -1,13 +1,20 @@
 """Text that others wrote (servers, file names, errors), made fit to be shown."""
 
+import unicodedata
+
+JOINERS = "\u200c\u200d"
+"""Persian and Hindi words, and emoji of several signs, need them."""
+
 
 def printable(text: str) -> str:
     """Spell out what a terminal would obey: control characters and those that change the direction of writing."""
     if text.isprintable():
         return text
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
-    )
+    return "".join(char if _is_harmless(char) else char.encode("unicode_escape").decode() for char in text)
+
+
+def _is_harmless(char: str) -> bool:
+    return char.isprintable() or char in "\n\t" or char in JOINERS or unicodedata.category(char) == "Zs"
 
 
 def one_line(text: str | bytes | BaseException, limit: int = 300) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from reports import metrics
+from reports.folder import Manifest, as_said
 from reports.foreign import csv_cell
 from reports.metrics import Statistics
 from reports.records import Record, to_table
@@ -18,7 +19,6 @@ from reports.summary import ArmSummary, Summary, summarize
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Manifest = dict[str, Any]
 LLMD_VERSION = "0.2"
 
 
@@ -58,6 +58,32 @@ def as_parquet(table: "pa.Table") -> bytes:
     buffer = io.BytesIO()
     parquet.write_table(table, buffer)
     return buffer.getvalue()
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What llm-d's report takes of experiment.json."""
+
+    class Workload(msgspec.Struct, frozen=True):
+        """Of the workload."""
+
+        name: str
+
+    class Versions(msgspec.Struct, frozen=True):
+        """Of the versions."""
+
+        dynabench: str
+
+    created: str
+    title: str
+    subtitle: str
+    command: str
+    workload: Workload
+    versions: Versions
+    arms: dict[str, dict[str, Any]]
+    workers: dict[str, int]
+    engine: dict[str, Any]
+    router: dict[str, Any]
+    load: dict[str, Any]
 
 
 class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,7 +137,12 @@ class Aggregate(msgspec.Struct, frozen=True):
 
 
 def llmd(manifest: Manifest, runs: list[Record], summary: Summary) -> list[dict[str, Any]]:
-    """Return llm-d's Benchmark Report (github.com/llm-d/llm-d-benchmark), one per arm; times in s."""
+    """Return llm-d's Benchmark Report (github.com/llm-d/llm-d-benchmark), one per arm; times in s.
+
+    Raises:
+        ValueError: the manifest lacks what it needs, or holds something else there.
+    """
+    said = as_said(manifest, Said)
     reports = []
     for arm, figures in summary.arms.items():
         its_runs = [run for run in runs if run.arm == arm]
@@ -120,32 +151,32 @@ def llmd(manifest: Manifest, runs: list[Record], summary: Summary) -> list[dict[
             {
                 "version": LLMD_VERSION,
                 "run": {
-                    "uid": f"{manifest['created']}/{arm}",
-                    "eid": manifest["title"],
-                    "time": {"start": manifest["created"], "duration": f"PT{sum(run.wall_s for run in its_runs):.3f}S"},
-                    "description": manifest["subtitle"],
+                    "uid": f"{said.created}/{arm}",
+                    "eid": said.title,
+                    "time": {"start": said.created, "duration": f"PT{sum(run.wall_s for run in its_runs):.3f}S"},
+                    "description": said.subtitle,
                 },
-                "scenario": _scenario(manifest, arm),
+                "scenario": _scenario(said, arm),
                 "results": {"request_performance": {"aggregate": aggregate}},
             }
         )
     return reports
 
 
-def _scenario(manifest: Manifest, arm: str) -> dict[str, Any]:
+def _scenario(said: Said, arm: str) -> dict[str, Any]:
     """Return what was run, as llm-d describes it."""
     engine = {
-        "standardized": {"kind": "inference_engine", "replicas": manifest["workers"].get(arm)},
-        "native": {"config": manifest["engine"] | manifest["arms"].get(arm, {})},
+        "standardized": {"kind": "inference_engine", "replicas": said.workers.get(arm)},
+        "native": {"config": said.engine | said.arms.get(arm, {})},
     }
-    router = {"standardized": {"kind": "router", "name": arm}, "native": {"config": manifest["router"]}}
+    router = {"standardized": {"kind": "router", "name": arm}, "native": {"config": said.router}}
     load = {
         "standardized": {
             "tool": "dynabench",
-            "tool_version": manifest["versions"]["dynabench"],
-            "source": manifest["workload"]["name"],
+            "tool_version": said.versions.dynabench,
+            "source": said.workload.name,
         },
-        "native": {"args": {"command": manifest["command"], **manifest["load"]}},
+        "native": {"args": {"command": said.command, **said.load}},
     }
     return {"stack": [engine, router], "load": load}
 

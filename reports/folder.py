@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,17 +20,19 @@ from msgspec import Meta
 
 from foundation.errors import UserError
 from foundation.files import replace_text
+from foundation.settings import FINITE
 from foundation.text import one_line, printable
 from reports import charts, page, tables
 from reports.fidelity import Fidelity
 from reports.metrics import LABELS
-from reports.records import COLUMNS, Floats, Record, from_table, to_table
+from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
 from reports.summary import PAIRED, Summary, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Part = TypeVar("Part")
 Manifest = dict[str, Any]
 """What experiment.json holds; `Head` is what is read back of it."""
 SCHEMA = "dynabench.experiment/3"
@@ -45,6 +47,18 @@ GAPS_LIMIT = 4 << 30
 
 class ReportError(UserError):
     """A results folder that cannot be written or read."""
+
+
+def as_said(manifest: Manifest, kind: type[Part]) -> Part:
+    """Return a part of what experiment.json says, as values of its types.
+
+    Raises:
+        ValueError: a field is missing, or holds something else; the message names it.
+    """
+    try:
+        return msgspec.convert(manifest, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"experiment.json: {error}") from error
 
 
 def check_new(folder: Path) -> None:
@@ -123,12 +137,19 @@ class RunFacts(msgspec.Struct):
 
     arm: str
     repeat: Annotated[int, Meta(ge=0)]
-    wall_s: Annotated[float, Meta(ge=0, le=1e12)]
+    wall_s: Annotated[float, Meta(ge=0, le=MAX_S)]
     num_workers: Annotated[int, Meta(ge=1, le=1_000_000)]
     is_complete: bool
     notes: tuple[str, ...]
-    facts: dict[str, float]
+    facts: dict[str, Annotated[float, Meta(ge=-FINITE, le=FINITE)]]
     is_live: bool
+
+
+class Sent(msgspec.Struct):
+    """What experiment.json must say of the workload."""
+
+    name: str
+    requests: int
 
 
 class Head(msgspec.Struct):
@@ -139,9 +160,9 @@ class Head(msgspec.Struct):
     subtitle: str
     command: str
     limits: list[str]
-    workload: dict[str, Any]
+    workload: Sent
     runs: Annotated[list[RunFacts], Meta(min_length=1)]
-    bound_s: float | None = None
+    bound_s: Annotated[float, Meta(ge=0, le=MAX_S)] | None = None
     fidelity: Fidelity | None = None
     """Where real runs were compared with simulated ones."""
 
@@ -156,13 +177,11 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
         for name in ("experiment.json", "requests.parquet", "gaps.npz"):
             if not (folder / name).is_file():
                 raise ValueError(f"{name} is missing, or no file")
-        if (folder / "experiment.json").stat().st_size > MAX_HEAD_BYTES:
-            raise ValueError(f"experiment.json is larger than {MAX_HEAD_BYTES:,} bytes")
-        experiment: Manifest = json.loads((folder / "experiment.json").read_text())
+        experiment = _read_manifest(folder / "experiment.json")
         schema = experiment.get("schema") if isinstance(experiment, dict) else None
         if schema not in (SCHEMA, BEFORE):
             raise ReportError(f"{folder}: was written by another version (schema {schema}, expected {SCHEMA})")
-        head = msgspec.convert(experiment, Head)
+        head = as_said(experiment, Head)
         for limit in head.limits:
             parse(limit)
         table = _read_table(folder / "requests.parquet")
@@ -175,7 +194,6 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
         MemoryError,
         RecursionError,
         zipfile.BadZipFile,
-        msgspec.ValidationError,
     ) as error:
         raise ReportError(f"{folder}: not a results folder ({one_line(str(error))})") from error
     runs = []
@@ -184,6 +202,22 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
             rows = rows.replace(cached_tokens=None)
         runs.append(Record(requests=rows, gaps=its_gaps, **msgspec.structs.asdict(facts)))
     return experiment, runs
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """Read experiment.json, whatever it holds.
+
+    Raises:
+        ValueError: it is too large, no JSON, or holds text that cannot be written again.
+    """
+    if path.stat().st_size > MAX_HEAD_BYTES:
+        raise ValueError(f"{path.name} is larger than {MAX_HEAD_BYTES:,} bytes")
+    experiment: Manifest = json.loads(path.read_text())
+    try:
+        json.dumps(experiment, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{path.name} holds {error.object[error.start : error.end]!r}, half a character") from None
+    return experiment
 
 
 def _read_table(path: Path) -> "pa.Table":
@@ -231,8 +265,8 @@ def _read_gaps(path: Path, count: int) -> list[Floats]:
         gaps = [stored[str(place)] if str(place) in stored else np.empty(0) for place in range(count)]
     if any(rows.shape[1:] != (5,) or rows.dtype != float for rows in gaps):
         raise ValueError("gaps.npz does not hold five columns for each run")
-    if not all(np.isfinite(rows).all() for rows in gaps):
-        raise ValueError("gaps.npz holds what is no number")
+    if not all((np.abs(rows) <= MAX_S).all() for rows in gaps):
+        raise ValueError(f"gaps.npz holds what is no number, or one beyond {MAX_S:g}")
     return gaps
 
 

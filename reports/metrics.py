@@ -275,9 +275,12 @@ def cache(run: Record) -> Cache:
     """Return the share of prompt tokens found in the cache: of all tokens, and as the mean of the requests' shares."""
     requests = run.requests[run.requests.succeeded]
     cached, isl = requests.cached_tokens, requests.isl
+    shares = np.ma.MaskedArray(
+        cached / np.maximum(isl, 1), cached.mask | (isl == 0)
+    )  # a server may count no prompt token
     return Cache(
         hit_share=share(cached, isl),
-        mean_request_hit_share=(float((cached / isl).mean()) if cached.count() else None) if len(isl) else 0.0,
+        mean_request_hit_share=(float(shares.mean()) if shares.count() else None) if len(isl) else 0.0,
         predicted_share=share(requests.predicted_tokens, isl),
     )
 
@@ -286,7 +289,8 @@ def share(tokens: MaybeInts, isl: Ints) -> float | None:
     """Return how much of the prompts some tokens are, 0 for no prompts; None where no request's are known."""
     if not len(isl):
         return 0.0
-    return float(tokens.sum() / isl[~tokens.mask].sum()) if tokens.count() else None
+    total = isl[~tokens.mask].sum()
+    return float(tokens.sum() / total) if total else None
 
 
 def preemptions(run: Record) -> int | None:
@@ -294,7 +298,7 @@ def preemptions(run: Record) -> int | None:
     if "preemptions" in run.facts:
         return int(run.facts["preemptions"])
     counts = run.requests.preemptions
-    return None if counts.mask.any() else int(counts.sum())
+    return None if counts.mask.any() else int(counts.data.sum())
 
 
 def goodput(run: Record, is_good: npt.NDArray[np.bool_]) -> Goodput:

@@ -29,6 +29,8 @@ MaybeFloats = np.ma.MaskedArray[tuple[Any, ...], np.dtype[np.float64]]
 MaybeInts = np.ma.MaskedArray[tuple[Any, ...], np.dtype[np.int32]]
 
 MAX_WORKERS = 1_000_000
+MAX_S = 1e12
+"""Times of no run are farther from its start: what is made of them stays a finite number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,4 +302,6 @@ def _read(column: Column, table: "pa.Table") -> Any:
         raise ValueError(f"{column.name} in requests.parquet is not a column of whole numbers")
     if column.dtype is np.int32 and len(values) and not 0 <= values.min() <= values.max() < column.limit:
         raise ValueError(f"{column.name} in requests.parquet goes from {values.min()} to {values.max()}")
+    if column.dtype is np.float64 and len(values) and max(-values.min(), values.max()) > MAX_S:
+        raise ValueError(f"{column.name} in requests.parquet goes from {values.min():g} to {values.max():g} s")
     return column.array(np.ma.MaskedArray(values, is_unknown) if column.may_be_unknown else values, len(values))

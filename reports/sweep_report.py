@@ -12,6 +12,7 @@ import msgspec
 from matplotlib import pyplot as plt
 
 from foundation.files import replace_text
+from foundation.settings import short
 from reports import drawing, page
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
 from reports.folder import ReportError
@@ -117,7 +118,7 @@ def _gridded(points: list[Point], manifest: Manifest) -> dict[str, Any]:
         "columns": [*axes, *(head for head, _ in columns)],
         "num_axes": len(axes),
         "rows": [
-            [*(_text(point.changes.get(axis)) for axis in axes), *(shown(point) for _, shown in columns)]
+            [*(short(point.changes.get(axis)) for axis in axes), *(shown(point) for _, shown in columns)]
             for point in points
         ],
         "verdict": _best(points, axes),
@@ -156,9 +157,9 @@ def _searched(rows: list[Highest]) -> dict[str, Any]:
         "num_axes": len(axes),
         "rows": [
             [
-                *(_text(row.changes.get(axis)) for axis in axes),
-                "none" if row.met is None else _text(row.met),
-                "-" if row.missed_at is None else _text(row.missed_at),
+                *(short(row.changes.get(axis)) for axis in axes),
+                "none" if row.met is None else short(row.met),
+                "-" if row.missed_at is None else short(row.missed_at),
                 *("-" if row.point is None else shown(row.point) for _, shown in AT_HIGHEST),
             ]
             for row in rows
@@ -173,9 +174,9 @@ def _highest(rows: list[Highest], name: str) -> str:
     if not known:
         return "Nothing meets the limits, not even at the lowest value tried (--low)."
     least, best = known[0], max(known, key=lambda row: row.met or 0.0)
-    text = f"{best.arm} meets the limits up to {name} {_text(best.met)}, the highest of {len(rows)}."
+    text = f"{best.arm} meets the limits up to {name} {short(best.met)}, the highest of {len(rows)}."
     if least is not best and best.met and least.met:
-        text += f" {least.arm} meets them up to {_text(least.met)} ({best.met / least.met - 1:+.0%} between the two)."
+        text += f" {least.arm} meets them up to {short(least.met)} ({best.met / least.met - 1:+.0%} between the two)."
     return text
 
 
@@ -279,7 +280,3 @@ def _per_worker(point: Point) -> float | None:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

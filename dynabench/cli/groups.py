@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from dynabench.deployment.overhead import OverheadConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import ClientConfig
 from foundation.errors import UserError
+from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
@@ -56,15 +56,9 @@ def refuse_beside(file: Path, *groups: Any, hint: str = "") -> None:
     """
     given = [group for group in groups if group is not None]
     if given:
-        flags = [f"--{name.replace('_', '-')}" for group in given for name in _given(group)]
+        flags = [f"--{name.replace('_', '-')}" for group in given for name in changed(group)]
         what = ", ".join(flags) or "a flag that describes a deployment"
         raise UserError(f"{what} cannot be used with --deployment {file}: put the setting into the file{hint}")
 
 
 VARY = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048"
-
-
-def _given(group: Any) -> list[str]:
-    """Return the settings of a group that are not at their defaults."""
-    default = type(group)()
-    return [part.name for part in fields(group) if getattr(group, part.name) != getattr(default, part.name)]

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from dynabench.cli.groups import plain_errors
 from dynabench.terminal import Terminal
+from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, gate, tables
@@ -74,7 +75,10 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
         to: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm).
     """
     manifest, runs = folder.read(results)
-    data = exports.export(manifest, runs, to)
+    try:
+        data = exports.export(manifest, runs, to)
+    except ValueError as error:
+        raise UserError(f"{results}: {error}") from error
     with new_file(out) as file:
         file.write(data)
     print(printable(str(out)))

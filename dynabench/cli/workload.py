@@ -20,7 +20,9 @@ from workloads.merge import merge as merged_from
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
-workload_app = App(name="workload", help="Look at workloads, make them, change and convert them.")
+workload_app = App(
+    help_format="markdown", name="workload", help="Look at workloads, make them, change and convert them."
+)
 
 
 LABELS = {

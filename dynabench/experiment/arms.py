@@ -12,7 +12,7 @@ from dynabench.deployment import paths
 from dynabench.deployment.description import Deployment
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, ClientConfig, Settings
-from foundation.settings import expected
+from foundation.settings import expected, short
 from foundation.text import printable
 from reports.summary import NOISE_FLOOR
 from workloads.pacing import LoadConfig
@@ -57,7 +57,7 @@ def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
 
 def arm_name(changes: dict[str, Any]) -> str:
     """Name an arm by what sets it apart."""
-    parts = (str(value) if name == "router_mode" else f"{name} {_text(value)}" for name, value in changes.items())
+    parts = (str(value) if name == "router_mode" else f"{name} {short(value)}" for name, value in changes.items())
     return printable(", ".join(parts))
 
 
@@ -154,7 +154,3 @@ def _hint(path: str, settings: Settings) -> Any:
     if getattr(settings, part) is None or setting not in hints:
         raise ValueError(f"{path} is unknown; expected one of {', '.join(sorted(hints))}")
     return hints[setting]
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

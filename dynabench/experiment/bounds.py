@@ -1,4 +1,4 @@
-"""What no router could beat, from the trace alone (STUDY-routing A13): for open-loop workloads."""
+"""What no router could beat, from the trace alone: for open-loop workloads."""
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -78,42 +78,6 @@ def pool_bound(workload: Workload, engine: SimulatedEngine, num_workers: int) ->
         now += remaining / num_workers
         total += now - arrived
     return total / len(workload)
-
-
-def utilisation(workload: Workload, engine: SimulatedEngine, num_workers: int) -> float:
-    """Return the least share of the workers' time that computing prompts takes; 1 or more can not be kept up with."""
-    span = workload.duration_s
-    return float(solo_times(workload, engine).sum() / (num_workers * span)) if span > 0 else float("inf")
-
-
-def belady_share(workload: Workload, engine: SimulatedEngine, num_workers: int) -> float:
-    """Return the highest share of prompt tokens that caches of this size could hold, all pooled and clairvoyant.
-
-    Belady's rule over blocks: whatever is needed again last goes first.
-    """
-    size = workload.block_size
-    capacity = engine.num_usable_tokens * num_workers // size
-    accesses = [id for request in workload for id in request.hash_ids[: request.input_length // size]]
-    next_use: list[float] = [float("inf")] * len(accesses)
-    seen: dict[int, int] = {}
-    for place in range(len(accesses) - 1, -1, -1):
-        next_use[place] = seen.get(accesses[place], float("inf"))
-        seen[accesses[place]] = place
-    held: dict[int, float] = {}
-    farthest: list[tuple[float, int]] = []
-    hits = 0
-    for place, id in enumerate(accesses):
-        if id in held:
-            hits += 1
-        elif len(held) >= capacity:
-            while True:
-                use, victim = heappop(farthest)
-                if held.get(victim) == -use:
-                    del held[victim]
-                    break
-        held[id] = next_use[place]
-        heappush(farthest, (-next_use[place], id))
-    return hits * size / sum(request.input_length for request in workload)
 
 
 def _prefill_s(timing: TimingModel, length: int, cached: int, budget: int) -> float:

@@ -1,6 +1,7 @@
 """Many independent simulations at once: on the cores of this machine, or on a Ray or Dask cluster."""
 
 import multiprocessing.resource_tracker
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from joblib.externals.loky.backend import resource_tracker
 
 from dynabench.interrupt import Flag, Interrupt, held_back
 from foundation.errors import UserError
+from foundation.processes import end_with_parent
 
 Backend = Literal["local", "ray", "dask"]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -66,7 +68,7 @@ def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
             raise UserError(
                 f"the address {address} is of a cluster; name its kind with --backend ray or --backend dask"
             )
-        return joblib.parallel_config("loky", n_jobs=jobs)
+        return joblib.parallel_config("loky", n_jobs=jobs, initializer=end_with_parent, initargs=(os.getpid(),))
     try:
         if backend == "ray":
             import ray

@@ -5,12 +5,10 @@ import contextlib
 import os
 import secrets
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import uvloop
 
 from dynabench.deployment.description import Deployment, Pool
@@ -22,26 +20,17 @@ from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
 from dynabench.live.models import context_of
 from dynabench.live.stack import LocalStack, StackError
+from dynabench.live.validity import spoilt
 from dynabench.live.view import LiveView
-from dynabench.plan import MAX_FAILED_SHARE, ClientConfig, Plan
+from dynabench.live.warm_up import num_warmups, warm_up
+from dynabench.plan import ClientConfig, Plan
 from reports.records import Record
 from serving.model.errors import ModelError
 from serving.model.files import vocab_size
 from serving.router import wants_kv_events
-from workloads import Request, Workload, WorkloadError
+from workloads import Workload, WorkloadError
 from workloads.describe import ends
-from workloads.pacing import LoadConfig
 from workloads.tokens import TOKENS, tokens_of
-
-WARMUPS = 8
-WARMUP_TOKENS = 8
-LATE_S = 0.1
-"""A client whose 99th percentile of (sent - intended) is above this spoiled the run."""
-BUSY = 0.9
-"""So did one that used more of a core than this: its stamps waited for it."""
-BEHIND = 0.95
-"""So did one that sent at less than this share of the intended rate."""
-
 
 STOPPING = "interrupted: writing what was measured; requests in progress are given up; Ctrl-C again stops at once"
 STOPPING_EARLY = "interrupted while the stack was starting: ending its processes; Ctrl-C again stops at once"
@@ -84,7 +73,7 @@ def run(
                 target = target._replace(context=await context_of(target))
             if runs_model:
                 _check_fits(workload, target)
-            if count := _num_warmups(client, plan.deployment):
+            if count := num_warmups(client, plan.deployment):
                 await warm_up(workload, target, count, client.timeout_s, stop)
             start = clock()
             if on_start is not None:
@@ -164,64 +153,6 @@ async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], int
         raise KeyboardInterrupt if is_up.is_set() else InterruptError
     result: Record = running.result()
     return result
-
-
-def _num_warmups(client: ClientConfig, deployment: Deployment) -> int:
-    if client.warmup_requests is not None:
-        return client.warmup_requests
-    return WARMUPS * deployment.num_workers if client.url is None and _runs_model(deployment) else 0
-
-
-async def warm_up(workload: Workload, target: Target, count: int, timeout_s: float, stop: asyncio.Event) -> None:
-    """Send requests as long as the workload's, evenly from its shortest to its longest prompt, and forget them."""
-    ordered = sorted(workload.requests, key=lambda request: request.input_length)
-    chosen = [ordered[(len(ordered) - 1) * (place + 1) // count] for place in range(count)]
-    requests = [
-        Request(0.0, request.input_length, min(request.output_length, WARMUP_TOKENS), (place,))
-        for place, request in enumerate(chosen)
-    ]
-    load = LoadConfig(concurrency=max(count // 4, 1))
-    whole = max(ordered[-1].input_length, 1)  # no two prompts share a block
-    order = Order(Workload("warm-up", whole, requests), target, load, secrets.token_hex(8), timeout_s)
-    await send_all(order, num_clients=1, stop=stop)
-
-
-def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE) -> list[str]:
-    """Say what spoiled the run: failed requests, or the client itself; such a run is not valid."""
-    requests, notes = sent.requests, []
-    errors = [error for error in requests.error if error]
-    if errors and len(errors) == len(requests):
-        notes.append(f"every request failed, the first with: {errors[0]}")
-        return notes
-    attempted = requests.error[requests.is_measured]
-    counts = Counter(error for error in attempted if error)
-    if counts.total() > max_failed_share * len(attempted):
-        notes.append(
-            f"{counts.total():,} of {len(attempted):,} requests failed ({counts.total() / len(attempted):.1%}, more than "
-            f"--max-failed-share {max_failed_share:.3g}), most often with: {counts.most_common(1)[0][0]}"
-        )
-    known = ~requests.sent_s.mask
-    intended, actual = requests.intended_s[known], requests.sent_s.data[known]
-    if not len(intended):
-        return notes
-    if load.max_concurrency is None:
-        late = float(np.percentile(actual - intended, 99))
-        if late > LATE_S:
-            notes.append(
-                f"the client was late: 1% of the requests were sent {late * 1000:.0f} ms or more after their time "
-                f"(limit {LATE_S * 1000:.0f} ms); lower the rate, or send from several processes (--clients 2)"
-            )
-        span, took = float(np.ptp(intended)), float(np.ptp(actual))
-        if not load.is_closed and is_complete and span > 1 and span / took < BEHIND:
-            notes.append(
-                f"the client sent at {span / took:.0%} of the intended rate; lower the rate, or use --clients 2"
-            )
-    busy = sent.facts["cpu_share"]
-    if busy > BUSY:
-        notes.append(
-            f"the client used {busy:.0%} of a core, so its clock readings came late; lower the rate, or use --clients 2"
-        )
-    return notes
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,6 @@
 """Step times from first principles: a model's shape, a GPU's measured efficiencies, an engine's host times.
 
-One step of a dense decoder on n GPUs, with T tokens in it (STUDY-simulators.md, 4.1):
+One step of a dense decoder on n GPUs, with T tokens in it:
 
     step = max(host, GPU) with asynchronous scheduling, else host + GPU
     GPU  = layers * (gemm + attention + communication + elementwise) + head

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from foundation.text import printable
 from serving.cli.chat_client import Answer, AskError, ChatClient
 from serving.runtime.stopping import until_stopped
 from serving.runtime.threads import in_thread
@@ -74,7 +75,7 @@ async def ask_once(client: ChatClient, text: str, *, model: str = "", options: d
     answer = Answer()
     name = await client.model(model)
     async for piece in client.ask(answer, [{"role": "user", "content": text}], model=name, **options):
-        print(_printable(piece), end="", flush=True)
+        print(printable(piece), end="", flush=True)
     print()
 
 
@@ -150,7 +151,7 @@ async def _print(
     client: ChatClient, answer: Answer, messages: list[dict[str, str]], model: str, options: dict[str, Any]
 ) -> None:
     async for piece in client.ask(answer, messages, model=model, **options):
-        print(_printable(piece), end="", flush=True)
+        print(printable(piece), end="", flush=True)
 
 
 def _figures(answer: Answer, note: str) -> str:
@@ -164,15 +165,6 @@ def _figures(answer: Answer, note: str) -> str:
     if answer.finish_reason == "length":
         parts.append("cut at the length limit")
     return ", ".join(parts)
-
-
-def _printable(text: str) -> str:
-    """Return text without what would steer the terminal."""
-    return "".join(
-        character
-        for character in text
-        if character in "\n\t" or (ord(character) >= 32 and not 127 <= ord(character) < 160)
-    )
 
 
 async def _piped_lines() -> AsyncIterator[str]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import msgspec
 from cyclopts import App, CycloptsError, Parameter
 
+from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.command_line import INTERRUPTED, flat, open_standard_streams, reason
 from serving.engines.echo import Echo
@@ -252,14 +253,12 @@ def engine_settings(path: Path, engine: EngineConfig, timing: TimingConfig) -> t
         ValueError: the file cannot be read, or holds something else.
     """
     values = read_arguments(path)
-    defaults = dataclasses.asdict(EngineConfig()) | dataclasses.asdict(TimingConfig())
-    names = defaults.keys()
+    names = {field.name for kind in (EngineConfig, TimingConfig) for field in dataclasses.fields(kind)}
     if unknown := sorted(values.keys() - names):
         raise ValueError(
             f"--extra-engine-args {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}"
         )
-    now = dataclasses.asdict(engine) | dataclasses.asdict(timing)
-    dials, times = divide(values | {name: value for name, value in now.items() if value != defaults[name]})
+    dials, times = divide(values | changed(engine) | changed(timing))
     try:
         return msgspec.convert(dials, EngineConfig), msgspec.convert(times, TimingConfig)
     except msgspec.ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import Count, check
+from foundation.settings import Count, changed, check
 from serving.cli.commands import engine_settings
 from serving.cli.ways import (
     Batch,
@@ -159,21 +159,14 @@ def _check_frontend(job: Job) -> None:
         raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine, as out=mocker")
     if isinstance(job.way_in, NoInput):
         raise UsageError(f"in=none runs an engine without input; out={job.way_out} has none")
-    given = [name for name in _given(job.model) if name in ("context_length", "model_config")]
-    for name in (*given, *_given(job.model_run)):
+    given = [name for name in changed(job.model) if name in ("context_length", "model_config")]
+    for name in (*given, *changed(job.model_run)):
         raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
 
 
 def _refuse_model_run(job: Job, *used: str) -> None:
     """Refuse the flags of engines that run models, but for those used."""
-    for name in _given(job.model_run):
+    for name in changed(job.model_run):
         if name not in used:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} is for engines that run models; out={job.way_out} has no use for it")
-
-
-def _given(settings: ModelConfig | ModelRunConfig) -> list[str]:
-    """Return the names of settings that are not as by default."""
-    default = type(settings)()
-    names = [field.name for field in dataclasses.fields(settings)]
-    return [name for name in names if getattr(settings, name) != getattr(default, name)]

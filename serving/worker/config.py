@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Whole, check
+from foundation.settings import Count, NotNegative, Whole, changed, check
 from serving.model.card import Migrations
 from serving.runtime.address import EndpointAddress
 
@@ -188,7 +188,7 @@ def refuse_nodes(engine: str, run: ModelRunConfig, hint: str) -> None:
     Raises:
         ValueError: one is given.
     """
-    default = ModelRunConfig()
+    given = changed(run)
     for name in ("tensor_parallel_size", "num_nodes", "base_gpu_id", "leader_addr", "memory_fraction"):
-        if getattr(run, name) != getattr(default, name):
+        if name in given:
             raise ValueError(f"out={engine} has no use for --{name.replace('_', '-')}: {hint}")

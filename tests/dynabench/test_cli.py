@@ -48,6 +48,38 @@ def stack_processes(sockets):
     return found
 
 
+def test_the_list_of_commands_is_printed_without_what_only_commands_need():
+    heavy = ["importlib.metadata", "numpy", "pyarrow", "pygments", "rich.markdown", "simpy"]
+    code = f"""
+import sys
+from dynabench.cli.app import main
+try:
+    main()
+finally:
+    print([name for name in {heavy} if name in sys.modules])
+"""
+    lines = run(sys.executable, "-c", code, "--help").stdout.splitlines()
+    assert lines[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["simulate", "--help"], ["modes"], ["simulate", "--max-requests", "5", "--jobs", "1"]]
+)
+def test_output_that_nobody_reads_ends_a_command_quietly_with_the_status_of_a_pipe(command):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = dynabench(*command, stdout=theirs)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_the_help_of_a_command_is_set_as_markdown():
+    for command in (["calibrate"], ["workload", "convert"]):
+        text = dynabench(*command, "--help").stdout
+        assert "┌" in text or "╭" in text
+        assert "`" not in text, command
+
+
 def test_simulate_writes_a_whole_results_folder(tmp_path):
     out = tmp_path / "x"
     done = dynabench("simulate", *SMALL, "--router-mode", "round-robin", "--router-mode", "kv", "--out", out)

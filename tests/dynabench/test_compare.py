@@ -1,14 +1,16 @@
 """Arms, sweeps, gates, exports and trace tools, as a user runs them."""
 
+import importlib
 import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dynabench.experiment.arms import arms_of
-from dynabench.experiment.bounds import belady_share, pool_bound, ttft_bound, utilisation
+from dynabench.experiment.bounds import pool_bound, ttft_bound
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from mocker import EngineConfig
@@ -114,8 +116,16 @@ def test_no_mode_beats_the_bound(workload):
         if mode == "oracle-rollout":
             continue  # below, on fewer requests
         assert metrics.per_request(simulated(workload, mode).requests)["ttft"].mean() >= bound, mode
-    assert 0 < utilisation(workload, engine, 3) < 1
-    ceiling = belady_share(workload, engine, 3)
+
+
+@pytest.fixture
+def belady_share(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    return importlib.import_module("belady").belady_share
+
+
+def test_no_mode_has_more_hits_than_a_clairvoyant_cache(workload, belady_share):
+    ceiling = belady_share(workload, resolve(EngineConfig(num_gpu_blocks=800)), 3)
     columns = simulated(workload, "prefix-longest").requests
     assert columns.cached_tokens.sum() / columns.isl.sum() <= ceiling + 0.02
     assert belady_share(workload, resolve(EngineConfig(num_gpu_blocks=80)), 1) < ceiling
@@ -129,7 +139,7 @@ def test_rollouts_try_every_worker_and_leave_no_trace(workload):
     assert (runs["oracle-rollout"].first_token_s > runs["oracle-rollout"].intended_s).all()
 
 
-def test_belady_on_a_trace_small_enough_to_check():
+def test_belady_on_a_trace_small_enough_to_check(belady_share):
     rows = [Request(float(n), 512, 1, (id,)) for n, id in enumerate((1, 2, 3, 1, 2, 3))]
     # Room for two blocks (the null block is not usable): keep 1 and 2, so that 1 and 2 hit and 3 never does.
     engine = resolve(EngineConfig(block_size=512, num_gpu_blocks=3))
@@ -200,7 +210,7 @@ def test_a_gate_decides_the_exit_code(results):
 @pytest.mark.parametrize(
     ("to", "start"), [("csv", b"arm,repeat"), ("parquet", b"PAR1"), ("json", b"{"), ("llm-d", b"[")]
 )
-def test_exports(results, to, start, tmp_path):
+def test_every_form_of_export_is_written_once(results, to, start, tmp_path):
     out = tmp_path / "file"
     assert dynabench("export", results, out, "--to", to).returncode == 0
     assert out.read_bytes().startswith(start)
@@ -212,7 +222,7 @@ def test_the_report_rebuilt_as_another_tool_would_define_it(results):
     assert "As guidellm would report it" in done.stdout
 
 
-def test_trace_tools(tmp_path):
+def test_a_workload_is_made_converted_fitted_and_merged_by_commands(tmp_path):
     trace, other, spec, like = (
         tmp_path / name for name in ("t.jsonl", "t.bailian.jsonl.gz", "spec.json", "like.jsonl")
     )

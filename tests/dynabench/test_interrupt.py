@@ -20,6 +20,7 @@ from dynabench.interrupt import Interrupt
 from dynabench.plan import Settings, plans
 from dynabench.terminal import Terminal
 from mocker import EngineConfig
+from serving.engines.processes import descendants
 from serving.router import RouterConfig
 from tests.support.simulated import deployed, simulate
 from tests.support.strange_server import EVENT, HEAD, chunk, strange_server
@@ -154,6 +155,30 @@ def test_ctrl_c_in_a_terminal_ends_simulate_with_130_and_a_report(tmp_path, temp
     assert summary["is_complete"] is False
     assert 0 < summary["arms"]["round-robin"]["requests"] < COUNT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.jsonl", "tmp", "x"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers end with the simulation that they are in")
+def test_the_workers_of_a_sweep_that_is_killed_end_with_it(tmp_path):
+    process = start(
+        "sweep", "--vary", "num_gpu_blocks=200,400,800,1600", "--repeats", "50", "--jobs", "2", "--out", tmp_path / "x",
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+
+    def workers():
+        return [pid for pid in descendants(process.pid) if b"loky" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    until(lambda: len(workers()) >= 2 and (tmp_path / "x").exists(), process)
+    found = workers()
+    process.kill()
+    process.wait(PATIENCE_S)
+    until(lambda: not any(is_running(pid) for pid in found))
+
+
+def is_running(pid):
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
 
 
 async def never_ends(reader, writer):

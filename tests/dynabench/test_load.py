@@ -12,9 +12,9 @@ from dynabench.live.bodies import Bodies, Target
 from dynabench.live.clients import Order, Sent, send_all, shares
 from dynabench.live.known_server import MODEL
 from dynabench.live.run import run as measure
-from dynabench.live.run import spoilt
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
+from dynabench.live.validity import spoilt
 from dynabench.plan import ClientConfig, Plan, Settings
 from reports import metrics
 from reports.records import Record, Requests

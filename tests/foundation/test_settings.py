@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Positive, Share, Whole, check
+from foundation.settings import Count, NotNegative, Positive, Share, Whole, changed, check, short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +80,12 @@ def test_values_within_their_annotations_are_kept_as_they_are():
     settings = Settings(limit=None, rate=2, share=1, ratio="none", files=(Path("a"),))
     assert (settings.limit, settings.rate, settings.share, settings.ratio) == (None, 2, 1, "none")
     assert settings.files == (Path("a"),)
+
+
+def test_what_was_changed_is_what_is_not_at_its_default():
+    assert changed(Settings()) == {}
+    assert changed(Settings(count=2, delay=0.0, files=(Path("a"),))) == {"count": 2, "files": (Path("a"),)}
+
+
+def test_a_setting_is_shown_in_few_digits():
+    assert [short(value) for value in (0.1 + 0.2, 16.0, 16, "kv", True)] == ["0.3", "16", "16", "kv", "True"]

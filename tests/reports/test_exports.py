@@ -5,6 +5,7 @@ import io
 import json
 
 import pandas as pd
+import pytest
 
 from reports import exports
 from tests.reports.runs import run
@@ -46,3 +47,17 @@ def test_llm_ds_report_uses_its_names_and_leaves_out_what_a_small_sample_cannot_
     assert aggregate["throughput"]["request_rate"] == {"mean": 2 / 12, "units": "queries/s"}
     assert report["scenario"]["stack"][0]["standardized"] == {"kind": "inference_engine", "replicas": 2}
     assert report["run"]["time"]["duration"] == "PT0.100S"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"workers": [1]}, r"experiment.json: Expected `object`, got `array` - at `\$.workers`"),
+        ({"arms": {"a": 3}}, r"at `\$.arms\[...\]`"),
+        ({"versions": {}}, r"missing required field `dynabench` - at `\$.versions`"),
+        ({"created": None}, r"at `\$.created`"),
+    ],
+)
+def test_what_llm_ds_report_cannot_take_of_a_manifest_is_named(change, problem):
+    with pytest.raises(ValueError, match=problem):
+        exports.export(MANIFEST | change, [run()], "llm-d")

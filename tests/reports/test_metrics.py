@@ -85,3 +85,9 @@ def test_an_arm_that_was_cut_short_is_paired_as_far_as_it_came():
     summary = summarize([whole, cut])
     assert summary.difference("b", "ttft_sched", "mean").count == 60
     assert "interrupted" in summary.verdict
+
+
+def test_a_server_that_counts_no_prompt_token_leaves_the_hits_unknown():
+    nothing, some = metrics.cache(run(isl=[0, 0])), metrics.cache(run(isl=[0, 100], cached_tokens=[0, 50]))
+    assert (nothing.hit_share, nothing.mean_request_hit_share, nothing.predicted_share) == (None, None, None)
+    assert (some.hit_share, some.mean_request_hit_share) == (0.5, 0.5)

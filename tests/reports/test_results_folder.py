@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
@@ -124,7 +125,9 @@ def test_a_comparison_with_real_runs_that_is_none_is_refused_in_one_line(tmp_pat
     out = written(tmp_path / "x", run())
     manifest = json.loads((out / "experiment.json").read_text()) | {"fidelity": {"arms": {"kv": {}}, "best": {}}}
     (out / "experiment.json").write_text(json.dumps(manifest))
-    with pytest.raises(ReportError, match=r"x: not a results folder \(Object missing required field `deviations`"):
+    with pytest.raises(
+        ReportError, match=r"x: not a results folder \(experiment.json: Object missing required field `deviations`"
+    ):
         folder.rebuild(out)
 
 
@@ -140,3 +143,70 @@ def test_runs_of_other_workloads_are_not_compared(tmp_path):
 def test_a_run_without_gaps_is_kept(tmp_path):
     _, (found,) = folder.read(written(tmp_path / "x", run(gaps=np.empty((0, 5)))))
     assert found.gaps.shape == (0, 5)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A results folder with nothing wrong in it."""
+    return written(tmp_path_factory.mktemp("whole") / "x", run())
+
+
+@pytest.fixture
+def spoilt(whole, tmp_path):
+    """Copies that folder with another value in the first row of a column or in the first gap, or another manifest."""
+
+    def copy(column=None, gap=None, **said):
+        out = shutil.copytree(whole, tmp_path / "x")
+        if column is not None:
+            name, value = column
+            table = parquet.read_table(out / "requests.parquet")
+            values = pa.array([value, *table[name].to_pylist()[1:]])
+            table = table.set_column(table.column_names.index(name), name, values)
+            parquet.write_table(table, out / "requests.parquet")
+        if gap is not None:
+            rows = np.load(out / "gaps.npz")["0"]
+            rows[0, gap[0]] = gap[1]
+            np.savez(out / "gaps.npz", **{"0": rows})
+        manifest = json.loads((out / "experiment.json").read_text()) | said
+        (out / "experiment.json").write_text(json.dumps(manifest))
+        return out
+
+    return copy
+
+
+@pytest.mark.parametrize("name", ["intended_s", "sent_s", "first_token_s", "last_token_s"])
+@pytest.mark.parametrize("value", [1e308, -1e308, 2e12])
+def test_a_time_of_no_run_is_refused_with_its_column(spoilt, name, value):
+    with pytest.raises(ReportError, match=f"x: not a results folder .{name} in requests.parquet goes from .* s"):
+        folder.read(spoilt(column=(name, value)))
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_gaps_of_no_run_are_refused(spoilt, place):
+    with pytest.raises(ReportError, match=r"gaps.npz holds what is no number, or one beyond 1e\+12"):
+        folder.read(spoilt(gap=(place, 1e308)))
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"title": 3}, r"experiment.json: Expected `str`, got `int` - at `\$.title`"),
+        ({"workload": {"name": "w"}}, r"missing required field `requests` - at `\$.workload`"),
+        ({"bound_s": float("nan")}, r"at `\$.bound_s`"),
+        ({"subtitle": "a\ud800"}, r"experiment.json holds '\\ud800', half a character"),
+        ({"runs": [{"arm": "\ud800"}]}, "half a character"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_refused_with_its_field(spoilt, said, problem):
+    with pytest.raises(ReportError, match=problem) as caught:
+        folder.read(spoilt(**said))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_a_request_has_a_report(tmp_path):
+    out = written(tmp_path / "x", run("a"), run("b"))
+    table = parquet.read_table(out / "requests.parquet")
+    parquet.write_table(table.slice(0, 0), out / "requests.parquet")
+    summary = folder.rebuild(out)
+    assert [(arm.requests, arm.preemptions, arm.ttft.mean) for arm in summary.arms.values()] == [(0, 0, None)] * 2
+    assert "No request succeeded" in (out / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Every policy's exact score, on numbers small enough to check by hand (formulas: STUDY-routing A11)."""
+"""Every policy's exact score, on numbers small enough to check by hand."""
 
 import math
 import random

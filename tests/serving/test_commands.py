@@ -301,7 +301,7 @@ def test_a_question_in_the_terminal_passes_the_key_of_the_frontend_that_it_start
     assert (done.returncode, done.stdout, done.stderr) == (0, "say this\n", "")
 
 
-def test_help_and_version():
+def test_dynamo_run_without_arguments_shows_its_help_and_can_say_its_version():
     shown = dynamo_run(check=True).stdout
     assert "--router-mode" in shown
     assert "in=" in shown

@@ -192,7 +192,7 @@ def test_its_tokenizer_is_the_one_it_was_made_from(tmp_path, text):
     assert ours.decode(ours.encode(text).ids, skip_special_tokens=False) == text
 
 
-def test_a_sentencepiece_tokenizer(tmp_path):
+def test_a_sentencepiece_tokenizer_of_a_gguf_splits_and_joins_as_llama_does(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", model="llama")
     ours = tokenizers.Tokenizer.from_buffer(ModelFiles.read(str(path)).contents["tokenizer.json"])
     assert ours.encode("hello world", add_special_tokens=False).tokens == ["▁hello", "▁wo", "r", "ld"]

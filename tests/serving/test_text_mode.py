@@ -64,7 +64,7 @@ def leave(child, key=CTRL_D):
     return child.exitstatus
 
 
-def test_a_conversation(talk):
+def test_a_question_is_answered_with_its_figures_below(talk):
     child = talk("in=text", "out=echo_full", "--model-name", "my")
     child.expect("my: type /help")
     child.expect(PROMPT)
@@ -136,7 +136,7 @@ def test_questions_are_kept_for_the_next_time(talk, tmp_path):
     assert leave(child) == 0
 
 
-def test_commands(talk, tmp_path):
+def test_commands_change_what_the_model_is_told(talk, tmp_path):
     engine = tmp_path / "e.py"
     engine.write_text(
         "async def generate(request):\n"
@@ -197,7 +197,7 @@ def test_an_error_is_told_and_the_conversation_goes_on(talk, tmp_path):
     assert leave(child) == 0
 
 
-def test_a_narrow_terminal(talk):
+def test_a_question_may_be_longer_than_the_terminal_is_wide(talk):
     child = talk("out=echo_full", "--model-name", "my", columns=20)
     child.expect(PROMPT)
     child.send("a question that is longer than the terminal is wide\r")

@@ -1,10 +1,8 @@
 """What a preparer runs: `python -m serving.frontend.preparing.process`, started by `Preparer`."""
 
-import ctypes
 import logging
 import os
 import resource
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import IO
 
 import msgspec
 
+from foundation.processes import end_with_parent
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.openai import KINDS, Request, parse
 from serving.frontend.preparing.messages import (
@@ -38,12 +37,11 @@ MEMORY_BYTES = 3 << 30
 """What the model and the jobs may take."""
 
 FAILED = Refusal(500, "the frontend failed on this request; its log says why")
-PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Prepare what comes on standard input until it ends."""
-    _end_with_parent()
+    end_with_parent(os.getppid())  # a template that keeps the interpreter busy would not notice by itself
     answers = _Answers()
     messages = _messages(sys.stdin.buffer)
     model = _load(msgspec.msgpack.decode(next(messages), type=Model), answers)
@@ -119,15 +117,6 @@ def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
         options = msgspec.convert(outcome.options, Request, from_attributes=True)
         outcome.options = msgspec.structs.replace(options, metadata=None, prediction=None)
     return outcome
-
-
-def _end_with_parent() -> None:
-    """Have Linux end us with the frontend: a template that keeps the interpreter busy would not notice by itself."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _limit_memory() -> None:

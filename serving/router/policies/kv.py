@@ -1,4 +1,4 @@
-"""`kv` and its sisters: NVIDIA Dynamo's routers, which add up prefill work and decode blocks (STUDY-routing A1)."""
+"""`kv` and its sisters: NVIDIA Dynamo's routers, which add up prefill work and decode blocks."""
 
 import random
 from collections.abc import Sequence

@@ -50,7 +50,7 @@ class Jspt(Predicting):
 
 
 class Marginal(Predicting):
-    """The least increase of everyone's latency, ours (STUDY-routing A14)."""
+    """The least increase of everyone's latency: a rule of our own (docs/routing-study.md)."""
 
     description: ClassVar[str] = (
         "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n); a rule of our own."

@@ -1,4 +1,4 @@
-"""Router modes that weigh who has the prefix against who has the load, after the routers in use (STUDY-routing A1-A9)."""
+"""Router modes that weigh who has the prefix against who has the load, after the routers in use and papers, which each names."""
 
 import math
 from collections.abc import Sequence

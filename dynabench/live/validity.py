@@ -1,0 +1,54 @@
+"""Whether a run counts: what the client did, and how many requests failed, can spoil it."""
+
+from collections import Counter
+
+import numpy as np
+
+from dynabench.live.clients import Sent
+from dynabench.plan import MAX_FAILED_SHARE
+from workloads.pacing import LoadConfig
+
+LATE_S = 0.1
+"""A client whose 99th percentile of (sent - intended) is above this spoiled the run."""
+BUSY = 0.9
+"""So did one that used more of a core than this: its stamps waited for it."""
+BEHIND = 0.95
+"""So did one that sent at less than this share of the intended rate."""
+
+
+def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE) -> list[str]:
+    """Say what spoiled the run: failed requests, or the client itself; such a run is not valid."""
+    requests, notes = sent.requests, []
+    errors = [error for error in requests.error if error]
+    if errors and len(errors) == len(requests):
+        notes.append(f"every request failed, the first with: {errors[0]}")
+        return notes
+    attempted = requests.error[requests.is_measured]
+    counts = Counter(error for error in attempted if error)
+    if counts.total() > max_failed_share * len(attempted):
+        notes.append(
+            f"{counts.total():,} of {len(attempted):,} requests failed ({counts.total() / len(attempted):.1%}, more than "
+            f"--max-failed-share {max_failed_share:.3g}), most often with: {counts.most_common(1)[0][0]}"
+        )
+    known = ~requests.sent_s.mask
+    intended, actual = requests.intended_s[known], requests.sent_s.data[known]
+    if not len(intended):
+        return notes
+    if load.max_concurrency is None:
+        late = float(np.percentile(actual - intended, 99))
+        if late > LATE_S:
+            notes.append(
+                f"the client was late: 1% of the requests were sent {late * 1000:.0f} ms or more after their time "
+                f"(limit {LATE_S * 1000:.0f} ms); lower the rate, or send from several processes (--clients 2)"
+            )
+        span, took = float(np.ptp(intended)), float(np.ptp(actual))
+        if not load.is_closed and is_complete and span > 1 and span / took < BEHIND:
+            notes.append(
+                f"the client sent at {span / took:.0%} of the intended rate; lower the rate, or use --clients 2"
+            )
+    busy = sent.facts["cpu_share"]
+    if busy > BUSY:
+        notes.append(
+            f"the client used {busy:.0%} of a core, so its clock readings came late; lower the rate, or use --clients 2"
+        )
+    return notes
