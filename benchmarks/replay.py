@@ -12,16 +12,24 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 CASES = [
-    {"workers": workers, "mode": mode, "block_size": block_size, "num_gpu_blocks": 2048 * 512 // block_size}
+    {
+        "workers": workers,
+        "mode": mode,
+        "block_size": block_size,
+        "num_gpu_blocks": 2048 * 512 // block_size,
+        "async_scheduling": is_async,
+    }
     for block_size in (512, 16)
     for workers in (4, 8)
     for mode in ("round-robin", "kv")
+    for is_async in (True, False)
 ]
 
 
-def measure(trace: Path, case: dict[str, object], repeats: int) -> dict[str, float]:
+def measure(trace: Path, case: dict[str, Any], repeats: int) -> dict[str, float]:
     """Run one case in this process."""
     from dynabench.deployment.description import Deployment, Pool
     from dynabench.plan import Plan, Settings
@@ -30,9 +38,8 @@ def measure(trace: Path, case: dict[str, object], repeats: int) -> dict[str, flo
     from workloads import formats
 
     workload = formats.read(trace, format="mooncake")
-    engine = EngineConfig(block_size=case["block_size"], num_gpu_blocks=case["num_gpu_blocks"])
-    pool = Pool(replicas=case["workers"], mocker=engine)
-    plan = Plan.alone(Settings(Deployment(pools=(pool,), router_mode=case["mode"])))
+    workers, mode = case.pop("workers"), case.pop("mode")
+    plan = Plan.alone(Settings(Deployment(pools=(Pool(replicas=workers, mocker=EngineConfig(**case)),), router_mode=mode)))
     times = []
     for _ in range(repeats):
         run = simulate(plan, workload)
@@ -60,13 +67,13 @@ def main() -> None:
     from dynabench.experiment.manifest import is_compiled
 
     print(f"cores: {'compiled' if is_compiled() else 'interpreted'}")
-    print("block  workers  mode          seconds  requests/s  peak MB  TTFT mean ms  hit share")
+    print("block  workers  mode         async  seconds  requests/s  peak MB  TTFT mean ms  hit share")
     for case in CASES:
         command = [sys.executable, __file__, str(options.trace), "--repeats", str(options.repeats)]
         done = subprocess.run([*command, "--case", json.dumps(case)], check=True, capture_output=True, text=True)
         got = json.loads(done.stdout)
         print(
-            f"{case['block_size']:5}  {case['workers']:7}  {case['mode']:12}  {got['seconds']:7.3f}  "
+            f"{case['block_size']:5}  {case['workers']:7}  {case['mode']:12}  {"yes" if case['async_scheduling'] else "no":4}  {got['seconds']:7.3f}  "
             f"{got['requests_per_s']:10,.0f}  {got['peak_mb']:7.0f}  {got['ttft_ms']:12.1f}  {got['hit_share']:9.3f}",
             flush=True,
         )
