@@ -39,7 +39,9 @@ def measure(trace: Path, case: dict[str, Any], repeats: int) -> dict[str, float]
 
     workload = formats.read(trace, format="mooncake")
     workers, mode = case.pop("workers"), case.pop("mode")
-    plan = Plan.alone(Settings(Deployment(pools=(Pool(replicas=workers, mocker=EngineConfig(**case)),), router_mode=mode)))
+    plan = Plan.alone(
+        Settings(Deployment(pools=(Pool(replicas=workers, mocker=EngineConfig(**case)),), router_mode=mode))
+    )
     times = []
     for _ in range(repeats):
         run = simulate(plan, workload)
@@ -73,7 +75,7 @@ def main() -> None:
         done = subprocess.run([*command, "--case", json.dumps(case)], check=True, capture_output=True, text=True)
         got = json.loads(done.stdout)
         print(
-            f"{case['block_size']:5}  {case['workers']:7}  {case['mode']:12}  {"yes" if case['async_scheduling'] else "no":4}  {got['seconds']:7.3f}  "
+            f"{case['block_size']:5}  {case['workers']:7}  {case['mode']:12}  {'yes' if case['async_scheduling'] else 'no':5}  {got['seconds']:7.3f}  "
             f"{got['requests_per_s']:10,.0f}  {got['peak_mb']:7.0f}  {got['ttft_ms']:12.1f}  {got['hit_share']:9.3f}",
             flush=True,
         )
