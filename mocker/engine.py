@@ -147,12 +147,13 @@ class Engine:
         self._aborts: list[Sequence] = []
         self._published: list[KvEvent] = []
         self._last_end = -1.0
-        self._ramp: Ramp | None = None  # of `_ramp_batch`, since `_ramp_origin`
+        self._lead_s = 0.0  # before the next step starts
+        self._ramp = Ramp(0.0)  # of `_ramp_batch`, since `_ramp_origin`
         self._ramp_batch: Batch | None = None
         self._logged: Ramp | None = None  # the ramp of the step log's last row
         self._ramp_origin = 0.0
         self._ramp_skip = 0
-        self._is_one_over = False  # a sequence ended while a batch with it waited
+        self._ahead_has_ended = False  # a sequence ended that is in the batch ahead, or in the step in flight
 
     @property
     def is_idle(self) -> bool:
@@ -173,12 +174,15 @@ class Engine:
         self.scheduler.add(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Remove a sequence, after the step in flight if there is one; once finished, nothing happens."""
+        """Remove a sequence: at once, or when the step in flight ends; once finished, nothing happens."""
         if self.step is not None:
             self._aborts.append(sequence)
-        elif sequence.state != OVER:
-            self.scheduler.abort(sequence)
-            self._is_one_over = True
+        else:
+            self._remove(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        self.scheduler.abort(sequence)
+        self._ahead_has_ended = True
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks, unless any is in use (then False)."""
@@ -195,35 +199,44 @@ class Engine:
             RuntimeError: sequences wait but none can ever be admitted.
         """
         assert self.step is None, "complete the step in flight first"
-        scheduler, ramp = self.scheduler, self._ramp
+        batch = self._next_batch(now)
+        if batch is None:
+            return None
+        if not batch.is_undisturbed:
+            self._begin_ramp(batch, now, Ramp(self._mixed_duration(batch) + self._lead_s))
+        elif batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= self._ramp.num_steps:
+            self._begin_ramp(batch, now, self._decode_ramp(batch))
+        if self._is_async:
+            self._ahead, self._ahead_s = self.scheduler.schedule(), now
+        ramp, skip, count = self._ramp, self._ramp_skip, 1
+        if max_iterations > 1 and batch.is_undisturbed and (self._ahead is batch or not self._is_async):
+            count = self.scheduler.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
+        end = self._ramp_origin + ramp.elapsed(skip + count)
+        self.step = step = Step(batch, self._ramp_origin, ramp, skip, count, end)
+        return step
+
+    def _next_batch(self, now: float) -> Batch | None:
+        """Return the batch that was closed ahead, or close one; one in which nothing is computed is over at once."""
+        scheduler = self.scheduler
         batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
+        self._lead_s = 0.0
         while batch is None or batch.is_empty:
             if batch is not None:
                 self._mark(batch, closed_s)
-                scheduler.update(batch)
+                _, finished = scheduler.update(batch)
+                assert not finished, "an empty batch ends nobody"
             batch, closed_s = scheduler.schedule(), now
+            self._lead_s = self.timing.lead_s  # the GPU has nothing to do meanwhile
             if batch is None:
                 if scheduler.waiting:
                     self._explain_stall()
                 return None
         if not batch.is_undisturbed:
             self._mark(batch, closed_s)
-            lead_s = self.timing.lead_s if closed_s == now else 0.0  # the GPU has nothing to do meanwhile
-            self._ramp = ramp = Ramp(self._mixed_duration(batch) + lead_s)
-            self._ramp_batch, self._ramp_origin, self._ramp_skip = batch, now, 0
-        elif (
-            ramp is None or batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= ramp.num_steps
-        ):
-            self._ramp = ramp = self._decode_ramp(batch)
-            self._ramp_batch, self._ramp_origin, self._ramp_skip = batch, now, 0
-        if self._is_async:
-            self._ahead, self._ahead_s = scheduler.schedule(), now
-        skip, count = self._ramp_skip, 1
-        if max_iterations > 1 and batch.is_undisturbed and (self._ahead is batch or not self._is_async):
-            count = scheduler.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
-        end = self._ramp_origin + ramp.elapsed(skip + count)
-        self.step = step = Step(batch, self._ramp_origin, ramp, skip, count, end)
-        return step
+        return batch
+
+    def _begin_ramp(self, batch: Batch, now: float, ramp: Ramp) -> None:
+        self._ramp, self._ramp_batch, self._ramp_origin, self._ramp_skip = ramp, batch, now, 0
 
     def stretch(self, end: float) -> None:
         """Let the step in flight, if any and of one iteration, last until a later time."""
@@ -232,13 +245,18 @@ class Engine:
             return
         assert step.num_iterations == 1, "only a single iteration can be stretched"
         start = step.start
-        self.step = Step(step.batch, start, Ramp(end - start), 0, 1, end)
-        self._ramp = None
+        self._begin_ramp(step.batch, start, Ramp(end - start, num_steps=1))
+        self.step = Step(step.batch, start, self._ramp, 0, 1, end)
 
     def complete(self) -> StepOutput:
-        """End the step in flight: account for its tokens, finishes, blocks and aborts."""
+        """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
         step = self.step
         assert step is not None, "no step in flight"
+        aborts, self._aborts = self._aborts, []
+        if aborts and step.num_iterations > 1:
+            self._account(step, step.num_iterations - 1)
+        for sequence in aborts:
+            self._remove(sequence)
         scheduler, batch = self.scheduler, step.batch
         if step.num_iterations > 1:
             scheduler.leap(step.num_iterations - 1, is_ordered=self._ordered)
@@ -246,7 +264,7 @@ class Engine:
         if batch.decodes:
             self._log(step, step.num_iterations)
         sampled, finished = scheduler.update(batch, step.num_iterations)
-        self._is_one_over = self._ahead is not None and any(s.stop_after is not None for s in finished)
+        self._ahead_has_ended = bool(aborts) or any(s.stop_after is not None for s in finished)
         for sequence in sampled:
             if sequence.first_token_s < 0:
                 sequence.first_token_s = step.end
@@ -257,10 +275,6 @@ class Engine:
             self._publish()
         self.step = None
         self._last_end = step.end
-        if self._aborts:
-            aborts, self._aborts = self._aborts, []
-            for sequence in aborts:
-                self.abort(sequence)
         return StepOutput(step.end, sampled, finished)
 
     def advance(self, now: float) -> None:
@@ -269,14 +283,17 @@ class Engine:
         if step is None or step.num_iterations == 1:
             return
         count = min(step.num_ended(now), step.num_iterations - 1)
-        if count == 0:
-            return
+        if count > 0:
+            self._account(step, count)
+
+    def _account(self, step: Step, count: int) -> None:
+        """Account for the first iterations of a leap, not for all."""
         if count > 1:
             self.scheduler.leap(count - 1, is_ordered=self._ordered)
         self._publish()
         self._log(step, count)
         self.scheduler.leap(1, is_ordered=self._ordered)  # the last one's events are not out yet
-        self.scheduler.num_ended += count
+        self.scheduler.know(count)
         self._ramp_skip += count
         step.advance(count)
 
@@ -339,7 +356,7 @@ class Engine:
 
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
-        num_tokens = len(self.decoded()) if self._is_one_over else len(batch.decodes)
+        num_tokens = len(self.decoded()) if self._ahead_has_ended else len(batch.decodes)
         for sequence in batch.delayed:
             if sequence.state != OVER:
                 num_tokens -= 1

@@ -129,7 +129,9 @@ class Scheduler:
             if victim is sequence:
                 break
             is_last_known = not sequence.decoding or not self._lag or sequence in self._starved
-            self._grant(sequence, computed + count, needed, num_known=computed + count if is_last_known else computed)
+            self._grant(
+                sequence, computed + count, needed, num_cacheable=computed + count if is_last_known else computed
+            )
             granted[sequence] = count
             budget -= count
         self._describe(batch, granted)
@@ -203,31 +205,36 @@ class Scheduler:
         else:
             self.waiting.appendleft(sequence)
 
-    def _grant(self, sequence: Sequence, computed: int, needed: int, *, num_known: int) -> None:
+    def _grant(self, sequence: Sequence, computed: int, needed: int, *, num_cacheable: int) -> None:
         """Give a running sequence the blocks for its tokens up to `computed`, and cache those whose tokens are known."""
         self.pool.allocate(needed)
         if not sequence.decoding:
             sequence.num_computed = computed
             sequence.num_blocks += needed
-        self.pool.store(sequence, num_known // self.config.block_size)
+        self.pool.store(sequence, num_cacheable // self.config.block_size)
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
-        """Enter in the batch what became of those that still run; a decode without a token is one iteration later."""
+        """Enter in the batch what became of those that still run; a decode without a token is an iteration later from now on."""
         batch.decodes = []
         for sequence in self.running:
             if not sequence.decoding:
                 if granted.get(sequence):
                     batch.chunks.append((sequence, granted[sequence]))
             elif sequence not in granted:
-                sequence.origin += 1
-                sequence.last_iteration += 1
-                self._origin_sum += 1
+                self._delay(sequence)
                 batch.starved.append(sequence)
             else:
                 batch.decodes.append(sequence)
                 if sequence in self._starved:
                     batch.delayed.append(sequence)
         self._find_next_finish()
+
+    def _delay(self, sequence: Sequence) -> None:
+        """Let a sequence decode an iteration later; not its last token, if that is in flight."""
+        sequence.origin += 1
+        self._origin_sum += 1
+        if sequence.last_iteration >= self.iteration:
+            sequence.last_iteration += 1
 
     def _chunk_size(self, sequence: Sequence, budget: int) -> int:
         """Return how many tokens of a prefill to compute, vLLM's cuts in vLLM's order."""
@@ -259,7 +266,7 @@ class Scheduler:
             self.pool.hold(sequence, hits)
         sequence.num_blocks, sequence.num_computed = hits, hits * size
         computed = hits * size + count
-        self._grant(sequence, computed, _blocks(computed, size) - hits, num_known=computed)
+        self._grant(sequence, computed, _blocks(computed, size) - hits, num_cacheable=computed)
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
@@ -303,7 +310,7 @@ class Scheduler:
             count = self._chunk_size(partial, budget)
             computed = partial.num_computed + count
             needed = _blocks(computed, self.config.block_size) - partial.num_blocks
-            self._grant(partial, computed, needed, num_known=computed)
+            self._grant(partial, computed, needed, num_cacheable=computed)
             batch.chunks.append((partial, count))
             budget -= count
         return budget
@@ -324,10 +331,10 @@ class Scheduler:
 
     def _allocate_decodes(self, decoding: list[Sequence], iteration: int) -> None:
         """Give each decode a block if it needs one, and cache the block that its known tokens have filled."""
-        pool, size, known = self.pool, self.config.block_size, 1 - self._lag
+        pool, size, num_new_known = self.pool, self.config.block_size, 1 - self._lag
         if size == 1:
             touching = decoding
-        elif known:
+        elif num_new_known:
             touching = [s for s in decoding if (p := (iteration - s.origin) % size) == 0 or p == size - 1]
         else:
             touching = [s for s in decoding if (iteration - s.origin) % size == 0]
@@ -335,19 +342,21 @@ class Scheduler:
             computed = iteration - sequence.origin
             if computed % size == 0:
                 pool.allocate(1)
-            if (computed + known) % size == 0:
-                pool.store(sequence, (computed + known) // size)
+            if (computed + num_new_known) % size == 0:
+                pool.store(sequence, (computed + num_new_known) // size)
 
     # Leaps: many iterations of a batch in which each sequence decodes
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
-        """Count the iterations of a batch in flight, the last that was scheduled, until something else may happen."""
+        """Return how many iterations the batch in flight may span; it must be the last one that was scheduled."""
         if limit <= 1 or not batch.is_undisturbed:
             return 1
         decodes, size, free = batch.decodes, self.config.block_size, self.pool.num_free
         if self.waiting and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may let a waiting sequence in
         first = self.iteration
+        # In flight is `first - 1`. Asynchronously it is `first - 2`, but the batch without the sequence that ends is also
+        # closed one iteration earlier.
         count = min(limit, self._next_finish - first + 2)
         if count > 1 and len(decodes) * (count // size + 1) > free:
             origins = [s.origin for s in decodes]
@@ -378,10 +387,10 @@ class Scheduler:
         if taken:
             self.pool.allocate(taken)
         if self.config.enable_prefix_caching:
-            known = stop - self._lag
+            known_until = stop - self._lag
             for sequence in decodes:
-                if (known - sequence.origin) // size > sequence.num_cached_blocks:
-                    self.pool.store(sequence, (known - sequence.origin) // size)
+                if (known_until - sequence.origin) // size > sequence.num_cached_blocks:
+                    self.pool.store(sequence, (known_until - sequence.origin) // size)
 
     # What else the engine asks
 
@@ -450,6 +459,10 @@ class Scheduler:
         if sequence in self._ending:
             self._ending.remove(sequence)
 
+    def is_ending(self, sequence: Sequence) -> bool:
+        """Tell whether all that a sequence waits for is its last token, which is in flight."""
+        return sequence in self._ending
+
     def num_new_tokens(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
         """Yield each sequence of the batch in flight with its tokens, in vLLM's order."""
         chunks = dict(batch.chunks)
@@ -460,10 +473,16 @@ class Scheduler:
                 yield sequence, 1
 
     def num_tokens(self, sequence: Sequence) -> int:
-        """Count a sequence's tokens, prompt and output, that are known."""
+        """Count a sequence's tokens, prompt and output, that are known (or about to be, if it was preempted)."""
+        if sequence in self._ending:
+            return sequence.num_total - 1
         if not sequence.decoding:
             return sequence.num_known
         return max(self.num_ended - sequence.origin + 1, sequence.num_known)
+
+    def know(self, num_iterations: int) -> None:
+        """Take so many iterations of a leap for known, which bring nothing but a token for each sequence."""
+        self.num_ended += num_iterations
 
     # Decoding and release
 

@@ -10,6 +10,7 @@ def true_work(engine: Engine, now: float) -> list[tuple[int, int, int]]:
     found = []
     for sequence in (*scheduler.running, *scheduler.waiting):
         known = scheduler.num_tokens(sequence)
-        to_compute = 0 if sequence.decoding else max(sequence.num_known - sequence.num_computed, 0)
+        is_prefilled = sequence.decoding or scheduler.is_ending(sequence)
+        to_compute = 0 if is_prefilled else max(sequence.num_known - sequence.num_computed, 0)
         found.append((to_compute, max(sequence.num_total - known, 0), known))
     return found

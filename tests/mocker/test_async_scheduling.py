@@ -90,8 +90,7 @@ def run_leaping(config, timing, requests):
             output = made.complete()
             now = output.end
             last.update({one.id: now for one in output.finished})
-    num_gaps = sum(made.log.rows[place + 3] * made.log.rows[place + 4] for place in range(0, len(made.log.rows), 5))
-    assert num_gaps == sum(one.num_total - one.num_prompt - 1 for one in sequences)
+    assert sum(gaps_of(made)) == sum(one.num_total - one.num_prompt - 1 for one in sequences)
     return {one.id: one.first_token_s for one in sequences}, last
 
 
@@ -104,7 +103,7 @@ class Leading:
 
 @settings(max_examples=100, deadline=None)
 @given(configs.filter(lambda config: config.async_scheduling), timings, st.sampled_from([0.0, 0.03]), workloads())
-def test_tokens_come_when_vllms_loop_brings_them(config, timing, lead_s, requests):
+def test_tokens_come_when_a_loop_like_vllms_brings_them(config, timing, lead_s, requests):
     requests = [(*request[:7], None, request[8]) for request in requests]
     timing = Leading(resolve(config, timing).timing, lead_s)
     first, last = run_as_vllm(config, timing, requests)
@@ -137,7 +136,7 @@ def test_an_end_by_length_costs_nothing_and_a_stop_costs_the_step_already_queued
         (1.375, [], []),  # b's fourth token, which nobody gets
     ]
     assert free == [12, 12, 16, 16]
-    assert sum(made.log.rows[place + 3] * made.log.rows[place + 4] for place in range(0, len(made.log.rows), 5)) == 4
+    assert sum(gaps_of(made)) == 4
 
 
 def test_synchronously_a_stop_costs_nothing():
@@ -193,3 +192,43 @@ def test_whoever_stops_at_the_limit_is_known_to_end_there():
     made = engine()
     made.add(one)
     assert [now for now, *_ in steps_of(made)] == [1.0, 1.125, 1.25]
+
+
+def test_a_stop_in_flight_ends_a_sequence_that_gets_no_token_meanwhile():
+    # Blocks run out for `victim`, which has the lowest priority and is first: nobody behind it is scheduled in that step.
+    config = EngineConfig(
+        block_size=16, num_gpu_blocks=5, max_num_batched_tokens=64, max_num_seqs=8, scheduling_policy="priority"
+    )
+    made = Engine(config, resolve(config, STEPS).timing, num_blocks=5)
+    made.add(Sequence("victim", num_prompt=30, max_tokens=20, priority=5, chain=BlockChain(["v"], 1)))
+    made.complete() if made.schedule(0.0) else None
+    stopper = Sequence("stopper", num_prompt=24, max_tokens=20, stop_after=1, priority=1, chain=BlockChain(["s"], 1))
+    made.add(stopper)
+    ended = {id: now for now, _, _, finished in steps_of(made, 1.0) for id in finished}
+    assert ended["stopper"] == stopper.first_token_s == 2.25
+    assert set(ended) == {"victim", "stopper"}
+
+
+@pytest.mark.parametrize("max_iterations", [1, 1 << 62])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_abort_in_the_last_step_caches_and_ends_nothing(is_async, max_iterations):
+    # The last step, from 2.875 to 3 s, fills the second block; asynchronously that is cached when its token is known.
+    made = engine(async_scheduling=is_async)
+    one = Sequence("a", num_prompt=16, max_tokens=17, chain=BlockChain(["first", "second"]))
+    made.add(one)
+    finished, now = [], 0.0
+    while (step := made.schedule(now, max_iterations=max_iterations)) is not None:
+        if step.end >= 3.0:
+            made.abort(one)
+            step.cut(2.99)
+        now = step.end
+        finished += made.complete().finished
+    stored = [key for event in made.take_events() for key in event.keys()]  # noqa: SIM118 (an event, not a dict)
+    assert finished == []
+    assert stored == (["first", "second"] if not is_async else ["first"])
+    assert made.num_free_blocks == 16
+    assert one.num_total - one.num_prompt - 1 > sum(gaps_of(made))
+
+
+def gaps_of(made):
+    return [made.log.rows[place + 3] * made.log.rows[place + 4] for place in range(0, len(made.log.rows), 5)]
