@@ -13,7 +13,6 @@ whatever the first one brings. So a sequence that arrives waits for the step in 
 """
 
 from array import array
-from collections.abc import Iterator
 
 from mocker.config import EngineConfig
 from mocker.events import KvEvent
