@@ -30,10 +30,10 @@ from mocker.timing.choose import resolve
 
 ENGINES = Path("mocker/timing/data/engines.json")
 ARCHITECTURES = {"hopper": ("h100", "h200"), "blackwell": ("b200",)}
-COMMON = {"step_s": 1e-3, "sequence_s": 3e-5, "layer_s": 1.5e-5, "request_s": 0.01, "prompt_token_s": 1e-6}
+COMMON = {"step_s": 9.2e-4, "sequence_s": 3.1e-5, "layer_s": 1.5e-5, "request_s": 0.011, "prompt_token_s": 5e-7}
 START = {
-    "hopper": {"quantise": 0.25},
-    "blackwell": {"quantise": 1.8, "launch_layer_s": 8e-4, "fused_s": 7e-6},
+    "hopper": {"quantise": 0.26},
+    "blackwell": {"quantise": 2.4, "launch_layer_s": 9e-4, "fused_s": 6.5e-6},
 }
 TTFT_WEIGHT = 0.4
 TIGHT = 0.03
@@ -96,7 +96,7 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
         errors = np.nan_to_num(log_errors(engines, points)) * (TTFT_WEIGHT, 1.0)
         return np.concatenate([errors.ravel(), PULL * (logs - 1)])  # what the points do not tell stays where it was
 
-    found = least_squares(residuals, np.ones(len(start)), diff_step=0.1, loss="soft_l1", f_scale=TIGHT, max_nfev=6)
+    found = least_squares(residuals, np.ones(len(start)), diff_step=0.1, loss="soft_l1", f_scale=TIGHT, max_nfev=3)
     put(found.x)
 
 
@@ -105,10 +105,10 @@ def fit_scale(engines: Engines, backend: str, architecture: str, points: list[Po
     own = engines[backend][architecture] = {}
 
     def objective(scale: float) -> float:
-        own["scale"] = round(scale, 2)
+        own["scale"] = round(float(scale), 2)
         return float(np.nanmean(np.abs(log_errors(engines, points)[:, 1])))
 
-    found = minimize_scalar(objective, bounds=(0.5, 2.0), method="bounded", options={"xatol": 0.01, "maxiter": 15})
+    found = minimize_scalar(objective, bounds=(0.7, 1.6), method="bounded", options={"xatol": 0.01, "maxiter": 8})
     own["scale"] = round(float(found.x), 2)
 
 
