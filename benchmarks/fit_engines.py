@@ -1,14 +1,15 @@
 """Fit what engines add to their kernels (mocker/timing/data/engines.json) to published end-to-end points.
 
     python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv            # print the times and errors of both halves
-    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write    # write them too; four minutes
+    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write    # write them too; a quarter of an hour
 
-vLLM's times are fitted to every second dense point of an architecture; the other backends get vLLM's times and one scale for
-each architecture, by the TPOT of every second of at most 16 points of each model, GPU and precision; of dense models, where
-there are any. See benchmarks/fidelity_points.py for what a point is.
+vLLM's times are fitted to every second dense point, of both architectures together: what the engine does by itself is the
+same on both. Those of H100 ran with synchronous scheduling, those of B200 asynchronously, which tells host and GPU apart.
+The other backends get vLLM's times and one scale for each architecture, by the TPOT of every second of at most 16 points of
+each model, GPU and precision; of dense models, where there are any. See benchmarks/fidelity_points.py for what a point is.
 
-Not fitted here: host times of a step and a sequence (as in the recorded runs of RTX cards), what ranks exchange (chosen by
-the recorded run of two), and the sizes up to which vLLM fuses all-reduces (its own settings).
+Not fitted here: the times of RTX cards (as in their recorded runs, which had no HTTP), what ranks exchange (chosen by the
+recorded run of two), and the sizes up to which vLLM fused all-reduces (as the runs set them).
 """
 
 import argparse
@@ -22,20 +23,22 @@ import pandas as pd
 from fidelity_points import predict, read
 from fit_kernels import written
 from joblib import Parallel, delayed
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import least_squares, minimize_scalar
 
 from mocker.timing import catalog
 from mocker.timing.choose import resolve
 
 ENGINES = Path("mocker/timing/data/engines.json")
 ARCHITECTURES = {"hopper": ("h100", "h200"), "blackwell": ("b200",)}
-COMMON = {"layer_s": 2.5e-5, "request_s": 0.02}
+COMMON = {"step_s": 9.2e-4, "sequence_s": 3.1e-5, "layer_s": 1.5e-5, "request_s": 0.011, "prompt_token_s": 5e-7}
 START = {
-    "hopper": COMMON | {"quantise": 0.15},
-    "blackwell": COMMON
-    | {"quantise": 1.8, "prefill_layer_s": 2.5e-4, "prefill_least_layer_s": 6.5e-4, "fused_all_reduce": 0.2},
+    "hopper": {"quantise": 0.26},
+    "blackwell": {"quantise": 2.4, "launch_layer_s": 9e-4, "fused_s": 6.5e-6},
 }
 TTFT_WEIGHT = 0.4
+TIGHT = 0.03
+"""Errors (logarithms) up to which squares count; beyond, the error itself."""
+PULL = 0.02
 KINDS = ["model_path", "gpu", "precision"]
 MOST_OF_A_KIND = 16
 PARTS = 4
@@ -52,25 +55,19 @@ def predict_with(engines: Engines, points: list[Point]) -> list[tuple[float, flo
 
 
 def log_errors(engines: Engines, points: list[Point]) -> np.ndarray:
-    """Return log(predicted / measured) of TTFT and TPOT, for the points that can be predicted."""
+    """Return log(predicted / measured) of TTFT and TPOT; not a number where a point cannot be predicted."""
     parts = Parallel(n_jobs=-1)(delayed(predict_with)(engines, points[start::PARTS]) for start in range(PARTS))
     found = np.empty((len(points), 2))
     for start, part in enumerate(parts):
         found[start::PARTS] = part
     real = np.array([(point["silicon_ttft_ms"], point["silicon_tpot_ms"]) for point in points])
-    errors = np.log(found / real)
-    return np.asarray(errors[~np.isnan(errors).any(axis=1)])
-
-
-def loss(errors: np.ndarray) -> float:
-    """Return the mean error, smooth at 0 and fair to points that nothing predicts."""
-    smooth = np.sqrt(errors**2 + 0.01**2)
-    return float(smooth[:, 1].mean() + TTFT_WEIGHT * smooth[:, 0].mean())
+    return np.asarray(np.log(found / real))
 
 
 def told(name: str, points: list[Point], engines: Engines) -> None:
     """Print the errors."""
-    ttft, tpot = (np.abs(np.expm1(log_errors(engines, points))) * 100).T
+    errors = log_errors(engines, points)
+    ttft, tpot = (np.abs(np.expm1(errors[~np.isnan(errors).any(axis=1)])) * 100).T
     print(
         f"{name:34}{len(tpot):4} points  TPOT {tpot.mean():5.1f} {np.median(tpot):5.1f}  "
         f"TTFT {ttft.mean():5.1f} {np.median(ttft):5.1f}  (mean and median error, %)",
@@ -83,22 +80,24 @@ def rows(table: pd.DataFrame) -> list[Point]:
     return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
 
 
-def fit_vllm(engines: Engines, architecture: str, points: list[Point]) -> None:
-    """Find the times of one architecture, in logarithms."""
-    start = START[architecture]
-    own = engines["vllm"].setdefault(architecture, {})
+def fit_vllm(engines: Engines, points: list[Point]) -> None:
+    """Find vLLM's times, in logarithms."""
+    names = [(ARCHITECTURES, name) for name in COMMON]
+    names += [((architecture,), name) for architecture, own in START.items() for name in own]
+    start = np.array([*COMMON.values(), *(value for own in START.values() for value in own.values())])
 
     def put(logs: np.ndarray) -> None:
-        for name, value, log in zip(start, start.values(), logs, strict=True):
-            own[name] = float(f"{value * np.exp(log):.3g}")
+        for (architectures, name), value in zip(names, start * np.exp(logs - 1), strict=True):
+            for architecture in architectures:
+                engines["vllm"].setdefault(architecture, {})[name] = float(f"{value:.3g}")
 
-    def objective(logs: np.ndarray) -> float:
+    def residuals(logs: np.ndarray) -> np.ndarray:
         put(logs)
-        return loss(log_errors(engines, points))
+        errors = np.nan_to_num(log_errors(engines, points)) * (TTFT_WEIGHT, 1.0)
+        return np.concatenate([errors.ravel(), PULL * (logs - 1)])  # what the points do not tell stays where it was
 
-    simplex = np.vstack([np.zeros(len(start)), np.eye(len(start)) * 0.3])
-    options = {"initial_simplex": simplex, "xatol": 0.02, "fatol": 2e-4, "maxfev": 60 * len(start)}
-    put(minimize(objective, simplex[0], method="Nelder-Mead", options=options).x)
+    found = least_squares(residuals, np.ones(len(start)), diff_step=0.1, loss="soft_l1", f_scale=TIGHT, max_nfev=3)
+    put(found.x)
 
 
 def fit_scale(engines: Engines, backend: str, architecture: str, points: list[Point]) -> None:
@@ -106,10 +105,10 @@ def fit_scale(engines: Engines, backend: str, architecture: str, points: list[Po
     own = engines[backend][architecture] = {}
 
     def objective(scale: float) -> float:
-        own["scale"] = round(scale, 2)
-        return float(np.abs(log_errors(engines, points)[:, 1]).mean())
+        own["scale"] = round(float(scale), 2)
+        return float(np.nanmean(np.abs(log_errors(engines, points)[:, 1])))
 
-    found = minimize_scalar(objective, bounds=(0.5, 2.0), method="bounded", options={"xatol": 0.01, "maxiter": 15})
+    found = minimize_scalar(objective, bounds=(0.7, 1.6), method="bounded", options={"xatol": 0.01, "maxiter": 8})
     own["scale"] = round(float(found.x), 2)
 
 
@@ -121,15 +120,19 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     table, engines = read(options.points), json.loads(ENGINES.read_text())
+    dense = {
+        architecture: rows(
+            table[table.gpu.isin(gpus) & (table.backend == "vllm") & table.model_path.str.contains("Llama")]
+        )
+        for architecture, gpus in ARCHITECTURES.items()
+    }
+    if not options.only_scales:
+        fit_vllm(engines, [point for points in dense.values() for point in points[::2]])
     for architecture, gpus in ARCHITECTURES.items():
+        print(f"vllm on {architecture}: {engines['vllm'][architecture]}")
+        told("  the half that chose them", dense[architecture][::2], engines)
+        told("  the other half", dense[architecture][1::2], engines)
         of_gpus = table[table.gpu.isin(gpus)]
-        dense = rows(of_gpus[(of_gpus.backend == "vllm") & of_gpus.model_path.str.contains("Llama")])
-        if not options.only_scales:
-            fit_vllm(engines, architecture, dense[::2])
-        times = engines["vllm"][architecture]
-        print(f"vllm on {architecture}: {times}")
-        told("  the half that chose them", dense[::2], engines)
-        told("  the other half", dense[1::2], engines)
         for backend in ("trtllm", "sglang"):
             of_backend = of_gpus[of_gpus.backend == backend]
             is_dense = of_backend.model_path.str.contains("Llama")
@@ -140,6 +143,7 @@ def main() -> None:
             print(f"{backend} on {architecture}: scale {engines[backend][architecture]['scale']}")
             told("  the half that chose it", points[::2], engines)
             told("  the other half", points[1::2], engines)
+        print(flush=True)
     if options.write:
         ENGINES.write_text(written(engines))
 

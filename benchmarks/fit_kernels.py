@@ -5,7 +5,7 @@
 
 Kernels are AIConfigurator's tables (CSV), layers those of LLMServingSim's profiler (its folder profiler/perf). Half of the
 rows are fitted in log space with a robust loss; the errors are of the other half. Formulas are those of mocker/timing/roofline.py.
-Peaks, bandwidths and memory are data sheets' and stay as they are; so does what no table has: experts of Ampere, Ada and
+Peaks and bandwidths are data sheets', memory is what torch reports; they stay as they are; so does what no table has: experts of Ampere, Ada and
 H200 are H100's, those of the RTX 4090 are the RTX PRO 6000's.
 """
 

@@ -70,5 +70,5 @@ def _measured(timing: TimingConfig) -> Overhead:
         )
     if timing.timing_name == "roofline" and timing.gpu is not None:
         engine = find_engine(timing.timed_as, find_gpu(timing.gpu).architecture)
-        return Overhead(engine.request_s, engine.prompt_token_s, engine.spacing_s, engine.answer_s)
+        return Overhead(engine.request_s, engine.prompt_token_s)
     return Overhead()

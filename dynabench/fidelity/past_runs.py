@@ -35,6 +35,8 @@ def read_requests(path: Path) -> tuple[Workload, Record]:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: not records of requests ({error})") from error
     columns = {name: _column(table, names, path) for name, names in ALIASES.items()}
+    if "arrival_s" not in table and "queued_ts" in table and "arrival_time" in table:
+        columns["arrival_s"] = _arrivals(columns["arrival_s"], _column(table, ("arrival_time",), path))
     order = np.argsort(columns["arrival_s"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     start = columns["arrival_s"][0]
@@ -76,6 +78,14 @@ def _json_columns(path: Path) -> Table:
     with path.open() as lines:
         rows = [dict(json.loads(line)) for line in lines if line.strip()]
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _arrivals(queued_s: npt.NDArray[np.float64], time_of_day_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return when requests came, on the clock of the queue, which they enter when the step in flight ends.
+
+    vLLM stamps arrivals with the time of day; the request that waited least tells how far the clocks are apart.
+    """
+    return time_of_day_s + np.nanmin(queued_s - time_of_day_s)
 
 
 def _column(table: Table, names: tuple[str, ...], path: Path) -> npt.NDArray[np.float64]:

@@ -79,24 +79,18 @@ class EngineTimes:
     """The same for each sequence of a step."""
     layer_s: float
     """Small kernels of a layer: norms, rotation, cache writes."""
-    prefill_layer_s: float
-    """Added to each layer of a step with prefill, which runs without a CUDA graph."""
-    prefill_least_layer_s: float
-    """What a layer of such a step takes at least, as the host cannot launch its kernels faster."""
+    launch_layer_s: float
+    """Host time of a layer of a step with prefill, where that has no CUDA graph: its kernels are launched one by one."""
     request_s: float
-    """Between client and scheduler: HTTP and parsing, on the way in."""
+    """Between client and scheduler, both ways together."""
     prompt_token_s: float
     """The same for each prompt token: reading and tokenizing it."""
-    spacing_s: float
-    """How long the frontend's one thread is busy with a request."""
-    answer_s: float
-    """From the end of a step to the client: detokenizing, and HTTP on the way out."""
     quantise: float
     """Share of the inputs' quantisation that is not hidden in other kernels."""
     exchange_s: float
     """Added in each layer whose experts are shared by ranks that attend by themselves: launches, and agreeing on sizes."""
-    fused_all_reduce: float
-    """Factor on the time of all-reduces that are fused with what follows."""
+    fused_s: float
+    """What an all-reduce takes at least that is fused with the norm after it."""
     fused_bytes: dict[str, float] = field(hash=False)
     """Largest message that is fused, by number of GPUs."""
     scale: float

@@ -62,10 +62,24 @@ class AllReduce:
     measured: AllReduces
     """None: nothing is shared."""
     token_bytes: float
+    num_gpus: int = 1
+    fused_s: float = 0.0
+    """What one takes at least that is fused with the norm after it."""
+    fused_bytes: float = 0.0
+    """Largest message of which that is so."""
 
     def seconds(self, num_tokens: int) -> float:
         """Return the time of one (s)."""
-        return _interpolate(self.measured, num_tokens * self.token_bytes) if self.measured else 0.0
+        if not self.measured:
+            return 0.0
+        size = num_tokens * self.token_bytes
+        return self._fused(size) if size <= self.fused_bytes else _interpolate(self.measured, size)
+
+    def _fused(self, size: float) -> float:
+        """Return the time where all send all to all, or each adds up its share and sends that, which is a round more."""
+        largest, longest_s = self.measured[-1]
+        shares_s = size / largest * longest_s
+        return self.fused_s + min(shares_s * self.num_gpus / 2, shares_s + self.fused_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +128,6 @@ class Layers:
     """Values that small kernels move for each token."""
     elementwise_bandwidth: float
     reduce: AllReduce
-    fused: float
-    """Factor on the time of an all-reduce that is fused with what follows."""
-    fused_bytes: float
-    """Largest message of which that is so."""
     num_dense: int
     ffn: Matrices
     experts: ExpertLayer | None
@@ -131,8 +141,7 @@ class Layers:
         """Return their time in a step (s)."""
         elementwise = num_tokens * HALF * self.elementwise / self.elementwise_bandwidth
         layer = self.projections.seconds(num_tokens) + self.attention_s + (self.elementwise_s + elementwise)
-        is_fused = num_tokens * self.reduce.token_bytes <= self.fused_bytes
-        layer += 2 * (self.fused if is_fused else 1.0) * self.reduce.seconds(num_tokens)
+        layer += 2 * self.reduce.seconds(num_tokens)
         experts = self.experts.seconds(num_tokens) if self.experts is not None else 0.0
         return self.scale * (
             self.num_layers * layer

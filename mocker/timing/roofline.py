@@ -34,7 +34,7 @@ class Roofline:
     def __init__(self, coefficients: "Coefficients") -> None:
         self._layers, self._attention = coefficients.layers, coefficients.attention
         self._head, self._host = coefficients.head, coefficients.host
-        self.lead_s = coefficients.host.lead_s
+        self.lead_s = coefficients.host.least_s
         # What depends on a whole number alone is found once.
         self._linear: dict[int, float] = {}
         self._heads: dict[int, float] = {}
@@ -56,13 +56,13 @@ class Roofline:
         least = host.least_mixed_s + sequences * host.least_sequence_s
         if kernels < least:
             kernels = least
-        return kernels + host.mixed_s + sequences * host.sequence_s
+        return kernels + host.step_s + sequences * host.sequence_s
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
         """Affine in the KV tokens, which grow by one for each sequence and step."""
         fixed = self._decodes.get(num_sequences)
         if fixed is None:
-            fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences) + self._host.decode_s
+            fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences) + self._host.step_s
             fixed += num_sequences * (self._attention.row_s + self._host.sequence_s)
             self._decodes[num_sequences] = fixed
         kv_s, host = self._attention.kv_s, self._host
@@ -102,22 +102,18 @@ class Attention(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What the engine does beside the kernels (s): added to their time, or hidden behind it but for what is longer."""
+    """What the engine does beside the kernels (s): added to their time, or beside them, so that the longer one counts."""
 
-    decode_s: float
-    """Added to a step that only decodes."""
-    mixed_s: float
-    """Added to one with prefill."""
+    step_s: float
+    """Added to a step."""
     sequence_s: float
-    """Added for each sequence of a step."""
+    """Added for each sequence of it."""
     least_s: float
     """What a step that only decodes takes at least."""
     least_mixed_s: float
-    """The same with prefill, whose kernels are launched one by one."""
+    """The same with prefill, whose kernels may be launched one by one."""
     least_sequence_s: float
     """The same for each sequence."""
-    lead_s: float
-    """From scheduling a step to its start, where nothing hides that."""
 
 
 class Coefficients(NamedTuple):
@@ -194,8 +190,6 @@ def _layers(parts: Parts, reduce: AllReduce, experts: ExpertLayer | None) -> Lay
         elementwise=8 * shape.hidden_size + 3 * shape.ffn_size / n,
         elementwise_bandwidth=gpu.bandwidth * ELEMENTWISE_EFFICIENCY,
         reduce=reduce,
-        fused=engine.fused_all_reduce,
-        fused_bytes=engine.fused_bytes.get(str(n), 0.0),
         num_dense=shape.num_dense_layers,
         ffn=_ffn(parts, shape.ffn_size),
         experts=experts,
@@ -231,7 +225,13 @@ def _all_reduce(parts: Parts, num_gpus: int, link_gbps: float | None) -> AllRedu
     measured = parts.gpu.all_reduce.get(num_gpus, [])
     if measured and link_gbps is not None:
         measured = over_link(measured, num_gpus, link_gbps * 1e9)
-    return AllReduce(measured=measured, token_bytes=parts.shape.hidden_size * HALF)
+    return AllReduce(
+        measured=measured,
+        token_bytes=parts.shape.hidden_size * HALF,
+        num_gpus=num_gpus,
+        fused_s=parts.engine.fused_s,
+        fused_bytes=parts.engine.fused_bytes.get(str(num_gpus), 0.0),
+    )
 
 
 def _experts(parts: Parts, expert_parallel_size: int, attention_ranks: int, exchange: AllReduce) -> ExpertLayer | None:
@@ -295,24 +295,8 @@ def _head(parts: Parts) -> Head:
 
 
 def _host(parts: Parts) -> Host:
-    engine, num_layers = parts.engine, parts.shape.num_layers
-    eager_s, launches_s = num_layers * engine.prefill_layer_s, num_layers * engine.prefill_least_layer_s
+    engine = parts.engine
+    launches_s = parts.shape.num_layers * engine.launch_layer_s
     if parts.async_scheduling:
-        return Host(
-            decode_s=0.0,
-            mixed_s=eager_s,
-            sequence_s=0.0,
-            least_s=engine.step_s,
-            least_mixed_s=engine.step_s + launches_s - eager_s,
-            least_sequence_s=engine.sequence_s,
-            lead_s=engine.step_s,
-        )
-    return Host(
-        decode_s=engine.step_s,
-        mixed_s=engine.step_s + eager_s,
-        sequence_s=engine.sequence_s,
-        least_s=0.0,
-        least_mixed_s=launches_s,
-        least_sequence_s=0.0,
-        lead_s=0.0,
-    )
+        return Host(0.0, 0.0, engine.step_s, engine.step_s + launches_s, engine.sequence_s)
+    return Host(engine.step_s, engine.sequence_s, 0.0, launches_s, 0.0)

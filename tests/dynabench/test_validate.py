@@ -329,6 +329,15 @@ def test_records_of_requests_become_a_workload_and_a_run(tmp_path):
         read_requests(path)
 
 
+def test_vllms_requests_arrive_before_the_step_in_flight_lets_them_into_the_queue(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    stamped = [row | {"arrival_time": day} for row, day in zip(RECORDS, (7000.97, 6999.999), strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in stamped))
+    workload, run = read_requests(path)
+    assert [r.arrival_s for r in workload] == pytest.approx([0.0, 0.971])  # clocks differ by what the fastest waited
+    assert run.requests.first_token_s.tolist() == pytest.approx([0.2, 1.5])
+
+
 def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):
     real = tmp_path / "requests.jsonl"
     rows = [RECORDS[1] | {"queued_ts": t, "first_token_ts": t + 0.02, "last_token_ts": t + 0.04} for t in range(40)]

@@ -1,6 +1,7 @@
 """Step-time models: what a model, a GPU and measurements say a step takes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -143,6 +144,42 @@ def test_the_ramp_of_a_decode_is_what_its_steps_take(settings):
         assert ramp.duration(step) == pytest.approx(model.decode(7, 5000 + 7 * step).first, rel=1e-12)
 
 
+def limited_by_host(**times):
+    """Step times of a small model beside a slow host."""
+    engine = replace(find_engine("vllm", "hopper"), **times)
+    return Roofline(coefficients(find_model("Qwen/Qwen3-0.6B"), find_gpu("h100"), engine))
+
+
+def test_what_the_host_does_is_hidden_by_asynchronous_scheduling_and_added_without_it():
+    shape, gpu = find_model(LLAMA), find_gpu("h100")
+    engine = replace(find_engine("vllm", "hopper"), step_s=0.001, sequence_s=1e-5)
+    both, hidden = (Roofline(coefficients(shape, gpu, engine, async_scheduling=on)) for on in (False, True))
+    assert both.decode(8, 8000).first - hidden.decode(8, 8000).first == pytest.approx(0.001 + 8e-5)
+    assert both.mixed(chunk(512), 7, 7000) - hidden.mixed(chunk(512), 7, 7000) == pytest.approx(0.00108)
+    assert (both.lead_s, hidden.lead_s) == (0.0, 0.001)
+
+
+def test_a_step_takes_as_long_as_the_host_where_that_is_slower_until_the_context_has_grown():
+    model = limited_by_host(step_s=0.006, sequence_s=0.0)
+    ramp = model.decode(32, 100_000)
+    assert ramp.duration(0) == ramp.duration(ramp.num_steps - 1) == 0.006
+    assert model.decode(32, 100_000 + 32 * (ramp.num_steps - 1)).first == 0.006
+    assert 0.006 < model.decode(32, 100_000 + 32 * ramp.num_steps).first < 0.00601
+    assert model.mixed(chunk(16), 0, 0) == 0.006
+
+
+def test_a_step_of_many_sequences_keeps_memory_free_to_sample_for_them():
+    few, many = (roofline(max_num_seqs=n, max_num_batched_tokens=2048, block_size=16) for n in (256, 2048))
+    logits = (2048 - 256) * 128_256 * 4
+    assert 3 * logits < (few.num_blocks - many.num_blocks) * 16 * 131_072 < 4 * logits
+
+
+def test_vllms_own_log_tells_as_much_room():
+    settings = {"model": "meta-llama/Llama-3.1-70B", "quantization": "fp8", "block_size": 16}
+    settings |= {"max_num_seqs": 1024, "max_num_batched_tokens": 16384}  # vLLM 0.23 for offline use; 47,648 tokens
+    assert roofline("rtx-pro-6000", **settings).num_usable_tokens == pytest.approx(47_648, rel=0.02)
+
+
 def test_kv_blocks_follow_from_what_the_weights_leave():
     one, two = roofline(block_size=16), roofline(block_size=16, tensor_parallel_size=2)
     token = 2 * 8 * 128 * 32 * 2
@@ -195,11 +232,15 @@ def write_table(path, curvature):
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["roofline", "table", "calibrated"])
+@pytest.mark.parametrize("kind", ["roofline", "host", "table", "calibrated"])
 def test_leaps_are_exact_with_every_model(kind, tmp_path):
     lengths = [(30, 200), (500, 90), (60, 400), (70, 7)]
     if kind == "roofline":
         engine = roofline()
+    elif kind == "host":
+        model = limited_by_host(step_s=0.0, sequence_s=0.0)
+        least = model.decode(3, 900).first  # passed within the run
+        engine = replace(roofline(), timing=limited_by_host(step_s=least, sequence_s=0.0))
     elif kind == "table":
         engine = simulated(timing_file=write_table(tmp_path / "steps.csv", 0.8))
     else:
