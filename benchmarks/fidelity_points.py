@@ -10,7 +10,7 @@ the dense vLLM ones was used to choose the constants of mocker/timing/data/engin
 import argparse
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,23 +33,55 @@ BLOCK = 1 << 20
 BLACKWELL = ("b200", "b300", "gb200")
 
 
-def settings_of(point: Any, gpu: str) -> tuple[EngineConfig, TimingConfig]:
-    """Return the engine of a point, and what times it.
+class Started(NamedTuple):
+    """How the script of a benchmark starts its engine."""
 
-    The KV cache is 16-bit on vLLM and Hopper, as the checkpoints there leave it (at 64 requests of 8 k tokens on two H100s, 28
-    run at a time, which is what 16 bits leave room for), and with 16-bit weights; else 8-bit, as NVIDIA's checkpoints and the
-    scripts that start SGLang ask for.
+    has_small_kv: bool
+    async_scheduling: bool = True
+    gpu_memory_utilization: float = 0.9
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 0
+    """Where it is more than the requests that are sent at a time."""
+
+
+def started(point: Any, gpu: str, is_quantized: bool) -> Started:
+    """Read from the scripts of InferenceX at the time of the runs (its history up to 2026-04) how an engine was started.
+
+    Llama 70B ran on vLLM 0.11.0 with a file of settings: an 8-bit KV cache and asynchronous scheduling. On H100 the file
+    was named by `--config=config.yaml`, which vLLM's parser passes over (it looks for the word `--config` alone; corrected
+    on 2025-10-19 on a branch that was not merged before the model was dropped), so that there the defaults of 0.11 hold: a
+    16-bit cache and synchronous scheduling. TensorRT-LLM and SGLang overlap host and GPU by default, vLLM since 0.14.
     """
+    if point.backend != "vllm":
+        return Started(is_quantized)
+    match point.model_path.rpartition("/")[2]:
+        case "Llama-3.1-70B":
+            is_plain = gpu == "h100"
+            return Started(not is_plain, not is_plain, max_num_seqs=512 if gpu in BLACKWELL else 0)
+        case "MiniMax-M2.5":
+            is_first = point.backend_version == "0.17.0"
+            return Started(not is_first, max_num_batched_tokens=8192 if is_first else 2 * int(point.isl))
+        case "Kimi-K2.5":
+            return Started(False, gpu_memory_utilization=0.9 if point.precision == "fp4" else 0.95)
+        case "gpt-oss-120b":
+            return Started(False)
+    return Started(False, async_scheduling=False)  # NVIDIA's sweep on 0.12
+
+
+def settings_of(point: Any, gpu: str) -> tuple[EngineConfig, TimingConfig]:
+    """Return the engine of a point, and what times it."""
     quantization = point.precision if point.precision in ("fp8", "fp4", "int4") else None
     if quantization is None and "FP8" in str(point.silicon_data_source):
         quantization = "fp8"
-    has_small_kv = quantization is not None and (point.backend != "vllm" or gpu in BLACKWELL)
+    script = started(point, gpu, quantization is not None)
+    concurrency = int(point.concurrency)
     engine = EngineConfig(
         dp_size=int(point.attention_dp_size) if point.attention_dp_size > 1 else 1,
         block_size=16,
-        max_num_seqs=int(point.concurrency),
-        max_num_batched_tokens=max(8192, int(point.concurrency)),
+        max_num_seqs=max(script.max_num_seqs, concurrency),
+        max_num_batched_tokens=max(script.max_num_batched_tokens, script.max_num_seqs, concurrency),
         enable_prefix_caching=False,
+        async_scheduling=script.async_scheduling,
     )
     timing = TimingConfig(
         model=point.model_path,
@@ -57,7 +89,8 @@ def settings_of(point: Any, gpu: str) -> tuple[EngineConfig, TimingConfig]:
         tensor_parallel_size=int(point.tp_size),
         enable_expert_parallel=bool(point.moe_ep_size > 1),
         quantization=quantization,
-        kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
+        kv_cache_dtype="fp8" if script.has_small_kv else "bfloat16",
+        gpu_memory_utilization=script.gpu_memory_utilization,
         timed_as=point.backend,
     )
     return engine, timing

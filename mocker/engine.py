@@ -208,7 +208,8 @@ class Engine:
                 return None
         if not batch.is_undisturbed:
             self._mark(batch, closed_s)
-            self._ramp = ramp = Ramp(self._mixed_duration(batch))
+            lead_s = self.timing.lead_s if closed_s == now else 0.0  # the GPU has nothing to do meanwhile
+            self._ramp = ramp = Ramp(self._mixed_duration(batch) + lead_s)
             self._ramp_batch, self._ramp_origin, self._ramp_skip = batch, now, 0
         elif (
             ramp is None or batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= ramp.num_steps

@@ -69,5 +69,6 @@ def _measured(timing: TimingConfig) -> Overhead:
             answer_s=found["answer_ms"] * 1e-3,
         )
     if timing.timing_name == "roofline" and timing.gpu is not None:
-        return Overhead(find_engine(timing.timed_as, find_gpu(timing.gpu).architecture).request_s)
+        engine = find_engine(timing.timed_as, find_gpu(timing.gpu).architecture)
+        return Overhead(engine.request_s, engine.prompt_token_s, engine.spacing_s, engine.answer_s)
     return Overhead()

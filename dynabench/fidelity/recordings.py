@@ -387,6 +387,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
     }
     outputs = {row["id"]: row["output_token_ids"] for row in rows if row["op"] == "summary"}
     entries: list[Action | Scheduled | Updated] = []
+    known: set[str] = set()
     for row in rows[1:]:
         match row["op"]:
             case "add":
@@ -400,7 +401,8 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
             case "reset_prefix_cache":
                 entries.append(Action("reset", is_done=row["ok"]))
             case "schedule":
-                entries.append(Scheduled(row["step"], _scheduled(row)))
+                entries.append(Scheduled(row["step"], _scheduled(row, known)))
+                known |= {new["id"] for new in row["new"]}
             case "update":
                 events = [(_KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
                 entries.append(Updated(row["step"], _updated(row), events))
@@ -410,11 +412,13 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
 STATE = ("running", "waiting", "free_blocks")
 
 
-def _scheduled(row: Json) -> Json:
+def _scheduled(row: Json, known: set[str]) -> Json:
+    """Return the facts of a `schedule`; vLLM's second model runner reports as new also what it resumes."""
+    resumed = [new["id"] for new in row["new"] if new["id"] in known]
     facts = {
         "scheduled": row["num_scheduled_tokens"],
-        "new": {new["id"]: new["num_computed_tokens"] for new in row["new"]},
-        "resumed": [known["id"] for known in row["cached"] if known["resumed"]],
+        "new": {new["id"]: new["num_computed_tokens"] for new in row["new"] if new["id"] not in known},
+        "resumed": resumed + [cached["id"] for cached in row["cached"] if cached["resumed"]],
         "preempted": sorted(row["preempted"]),
     }
     return facts | {key: row[key] for key in STATE}

@@ -32,6 +32,8 @@ class StepCosts:
 class Calibrated:
     """Step times from `StepCosts`."""
 
+    lead_s = 0.0
+
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
 

@@ -75,6 +75,7 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         block_size=engine.block_size,
         utilization=timing.gpu_memory_utilization,
         max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=_expert_parallel_size(engine, timing),
         weights=timing.quantization or "",
@@ -117,6 +118,7 @@ def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
         weights=timing.quantization or "",
         kv_dtype=timing.kv_cache_dtype,
         link_gbps=timing.link_gbps,
+        async_scheduling=engine.async_scheduling,
     )
     return Roofline(found)
 

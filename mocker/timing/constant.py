@@ -6,6 +6,8 @@ from mocker.timing.model import Prefill, Ramp
 class Constant:
     """A fixed time for prefill and one for decode, each only in steps that have such work."""
 
+    lead_s = 0.0
+
     def __init__(self, prefill_s: float, decode_s: float) -> None:
         self._prefill_s = prefill_s
         self._decode_s = decode_s

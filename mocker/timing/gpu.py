@@ -46,7 +46,7 @@ class Gpu:
 
     name: str
     memory: float
-    """Bytes."""
+    """Bytes, as torch reports them."""
     bandwidth: float
     """Bytes/s."""
     flops: dict[str, float] = field(hash=False)
@@ -74,9 +74,9 @@ class EngineTimes:
     """What an engine adds to its kernels, and one scale for all of it."""
 
     step_s: float
-    """Host time of a step."""
+    """Host time of a step: to schedule it, to prepare its inputs and to take its tokens."""
     sequence_s: float
-    """Host time for each sequence of a step."""
+    """The same for each sequence of a step."""
     layer_s: float
     """Small kernels of a layer: norms, rotation, cache writes."""
     prefill_layer_s: float
@@ -84,7 +84,13 @@ class EngineTimes:
     prefill_least_layer_s: float
     """What a layer of such a step takes at least, as the host cannot launch its kernels faster."""
     request_s: float
-    """Between client and scheduler, both ways together."""
+    """Between client and scheduler: HTTP and parsing, on the way in."""
+    prompt_token_s: float
+    """The same for each prompt token: reading and tokenizing it."""
+    spacing_s: float
+    """How long the frontend's one thread is busy with a request."""
+    answer_s: float
+    """From the end of a step to the client: detokenizing, and HTTP on the way out."""
     quantise: float
     """Share of the inputs' quantisation that is not hidden in other kernels."""
     exchange_s: float

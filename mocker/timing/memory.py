@@ -1,12 +1,30 @@
-"""How many KV blocks an engine has room for, as vLLM finds it: memory, less weights, less what a step needs."""
+"""How many KV blocks an engine has room for, as vLLM 0.32 counts: memory, less weights, less what a step needs.
+
+What a step needs is found by a trial run over `max_num_batched_tokens`, which then samples for `max_num_seqs` sequences:
+
+    room = utilization * memory - weights - outside - graphs - max(layers, sampling)
+
+    layers   = tokens * (hidden state, residual, both halves of the MLP in 16 bits, their product as the GPU computes;
+                         for each routed expert of a mixture the MLP's product and output)
+    sampling = sequences * vocabulary * 4 bytes * SAMPLING_COPIES + tokens * hidden * 2 bytes * HIDDEN_COPIES
+
+benchmarks/kv_room.py compares with what vLLM logs of itself.
+"""
 
 from mocker.timing.gpu import Gpu
 from mocker.timing.model_shape import BYTES, ModelShape
 
-OVERHEAD = 1.5 * 2**30
-"""Bytes that a process holds outside of weights and KV cache: the CUDA context, graphs, workspaces."""
-TP_OVERHEAD = 0.8 * 2**30
-"""Bytes more where GPUs share a model: communication buffers."""
+GIB = 2**30
+OUTSIDE = 0.13 * GIB
+"""Bytes that CUDA takes beside torch's allocator on each GPU."""
+OUTSIDE_TP = 0.55 * GIB
+"""The same with the communication buffers of GPUs that share a model."""
+GRAPHS = 0.3 * GIB
+"""Bytes kept for CUDA graphs, which vLLM counts since 0.21; they were 0.1 to 0.6 GiB."""
+SAMPLING_COPIES = 3.6
+"""Logits in 16 and in 32 bits, probabilities and random numbers. Until about 0.16 they were sorted, too, and it was 9.57."""
+HIDDEN_COPIES = 1.28
+"""All hidden states, and those that are sampled from; the same in logs of five models."""
 
 
 def num_kv_blocks(
@@ -16,6 +34,7 @@ def num_kv_blocks(
     block_size: int,
     utilization: float,
     max_num_batched_tokens: int,
+    max_num_seqs: int,
     tensor_parallel_size: int = 1,
     expert_parallel_size: int = 1,
     weights: str = "",
@@ -26,19 +45,61 @@ def num_kv_blocks(
     Raises:
         ValueError: not even one does, as the weights fill the memory.
     """
-    n = tensor_parallel_size
-    layers, embeddings = shape.num_parameters(n, expert_parallel_size)
-    weight_bytes = layers * BYTES[weights or shape.weights] + embeddings * BYTES["bfloat16"]
-    widest = max(
-        4 * shape.hidden_size + 3 * max(shape.ffn_size, shape.shared_expert_size) / n, shape.vocab_size / n / 16
+    room = room_for_kv(
+        shape,
+        gpu,
+        utilization=utilization,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
+        expert_parallel_size=expert_parallel_size,
+        weights=weights,
     )
-    activations = max_num_batched_tokens * widest * 2
-    room = gpu.memory * utilization - weight_bytes - activations - OVERHEAD - (TP_OVERHEAD if n > 1 else 0)
-    token = shape.kv_values(n) * shape.num_full_attention_layers * BYTES[kv_dtype]
-    blocks = int(room // (token * block_size))
+    blocks = int(room // (block_size * size_of_token(shape, tensor_parallel_size, kv_dtype)))
     if blocks < 2:
+        needed = size_of_weights(shape, tensor_parallel_size, expert_parallel_size, weights)
         raise ValueError(
-            f"the weights need {weight_bytes / 2**30:.1f} GiB on each GPU and leave no room for KV blocks in "
-            f"{utilization:.0%} of {gpu.name}'s {gpu.memory / 2**30:.1f} GiB; raise tensor_parallel_size"
+            f"the weights need {needed / GIB:.1f} GiB on each GPU and leave no room for KV blocks in "
+            f"{utilization:.0%} of {gpu.name}'s {gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
         )
     return blocks
+
+
+def room_for_kv(
+    shape: ModelShape,
+    gpu: Gpu,
+    *,
+    utilization: float,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    tensor_parallel_size: int = 1,
+    expert_parallel_size: int = 1,
+    weights: str = "",
+) -> float:
+    """Return the bytes that are left for KV blocks on each GPU; below 0 the weights do not fit."""
+    n = tensor_parallel_size
+    taken = size_of_weights(shape, n, expert_parallel_size, weights)
+    taken += peak_of_a_step(shape, max_num_batched_tokens, max_num_seqs, n, weights)
+    taken += (OUTSIDE_TP if n > 1 else OUTSIDE) + GRAPHS
+    return gpu.memory * utilization - taken
+
+
+def size_of_weights(shape: ModelShape, num_gpus: int, expert_parallel_size: int, weights: str) -> float:
+    """Return the bytes of the weights on one GPU."""
+    layers, embeddings = shape.num_parameters(num_gpus, expert_parallel_size)
+    return layers * BYTES[weights or shape.weights] + embeddings * BYTES["bfloat16"]
+
+
+def size_of_token(shape: ModelShape, num_gpus: int, kv_dtype: str) -> float:
+    """Return the bytes of one token's KV on one GPU."""
+    return shape.kv_values(num_gpus) * shape.num_full_attention_layers * BYTES[kv_dtype]
+
+
+def peak_of_a_step(shape: ModelShape, num_tokens: int, num_sequences: int, num_gpus: int, weights: str = "") -> float:
+    """Return the bytes that vLLM keeps free for the tensors of a step, on one GPU."""
+    product = 1.0 if (weights or shape.weights) == "fp8" else 2.0
+    ffn = max(shape.ffn_size, shape.shared_expert_size) / num_gpus
+    routed = 2 * shape.experts_per_token * (shape.hidden_size + shape.expert_size / num_gpus)
+    layers = num_tokens * (2 * 2 * shape.hidden_size + (2 * 2 + product) * ffn + routed)
+    sampling = num_sequences * shape.vocab_size * 4 * SAMPLING_COPIES
+    return max(layers, sampling + num_tokens * shape.hidden_size * 2 * HIDDEN_COPIES)

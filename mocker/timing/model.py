@@ -2,6 +2,9 @@
 
 from typing import NamedTuple, Protocol
 
+FOREVER = 1 << 62
+"""Steps that no engine takes."""
+
 
 class Ramp(NamedTuple):
     """Durations of the coming steps of an unchanged batch: step j takes `first + slope*j + curve*j*j` seconds.
@@ -12,7 +15,7 @@ class Ramp(NamedTuple):
     first: float
     slope: float = 0.0
     curve: float = 0.0
-    num_steps: int = 1 << 62
+    num_steps: int = FOREVER
 
     def duration(self, step: int) -> float:
         """Return the duration of one step (s)."""
@@ -42,7 +45,10 @@ def chunk(num_tokens: int, num_context_tokens: int = 0) -> Prefill:
 
 
 class TimingModel(Protocol):
-    """Duration of steps from what is in the batch."""
+    """Duration of steps from what is in the batch: the time from the end of one to the end of the next."""
+
+    lead_s: float
+    """From scheduling a step to its start on the GPU, where no step before hides that: in an engine that was idle."""
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """Return the time (s) of a step with prefill, in which `num_decodes` sequences read `num_kv_tokens` of context."""
@@ -60,6 +66,7 @@ class Faster:
         self._model = model
         self._speedup = speedup
         self._decode_speedup = decode_speedup
+        self.lead_s = model.lead_s / speedup
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """As the other, divided."""

@@ -6,6 +6,8 @@ from mocker.timing.model import Prefill, Ramp
 class Polynomial:
     """NVIDIA Dynamo's default since February 2026 (lib/mocker perf_model.rs), so results compare."""
 
+    lead_s = 0.0
+
     def __init__(self, capacity: int, speedup: float, decode_speedup: float) -> None:
         """Time an engine whose cache holds `capacity` tokens, the null block's included."""
         self._capacity = capacity

@@ -2,7 +2,8 @@
 
 One step of a dense decoder on n GPUs, with T tokens in it (STUDY-simulators.md, 4.1):
 
-    step = host + layers * (gemm + attention + communication + elementwise) + head
+    step = max(host, GPU) with asynchronous scheduling, else host + GPU
+    GPU  = layers * (gemm + attention + communication + elementwise) + head
 
     gemm          ((2 T W / (P ec))^p + ((W w + activations) / (BW em))^p)^(1/p) + c for each matrix
     attention     4 H d pairs / (P ef) + KV bytes / (BW ekv) + cb B Kv + ca
@@ -10,7 +11,8 @@ One step of a dense decoder on n GPUs, with T tokens in it (STUDY-simulators.md,
     elementwise   ce + T activation bytes / (0.6 BW)
     head          the last hidden state of S sequences times the vocabulary
 
-It is affine in the KV tokens that a batch reads, so a batch that only decodes keeps leaping.
+It is affine in the KV tokens that a batch reads, or constant until the GPU's time passes the host's, so a batch that
+only decodes keeps leaping.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from typing import NamedTuple
 
 from mocker.timing.gpu import Decode, EngineTimes, Gpu, over_link
 from mocker.timing.kernels import HALF, AllReduce, ExpertLayer, Head, Layers, Matrices, Rate
-from mocker.timing.model import Prefill, Ramp
+from mocker.timing.model import FOREVER, Prefill, Ramp
 from mocker.timing.model_shape import BYTES, ModelShape
 
 ELEMENTWISE_EFFICIENCY = 0.6
@@ -32,6 +34,7 @@ class Roofline:
     def __init__(self, coefficients: "Coefficients") -> None:
         self._layers, self._attention = coefficients.layers, coefficients.attention
         self._head, self._host = coefficients.head, coefficients.host
+        self.lead_s = coefficients.host.lead_s
         # What depends on a whole number alone is found once.
         self._linear: dict[int, float] = {}
         self._heads: dict[int, float] = {}
@@ -50,8 +53,9 @@ class Roofline:
             + attention.mixed_kv_s * num_kv_tokens
             + (attention.mixed_row_s + attention.tile_s * num_tokens / num_prefills) * num_decodes
         )
-        if kernels < host.least_mixed_s:
-            kernels = host.least_mixed_s
+        least = host.least_mixed_s + sequences * host.least_sequence_s
+        if kernels < least:
+            kernels = least
         return kernels + host.mixed_s + sequences * host.sequence_s
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
@@ -61,8 +65,12 @@ class Roofline:
             fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences) + self._host.decode_s
             fixed += num_sequences * (self._attention.row_s + self._host.sequence_s)
             self._decodes[num_sequences] = fixed
-        kv_s = self._attention.kv_s
-        return Ramp(fixed + kv_s * num_kv_tokens, kv_s * num_sequences)
+        kv_s, host = self._attention.kv_s, self._host
+        first, slope = fixed + kv_s * num_kv_tokens, kv_s * num_sequences
+        least = host.least_s + num_sequences * host.least_sequence_s
+        if first < least:
+            return Ramp(least, num_steps=int((least - first) / slope) + 1 if slope else FOREVER)
+        return Ramp(first, slope)
 
     def _tokens_s(self, num_tokens: int) -> float:
         """Find, and keep, the time of all kernels that depend on the number of tokens alone (s)."""
@@ -94,16 +102,22 @@ class Attention(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What the engine adds (s)."""
+    """What the engine does beside the kernels (s): added to their time, or hidden behind it but for what is longer."""
 
     decode_s: float
-    """To a step that only decodes."""
+    """Added to a step that only decodes."""
     mixed_s: float
-    """To one with prefill."""
-    least_mixed_s: float
-    """Kernels of such a step take at least this, as they are launched one by one."""
+    """Added to one with prefill."""
     sequence_s: float
-    """For each sequence of a step."""
+    """Added for each sequence of a step."""
+    least_s: float
+    """What a step that only decodes takes at least."""
+    least_mixed_s: float
+    """The same with prefill, whose kernels are launched one by one."""
+    least_sequence_s: float
+    """The same for each sequence."""
+    lead_s: float
+    """From scheduling a step to its start, where nothing hides that."""
 
 
 class Coefficients(NamedTuple):
@@ -126,6 +140,7 @@ class Parts(NamedTuple):
     compute: str
     """Type that the GPU computes with."""
     kv_dtype: str
+    async_scheduling: bool
 
 
 def coefficients(
@@ -139,6 +154,7 @@ def coefficients(
     weights: str = "",
     kv_dtype: str = "bfloat16",
     link_gbps: float | None = None,
+    async_scheduling: bool = True,
 ) -> Coefficients:
     """Find what the steps of a model on a GPU are made of.
 
@@ -146,7 +162,8 @@ def coefficients(
         ValueError: the GPU cannot compute with these weights, or was not measured with so many others.
     """
     weights = weights or shape.weights
-    parts = Parts(shape, gpu, engine, tensor_parallel_size, weights, _compute_type(shape, gpu, weights), kv_dtype)
+    compute = _compute_type(shape, gpu, weights)
+    parts = Parts(shape, gpu, engine, tensor_parallel_size, weights, compute, kv_dtype, async_scheduling)
     reduce = _all_reduce(parts, tensor_parallel_size, link_gbps)
     if tensor_parallel_size > 1 and not reduce.measured:
         raise ValueError(
@@ -279,9 +296,23 @@ def _head(parts: Parts) -> Head:
 
 def _host(parts: Parts) -> Host:
     engine, num_layers = parts.engine, parts.shape.num_layers
+    eager_s, launches_s = num_layers * engine.prefill_layer_s, num_layers * engine.prefill_least_layer_s
+    if parts.async_scheduling:
+        return Host(
+            decode_s=0.0,
+            mixed_s=eager_s,
+            sequence_s=0.0,
+            least_s=engine.step_s,
+            least_mixed_s=engine.step_s + launches_s - eager_s,
+            least_sequence_s=engine.sequence_s,
+            lead_s=engine.step_s,
+        )
     return Host(
         decode_s=engine.step_s,
-        mixed_s=num_layers * engine.prefill_layer_s + engine.step_s,
-        least_mixed_s=num_layers * engine.prefill_least_layer_s,
+        mixed_s=engine.step_s + eager_s,
         sequence_s=engine.sequence_s,
+        least_s=0.0,
+        least_mixed_s=launches_s,
+        least_sequence_s=0.0,
+        lead_s=0.0,
     )

@@ -23,6 +23,8 @@ class Table:
     as the weights are read once.
     """
 
+    lead_s = 0.0
+
     def __init__(self, table: StepTable) -> None:
         self._table = table
         self._base = min(curve[0][1] for _, curve in table.decode)
