@@ -5,9 +5,10 @@ part of a row belongs to the step scheduled then, the second to the one before i
 
     step 7, scheduled, new, ..., free_blocks, duration_ms | updated 6, tokens, finished, wasted, free_blocks_after, events
 
-The model is a tiny random Llama made on the spot: scheduling does not depend on weights, and nothing is downloaded. It
-runs in this process, between a step's schedule and what else is in its row, so nothing overlaps: `duration_ms` is what
-scheduling and computing that step took, and handling the result that came.
+The model is a tiny random Llama made on the spot: scheduling does not depend on weights, and nothing is downloaded. On a
+CPU it runs in this process, between a step's schedule and what else is in its row, so nothing overlaps: `duration_ms` is
+what scheduling and computing that step took, and handling the result that came. Where a GPU computes a step while the next
+is scheduled, no such time can be told, and none is written.
 """
 
 import gzip
@@ -141,6 +142,7 @@ class _Recorder:
         self._engine = engine
         self._core = engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
+        self._is_serial = vllm.platforms.current_platform.is_cpu() or self._core.batch_queue is None
         self._row: Json = {}
         self._events: list[Any] = []
         self._names: set[str] = set()
@@ -173,7 +175,8 @@ class _Recorder:
             known = {id: len(request.output_token_ids) for id, request in live.items()}
             started = perf_counter()
             self._engine.step()
-            self._row["duration_ms"] = round((perf_counter() - started) * 1e3, 4)
+            if self._is_serial:
+                self._row["duration_ms"] = round((perf_counter() - started) * 1e3, 4)
             tokens = {id: list(live[id].output_token_ids[count:]) for id, count in known.items()}
             over = [request for id, request in live.items() if id not in self._scheduler.requests]
             self._row["tokens"] = {self._name(id): new for id, new in tokens.items() if new}
@@ -218,8 +221,8 @@ class _Recorder:
 
     def _updated(self, output: Any) -> Json:
         """Name the step whose result comes, and the tokens in it that nobody takes as their request has stopped."""
-        wasted = {id: 1 for id in output.num_scheduled_tokens if id not in self._scheduler.requests}
-        return {"updated": self._in_flight.pop(id(output)), "wasted": {self._name(id): 1 for id in wasted}}
+        wasted = {self._name(id): 1 for id in output.num_scheduled_tokens if id not in self._scheduler.requests}
+        return {"updated": self._in_flight.pop(id(output)), "wasted": wasted}
 
     def _free_blocks(self) -> int:
         return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
