@@ -40,9 +40,9 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of admission and, reversed, of preemption."""
 
-    async_scheduling: bool = True
+    async_scheduling: bool | None = None
     """Schedule a step while the one before it runs, as vLLM does: host work hides behind the GPU's, and what a step
-    brings is known one step later."""
+    brings is known one step later (default: as the engine did that --timing-file was measured on, else on)."""
 
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Share of the blocks kept free when a sequence is admitted while others run."""
@@ -58,6 +58,11 @@ class EngineConfig:
 
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a step is scheduled ahead."""
+        return self.async_scheduling is not False
 
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""

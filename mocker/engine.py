@@ -140,7 +140,7 @@ class Engine:
         self.timing = timing
         self.log = StepLog()
         self.step: Step | None = None
-        self._is_async = config.async_scheduling
+        self._is_async = config.is_async
         self._ahead: Batch | None = None  # asynchronously: the batch that follows the step in flight
         self._ahead_s = 0.0  # when it was closed
         self._ordered = kv_events and ordered_events

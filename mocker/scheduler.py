@@ -62,7 +62,7 @@ class Scheduler:
         self.config = config
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self._budget = config.max_num_batched_tokens
-        self._lag = int(config.async_scheduling)  # iterations from computing a token to knowing it
+        self._lag = int(config.is_async)  # iterations from computing a token to knowing it
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.iteration = 0  # the next to be scheduled

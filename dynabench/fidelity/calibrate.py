@@ -264,8 +264,10 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
         f"--{name.replace('_', '-')} {engine[name]}"
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
     )
+    mode = "asynchronous" if engine["async_scheduling"] else "synchronous"
     return [
-        f"{engine['name']} {engine['version']}, {found['model']} on {found['hardware']}: {error['steps']:.0f} steps",
+        f"{engine['name']} {engine['version']}, {mode} scheduling, {found['model']} on {found['hardware']}: "
+        f"{error['steps']:.0f} steps",
         f"held-out error of a step: median {error['median']}%, mean {error['mean']}%; of all steps' time together {error['total']:+}%",
         f"outside of the engine: {overhead['request_ms']} ms and {overhead['prompt_token_us']} us a prompt token before, "
         f"{overhead['answer_ms']} ms after; requests that come at once arrive {overhead['spacing_ms']} ms apart",

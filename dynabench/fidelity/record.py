@@ -1,8 +1,14 @@
 """Drive an installed vLLM step by step and record what its scheduler does, and how long each step takes.
 
-The format is the compact one of `recordings`.
+The format is the compact one of `recordings`: a row for each time that the engine is stepped. Asynchronously the first
+part of a row belongs to the step scheduled then, the second to the one before it, whose result came then:
 
-The model is a tiny random Llama made on the spot: scheduling does not depend on weights, and nothing is downloaded.
+    step 7, scheduled, new, ..., free_blocks, duration_ms | updated 6, tokens, finished, wasted, free_blocks_after, events
+
+The model is a tiny random Llama made on the spot: scheduling does not depend on weights, and nothing is downloaded. On a
+CPU it runs in this process, between a step's schedule and what else is in its row, so nothing overlaps: `duration_ms` is
+what scheduling and computing that step took, and handling the result that came. Where a GPU computes a step while the next
+is scheduled, no such time can be told, and none is written.
 """
 
 import gzip
@@ -15,6 +21,8 @@ from typing import Any
 
 from dynabench.fidelity.recordings import Json, RecordingError
 from foundation.files import new_file
+from foundation.text import one_line
+from serving.engines.vllm_on_cpu import keep_async_scheduling
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,10 +55,13 @@ RESOLVED = (
 def record(scenario_path: Path, out: Path) -> int:
     """Record a scenario `{"name", "engine": {vLLM settings}, "requests": [{id, prompt, max_tokens, arrival_step}]}`.
 
+    A request may also have `priority`, `stop_token_ids`, and `ignore_eos: false`, with which the model's end token ends it.
+    Without `async_scheduling` in the settings it is vLLM's default: on, but off on CPUs.
+
     Returns the number of steps.
 
     Raises:
-        RecordingError: vLLM is not installed, or the scenario cannot be read.
+        RecordingError: vLLM is not installed, cannot do what is asked, or the scenario cannot be read.
     """
     if out.exists():
         raise RecordingError(f"{out} exists; name another file, or remove it")
@@ -64,13 +75,22 @@ def record(scenario_path: Path, out: Path) -> int:
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-        engine = _engine(vllm, folder, scenario["engine"])
+        try:
+            engine = _engine(vllm, folder, scenario["engine"])
+        except (TypeError, ValueError) as error:
+            raise RecordingError(
+                f"vLLM {vllm.__version__} refuses the scenario's settings: {one_line(error)}"
+            ) from error
+        core = engine.engine_core.engine_core
+        if scenario["engine"].get("async_scheduling") and core.batch_queue is None:
+            raise RecordingError(f"vLLM {vllm.__version__} cannot be made to schedule asynchronously on this machine")
         rows = _Recorder(vllm, engine).run(scenario["requests"])
-    scheduler = engine.engine_core.engine_core.scheduler
+    scheduler = core.scheduler
     resolved = {name: getattr(scheduler.scheduler_config, name, None) for name in RESOLVED}
     resolved |= {
         "num_gpu_blocks": scheduler.cache_config.num_gpu_blocks,
         "block_size": scheduler.cache_config.block_size,
+        "eos_token_id": MODEL["eos_token_id"],
     }
     head = {"scenario": scenario | {"vllm_version": vllm.__version__, "resolved": resolved}}
     lines = (json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in (head, *rows))
@@ -96,7 +116,7 @@ def _engine(vllm: Any, folder: str, settings: Json) -> Any:
     from vllm.config import KVEventsConfig
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    settings = {"async_scheduling": False, **settings}
+    settings = dict(settings)
     blocks = settings.pop("num_gpu_blocks")
     caching = settings.get("enable_prefix_caching", True)
     arguments = vllm.EngineArgs(
@@ -110,6 +130,7 @@ def _engine(vllm: Any, folder: str, settings: Json) -> Any:
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if caching else None,
         **settings,
     )
+    keep_async_scheduling(arguments)
     return LLMEngine.from_engine_args(arguments)
 
 
@@ -119,37 +140,49 @@ class _Recorder:
     def __init__(self, vllm: Any, engine: Any) -> None:
         self._vllm = vllm
         self._engine = engine
-        self._scheduler = engine.engine_core.engine_core.scheduler
+        self._core = engine.engine_core.engine_core
+        self._scheduler = self._core.scheduler
+        self._is_serial = vllm.platforms.current_platform.is_cpu() or self._core.batch_queue is None
         self._row: Json = {}
         self._events: list[Any] = []
         self._names: set[str] = set()
-        schedule, publisher = self._scheduler.schedule, getattr(self._scheduler, "kv_event_publisher", None)
+        self._in_flight: dict[int, int] = {}  # what vLLM made of a step, by its id -> the step
+        schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
 
-        def watched(*arguments: Any, **options: Any) -> Any:
+        def scheduled(*arguments: Any, **options: Any) -> Any:
             output = schedule(*arguments, **options)
+            self._in_flight[id(output)] = self._row["step"]
             self._row |= self._scheduled(output)
             return output
 
-        self._scheduler.schedule = watched
-        if publisher is not None:
+        def updated(output: Any, *arguments: Any, **options: Any) -> Any:
+            self._row |= self._updated(output)
+            return update(output, *arguments, **options)
+
+        self._scheduler.schedule, self._scheduler.update_from_output = scheduled, updated
+        if (publisher := getattr(self._scheduler, "kv_event_publisher", None)) is not None:
             publisher.publish = lambda batch: self._events.extend(batch.events)
 
     def run(self, requests: list[Json]) -> list[Json]:
-        """Step until every request is finished."""
+        """Step until every request is finished and no step is in flight."""
         waiting = sorted(requests, key=lambda request: request["arrival_step"])
         rows: list[Json] = []
-        while waiting or self._engine.has_unfinished_requests():
+        while waiting or self._engine.has_unfinished_requests() or self._core.batch_queue:
             while waiting and waiting[0]["arrival_step"] <= len(rows):
                 self._add(waiting.pop(0))
-            self._row, self._events = {"step": len(rows)}, []
-            known = {request.request_id: len(request.output_token_ids) for request in self._scheduler.requests.values()}
+            self._row, self._events = {"step": len(rows), "updated": None}, []
             live = dict(self._scheduler.requests)
+            known = {id: len(request.output_token_ids) for id, request in live.items()}
             started = perf_counter()
             self._engine.step()
-            self._row["duration_ms"] = round((perf_counter() - started) * 1e3, 4)
-            tokens = {id: list(live[id].output_token_ids[count:]) for id, count in known.items() if id in live}
+            if self._is_serial:
+                self._row["duration_ms"] = round((perf_counter() - started) * 1e3, 4)
+            tokens = {id: list(live[id].output_token_ids[count:]) for id, count in known.items()}
+            over = [request for id, request in live.items() if id not in self._scheduler.requests]
             self._row["tokens"] = {self._name(id): new for id, new in tokens.items() if new}
-            self._row["finished"] = [self._name(id) for id in known if id not in self._scheduler.requests]
+            self._row["finished"] = {
+                self._name(request.request_id): str(request.get_finished_reason()) for request in over
+            }
             self._row["free_blocks_after"] = self._free_blocks()
             self._row["events"] = [row for event in self._events for row in _event(event)]
             rows.append(self._row)
@@ -162,7 +195,11 @@ class _Recorder:
     def _add(self, request: Json) -> None:
         self._names.add(request["id"])
         parameters = self._vllm.SamplingParams(
-            max_tokens=request["max_tokens"], temperature=0.0, ignore_eos=True, detokenize=False
+            max_tokens=request["max_tokens"],
+            temperature=0.0,
+            ignore_eos=request.get("ignore_eos", True),
+            stop_token_ids=request.get("stop_token_ids"),
+            detokenize=False,
         )
         prompt = {"prompt_token_ids": request["prompt"]}
         self._engine.add_request(request["id"], prompt, parameters, priority=request.get("priority", 0))
@@ -181,6 +218,11 @@ class _Recorder:
         if output.num_scheduled_tokens:
             row["scheduled"] = {name(id): count for id, count in output.num_scheduled_tokens.items()}
         return row
+
+    def _updated(self, output: Any) -> Json:
+        """Name the step whose result comes, and the tokens in it that nobody takes as their request has stopped."""
+        wasted = {self._name(id): 1 for id in output.num_scheduled_tokens if id not in self._scheduler.requests}
+        return {"updated": self._in_flight.pop(id(output)), "wasted": wasted}
 
     def _free_blocks(self) -> int:
         return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())

@@ -1,6 +1,6 @@
 """Recordings of a real vLLM scheduler: read them, replay them through the mocker, show the first difference.
 
-Two formats are read. *Compact*: one file, the scenario on line 1, then a line per step. *Full*: a trace of
+Two formats are read. *Compact*: one file, the scenario on line 1, then a line per step (see `record`). *Full*: a trace of
 adds, aborts, schedules and updates, with the prompts in a scenario file (`../scenarios/NAME.json[.gz]`).
 """
 
@@ -8,17 +8,18 @@ import gzip
 import json
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from foundation.errors import UserError
-from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
+from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
 from mocker.events import KvEvent
 from mocker.scheduler import Batch, Scheduler
 from mocker.sequence import OVER
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.timing.model import Prefill, TimingModel, chunk
 
 Json = dict[str, Any]
 
@@ -227,22 +228,25 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     Raises:
         RecordingError: no step was timed.
     """
-    simulated = resolve(recording.config, timing)
-    engine = Engine(simulated.config, simulated.timing, num_blocks=simulated.num_blocks)
+    # Where it was recorded steps do not overlap, however they are scheduled.
+    simulated = resolve(replace(recording.config, async_scheduling=False), timing)
+    scheduler = Scheduler(recording.config, simulated.num_blocks)
     sequences: dict[str, Sequence] = {}
-    now, found = 0.0, []
+    in_flight, found = deque[tuple[Batch | None, float]](), []
     for entry in recording.entries:
         if isinstance(entry, Action):
-            _act(engine, sequences, entry, recording.config.block_size)
+            _act(scheduler, sequences, entry, recording.config.block_size)
         elif isinstance(entry, Scheduled):
-            if engine.step is None:
-                engine.schedule(now)
-        elif engine.step is not None:
-            flight = engine.step
-            if entry.duration_s is not None:
-                found.append((bool(flight.batch.chunks), entry.duration_s, flight.end - now))
-            now = flight.end
-            engine.complete()
+            batch = scheduler.schedule()
+            expected_s = 0.0 if batch is None else _duration(simulated.timing, batch, scheduler.iteration - 1)
+            in_flight.append((batch, expected_s))
+        else:
+            batch, expected_s = in_flight.popleft()
+            if batch is None:
+                continue
+            if entry.duration_s is not None and not batch.is_empty:
+                found.append((bool(batch.chunks), entry.duration_s, expected_s))
+            scheduler.update(batch)
     if not found:
         raise RecordingError(
             f"{recording.path}: has no times; record it again, which `dynabench record` does with times"
@@ -250,7 +254,19 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     return found
 
 
-def _act(scheduler: Engine | Scheduler, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
+def _duration(timing: TimingModel, batch: Batch, iteration: int) -> float:
+    """Return what a batch just scheduled takes in an iteration: one of decodes stands for several in a row."""
+    num_decodes = len(batch.decodes)
+    num_kv_tokens = batch.num_kv_tokens + num_decodes * (iteration - batch.iteration)
+    if batch.is_empty:
+        return 0.0
+    if not batch.chunks:
+        return timing.decode(num_decodes, num_kv_tokens).first
+    parts = [chunk(count, sequence.num_computed - count) for sequence, count in batch.chunks]
+    return timing.mixed(Prefill(*map(sum, zip(*parts, strict=True))), num_decodes, num_kv_tokens)
+
+
+def _act(scheduler: Scheduler, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
     """Do what was done to vLLM; of a reset, tell whether it was carried out."""
     if action.kind == "add":
         sequences[action.id] = sequence = _sequence(action, block_size, len(sequences))
@@ -312,32 +328,52 @@ def _config(path: Path, settings: Json) -> EngineConfig:
 
 
 def _read_compact(path: Path, rows: list[Json]) -> Recording:
-    scenario = rows[0]["scenario"]
+    scenario, steps = rows[0]["scenario"], rows[1:]
+    settings = scenario["engine"] | {key: value for key, value in scenario["resolved"].items() if value is not None}
     outputs: dict[str, list[int]] = {}
-    for row in rows[1:]:
+    for row in steps:
         for id, tokens in row["tokens"].items():
             outputs.setdefault(id, []).extend(tokens)
-    waiting = sorted(scenario["requests"], key=lambda request: request["arrival_step"])
+    duration_s = {row["step"]: row["duration_ms"] / 1e3 for row in steps if "duration_ms" in row}
+    waiting = deque(sorted(scenario["requests"], key=lambda request: request["arrival_step"]))
     entries: list[Action | Scheduled | Updated] = []
-    for row in rows[1:]:
+    for row in steps:
         while waiting and waiting[0]["arrival_step"] <= row["step"]:
-            request = waiting.pop(0)
-            action = Action(
-                "add", request["id"], request["prompt"], outputs.get(request["id"], []), request["max_tokens"]
-            )
-            action.priority = request.get("priority", 0)
-            entries.append(action)
-        facts: Json = {
-            key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row
-        }
-        facts |= {"scheduled": row.get("scheduled", {}), "preempted": sorted(row.get("preempted", []))}
-        events = [(event["type"], event.get("hashes", [])) for event in row["events"]]
-        known = {"sampled": set(row["tokens"]), "finished": dict.fromkeys(row["finished"], "length")}
-        duration_s = row["duration_ms"] / 1e3 if "duration_ms" in row else None
-        entries.append(Scheduled(row["step"], facts))
-        entries.append(Updated(row["step"], known | {"free_blocks": row["free_blocks_after"]}, events, duration_s))
-    settings = scenario["engine"] | {key: value for key, value in scenario["resolved"].items() if value is not None}
+            request = waiting.popleft()
+            entries.append(_added(request, outputs.get(request["id"], []), settings.get("eos_token_id")))
+        updated = row.get("updated", row["step"])  # older recordings, all synchronous, do not say
+        if "running" in row or updated == row["step"]:
+            entries.append(Scheduled(row["step"], _scheduled_in(row)))
+        if updated is not None:
+            events = [(event["type"], event.get("hashes", [])) for event in row["events"]]
+            entries.append(Updated(updated, _updated_in(row), events, duration_s.get(updated)))
     return Recording(path, _config(path, settings), scenario["vllm_version"], entries)
+
+
+def _added(request: Json, output: list[int], end_token: int | None) -> Action:
+    stops = {*request.get("stop_token_ids", ()), None if request.get("ignore_eos", True) else end_token}
+    return Action(
+        "add",
+        request["id"],
+        request["prompt"],
+        output,
+        request["max_tokens"],
+        stops=frozenset(stops - {None}),
+        priority=request.get("priority", 0),
+    )
+
+
+def _scheduled_in(row: Json) -> Json:
+    facts = {key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row}
+    return facts | {"scheduled": row.get("scheduled", {}), "preempted": sorted(row.get("preempted", []))}
+
+
+def _updated_in(row: Json) -> Json:
+    finished = row["finished"]
+    facts: Json = {"sampled": set(row["tokens"]), "free_blocks": row["free_blocks_after"]}
+    # A list of those that finished is one of answers that end by length.
+    facts["finished"] = finished if isinstance(finished, dict) else dict.fromkeys(finished, "length")
+    return facts | ({"wasted": row["wasted"]} if "wasted" in row else {})
 
 
 _KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}

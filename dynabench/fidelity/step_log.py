@@ -41,7 +41,11 @@ class StepLog(NamedTuple):
 
     @property
     def duration_s(self) -> Array:
-        """How long each step took: from the end of the one before while the engine was busy, else from its schedule."""
+        """How long each step took: from the end of the one before while the engine was busy, else from its schedule.
+
+        With asynchronous scheduling that is the time between two results, in which the host's work and the model's overlap;
+        after idleness it also has what is done before the model runs, as synchronously every step has.
+        """
         scheduled, ended = self.steps["scheduled_s"], self.steps["ended_s"]
         started = scheduled.copy()
         is_busy = self.steps["goes_on"][:-1] > 0

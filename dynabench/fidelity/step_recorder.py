@@ -2,7 +2,8 @@
 
 It runs inside vLLM's engine process and changes nothing about the schedule. Rows go to the file that
 DYNABENCH_STEP_LOG names, one JSON array a line (see `dynabench.fidelity.step_log`); the clock is CLOCK_MONOTONIC,
-which client and engine share on one host.
+which client and engine share on one host. A step's row is written when its result is there: asynchronously the next step
+has been scheduled by then.
 """
 
 import json
@@ -31,8 +32,15 @@ SCHEDULER_SETTINGS = (
 )
 
 
-class StepRecorder(Scheduler if current_platform.is_cpu() else AsyncScheduler):  # type: ignore[misc]
-    """vLLM's own scheduler, watched. On CPUs vLLM does not schedule ahead, elsewhere it does."""
+class StepRecorder(Scheduler):  # type: ignore[misc]
+    """vLLM's own scheduler, watched."""
+
+    def __new__(cls, *_: Any, vllm_config: Any, **__: Any) -> "StepRecorder":
+        """Watch the one of its two schedulers that vLLM would have taken."""
+        recorder: StepRecorder = super().__new__(
+            AsyncStepRecorder if vllm_config.scheduler_config.async_scheduling else cls
+        )
+        return recorder
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -68,12 +76,14 @@ class StepRecorder(Scheduler if current_platform.is_cpu() else AsyncScheduler): 
 
     def update_from_output(self, scheduler_output: Any, *arguments: Any, **options: Any) -> Any:
         """As vLLM, noting when the step's tokens are there."""
-        new = [self.requests[id] for id in scheduler_output.num_scheduled_tokens if id in self._added_s]
+        scheduled = (self.requests.get(id) for id in scheduler_output.num_scheduled_tokens if id in self._added_s)
+        new = [request for request in scheduled if request is not None]  # the others were aborted meanwhile
         outputs = super().update_from_output(scheduler_output, *arguments, **options)
         now = clock()
         if (row := self._pending.pop(id(scheduler_output), None)) is not None:
             preempted = len(getattr(scheduler_output, "preempted_req_ids", None) or ())
-            self._write("step", [row[0], now, *row[1:], preempted, int(self.has_unfinished_requests())])
+            goes_on = bool(self._pending) or self.has_unfinished_requests()
+            self._write("step", [row[0], now, *row[1:], preempted, int(goes_on)])
         for request in new:
             if request.num_output_tokens:
                 added = self._added_s.pop(request.request_id, now)
@@ -97,3 +107,7 @@ class StepRecorder(Scheduler if current_platform.is_cpu() else AsyncScheduler): 
 
     def _write(self, kind: str, row: Any) -> None:
         self._log.write(json.dumps([kind, row]) + "\n")
+
+
+class AsyncStepRecorder(StepRecorder, AsyncScheduler):  # type: ignore[misc]
+    """The same for the scheduler that is a step ahead."""

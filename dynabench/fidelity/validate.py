@@ -79,6 +79,8 @@ def validate(
         workload, measured, logs = _measure(files, experiment, settings, real, console)
         reported = next((log.engine for found in logs.values() for log in found), {})
         settings = like(settings, reported)
+        if warning := mode_mismatch(settings):
+            console.print(warning, soft_wrap=True)
     else:
         settings = as_calibrated(settings)
         workload, measured = _past(config.real, files, experiment, settings)
@@ -130,9 +132,8 @@ def as_calibrated(settings: Settings) -> Settings:
         reported = read_calibration(pool.timing.calibration)["engine"]
     except ValueError as error:
         raise UserError(str(error)) from error
-    if pool.mocker.num_gpu_blocks is not None:
-        reported = reported | {"num_gpu_blocks": pool.mocker.num_gpu_blocks}
-    return like(settings, reported)
+    chosen = {name: getattr(pool.mocker, name) for name in ("num_gpu_blocks", "async_scheduling")}
+    return like(settings, reported | {name: value for name, value in chosen.items() if value is not None})
 
 
 def like(settings: Settings, reported: dict[str, Any]) -> Settings:
@@ -144,6 +145,21 @@ def like(settings: Settings, reported: dict[str, Any]) -> Settings:
     dials, times = divide({name: value for name, value in reported.items() if name in names and value is not None})
     return _with_pool(
         settings, replace(pool, mocker=replace(pool.mocker, **dials), timing=replace(pool.timing, **times))
+    )
+
+
+def mode_mismatch(settings: Settings) -> str | None:
+    """Return a warning where step times are of an engine that scheduled otherwise than the simulated one."""
+    (pool,) = settings.deployment.pools
+    if pool.timing.calibration is None:
+        return None
+    was_async = read_calibration(pool.timing.calibration)["engine"].get("async_scheduling", pool.mocker.is_async)
+    if was_async == pool.mocker.is_async:
+        return None
+    names = {True: "asynchronously", False: "synchronously"}
+    return (
+        f"the real engine schedules {names[not was_async]}, and so does the simulated one, but its step times are those of "
+        f"an engine that schedules {names[was_async]}: calibrate with the same engine arguments"
     )
 
 

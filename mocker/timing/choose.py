@@ -1,7 +1,8 @@
 """What follows from an engine's settings before it is built: its step-time model and its number of KV blocks."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mocker.config import EngineConfig
 from mocker.timing.calibrated import Calibrated
@@ -54,6 +55,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
     Raises:
         ValueError: a file cannot be read, the GPU or model is not known, or the model does not fit.
     """
+    engine = replace(engine, async_scheduling=_is_async(engine, timing))
     num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
     return SimulatedEngine(
         engine,
@@ -66,7 +68,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
 
 def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
     if timing.timing_file is not None:
-        return _blocks_of(timing.timing_file) or DEFAULT_NUM_BLOCKS
+        return _measured_engine(timing).get("num_gpu_blocks") or DEFAULT_NUM_BLOCKS
     if timing.gpu is None or timing.model is None:
         return DEFAULT_NUM_BLOCKS
     return num_kv_blocks(
@@ -83,9 +85,19 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
     )
 
 
-def _blocks_of(timing_file: str) -> int | None:
-    """Return the KV blocks that a calibrated engine had, if the file says so."""
-    return read_calibration(timing_file)["engine"].get("num_gpu_blocks") if timing_file.endswith(".json") else None
+def _is_async(engine: EngineConfig, timing: TimingConfig) -> bool:
+    """Tell whether steps are scheduled ahead: as chosen, else as the calibrated engine did."""
+    if engine.async_scheduling is not None:
+        return engine.async_scheduling
+    return _measured_engine(timing).get("async_scheduling") is not False
+
+
+def _measured_engine(timing: TimingConfig) -> dict[str, Any]:
+    """Return the settings of the engine that a calibration is of."""
+    if timing.calibration is None:
+        return {}
+    found: dict[str, Any] = read_calibration(timing.calibration)["engine"]
+    return found
 
 
 def _timing_model(engine: EngineConfig, timing: TimingConfig, num_blocks: int) -> TimingModel:
@@ -118,7 +130,7 @@ def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
         weights=timing.quantization or "",
         kv_dtype=timing.kv_cache_dtype,
         link_gbps=timing.link_gbps,
-        async_scheduling=engine.async_scheduling,
+        async_scheduling=engine.is_async,
     )
     return Roofline(found)
 

@@ -9,6 +9,7 @@ from typing import Any
 from serving.engines.block_hashes import EventReaders
 from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
+from serving.engines.vllm_on_cpu import keep_async_scheduling
 from serving.model.files import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
@@ -199,6 +200,7 @@ class Vllm:
                 pass
 
         settings = call_with(self._vllm.AsyncEngineArgs, arguments)
+        keep_async_scheduling(settings)
         self._llm = AsyncLLM.from_engine_args(settings, stat_loggers=[Watcher])
 
     def _parameters(self, request: dict[str, Any]) -> Any:

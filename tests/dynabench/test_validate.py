@@ -15,7 +15,7 @@ from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, 
 from dynabench.fidelity.fitting import fit_steps, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
-from dynabench.fidelity.validate import as_calibrated, at, speed_of
+from dynabench.fidelity.validate import as_calibrated, at, like, mode_mismatch, speed_of
 from dynabench.plan import Settings
 from foundation.errors import UserError
 from mocker import EngineConfig
@@ -446,3 +446,30 @@ def test_a_recordings_times_stand_beside_simulated_ones(tmp_path):
     assert prefill[:2] == ["with", "prefill"]
     assert decode[3:] == ["12.500", "12.500", "+0.0%", "0.0%"]
     assert dynabench("verify", tmp_path / "timed.jsonl").returncode == 0
+
+
+def test_a_simulated_engine_schedules_ahead_if_the_calibrated_one_did(tmp_path):
+    measured = TimingConfig(timing_file=write_calibration(tmp_path))  # of a synchronous engine
+    assert not resolve(EngineConfig(), measured).config.is_async
+    assert resolve(EngineConfig(async_scheduling=True), measured).config.is_async
+    assert resolve(EngineConfig()).config.is_async
+    assert not as_calibrated(Settings(deployed(timing=measured))).deployment.pools[0].mocker.is_async
+    chosen = Settings(deployed(engine=EngineConfig(async_scheduling=True), timing=measured))
+    assert as_calibrated(chosen).deployment.pools[0].mocker.is_async
+
+
+def test_times_of_an_engine_in_the_other_mode_are_told(tmp_path):
+    synchronous = Settings(deployed(timing=TimingConfig(timing_file=write_calibration(tmp_path))))
+    assert mode_mismatch(like(synchronous, {"async_scheduling": False})) is None
+    assert "those of an engine that schedules synchronously" in mode_mismatch(
+        like(synchronous, {"async_scheduling": True})
+    )
+    assert mode_mismatch(Settings(deployed())) is None
+
+
+def test_a_step_scheduled_behind_another_lasts_from_that_ones_end():
+    rows = {name: np.zeros(4) for name in STEP_COLUMNS}
+    rows["scheduled_s"] = np.array([0.0, 1.0, 2.1, 9.0])  # each while the one before runs, but the last
+    rows["ended_s"] = np.array([2.0, 4.0, 5.0, 9.5])
+    rows["goes_on"] = np.array([1.0, 1.0, 0.0, 0.0])
+    assert StepLog({}, rows, {}).duration_s.tolist() == [2.0, 2.0, 1.0, 0.5]

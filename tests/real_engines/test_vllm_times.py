@@ -1,6 +1,7 @@
 """A real vLLM is measured, recorded with times, and held against what is simulated of it."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -48,6 +49,7 @@ def calibration(home, folder):
 def test_a_calibration_tells_what_was_measured_and_how_well_it_fits(home, calibration):
     engine = calibration["engine"]
     assert (engine["name"], engine["num_gpu_blocks"], engine["max_num_seqs"]) == ("vllm", 120, 8)
+    assert engine["async_scheduling"] is False  # as vLLM's default is on CPUs
     assert calibration["held_out_percent"]["steps"] > 300
     assert abs(calibration["held_out_percent"]["total"]) < 25
     assert 0 < calibration["overhead"]["request_ms"] < 1000
@@ -69,6 +71,27 @@ def test_real_and_simulated_runs_stand_side_by_side(home, folder, calibration):
     assert rows["preemptions"]["real"] == rows["preemptions"]["simulated"] == 0
     assert rows["e2e.mean"]["spread"] is not None
     assert abs(rows["e2e.mean"]["error"]) < 1
+
+
+def test_an_asynchronous_engine_is_measured_and_simulated_as_such(home, folder, calibration):
+    (home / "ahead.json").write_text(json.dumps(ENGINE | {"async_scheduling": True}))
+    engine = ["--extra-engine-args", "ahead.json"]
+    done = dynabench(
+        home, "calibrate", folder, *engine, "--duration-s", 6, "--steps", "ahead", "--out", "ahead-times.json"
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "asynchronous scheduling" in done.stdout
+    assert json.loads((home / "ahead-times.json").read_text())["engine"]["async_scheduling"] is True
+    (log,) = (home / "ahead").iterdir()
+    steps = [row for kind, row in map(json.loads, log.read_text().splitlines()) if kind == "step"]
+    num_ahead = sum(after[0] < before[1] for before, after in pairwise(steps))
+    assert num_ahead > len(steps) / 2  # scheduled before the result of the step before was there
+    held = ["--engine", "vllm", "--model", folder, *engine, "--trace-block-size", 32, "--router-mode", "round-robin"]
+    done = dynabench(home, "validate", "trace.jsonl", *held, "--timing-file", "calibration.json", "--out", "held-ahead")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "those of an engine that schedules synchronously" in " ".join(done.stdout.split())
+    manifest = (home / "held-ahead" / "experiment.json").read_text()
+    assert '"async_scheduling":true' in manifest.replace(" ", "").replace("\n", "")
 
 
 def test_a_recording_keeps_the_time_of_each_step(home, calibration):

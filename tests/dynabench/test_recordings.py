@@ -1,0 +1,73 @@
+"""What `dynabench record` writes, synchronously and asynchronously: 24 requests in a tight cache, some of which stop."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from dynabench.fidelity.recordings import Updated, read, step_times, verify
+from mocker.timing.config import TimingConfig
+
+HERE = Path(__file__).parent / "recorded"
+FILES = [HERE / "sync.jsonl.gz", HERE / "async.jsonl.gz"]
+
+
+def rows_of(path):
+    return [json.loads(line) for line in gzip.open(path, "rt")]
+
+
+def edited(path, tmp_path, edit):
+    """Return a copy of a recording whose rows were changed."""
+    rows = rows_of(path)
+    edit(rows)
+    copy = tmp_path / "edited.jsonl"
+    copy.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return copy
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_recording_with_stops_and_preemptions_matches(path):
+    rows = rows_of(path)[1:]
+    reasons = [reason for row in rows for reason in row["finished"].values()]
+    assert (reasons.count("stop"), reasons.count("length")) == (8, 16)
+    assert any(row.get("preempted") for row in rows)
+    assert verify(read(path)).difference is None
+
+
+def test_a_step_that_is_already_queued_when_an_answer_stops_is_wasted(tmp_path):
+    rows = rows_of(FILES[1])[1:]
+    assert sum(len(row.get("wasted", ())) for row in rows) == 7  # the eighth stops where its length ends it, too
+    assert not any(row["wasted"] for row in rows_of(FILES[0])[1:])
+
+    def forget(rows):
+        next(row for row in rows[1:] if row.get("wasted"))["wasted"] = {}
+
+    assert verify(read(edited(FILES[1], tmp_path, forget))).difference["what"] == "wasted"
+
+
+def test_why_an_answer_ended_is_compared(tmp_path):
+    def blame_length(rows):
+        for row in rows[1:]:
+            row["finished"] = dict.fromkeys(row["finished"], "length")
+
+    difference = verify(read(edited(FILES[1], tmp_path, blame_length))).difference
+    assert difference["what"] == "finished"
+    assert set(difference["mocker"].values()) == {"stop"}
+
+
+def test_the_time_of_an_asynchronous_step_is_that_of_the_row_it_was_scheduled_in():
+    rows = rows_of(FILES[1])[1:]
+    updates = [entry for entry in read(FILES[1]).entries if isinstance(entry, Updated)]
+    assert [entry.number for entry in updates] == [row["updated"] for row in rows[1:]]
+    assert [entry.duration_s for entry in updates] == [row["duration_ms"] / 1e3 for row in rows[:-1]]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_simulated_times_stand_beside_those_of_the_steps_that_computed(path):
+    timing = TimingConfig(timing="constant", constant_prefill_ms=7, constant_decode_ms=3)
+    found = step_times(read(path), timing)
+    taken = [row["duration_ms"] / 1e3 for row in rows_of(path)[1:] if row.get("scheduled")]
+    assert [real for _, real, _ in found] == taken
+    assert all((simulated > 0.004) == has_prefill for has_prefill, _, simulated in found)
+    assert 20 < sum(has_prefill for has_prefill, _, _ in found) < 100
