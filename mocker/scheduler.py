@@ -74,8 +74,9 @@ class Scheduler:
         self._ending: list[Sequence] = []  # decoding no more, but their last token is not known yet
         self._starved = NOBODY  # in the last iteration
         self._steady: Batch | None = None  # the last batch, if it goes on unless something happens
-        self._max_running = config.max_num_active_seqs or config.max_num_seqs
+        self._max_running = min(config.max_num_active_seqs or config.max_num_seqs, config.max_num_seqs)
         self._watermark_blocks = int(config.watermark * num_blocks)
+        self._num_added = 0
         self._by_priority = config.scheduling_policy == "priority"
 
     def schedule(self) -> Batch | None:
@@ -406,12 +407,19 @@ class Scheduler:
                 raise ValueError(f"prompt of {sequence.num_prompt} tokens reaches max_model_len ({limit})")
             sequence.num_limit = min(sequence.num_limit, limit)
             sequence.num_total = min(sequence.num_total, limit)
+        if not self.config.enable_chunked_prefill and sequence.num_prompt > self._budget:
+            raise ValueError(
+                f"prompt of {sequence.num_prompt} tokens; without chunked prefill it must be at most max_num_batched_tokens "
+                f"({self._budget})"
+            )
         needed = -(-(sequence.num_total - 1) // self.config.block_size)
         if needed > self.pool.num_blocks:
             raise ValueError(
                 f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "
                 f"the cache has {self.pool.num_blocks}"
             )
+        sequence.order = self._num_added
+        self._num_added += 1
         self._enqueue(sequence)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
@@ -516,5 +524,5 @@ def _blocks_taken(origins: list[int], first: int, stop: int, block_size: int) ->
     return sum([(end - origin) // block_size - (begin - origin) // block_size for origin in origins])
 
 
-def _priority(sequence: Sequence) -> tuple[int, float]:
-    return sequence.priority, sequence.arrival
+def _priority(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.priority, sequence.arrival, sequence.order

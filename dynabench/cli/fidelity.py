@@ -222,4 +222,4 @@ def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
     else:
         difference = facts["difference"]
         print(printable(f"{facts['file']}: differs at step {difference['step']} in {difference['what']}"))
-        print(f"  vLLM:   {difference['vllm']}\n  mocker: {difference['mocker']}")
+        print(printable(f"  vLLM:   {difference['vllm']}\n  mocker: {difference['mocker']}"))

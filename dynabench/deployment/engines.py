@@ -45,13 +45,18 @@ def check_fits(workload: Workload, engine: SimulatedEngine) -> None:
         WorkloadError: the first such request, and what would help.
     """
     config, capacity = engine.config, engine.num_usable_tokens
-    limit = capacity if config.max_model_len is None else min(capacity, config.max_model_len - 1)
+    longest = sys.maxsize if config.max_model_len is None else config.max_model_len - 1
     for number, request in enumerate(workload.requests):
-        if request.input_length + request.output_length - 1 > capacity or request.input_length > limit:
+        sizes = f"request {number} has {request.input_length} prompt and {request.output_length} output tokens"
+        if request.input_length > longest:
             raise WorkloadError(
-                f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output tokens, "
-                f"more than the {limit} an engine can hold (num_gpu_blocks {engine.num_blocks} x block_size "
-                f"{config.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
+                f"{workload.name}: {sizes}; a prompt must be shorter than max_model_len ({config.max_model_len}): raise "
+                f"--max-model-len or cut prompts with --cap-isl"
+            )
+        if request.input_length + request.output_length - 1 > capacity:
+            raise WorkloadError(
+                f"{workload.name}: {sizes}, more than the {capacity} an engine can hold (num_gpu_blocks {engine.num_blocks} x "
+                f"block_size {config.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
             )
         if not config.enable_chunked_prefill and request.input_length > config.max_num_batched_tokens:
             raise WorkloadError(

@@ -6,6 +6,7 @@ adds, aborts, schedules and updates, with the prompts in a scenario file (`../sc
 
 import gzip
 import json
+import zlib
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.errors import UserError
+from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
 from mocker.events import KvEvent
 from mocker.scheduler import Batch, Scheduler
@@ -22,6 +24,16 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
 
 Json = dict[str, Any]
+
+MAX_BYTES = 1 << 28
+"""Largest recording that is read, unpacked."""
+MALFORMED = (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading or replaying a file that is no whole recording may end with."""
+NOT_MODELLED = {"kv_connector": None, "num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
+"""Settings that change what a scheduler does, and their values that do not."""
+CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
+STATE = ("running", "waiting", "free_blocks")
+KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
 
 
 class RecordingError(UserError):
@@ -91,15 +103,20 @@ def read(path: Path) -> Recording:
         RecordingError: the file is none, or uses a feature that the mocker does not model.
     """
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as lines:
-            rows = [json.loads(line) for line in lines]
-    except (OSError, ValueError, EOFError) as error:
-        raise RecordingError(f"{path}: not a readable recording ({error})") from error
-    if rows and isinstance(rows[0], dict) and "scenario" in rows[0] and isinstance(rows[0]["scenario"], dict):
-        return _read_compact(path, rows)
-    if rows and isinstance(rows[0], dict) and rows[0].get("op") == "meta":
-        return _read_full(path, rows)
-    raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")
+        rows = list(_rows(path))
+        if not rows:
+            raise RecordingError(f"{path}: is empty")
+        if _is_head(rows[0], "scenario"):
+            recording = _read_compact(path, rows)
+        elif _is_head(rows[0], "op"):
+            recording = _read_full(path, rows)
+        else:
+            raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")
+    except MALFORMED as error:
+        raise RecordingError(f"{path}: not a readable recording ({_reason(error)})") from error
+    if not any(isinstance(entry, Scheduled) for entry in recording.entries):
+        raise RecordingError(f"{path}: holds no step")
+    return recording
 
 
 def is_recording(path: Path) -> bool:
@@ -107,23 +124,65 @@ def is_recording(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as lines:
-            first = json.loads(lines.readline())
-    except (OSError, ValueError, EOFError):
+        first = next(_rows(path))
+    except (*MALFORMED, RecordingError, StopIteration):
         return False
-    return isinstance(first, dict) and ("scenario" in first or first.get("op") == "meta")
+    return _is_head(first, "scenario") or _is_head(first, "op")
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    """Yield the objects of a file of JSON lines, packed or not.
+
+    Raises:
+        RecordingError: a line, or all together, unpack to more than any recording has.
+    """
+    left = MAX_BYTES
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+        while line := lines.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                raise RecordingError(f"{path}: more than {MAX_BYTES >> 20} MiB, which no recording has")
+            yield json.loads(line, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _is_head(row: Any, key: str) -> bool:
+    return isinstance(row, dict) and (isinstance(row.get(key), dict) or row.get(key) == "meta")
+
+
+def _reason(error: BaseException) -> str:
+    """Say what is wrong with a file, by what reading it ended with."""
+    return one_line(f"it has no {error}" if isinstance(error, KeyError) else error)
 
 
 def verify(recording: Recording) -> Verdict:
-    """Replay a recording step by step and stop at the first difference."""
-    replay = _Replay(recording.config)
+    """Replay a recording step by step and stop at the first difference.
+
+    Raises:
+        RecordingError: it cannot be replayed: requests or steps are missing.
+    """
     num_steps = num_events = 0
+    try:
+        replay = _Replay(recording.config)
+    except ValueError as error:
+        raise RecordingError(f"{recording.path}: cannot be replayed ({one_line(error)})") from error
     for entry in recording.entries:
-        difference = replay.compare(entry)
+        try:
+            difference = replay.compare(entry)
+        except MALFORMED as error:
+            where = f"{recording.path}, after step {num_steps - 1}" if num_steps else str(recording.path)
+            raise RecordingError(f"{where}: cannot be replayed ({_reason(error)})") from error
         if difference is not None:
             return Verdict(recording.path, recording.vllm_version, num_steps, num_events, difference)
         num_steps += isinstance(entry, Scheduled)
         num_events += len(entry.events) if isinstance(entry, Updated) else 0
+    if replay.num_unfinished:
+        raise RecordingError(
+            f"{recording.path}: ends after {num_steps} steps, before {replay.num_unfinished} of its requests do"
+        )
     return Verdict(recording.path, recording.vllm_version, num_steps, num_events, None)
 
 
@@ -131,20 +190,29 @@ class _Replay:
     """The mocker's scheduler, told to do what vLLM's did."""
 
     def __init__(self, config: EngineConfig) -> None:
+        if config.num_gpu_blocks is None:
+            raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
-        self._scheduler = Scheduler(config, config.num_gpu_blocks or 0)
+        self._scheduler = Scheduler(config, config.num_gpu_blocks)
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
         self._cache_stats = dict.fromkeys(CACHE_STATS, 0)
 
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that still wait or run."""
+        return len(self._scheduler.running) + len(self._scheduler.waiting)
+
     def compare(self, entry: Action | Scheduled | Updated) -> Json | None:
         """Do what was done, and return the first difference in what came of it."""
         if isinstance(entry, Action):
             is_done = _act(self._scheduler, self._sequences, entry, self._block_size)
-            return None if is_done is entry.is_done else _difference(-1, "reset", entry.is_done, is_done)
+            return None if is_done is entry.is_done else _difference(None, "reset", entry.is_done, is_done)
         if isinstance(entry, Scheduled):
             return _first_difference(entry, self._schedule())
+        if not self._in_flight:
+            raise ValueError(f"step {entry.number} ends, but was never scheduled")
         in_flight = self._in_flight.popleft()
         return _first_difference(entry, self._update(in_flight)) or self._compare_events(entry)
 
@@ -204,9 +272,6 @@ class _Replay:
         return None
 
 
-CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
-
-
 def _first_difference(entry: Scheduled | Updated, ours: Json) -> Json | None:
     """Return the first recorded fact that is not ours; the order of what is scheduled counts."""
     for key, expected in entry.facts.items():
@@ -215,7 +280,7 @@ def _first_difference(entry: Scheduled | Updated, ours: Json) -> Json | None:
     return None
 
 
-def _difference(step: int, what: str, expected: object, got: object) -> Json:
+def _difference(step: int | None, what: str, expected: object, got: object) -> Json:
     return {"step": step, "what": what, "vllm": expected, "mocker": got}
 
 
@@ -269,6 +334,8 @@ def _duration(timing: TimingModel, batch: Batch, iteration: int) -> float:
 def _act(scheduler: Scheduler, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
     """Do what was done to vLLM; of a reset, tell whether it was carried out."""
     if action.kind == "add":
+        if action.id in sequences:
+            raise ValueError(f"request {action.id!r} is added twice")
         sequences[action.id] = sequence = _sequence(action, block_size, len(sequences))
         scheduler.add(sequence)
     elif action.kind == "abort":
@@ -312,9 +379,6 @@ def _event_rows(events: Iterable[KvEvent]) -> Iterator[tuple[str, list[Hashable]
                 yield "removed", [key]
 
 
-NOT_MODELLED = {"kv_connector": None, "num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
-
-
 def _config(path: Path, settings: Json) -> EngineConfig:
     for name, without in NOT_MODELLED.items():
         if settings.get(name, without) != without:
@@ -347,6 +411,10 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
         if updated is not None:
             events = [(event["type"], event.get("hashes", [])) for event in row["events"]]
             entries.append(Updated(updated, _updated_in(row), events, duration_s.get(updated)))
+    if waiting:
+        raise RecordingError(
+            f"{path}: ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} arrives"
+        )
     return Recording(path, _config(path, settings), scenario["vllm_version"], entries)
 
 
@@ -376,9 +444,6 @@ def _updated_in(row: Json) -> Json:
     return facts | ({"wasted": row["wasted"]} if "wasted" in row else {})
 
 
-_KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
-
-
 def _read_full(path: Path, rows: list[Json]) -> Recording:
     meta = rows[0]
     config = _config(path, meta["config"])
@@ -404,12 +469,13 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
                 entries.append(Scheduled(row["step"], _scheduled(row, known)))
                 known |= {new["id"] for new in row["new"]}
             case "update":
-                events = [(_KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
+                events = [(KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
                 entries.append(Updated(row["step"], _updated(row), events))
+            case "summary" | "drafts":
+                pass
+            case other:
+                raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
     return Recording(path, config, meta["vllm"], entries)
-
-
-STATE = ("running", "waiting", "free_blocks")
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:

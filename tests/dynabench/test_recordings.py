@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.fidelity.recordings import Updated, read, step_times, verify
+from dynabench.fidelity.recordings import RecordingError, Updated, is_recording, read, step_times, verify
 from mocker.timing.config import TimingConfig
 
 HERE = Path(__file__).parent / "recorded"
@@ -71,3 +71,53 @@ def test_simulated_times_stand_beside_those_of_the_steps_that_computed(path):
     assert [real for _, real, _ in found] == taken
     assert all((simulated > 0.004) == has_prefill for has_prefill, _, simulated in found)
     assert 20 < sum(has_prefill for has_prefill, _, _ in found) < 100
+
+
+def without(key):
+    return lambda rows: rows[3].pop(key)
+
+
+def never_schedule(rows):
+    del rows[1]["running"]
+    rows[1]["updated"] = 5
+
+
+def swap(place, name, value):
+    def edit(rows):
+        rows[0]["scenario"][place][name] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda rows: rows.clear(), "is empty"),
+        (lambda rows: rows.__delitem__(slice(1, None)), "ends before step 0, when request"),
+        (lambda rows: rows.__delitem__(slice(-30, None)), "of its requests do"),
+        (without("tokens"), "not a readable recording .it has no 'tokens'"),
+        (swap("resolved", "num_gpu_blocks", 0), "num_gpu_blocks must be at least 2, not 0"),
+        (swap("resolved", "num_gpu_blocks", "many"), "num_gpu_blocks"),
+        (lambda rows: rows[0]["scenario"]["requests"].append(rows[0]["scenario"]["requests"][0]), "is added twice"),
+        (never_schedule, "step 5 ends, but was never scheduled"),
+        (lambda rows: rows.__setitem__(0, {"op": "meta"}), "it has no 'config'"),
+    ],
+    ids=["empty", "head", "cut", "tokens", "blocks", "text", "twice", "unscheduled", "meta"],
+)
+def test_what_is_no_whole_recording_is_refused_in_a_line(tmp_path, edit, message):
+    with pytest.raises(RecordingError, match=message) as caught:
+        verify(read(edited(FILES[1], tmp_path, edit)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_unpacks_to_more_than_a_recording_holds_is_not_read(tmp_path):
+    bomb = tmp_path / "bomb.jsonl.gz"
+    with gzip.open(bomb, "wb", compresslevel=1) as packed:
+        for _ in range(300):
+            packed.write(bytes(1 << 20))
+    with pytest.raises(RecordingError, match="more than 256 MiB"):
+        read(bomb)
+    (tmp_path / "broken.jsonl.gz").write_bytes(FILES[0].read_bytes()[:3000])
+    with pytest.raises(RecordingError, match=r"broken\.jsonl\.gz: not a readable recording"):
+        read(tmp_path / "broken.jsonl.gz")
+    assert not is_recording(bomb)
