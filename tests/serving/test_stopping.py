@@ -58,7 +58,7 @@ def read_until(process, text):
 
 
 def assert_nothing_is_left(tmp_path, pids):
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()])
     assert not list((tmp_path / "tmp").iterdir())
     assert not (tmp_path / "d").exists() or not list((tmp_path / "d").iterdir())
 

@@ -174,7 +174,7 @@ def test_an_answer_cannot_steer_the_terminal(talk, tmp_path):
     child = talk(f"out=pystr:{engine}")
     child.expect(PROMPT)
     child.send("?\r")
-    child.expect(re.escape(f"{ANSWER}a[31mb2Jcd") + r"[\t ]+e\r\n")
+    child.expect(re.escape(f"{ANSWER}a\\x1b[31mb\\x9b2Jc\\rd") + r"[\t ]+e\r\n")
     assert leave(child) == 0
 
 
