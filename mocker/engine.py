@@ -26,14 +26,14 @@ NO_LIMIT = 1 << 62
 class Step:
     """One or more iterations of one batch, until `end` (s)."""
 
-    __slots__ = ("_origin", "_ramp", "_skip", "batch", "end", "num_iterations")
+    __slots__ = ("_origin", "_skip", "batch", "end", "num_iterations", "ramp")
 
     def __init__(self, batch: Batch, origin: float, ramp: Ramp, skip: int, num_iterations: int, end: float) -> None:
         self.batch = batch
         self.num_iterations = num_iterations
         self.end = end
         self._origin = origin
-        self._ramp = ramp
+        self.ramp = ramp
         self._skip = skip
 
     @property
@@ -43,7 +43,7 @@ class Step:
 
     def boundary(self, iteration: int) -> float:
         """Return when an iteration begins, counted within this step (s)."""
-        return self._origin + self._ramp.elapsed(self._skip + iteration)
+        return self._origin + self.ramp.elapsed(self._skip + iteration)
 
     def num_ended(self, now: float) -> int:
         """Count the iterations that have ended by a time."""
@@ -77,7 +77,7 @@ class Step:
 
     def row(self, num_iterations: int, num_tokens: int) -> tuple[float, float, float, int, int]:
         """Return the step log's row for the first iterations, each with a token for `num_tokens` sequences."""
-        first, slope, curve, _ = self._ramp
+        first, slope, curve, _ = self.ramp
         skip = self._skip
         if skip:
             first, slope = first + skip * (slope + skip * curve), slope + 2 * skip * curve
@@ -202,17 +202,13 @@ class Engine:
         batch = self._next_batch(now)
         if batch is None:
             return None
-        if not batch.is_undisturbed:
-            self._begin_ramp(batch, now, Ramp(self._mixed_duration(batch) + self._lead_s))
-        elif batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= self._ramp.num_steps:
-            self._begin_ramp(batch, now, self._decode_ramp(batch))
+        duration = 0.0 if batch.is_undisturbed else self._mixed_duration(batch) + self._lead_s
         if self._is_async:
             self._ahead, self._ahead_s = self.scheduler.schedule(), now
-        ramp, skip, count = self._ramp, self._ramp_skip, 1
-        if max_iterations > 1 and batch.is_undisturbed and (self._ahead is batch or not self._is_async):
-            count = self.scheduler.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
-        end = self._ramp_origin + ramp.elapsed(skip + count)
-        self.step = step = Step(batch, self._ramp_origin, ramp, skip, count, end)
+        if batch.is_undisturbed:
+            self.step = step = self._decoding_step(batch, now, max_iterations)
+        else:
+            self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
         return step
 
     def _next_batch(self, now: float) -> Batch | None:
@@ -235,8 +231,15 @@ class Engine:
             self._mark(batch, closed_s)
         return batch
 
-    def _begin_ramp(self, batch: Batch, now: float, ramp: Ramp) -> None:
-        self._ramp, self._ramp_batch, self._ramp_origin, self._ramp_skip = ramp, batch, now, 0
+    def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
+        """Return a step of decodes, of as many iterations as nothing else can happen in."""
+        if batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= self._ramp.num_steps:
+            self._ramp, self._ramp_batch = self._decode_ramp(batch), batch
+            self._ramp_origin, self._ramp_skip = now, 0
+        ramp, skip, count = self._ramp, self._ramp_skip, 1
+        if max_iterations > 1 and (self._ahead is batch or not self._is_async):
+            count = self.scheduler.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
+        return Step(batch, self._ramp_origin, ramp, skip, count, self._ramp_origin + ramp.elapsed(skip + count))
 
     def stretch(self, end: float) -> None:
         """Let the step in flight, if any and of one iteration, last until a later time."""
@@ -245,8 +248,8 @@ class Engine:
             return
         assert step.num_iterations == 1, "only a single iteration can be stretched"
         start = step.start
-        self._begin_ramp(step.batch, start, Ramp(end - start, num_steps=1))
-        self.step = Step(step.batch, start, self._ramp, 0, 1, end)
+        self._ramp_batch = None
+        self.step = Step(step.batch, start, Ramp(end - start), 0, 1, end)
 
     def complete(self) -> StepOutput:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
@@ -364,11 +367,11 @@ class Engine:
                 sequence.waited_since_s = -1.0
         if not num_tokens:
             return
-        if self._logged is not None and self._ramp is self._logged and self.log.rows[-1] == num_tokens:
+        if step.ramp is self._logged and self.log.rows[-1] == num_tokens:
             self.log.rows[-2] += num_iterations  # the same batch goes on
         else:
             self.log.rows.extend(step.row(num_iterations, num_tokens))
-            self._logged = self._ramp
+            self._logged = step.ramp
 
     def _explain_stall(self) -> None:
         head = self.scheduler.waiting[0]
