@@ -83,7 +83,7 @@ def _json_columns(path: Path) -> Table:
 def _arrivals(queued_s: npt.NDArray[np.float64], time_of_day_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return when requests came, on the clock of the queue, which they enter when the step in flight ends.
 
-    vLLM stamps arrivals with the time of day; the request that waited least tells how far the clocks are apart.
+    vLLM stamps arrivals with the time of day; the offset between the clocks is taken from the request that waited least.
     """
     return time_of_day_s + np.nanmin(queued_s - time_of_day_s)
 

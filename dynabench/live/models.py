@@ -35,7 +35,7 @@ async def context_of(target: Target) -> int | None:
 
 
 async def _listed(target: Target) -> bytes:
-    """Return the list of models, unless it is endless."""
+    """Return the list of models, up to a size and time limit."""
     body = b""
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,

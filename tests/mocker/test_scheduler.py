@@ -20,12 +20,12 @@ def finished(engine):
     while (step := engine.schedule(now)) is not None:
         now = step.end
         ended += [one.id for one in engine.complete().finished]
-        assert len(engine.log.rows) < 100_000, "they preempt each other for ever"
+        assert len(engine.log.rows) < 100_000, "they keep preempting each other"
     return ended
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
-def test_requests_that_come_at_once_do_not_preempt_each_other_for_ever(async_scheduling):
+def test_requests_that_arrive_together_do_not_keep_preempting_each_other(async_scheduling):
     engine = made(
         block_size=1,
         num_gpu_blocks=40,
