@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from workloads.request import Request, Workload, WorkloadError
+from workloads.request import Ends, Request, Workload, WorkloadError
 
 SCHEMA = "dynabench.workload-spec/1"
 POINTS = 101
@@ -37,6 +37,8 @@ class Spec(msgspec.Struct):
     """Quantiles of prompt tokens of requests that reuse nothing."""
     output_tokens: list[float]
     """Quantiles of output tokens."""
+    stop_share: float = 0.0
+    """Share of the answers that end by the model's EOS, not by a length that is forced."""
 
 
 def fit(workload: Workload) -> Spec:
@@ -76,12 +78,13 @@ def fit(workload: Workload) -> Spec:
         _quantiles(fresh or [1]),
         _quantiles(first or [1]),
         _quantiles([request.output_length for request in workload]),
+        sum(request.ends == "stop" for request in workload) / len(workload),
     )
 
 
 def make(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Request]:
     """Make a workload that has the spec's distributions; the same for the same seed."""
-    rng = random.Random(f"fit {seed}")
+    rng, endings = random.Random(f"fit {seed}"), random.Random(f"fit ends {seed}")
     ids = itertools.count()
     made: list[Request] = []
     weights = [row[2] for row in spec.reuses]
@@ -101,7 +104,9 @@ def make(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Requ
         length = max(length, 1)
         blocks = -(-length // size)
         named = (*shared, *itertools.islice(ids, max(blocks - len(shared), 0)))[:blocks]
-        made.append(Request(round(now, 6), length, max(round(_draw(rng, spec.output_tokens)), 1), named))
+        num_output = max(round(_draw(rng, spec.output_tokens)), 1)
+        ends: Ends = "stop" if endings.random() < spec.stop_share else "length"
+        made.append(Request(round(now, 6), length, num_output, named, ends=ends))
         now += _draw(rng, spec.gaps_s)
     return made
 

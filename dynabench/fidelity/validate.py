@@ -30,6 +30,7 @@ from reports import fidelity, folder, tables
 from reports.fidelity import Fidelity, Runs, Speed
 from reports.records import Record
 from workloads import Workload
+from workloads.request import Ends
 from workloads.shape import ShapeConfig, shape
 
 REAL, SIMULATED = "{}, real", "{}, simulated"
@@ -101,22 +102,38 @@ def _simulated(
     mode: str, real: list[Record], logs: list[StepLog] | None, settings: Settings, workload: Workload, seed: int
 ) -> Runs:
     """Simulate what was measured in a router mode, and where the real engine's speed is known, once more at that."""
-    simulated = [simulate(plan, workload) for plan in _simulations(mode, settings, len(real), seed)]
+
+    def simulations(settings: Settings) -> list[Record]:
+        """Simulate each real run, with answers as long as that run's."""
+        same = [as_answered(workload, run) for run in real] or [workload]
+        return list(map(simulate, _simulations(mode, settings, len(same), seed), same))
+
+    simulated = simulations(settings)
     if logs is None:
         return Runs(real, simulated)
     (pool,) = settings.deployment.pools
     if (speed := speed_of(logs, pool.timing)) is None:
         return Runs(real, simulated, speed=None)
     faster = _with_pool(settings, replace(pool, timing=at(speed, pool.timing)))
-    at_speed = [simulate(plan, workload) for plan in _simulations(mode, faster, len(real), seed)]
-    return Runs(real, simulated, at_speed, speed)
+    return Runs(real, simulated, simulations(faster), speed)
 
 
 def _simulations(mode: str, settings: Settings, count: int, seed: int) -> list[Plan]:
     """Return as many simulated runs of a router mode as there are real ones."""
     deployment = replace(settings.deployment, router_mode=mode)
     arm = Arm(SIMULATED.format(mode), replace(settings, deployment=deployment, client=None), {})
-    return plans([arm], max(count, 1), seed)
+    return plans([arm], count, seed)
+
+
+def as_answered(workload: Workload, run: Record) -> Workload:
+    """Give the answers that a model may end itself the length and the end they had in a run."""
+    found, requests = run.requests, list(workload.requests)
+    for place in np.flatnonzero((found.osl > 0) & (found.error == "")):
+        number = int(found.request[place])
+        if requests[number].ends == "stop":
+            ends: Ends = "length" if found.finish_reason[place] == "length" else "stop"
+            requests[number] = msgspec.structs.replace(requests[number], output_length=int(found.osl[place]), ends=ends)
+    return replace(workload, requests=requests)
 
 
 def as_calibrated(settings: Settings) -> Settings:

@@ -242,15 +242,14 @@ class _ChoiceEvents:
 
     def tokens(self, pieces: list[bytes]) -> bytes:
         """Return an event for each piece, after the prompt if it is to be echoed."""
-        body = self._prompt(len(pieces)) if self._echo else b""
+        body = self._prompt() if self._echo else b""
         if not pieces:
             return body
         if self._is_plain:
             return body + self._format.tokens(pieces)
-        before = self._choice.num_completion - len(pieces)
         logprobs: list[Any] = [self._logprobs.value([token]) for token in self._choice.logprobs]
         logprobs += [None] * (len(pieces) - len(logprobs))
-        usages = [self._usage(before + count) for count in range(1, len(pieces) + 1)]
+        usages = [self._usage(self._choice.num_before + count) for count in range(1, len(pieces) + 1)]
         return body + b"".join(map(self._format.token, pieces, logprobs, usages))
 
     def last(self) -> bytes:
@@ -259,12 +258,12 @@ class _ChoiceEvents:
         extra = self._accepted.extra_fields(choice)
         return self._format.last(choice.finish_reason, extra, self._usage(choice.num_completion))
 
-    def _prompt(self, num_pieces: int) -> bytes:
+    def _prompt(self) -> bytes:
         """Return the event that echoes the prompt, before the first pieces."""
         text, self._echo = escape(self._echo), ""
         logprobs = self._choice.prompt_logprobs
         value = self._logprobs.value(logprobs) if logprobs else None
-        return self._format.token(text, value, self._usage(self._choice.num_completion - num_pieces))
+        return self._format.token(text, value, self._usage(self._choice.num_before))
 
     def _usage(self, num_output: int) -> dict[str, Any] | None:
         if not self._has_usage:

@@ -15,7 +15,7 @@ from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, 
 from dynabench.fidelity.fitting import fit_steps, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
-from dynabench.fidelity.validate import as_calibrated, at, like, mode_mismatch, speed_of
+from dynabench.fidelity.validate import as_answered, as_calibrated, at, like, mode_mismatch, speed_of
 from dynabench.plan import Settings
 from foundation.errors import UserError
 from mocker import EngineConfig
@@ -26,6 +26,7 @@ from mocker.timing.files import SCHEMA
 from mocker.timing.model import chunk
 from reports.folder import read
 from reports.metrics import TokenGaps
+from reports.records import Record, Requests
 from serving.router import RouterConfig
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate
@@ -361,6 +362,22 @@ def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):
     )
     assert again.returncode == 2
     assert "give the workload and shape it was run with" in again.stderr
+
+
+def test_answers_that_the_model_ended_are_simulated_as_long_as_they_were():
+    planned = [Request(float(n), 8, 10, (n,), ends="length" if n == 3 else "stop") for n in range(4)]
+    found = Requests.of(  # in the order in which they ended
+        request=[2, 0, 3, 1],
+        intended_s=[0.0] * 4,
+        isl=[8] * 4,
+        osl=[20, 7, 9, 0],
+        finish_reason=["length", "stop", "stop", ""],
+        error=["", "", "", "HTTP 500"],
+    )
+    run = Record("x", found, np.empty((0, 5)), wall_s=9.0, num_workers=1)
+    answered = as_answered(Workload("w", 16, planned), run)
+    expected = [(7, "stop"), (10, "stop"), (20, "length"), (10, "length")]
+    assert [(request.output_length, request.ends) for request in answered] == expected
 
 
 @pytest.mark.parametrize(

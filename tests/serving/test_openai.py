@@ -182,6 +182,7 @@ def test_stop_token_ids_end_an_answer(client):
     )
     assert answer.choices[0].text == whole[: whole.index(whole[7])]
     assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == len(answer.choices[0].text) + 1  # the stop token counts, as in vLLM
 
 
 def test_tokens_of_texts_and_conversations_as_vllm_and_sglang_tell_them(tiny, stack):

@@ -167,10 +167,16 @@ def test_the_engines_own_reason_counts_at_the_limit_too():
     assert choice.finish_reason == "stop"
 
 
-def test_a_token_that_ends_the_text_is_no_part_of_it():
+def test_a_token_that_ends_the_text_is_no_part_of_it_but_counts_as_in_vllm():
     choice = text(end_token_ids=[0], min_tokens=2)
     assert choice.push([0, ord("a"), ord("b"), 0, ord("c")]) == [b"\\u0000", b"a", b"b"]
-    assert (choice.finish_reason, choice.num_tokens) == ("stop", 3)
+    assert (choice.finish_reason, choice.num_tokens) == ("stop", 4)
+
+
+def test_a_token_after_a_stop_string_is_not_counted():
+    choice = text(stops=["b"], end_token_ids=[0])
+    assert choice.push([ord("a"), ord("b"), 0]) == [b"a", b""]
+    assert (choice.finish_reason, choice.num_tokens) == ("stop", 2)
 
 
 def test_a_stop_string_across_tokens_ends_the_text_before_it():

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from workloads import Workload, WorkloadError, formats
 from workloads.describe import describe
 from workloads.fit import fit, make, read_spec
+from workloads.shape import ShapeConfig, shape
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -23,6 +25,14 @@ def test_a_fitted_spec_makes_a_workload_alike(workload):
             b'{"schema":"other","name":"","block_size":1,"requests":1,"gaps_s":[],"reuse_share":0,"reuses":[],"fresh_tokens":[],"first_tokens":[],"output_tokens":[]}',
             "f",
         )
+
+
+def test_a_spec_keeps_how_answers_end(workload):
+    stopped = replace(workload, requests=shape(workload, ShapeConfig(ends="stop")).requests)
+    halves = replace(workload, requests=[*workload.requests[::2], *stopped.requests[1::2]])
+    for source, share in ((workload, 0.0), (stopped, 1.0), (halves, 0.5)):
+        ends = [request.ends for request in make(fit(source), requests=400)]
+        assert ends.count("stop") / 400 == pytest.approx(share, abs=0.08)
 
 
 @pytest.mark.parametrize("name", ["mooncake_conversation.jsonl.gz", "mooncake_synthetic.jsonl.gz"])

@@ -23,6 +23,8 @@ class Choice:
         self.num_prompt = len(request.prompt.tokens)
         self.block_size = request.prompt.block_size
         self.num_cached = 0
+        self.num_before = 0
+        """Tokens of the answer before the last pieces."""
         self.logprobs: list[TokenLogprob] = []
         """Of the last pieces, if they were asked for."""
         self.prompt_logprobs: list[TokenLogprob] | None = None
@@ -51,6 +53,7 @@ class Choice:
             ApiError: the request failed.
         """
         output = await self.attempts.take()
+        self.num_before = self.num_completion
         if output.num_cached is not None:
             self.num_cached = min(output.num_cached, self.num_prompt)
         if output.num_completion is not None:

@@ -21,6 +21,7 @@ class Text:
     ) -> None:
         self.finish_reason = ""
         self.num_tokens = 0
+        """Tokens so far, with the one that ends the answer, which has no text."""
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops) if stops else None
         self._end_token_ids = frozenset(end_token_ids)
@@ -33,12 +34,17 @@ class Text:
         if self._max_tokens is not None and self.num_tokens + len(tokens) >= self._max_tokens:
             tokens = tokens[: self._max_tokens - self.num_tokens]
             self.finish_reason = finish_reason or "length"
+        shown = tokens
         if self._end_token_ids and not self._end_token_ids.isdisjoint(tokens):
-            tokens = self._before_end(tokens)
-        if self._matcher is None and (escaped := self._detokenizer.escaped(tokens)) is not None:
-            self.num_tokens += len(tokens)
-            return escaped
-        return self._finish(self._match(self._detokenizer.texts(tokens)))
+            shown = self._before_end(tokens)
+        pieces = self._detokenizer.escaped(shown) if self._matcher is None else None
+        if pieces is None:
+            pieces = self._finish(self._match(self._detokenizer.texts(shown)))
+        else:
+            self.num_tokens += len(shown)
+        if len(shown) < len(tokens) and not self._has_matched:
+            self.num_tokens += 1
+        return pieces
 
     def push_texts(self, texts: list[str], finish_reason: str = "") -> list[bytes]:
         """The same for what an engine gives as text, whose pieces count as tokens."""
@@ -53,6 +59,10 @@ class Text:
                 return tokens[:index]
         return tokens
 
+    @property
+    def _has_matched(self) -> bool:
+        return self._matcher is not None and self._matcher.has_stopped
+
     def _match(self, texts: list[str]) -> list[str]:
         """Let texts through up to a stop string; the piece in which it ends is the last."""
         if self._matcher is None:
@@ -61,7 +71,7 @@ class Text:
         for text in texts:
             may_stop = self.num_tokens + len(passed) >= self._min_tokens
             passed.append(self._matcher.push(text, may_stop=may_stop))
-            if self._matcher.has_stopped:
+            if self._has_matched:
                 self.finish_reason = "stop"
                 break
         return passed
