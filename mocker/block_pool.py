@@ -101,6 +101,10 @@ class BlockPool:
             remaining -= count
             self._forget(run, run.stop - count)
 
+    def give_back(self, num_blocks: int) -> None:
+        """Free blocks that were allocated and never filled."""
+        self.num_blank += num_blocks
+
     def store(self, sequence: Sequence, num_full: int) -> None:
         """Cache a sequence's blocks up to `num_full`, whose tokens are scheduled."""
         chain, start = sequence.chain, sequence.num_cached_blocks

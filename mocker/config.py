@@ -56,6 +56,12 @@ class EngineConfig:
     long_prefill_token_threshold_adaptive: bool = False
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
+    kv_role: Literal["kv_producer", "kv_consumer"] | None = None
+    """Part in disaggregation: computes prompts whose KV other engines read, or reads it (none: neither)."""
+
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    """What becomes of a request whose KV could not be read: it fails, or the rest of its prompt is computed here."""
+
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""
 

@@ -10,9 +10,13 @@ iteration and going on gives the very same schedules, times and events as taking
 
 With asynchronous scheduling a second batch is closed as soon as a step begins, and waits for it: it is the next step,
 whatever the first one brings. So a sequence that arrives waits for the step in flight and for the one behind it.
+
+Transfers of KV are the driver's: `take_loads` says for which sequences KV is to be read from another engine, into blocks
+that are theirs already; the driver says when it came (`arrive`), and when what is held here was read (`let_go`).
 """
 
 from array import array
+from collections.abc import Iterable
 
 from mocker.config import EngineConfig
 from mocker.events import KvEvent
@@ -88,12 +92,15 @@ class Step:
 
 
 class StepOutput:
-    """What a step brought: sequences whose prefill ended in it, and those that finished with it."""
+    """What a step brought: chunks of prompts, sequences whose prefill ended in it, and those that finished with it."""
 
-    __slots__ = ("end", "finished", "sampled")
+    __slots__ = ("chunks", "end", "finished", "sampled")
 
-    def __init__(self, end: float, sampled: list[Sequence], finished: list[Sequence]) -> None:
+    def __init__(
+        self, end: float, sampled: list[Sequence], finished: list[Sequence], chunks: list[tuple[Sequence, int]]
+    ) -> None:
         self.end = end
+        self.chunks = chunks
         self.sampled = sampled
         self.finished = finished
 
@@ -145,6 +152,8 @@ class Engine:
         self._ahead_s = 0.0  # when it was closed
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
+        # Transfers that ended during the step: whose, whether its KV came here, valid blocks.
+        self._transfers: list[tuple[Sequence, bool, int | None]] = []
         self._published: list[KvEvent] = []
         self._last_end = -1.0
         self._lead_s = 0.0  # before the next step starts
@@ -157,8 +166,9 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing waits or runs."""
-        return not (self.scheduler.running or self.scheduler.waiting or self._ahead)
+        """True if nothing waits or runs; blocks may still be held for other engines."""
+        scheduler = self.scheduler
+        return not (scheduler.running or scheduler.waiting or scheduler.holding or self._ahead)
 
     @property
     def num_free_blocks(self) -> int:
@@ -183,6 +193,42 @@ class Engine:
     def _remove(self, sequence: Sequence) -> None:
         self.scheduler.abort(sequence)
         self._ahead_has_ended = True
+
+    def take_loads(self) -> list[Sequence]:
+        """Return the sequences whose KV is to be loaded since the last call: all blocks but the first `num_cached_blocks`."""
+        loads, self.scheduler.loads = self.scheduler.loads, []
+        return loads
+
+    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
+        """Take a sequence's KV for loaded, now or when the step in flight ends.
+
+        Args:
+            sequence: one of `take_loads`, also if it was aborted since.
+            num_valid_blocks: where reading failed: so many blocks of its prompt are good, cached ones included.
+
+        Returns:
+            those that it ends at once; others that it ends are in a step's `finished`.
+        """
+        return self._transferred(sequence, True, num_valid_blocks)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Free the blocks that a sequence with `is_remote_decode` left for others, now or when the step in flight ends."""
+        self._transferred(sequence, False, None)
+
+    def _transferred(self, sequence: Sequence, has_come: bool, num_valid_blocks: int | None) -> list[Sequence]:
+        self._transfers.append((sequence, has_come, num_valid_blocks))
+        return [] if self.step is not None else self._end_transfers()
+
+    def _end_transfers(self) -> list[Sequence]:
+        """Account for the transfers that have ended, and return the sequences that they end."""
+        transfers, self._transfers = self._transfers, []
+        over = []
+        for sequence, has_come, num_valid_blocks in transfers:
+            if not has_come:
+                self.scheduler.retention.let_go(sequence)
+            elif self.scheduler.arrive(sequence, num_valid_blocks):
+                over.append(sequence)
+        return over
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks, unless any is in use (then False)."""
@@ -224,7 +270,7 @@ class Engine:
             batch, closed_s = scheduler.schedule(), now
             self._lead_s = self.timing.lead_s  # the GPU has nothing to do meanwhile
             if batch is None:
-                if scheduler.waiting:
+                if scheduler.waiting and not (scheduler.holding or scheduler.retention.held):
                     self._explain_stall()
                 return None
         if not batch.is_undisturbed:
@@ -266,7 +312,11 @@ class Engine:
         self._ramp_skip += step.num_iterations
         if batch.decodes:
             self._log(step, step.num_iterations)
+        if scheduler.dropped:
+            self._mark_waiting(scheduler.dropped)
         sampled, finished = scheduler.update(batch, step.num_iterations)
+        if self._transfers:
+            finished = [*finished, *self._end_transfers()]
         self._ahead_has_ended = bool(aborts) or any(s.stop_after is not None for s in finished)
         for sequence in sampled:
             if sequence.first_token_s < 0:
@@ -278,7 +328,7 @@ class Engine:
             self._publish()
         self.step = None
         self._last_end = step.end
-        return StepOutput(step.end, sampled, finished)
+        return StepOutput(step.end, sampled, finished, batch.chunks)
 
     def advance(self, now: float) -> None:
         """Account for the iterations of the step in flight that have ended by now, so that their events can be taken."""
@@ -319,13 +369,18 @@ class Engine:
     def decoded(self) -> list[Sequence]:
         """Return the sequences to which the step in flight brings a token that is not their prefill's."""
         assert self.step is not None, "no step in flight"
-        return [sequence for sequence in self.step.batch.decodes if sequence.state != OVER]
+        return [sequence for sequence in self.step.batch.decodes if self.scheduler.is_delivered(sequence)]
 
     def _mark(self, batch: Batch, closed_s: float) -> None:
         """Note when sequences were admitted, and since when preempted and starved ones have had no token."""
         for sequence in batch.admitted:
             sequence.first_scheduled_s = closed_s
-        for sequence in (*batch.preempted, *batch.starved):
+            if sequence.is_token_shipped:
+                sequence.first_token_s = sequence.waited_since_s = closed_s
+        self._mark_waiting((*batch.preempted, *batch.starved))
+
+    def _mark_waiting(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
             if sequence.first_token_s >= 0 and sequence.waited_since_s < 0:
                 sequence.waited_since_s = self._last_end
 
@@ -336,22 +391,27 @@ class Engine:
         return self.timing.decode(num_decodes, num_kv_tokens)
 
     def _mixed_duration(self, batch: Batch) -> float:
-        num_decodes = len(batch.decodes)
-        if not batch.chunks:
-            return self.timing.decode(num_decodes, batch.num_kv_tokens).first
-        if len(batch.chunks) == 1:
-            sequence, count = batch.chunks[0]
+        """Return what a batch takes; the one token of a prompt whose KV was loaded is a decode to the GPU."""
+        num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
+        if self.config.kv_role == "kv_consumer":
+            chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
+            num_kv_tokens += sum([s.num_computed - 1 for s, count in batch.chunks if count == 1])
+            num_decodes += len(batch.chunks) - len(chunks)
+        if not chunks:
+            return self.timing.decode(num_decodes, num_kv_tokens).first
+        if len(chunks) == 1:
+            sequence, count = chunks[0]
             prefill = chunk(count, sequence.num_computed - count)
-            return self.timing.mixed(prefill, num_decodes, batch.num_kv_tokens)
+            return self.timing.mixed(prefill, num_decodes, num_kv_tokens)
         num_tokens = num_context_tokens = 0
         num_pairs = 0.0
-        for sequence, count in batch.chunks:
+        for sequence, count in chunks:
             context = sequence.num_computed - count
             num_tokens += count
             num_context_tokens += context
             num_pairs += count * (context + count / 2)
-        prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(batch.chunks))
-        return self.timing.mixed(prefill, num_decodes, batch.num_kv_tokens)
+        prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))
+        return self.timing.mixed(prefill, num_decodes, num_kv_tokens)
 
     def _publish(self) -> None:
         self._published += self.scheduler.pool.events
@@ -359,7 +419,7 @@ class Engine:
 
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
-        num_tokens = len(self.decoded()) if self._ahead_has_ended else len(batch.decodes)
+        num_tokens = len(self.decoded()) if self._ahead_has_ended or self.scheduler.dropped else len(batch.decodes)
         for sequence in batch.delayed:
             if sequence.state != OVER:
                 num_tokens -= 1

@@ -6,6 +6,10 @@
 A sequence advances when it is scheduled. Synchronously every `schedule` is followed by its `update`; asynchronously
 iteration i + 1 is scheduled before iteration i is known. Then a sequence that ends by length is left out of the iteration
 after its last, one that turns out to have stopped is not, and a block that decoding fills is cached an iteration later.
+
+A sequence whose prompt was computed by another engine takes its blocks before the transfer and waits for it in `holding`,
+which is scanned before `waiting`; one whose KV another engine is to read keeps its blocks when it is over (`retention`).
+Transfers take no part in iterations: `loads` says which began, the driver says when each `arrive`s and which was read.
 """
 
 from bisect import insort
@@ -14,7 +18,8 @@ from collections.abc import Iterator
 
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
-from mocker.sequence import NEVER, OVER, RUNNING, WAITING, Sequence
+from mocker.retention import Retention
+from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
 
 NOBODY: list[Sequence] = []  # shared, never changed
 
@@ -54,6 +59,10 @@ class Batch:
         """True if nothing is computed: those that run were preempted, or have their last token in flight."""
         return not (self.decodes or self.chunks)
 
+    def computes(self, sequence: Sequence) -> bool:
+        """Tell whether it has tokens of a sequence."""
+        return sequence in self.decodes or sequence in [one for one, _ in self.chunks]
+
 
 class Scheduler:
     """Who runs, with how many tokens, in which blocks. Iterations are counted; time is not known here."""
@@ -65,6 +74,9 @@ class Scheduler:
         self._lag = int(config.is_async)  # iterations from computing a token to knowing it
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
+        self.holding: list[Sequence] = []  # wait, too, but hold blocks: their KV is on its way, or has come
+        self.loads: list[Sequence] = []  # whose KV was asked for, until the driver takes them from here
+        self.retention = Retention(self.pool)
         self.iteration = 0  # the next to be scheduled
         self.num_ended = 0  # iterations that `update` was told of
         self.has_fast_paths = True  # else the rule alone decides, which comes to the same
@@ -78,6 +90,10 @@ class Scheduler:
         self._watermark_blocks = int(config.watermark * num_blocks)
         self._num_added = 0
         self._by_priority = config.scheduling_policy == "priority"
+        self._has_fence = config.is_async and config.kv_role == "kv_consumer"
+        self._drops_output = config.is_async and config.kv_role == "kv_producer"  # of who is preempted: its KV is gone
+        self.dropped = NOBODY  # whose output in flight counts for nothing
+        self._before = self._latest = Batch(0)  # the two batches that were closed last
 
     def schedule(self) -> Batch | None:
         """Close the next iteration's batch, or return None when nothing can run.
@@ -91,7 +107,7 @@ class Scheduler:
         budget = self._schedule_at_once(batch) if self.has_fast_paths else None
         if budget is None:
             budget = self._schedule_one_by_one(batch)
-        if not batch.preempted and self.waiting:
+        if not batch.preempted and (self.waiting or self.holding):
             self._admit(batch, budget)
         if not (self.running or batch.preempted):
             return None
@@ -105,6 +121,7 @@ class Scheduler:
         else:
             batch.is_undisturbed = True
             self._steady = batch
+        self._before, self._latest = self._latest, batch
         self._advance(batch)
         return batch
 
@@ -120,15 +137,12 @@ class Scheduler:
                 continue
             computed = self.iteration - sequence.origin if sequence.decoding else sequence.num_computed
             count = 1 if sequence.decoding else self._chunk_size(sequence, budget)
-            needed = _blocks(computed + count, size) - _blocks(computed, size)
-            victim: Sequence | None = None
-            while victim is not sequence and self.pool.num_free < needed:
-                victim = self._victim()
-                refund = granted.pop(victim, 0)
-                budget += refund
-                self._preempt(batch, victim, was_granted=refund > 0)
-            if victim is sequence:
+            held = _blocks(computed, size) if sequence.decoding else sequence.num_blocks
+            needed = max(_blocks(computed + count, size) - held, 0)
+            refund = self._make_room(batch, sequence, needed, granted) if self.pool.num_free < needed else 0
+            if refund is None:
                 break
+            budget += refund
             is_last_known = not sequence.decoding or not self._lag or sequence in self._starved
             self._grant(
                 sequence, computed + count, needed, num_cacheable=computed + count if is_last_known else computed
@@ -138,24 +152,60 @@ class Scheduler:
         self._describe(batch, granted)
         return budget
 
+    def _make_room(self, batch: Batch, sequence: Sequence, needed: int, granted: dict[Sequence, int]) -> int | None:
+        """Preempt until so many blocks are free; return the tokens taken back, None if the sequence cannot go on."""
+        refunds = 0
+        while self.pool.num_free < needed:
+            victim = self._victim()
+            if self._has_fence and self._is_in_flight(victim):
+                return None  # its blocks would not be free at once
+            refund = granted.pop(victim, 0)
+            self._preempt(batch, victim, was_granted=refund > 0)
+            if victim is sequence:
+                return None
+            refunds += refund
+        return refunds
+
     def _admit(self, batch: Batch, budget: int) -> None:
-        """Let waiting sequences run, first come first served, while budget, seats and blocks last."""
-        size = self.config.block_size
-        while self.waiting and budget > 0 and len(self.running) < self._max_running:
-            sequence = self.waiting[0]
-            known, hits = sequence.num_known, 0
-            if self.config.enable_prefix_caching:
-                hits = self.pool.lookup(sequence.chain, (known - 1) // size)
-            count = self._cut_to_threshold(known - hits * size)
-            if count > budget:
-                if not self.config.enable_chunked_prefill:
-                    return
-                count = budget
-            if self._num_blocks_to_admit(sequence, hits, count) > self.pool.num_free:
+        """Let waiting sequences run, or their KV be loaded, while budget, seats and blocks last.
+
+        Those that hold blocks come first, each queue first come first served.
+        """
+        place = 0  # in `holding`, behind those that are loading
+        while budget > 0 and len(self.running) < self._max_running:
+            if place < len(self.holding):
+                sequence = self.holding[place]
+                if sequence.state == LOADING:
+                    place += 1
+                    continue
+                if sequence.state == LOADED:
+                    self._promote(sequence)
+            elif self.waiting:
+                sequence = self.waiting[0]
+            else:
                 return
-            self.waiting.popleft()
-            self._start(batch, sequence, hits, count)
+            count = self._admit_next(batch, sequence, budget)
+            if count is None:
+                return
             budget -= count
+
+    def _admit_next(self, batch: Batch, sequence: Sequence, budget: int) -> int | None:
+        """Start or load the sequence whose turn it is and return the tokens it is given, None if it must go on waiting."""
+        size, known, computed, hits = self.config.block_size, sequence.num_known, sequence.num_computed, 0
+        if not computed and self.config.enable_prefix_caching:
+            hits = self.pool.lookup(sequence.chain, (known - 1) // size)
+            computed = hits * size
+        if sequence.is_remote_prefill:
+            return 0 if self._load(sequence, hits) else None
+        count = self._cut_to_threshold(known - computed)
+        if count > budget:
+            if not self.config.enable_chunked_prefill:
+                return None
+            count = budget
+        if self._num_blocks_to_admit(sequence, hits, computed + count) > self.pool.num_free:
+            return None
+        self._start(batch, sequence, hits, computed, count)
+        return count
 
     def _advance(self, batch: Batch) -> None:
         """Sum up what the decodes read, and let those whose prefill is now scheduled to its end decode from here on."""
@@ -189,14 +239,7 @@ class Scheduler:
         """Throw a running sequence back to the waiting queue; it keeps its tokens, not its blocks."""
         self.running.remove(sequence)
         sequence.state = WAITING
-        if sequence.decoding:
-            sequence.num_known = self.iteration - sequence.origin + 1  # the token in flight is still delivered
-            if sequence.last_iteration < self.iteration:
-                self._ending.append(sequence)
-            else:
-                sequence.last_iteration = NEVER
-            self._stop_decoding(sequence, self.iteration - sequence.origin + int(was_granted))
-            self._find_next_finish()
+        self._stop_computing(sequence, was_granted=was_granted)
         self.pool.release(sequence, sequence.num_blocks)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
@@ -205,6 +248,26 @@ class Scheduler:
             self._enqueue(sequence)
         else:
             self.waiting.appendleft(sequence)
+
+    def _stop_computing(self, sequence: Sequence, *, was_granted: bool) -> None:
+        """Let a sequence that is preempted decode no more; a token in flight is delivered, unless that is dropped."""
+        is_dropped = (
+            self._drops_output and (sequence.decoding or sequence in self._ending) and sequence not in self._starved
+        )
+        if sequence.decoding:
+            sequence.num_known = self.iteration - sequence.origin + 1 - int(is_dropped)
+            if sequence.last_iteration < self.iteration and not is_dropped:
+                self._ending.append(sequence)
+            else:
+                sequence.last_iteration = NEVER
+            self._stop_decoding(sequence, self.iteration - sequence.origin + int(was_granted))
+            self._find_next_finish()
+        elif is_dropped:
+            sequence.num_known -= 1
+            sequence.last_iteration = NEVER
+            self._ending.remove(sequence)
+        if is_dropped:
+            self.dropped = [*self.dropped, sequence]
 
     def _grant(self, sequence: Sequence, computed: int, needed: int, *, num_cacheable: int) -> None:
         """Give a running sequence the blocks for its tokens up to `computed`, and cache those whose tokens are known."""
@@ -244,38 +307,140 @@ class Scheduler:
 
     def _cut_to_threshold(self, count: int) -> int:
         threshold = self.config.long_prefill_token_threshold
-        present = len(self.running) + len(self.waiting)
+        present = len(self.running) + len(self.waiting) + len(self.holding)
         if threshold > 0 and present > 1:
             if self.config.long_prefill_token_threshold_adaptive:
                 threshold = max(threshold, self.config.max_num_batched_tokens // present)
             return min(count, threshold)
         return count
 
-    def _num_blocks_to_admit(self, sequence: Sequence, hits: int, count: int) -> int:
-        """Count the blocks that must be free: those to compute, those to share that are in the free queue, a reserve."""
-        size = self.config.block_size
-        reach = sequence.num_known if self.config.scheduler_reserve_full_isl else hits * size + count
-        needed = _blocks(reach, size) - hits
+    def _num_blocks_to_admit(self, sequence: Sequence, hits: int, computed: int) -> int:
+        """Count the blocks that must be free for tokens up to `computed`.
+
+        These are the blocks to fill, those to share that are in the free queue, and a reserve.
+        """
+        reach = sequence.num_known if self.config.scheduler_reserve_full_isl else computed
+        needed = max(_blocks(reach, self.config.block_size) - hits - sequence.num_blocks, 0)
         if hits:
             needed += self.pool.num_unheld(sequence.chain, hits)
         return needed + self._watermark_blocks if self.running else needed
 
-    def _start(self, batch: Batch, sequence: Sequence, hits: int, count: int) -> None:
-        """Let a sequence that waited run, with its first chunk behind the cached blocks."""
+    def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int) -> None:
+        """Let a sequence that waited run, with its first chunk behind what is cached or was loaded."""
         size = self.config.block_size
-        if hits:
-            self.pool.hold(sequence, hits)
-        sequence.num_blocks, sequence.num_computed = hits, hits * size
-        computed = hits * size + count
-        self._grant(sequence, computed, _blocks(computed, size) - hits, num_cacheable=computed)
+        self._leave_queue(sequence)
+        if not sequence.num_blocks:
+            self._share(sequence, hits)
+        computed += count
+        needed = max(_blocks(computed, size) - sequence.num_blocks, 0)
+        self._grant(sequence, computed, needed, num_cacheable=computed)
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
-            sequence.cached_tokens = hits * size
             batch.admitted = [*batch.admitted, sequence]
         batch.chunks.append((sequence, count))
         sequence.state = RUNNING
         self.running.append(sequence)
+
+    def _share(self, sequence: Sequence, hits: int) -> None:
+        """Give a sequence the cached blocks that its prompt begins with."""
+        if hits:
+            self.pool.hold(sequence, hits)
+        sequence.num_blocks = hits
+        if not sequence.num_preemptions:
+            sequence.cached_tokens = hits * self.config.block_size
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        if self.holding and sequence in self.holding:
+            self.holding.remove(sequence)
+        elif self.waiting[0] is sequence:
+            self.waiting.popleft()
+        else:
+            self.waiting.remove(sequence)
+
+    # KV that another engine computed
+
+    def _load(self, sequence: Sequence, hits: int) -> bool:
+        """Take all blocks of a prompt and let its KV be loaded, behind what is cached; return False if they are not free.
+
+        What prefills that run still need stays free, so that loads, which cannot be preempted, never block them. A token that
+        comes with the KV has its place at once: it can be the first of a block.
+        """
+        size, known = self.config.block_size, sequence.num_known
+        num_blocks = _blocks(known + int(sequence.is_token_shipped), size)
+        extra = num_blocks - _blocks(known, size)
+        if self._num_blocks_to_admit(sequence, hits, known) + extra + self.num_reserved_blocks() > self.pool.num_free:
+            return False
+        self._leave_queue(sequence)
+        self._share(sequence, hits)
+        self.pool.allocate(num_blocks - hits)
+        sequence.num_blocks = num_blocks
+        sequence.num_computed = known
+        sequence.state = LOADING
+        sequence.is_remote_prefill = False
+        if self._by_priority:
+            insort(self.holding, sequence, key=_priority)
+        else:
+            self.holding.append(sequence)
+        self.loads.append(sequence)
+        return True
+
+    def _promote(self, sequence: Sequence) -> None:
+        """Cache what was loaded, and let the sequence wait for a seat.
+
+        The prompt's last token is computed here anyway, unless the token that follows came with the KV.
+        """
+        sequence.state = WAITING
+        if sequence.num_computed < sequence.num_known and sequence.is_token_shipped:
+            sequence.is_token_shipped = False
+            needed = _blocks(sequence.num_known, self.config.block_size)
+            self.pool.give_back(sequence.num_blocks - needed)
+            sequence.num_blocks = needed
+        if not sequence.num_computed:
+            self.pool.release(sequence, sequence.num_blocks)
+            return
+        self.pool.store(sequence, sequence.num_computed // self.config.block_size)
+        if sequence.num_computed < sequence.num_known:
+            return
+        if sequence.is_token_shipped:
+            sequence.num_known += 1
+        else:
+            sequence.num_computed -= 1
+
+    def num_reserved_blocks(self) -> int:
+        """Count the blocks that prefills under way, and prompts whose load failed, still need."""
+        size = self.config.block_size
+        prefills = [s for s in self.running if not (s.decoding or s in self._ending)]
+        return sum([max(_blocks(s.num_known, size) - s.num_blocks, 0) for s in (*prefills, *self.holding)])
+
+    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
+        """Take a sequence's KV for loaded, or only the first so many of its blocks; return whether that ends it."""
+        if self.retention.let_go(sequence):
+            return False
+        sequence.state = LOADED
+        if num_valid_blocks is not None:
+            sequence.is_failed = self.config.kv_load_failure_policy == "fail"
+            sequence.num_computed = num_valid_blocks * self.config.block_size
+            is_over = sequence.is_failed
+        else:
+            is_over = sequence.is_token_shipped and sequence.num_total == sequence.num_prompt + 1
+        if is_over:
+            self.abort(sequence)
+        return is_over
+
+    def _is_in_flight(self, sequence: Sequence) -> bool:
+        """Tell whether an iteration that has not ended computes tokens of a sequence."""
+        if self.num_ended < self.iteration and self._latest.computes(sequence):
+            return True
+        return self.num_ended < self._latest.iteration and self._before.computes(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence that is over, as soon as nothing can write them any more."""
+        if self._has_fence and self._is_in_flight(sequence):
+            is_last_empty = self._latest.is_empty  # then there is nothing to wait for in it
+            self.retention.fence(sequence, self.iteration - 1 - int(is_last_empty))
+        else:
+            self.pool.release(sequence, sequence.num_blocks)
 
     def _enqueue(self, sequence: Sequence) -> None:
         if self._by_priority:
@@ -310,7 +475,7 @@ class Scheduler:
         if partial is not None and budget > 0:
             count = self._chunk_size(partial, budget)
             computed = partial.num_computed + count
-            needed = _blocks(computed, self.config.block_size) - partial.num_blocks
+            needed = max(_blocks(computed, self.config.block_size) - partial.num_blocks, 0)
             self._grant(partial, computed, needed, num_cacheable=computed)
             batch.chunks.append((partial, count))
             budget -= count
@@ -322,9 +487,8 @@ class Scheduler:
         if len(decoding) > budget:
             return False
         if partial:
-            free += partial.num_blocks - _blocks(
-                partial.num_computed + self._chunk_size(partial, budget - len(decoding)), size
-            )
+            computed = partial.num_computed + self._chunk_size(partial, budget - len(decoding))
+            free -= max(_blocks(computed, size) - partial.num_blocks, 0)
         if free >= len(decoding):
             return True
         iteration = self.iteration
@@ -350,10 +514,10 @@ class Scheduler:
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
         """Return how many iterations the batch in flight may span; it must be the last one that was scheduled."""
-        if limit <= 1 or not batch.is_undisturbed:
+        if limit <= 1 or not batch.is_undisturbed or (self._has_fence and self.retention.fenced):
             return 1
         decodes, size, free = batch.decodes, self.config.block_size, self.pool.num_free
-        if self.waiting and any(s.chain.num_named * size > s.num_prompt for s in decodes):
+        if (self.waiting or self.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may let a waiting sequence in
         first = self.iteration
         # In flight is `first - 1`. Asynchronously it is `first - 2`, but the batch without the sequence that ends is also
@@ -425,16 +589,25 @@ class Scheduler:
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""
         self.num_ended += num_iterations
+        if self._has_fence:
+            self.retention.pass_fences(self.num_ended)
         last, finished = self.num_ended - 1, NOBODY
+        dropped = self.dropped
+        if dropped:
+            self.dropped = NOBODY
         if self._next_finish <= last or self._ending:
             finished = [s for s in self.running if s.last_iteration <= last]
         if self._lag and (finished or self._starved):
             self._cache_late(finished)
-        sampled = [s for s in batch.sampled if s.state != OVER] if batch.sampled else NOBODY
+        sampled = [s for s in batch.sampled if s.state != OVER and s not in dropped] if batch.sampled else NOBODY
         if self._ending:
             finished = [*finished, *[s for s in self._ending if s.state == WAITING]]
         for sequence in finished:
-            self.remove(sequence)
+            self._take_out(sequence)
+            if sequence.is_remote_decode and sequence.num_blocks:
+                self.retention.hold(sequence)
+            else:
+                self._free(sequence)
         return sampled, finished
 
     def _cache_late(self, finished: list[Sequence]) -> None:
@@ -447,25 +620,33 @@ class Scheduler:
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out, unless it has ended, and free its blocks; its tokens in flight are dropped."""
         if sequence.state != OVER:
-            self.remove(sequence)
+            is_loading = sequence.state == LOADING
+            self._take_out(sequence)
+            if is_loading:
+                self.retention.hold(sequence)
+            else:
+                self._free(sequence)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks, unless any is in use (then False)."""
         return self.pool.reset()
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that waits or runs."""
-        if sequence.state == WAITING:
-            self.waiting.remove(sequence)
-        else:
+    def _take_out(self, sequence: Sequence) -> None:
+        """Let a sequence be over; its blocks are still its own."""
+        if sequence.state == RUNNING:
             self.running.remove(sequence)
             if sequence.decoding:
                 self._stop_decoding(sequence, self.iteration - sequence.origin)
                 self._find_next_finish()
-            self.pool.release(sequence, sequence.num_blocks)
+        else:
+            self._leave_queue(sequence)
         sequence.state = OVER
         if sequence in self._ending:
             self._ending.remove(sequence)
+
+    def is_delivered(self, sequence: Sequence) -> bool:
+        """Tell whether a token counts that the oldest step in flight computes for a sequence."""
+        return sequence.state != OVER and sequence not in self.dropped
 
     def is_ending(self, sequence: Sequence) -> bool:
         """Tell whether all that a sequence waits for is its last token, which is in flight."""

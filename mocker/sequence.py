@@ -6,7 +6,8 @@ from mocker.chain import BlockChain
 
 NEVER = 1 << 62
 
-WAITING, RUNNING, OVER = range(3)
+WAITING, LOADING, LOADED, RUNNING, OVER = range(5)
+"""What a sequence does. One whose KV comes from elsewhere waits twice: for blocks, LOADING, LOADED, for a seat."""
 
 
 class Sequence:
@@ -24,6 +25,10 @@ class Sequence:
         "first_scheduled_s",
         "first_token_s",
         "id",
+        "is_failed",
+        "is_remote_decode",
+        "is_remote_prefill",
+        "is_token_shipped",
         "last_iteration",
         "max_tokens",
         "num_blocks",
@@ -52,6 +57,9 @@ class Sequence:
         max_tokens: int,
         chain: BlockChain,
         stop_after: int | None = None,
+        is_remote_prefill: bool = False,
+        is_token_shipped: bool = False,
+        is_remote_decode: bool = False,
         priority: int = 0,
         arrival: float = 0.0,
         payload: object = None,
@@ -65,6 +73,10 @@ class Sequence:
             chain: the names of its blocks.
             stop_after: the output token with this number, 1 being the first, is EOS or a stop token, which the scheduler
                 learns when it is made (None: there is none).
+            is_remote_prefill: another engine has computed the prompt; its KV is loaded from there.
+            is_token_shipped: the first token of the answer comes with that KV (SGLang, TensorRT-LLM); else the last token of
+                the prompt is computed here again, which brings it (vLLM).
+            is_remote_decode: another engine will decode; it reads the prompt's KV here, and then says so.
             priority: smaller goes first.
             arrival: decides between equal priorities (s).
             payload: the caller's.
@@ -77,6 +89,10 @@ class Sequence:
         self.arrival = arrival
         self.payload = payload
         self.stop_after = stop_after
+        self.is_remote_prefill = is_remote_prefill  # until its KV is asked for, which happens once
+        self.is_token_shipped = is_token_shipped and is_remote_prefill
+        self.is_remote_decode = is_remote_decode
+        self.is_failed = False  # its KV could not be loaded
         self.num_limit = num_prompt + max_tokens  # tokens at which it ends by length
         self.num_total = self.num_limit if stop_after is None else min(num_prompt + stop_after, self.num_limit)
         self.num_known = num_prompt  # prompt and output tokens; kept only while not decoding
@@ -97,7 +113,9 @@ class Sequence:
 
     @property
     def finish_reason(self) -> str:
-        """Why the answer ends where it ends: `stop` or `length`."""
+        """Why the answer ends where it ends: `stop`, `length` or `error`."""
+        if self.is_failed:
+            return "error"
         return (
             "stop" if self.stop_after is not None and self.num_total == self.num_prompt + self.stop_after else "length"
         )

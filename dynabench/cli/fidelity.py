@@ -118,9 +118,15 @@ def validate(
         real = None
         if pool.engine != "mocker":
             real = Deployment(
-                pools=(running_pool(pool, timing.model),), router=router, frontend=frontend, runtime=runtime
+                pools=(running_pool(pool, timing.model),),
+                gpus=pool.gpus,
+                router=router,
+                frontend=frontend,
+                runtime=runtime,
             )
-        simulated = Deployment(pools=(simulated_pool(pool, engine, timing),), router=router, overhead=overhead)
+        simulated = Deployment(
+            pools=(simulated_pool(pool, engine, timing),), gpus=pool.gpus, router=router, overhead=overhead
+        )
         settings = Settings(simulated, shape, load, client)
         found = hold(workload, config, experiment, settings, console, real=real)
     _show(found, console)
@@ -147,7 +153,8 @@ def _show(found: "Validation", console: Terminal) -> None:
 
 def _validate_steps(path: Path, timing: TimingConfig) -> int:
     """Print how the times of a recording's steps compare with simulated ones."""
-    from dynabench.fidelity.recordings import read, step_times
+    from dynabench.fidelity.recordings import read
+    from dynabench.fidelity.replay import step_times
 
     times = step_times(read(path), timing)
     print(printable(str(path)) + ": steps, mean real, mean simulated (ms), error of their sum, median error of a step")
@@ -186,11 +193,12 @@ def verify(
         json_output: print one JSON object per file.
     """
     from dynabench.fidelity import recordings as recorded
+    from dynabench.fidelity import replay
 
     failed = 0
     for path in recordings:
         try:
-            verdict = recorded.verify(recorded.read(path))
+            verdict = replay.verify(recorded.read(path))
         except recorded.RecordingError as error:
             failed += 1
             _print_verdict({"file": str(path), "matched": None, "error": str(error)}, json_output)
@@ -205,6 +213,8 @@ def verify(
             "difference": verdict.difference,
         }
         _print_verdict(facts, json_output)
+    if len(recordings) > 1 and not json_output:
+        print(f"{len(recordings) - failed} of {len(recordings)} match")
     return 1 if failed else 0
 
 

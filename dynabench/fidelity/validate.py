@@ -278,9 +278,11 @@ def _past(
     workload = load_workload(files, experiment.trace_block_size, settings.shape, experiment.seed, experiment.format)
     found: dict[str, list[Record]] = {}
     for run in runs:
-        if int(run.requests.request.max(initial=-1)) >= len(workload):
+        count = int(run.requests.request.max(initial=-1)) + 1
+        if count > len(workload) or (count < len(workload) and run.is_complete):
             raise UserError(
-                f"{real} has more requests than {workload.name}; give the workload and shape it was run with"
+                f"{real} has {count} requests, {workload.name} {len(workload)}; give the workload and shape it was "
+                f"run with"
             )
         mode = run.arm.removesuffix(REAL.format(""))
         if not mode.endswith(SIMULATED.format("")):

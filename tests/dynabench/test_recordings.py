@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from dynabench.fidelity.recordings import RecordingError, Updated, is_recording, read, step_times, verify
+from dynabench.fidelity.recordings import RecordingError, Updated, is_recording, read
+from dynabench.fidelity.replay import step_times, verify
 from mocker.timing.config import TimingConfig
 
 HERE = Path(__file__).parent / "recorded"
@@ -121,3 +123,14 @@ def test_a_file_that_unpacks_to_more_than_a_recording_holds_is_not_read(tmp_path
     with pytest.raises(RecordingError, match=r"broken\.jsonl\.gz: not a readable recording"):
         read(tmp_path / "broken.jsonl.gz")
     assert not is_recording(bomb)
+
+
+def test_a_recording_is_read_from_the_folder_it_lies_in(tmp_path, monkeypatch):
+    for folder, name in (
+        ("traces", "s01_no_sharing__bs16.sched.jsonl.gz"),
+        ("scenarios", "s01_no_sharing__bs16.json.gz"),
+    ):
+        (tmp_path / folder).mkdir()
+        shutil.copy(HERE.parents[1] / "golden" / "vllm-0.32-full" / name, tmp_path / folder)
+    monkeypatch.chdir(tmp_path / "traces")
+    assert verify(read(Path("s01_no_sharing__bs16.sched.jsonl.gz"))).difference is None

@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.fidelity import recordings
+from dynabench.fidelity import recordings, replay
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES = sorted(GOLDEN.rglob("*.jsonl.gz"))
 
 
 def test_the_recordings_are_here():
-    assert len(FILES) == 16 + 24 + 12 + 9
-    assert sum(recordings.read(path).config.async_scheduling for path in FILES) == 12 + 7
+    assert len(FILES) == 16 + 24 + 12 + 9 + 14
+    assert sum(recordings.read(path).config.async_scheduling for path in FILES) == 12 + 7 + 6
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_step_of_a_recording_reproduces(path):
     recording = recordings.read(path)
-    verdict = recordings.verify(recording)
+    verdict = replay.verify(recording)
     assert verdict.difference is None
     steps = [entry for entry in recording.entries if isinstance(entry, recordings.Scheduled)]
     assert verdict.num_steps == len(steps) > 0
@@ -28,6 +28,6 @@ def test_a_changed_recording_is_told_apart():
     recording = recordings.read(GOLDEN / "vllm-0.32" / "kv_pressure.jsonl.gz")
     steps = [entry for entry in recording.entries if isinstance(entry, recordings.Scheduled)]
     steps[7].facts["free_blocks"] += 1
-    verdict = recordings.verify(recording)
+    verdict = replay.verify(recording)
     assert verdict.difference["step"] == 7
     assert verdict.difference["what"] == "free_blocks"

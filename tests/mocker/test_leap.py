@@ -23,6 +23,8 @@ configs = st.builds(
     long_prefill_token_threshold=st.sampled_from([0, 0, 5]),
     async_scheduling=st.booleans(),
     max_model_len=st.sampled_from([None, None, 60]),
+    kv_role=st.sampled_from([None, None, "kv_producer", "kv_consumer"]),
+    kv_load_failure_policy=st.sampled_from(["fail", "recompute"]),
 )
 timings = st.sampled_from(
     [TimingConfig(), TimingConfig(timing="constant", constant_prefill_ms=250.0, constant_decode_ms=125.0)]
@@ -38,14 +40,29 @@ def workloads(draw, max_requests=14):
         group, depth = rng.randrange(3), rng.randrange(5)
         aborted = now + 3 * rng.random() if rng.random() < 0.15 else None
         stop = rng.randint(1, 40) if rng.random() < 0.5 else None
+        transfer_s = (
+            rng.choice([1e-6, 1, 4]) * rng.random() if rng.random() < 0.6 else None
+        )  # never just as a step ends
         requests.append(
-            (now, number, group, depth, rng.randint(1, 30), rng.randint(1, 40), rng.randrange(3), aborted, stop)
+            (
+                now,
+                number,
+                group,
+                depth,
+                rng.randint(1, 30),
+                rng.choice([1, rng.randint(1, 40)]),
+                rng.randrange(3),
+                aborted,
+                stop,
+                transfer_s,
+                rng.randrange(6) if rng.random() < 0.2 else None,
+            )
         )
     return requests
 
 
 def make(config, request, blocks_per_id):
-    now, number, group, depth, extra, output, priority, _, stop = request
+    now, number, group, depth, extra, output, priority, _, stop, transfer_s, _ = request
     size = config.block_size
     limit = min((config.num_gpu_blocks - 2) * size, config.max_model_len or 1 << 30)
     prompt = min(depth * 4 * size + extra, limit // 2)
@@ -58,6 +75,10 @@ def make(config, request, blocks_per_id):
         num_prompt=prompt,
         max_tokens=min(output, (config.num_gpu_blocks - 2) * size // 2),
         stop_after=stop,
+        is_remote_prefill=config.kv_role == "kv_consumer" and transfer_s is not None,
+        is_token_shipped=number % 3 == 0,
+        is_remote_decode=config.kv_role == "kv_producer" and transfer_s is not None,
+        payload=request,
         chain=chain,
         priority=priority,
         arrival=now + number / 1e9,
@@ -84,12 +105,31 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
             engine.add(sequences[request[1]])
         elif kind == 1:
             engine.abort(sequences[request[1]])
+        elif kind == 3:
+            sequence = sequences[request[1]]
+            num_bad = request[10]
+            num_valid = (
+                None
+                if num_bad is None
+                else max((sequence.num_prompt - 1) // config.block_size - num_bad, sequence.num_cached_blocks)
+            )
+            log.extend(("over", over.id) for over in engine.arrive(sequence, num_valid))
+        elif kind == 4:
+            engine.let_go(sequences[request[1]])
+
+    def later(time, kind, request):
+        happenings.append((time, kind, request))
+        happenings.sort(key=lambda happening: happening[:2])
 
     while happenings or not engine.is_idle or engine.step:
         if engine.step is None:
             while happenings and happenings[0][0] <= now:
                 happen(*happenings.pop(0)[1:])
-            if engine.schedule(now, max_iterations=max_iterations) is None:
+            step = engine.schedule(now, max_iterations=max_iterations)
+            for sequence in engine.take_loads():
+                log.append((now, "loads", sequence.id, sequence.num_blocks, engine.num_free_blocks))
+                later(now + sequence.payload[9], 3, sequence.payload)
+            if step is None:
                 if happenings:
                     now = max(now, happenings[0][0])
                 continue
@@ -121,6 +161,9 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
         if max_iterations == 1:
             assert_findable(engine.scheduler.pool)
         now = output.end
+        for sequence in output.finished:
+            if sequence in engine.scheduler.retention.held:
+                later(now + sequence.payload[9], 4, sequence.payload)
         events += engine.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
     rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens) for s in sequences.values()]
@@ -129,6 +172,7 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
         first, slope, curve, count, tokens = data[place : place + 5]
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
     assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
+    assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced)
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
 
 
@@ -211,5 +255,7 @@ def test_ids_that_span_several_blocks_change_nothing(config, timing, requests, b
 
 def test_a_leap_is_one_row_of_the_step_log():
     config = EngineConfig(block_size=16, num_gpu_blocks=100)
-    _, _, (size, _) = drive(config, TimingConfig(), [(0.0, 0, 0, 1, 10, 40, 0, None, None)], max_iterations=1 << 62)
+    _, _, (size, _) = drive(
+        config, TimingConfig(), [(0.0, 0, 0, 1, 10, 40, 0, None, None, None, None)], max_iterations=1 << 62
+    )
     assert size == 5

@@ -1,0 +1,327 @@
+"""Replay a recording of a real scheduler through the mocker's, and show the first difference."""
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dynabench.fidelity.recordings import (
+    CACHE_STATS,
+    MALFORMED,
+    Action,
+    Json,
+    Recording,
+    RecordingError,
+    Scheduled,
+    Updated,
+    reason,
+)
+from foundation.text import one_line
+from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
+from mocker.events import KvEvent
+from mocker.scheduler import Batch, Scheduler
+from mocker.sequence import LOADED, LOADING, OVER
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
+from mocker.timing.model import Prefill, TimingModel, chunk
+
+
+@dataclass
+class Verdict:
+    """The outcome of a replay: `difference` is None where every step agreed."""
+
+    path: Path
+    vllm_version: str
+    num_steps: int
+    num_events: int
+    difference: Json | None
+
+
+def verify(recording: Recording) -> Verdict:
+    """Replay a recording step by step and stop at the first difference.
+
+    Raises:
+        RecordingError: it cannot be replayed: requests or steps are missing.
+    """
+    num_steps = num_events = 0
+    try:
+        replay = _Replay(recording.config)
+    except ValueError as error:
+        raise RecordingError(f"{recording.path}: cannot be replayed ({one_line(error)})") from error
+    for entry in recording.entries:
+        try:
+            difference = replay.compare(entry)
+        except MALFORMED as error:
+            where = f"{recording.path}, after step {num_steps - 1}" if num_steps else str(recording.path)
+            raise RecordingError(f"{where}: cannot be replayed ({reason(error)})") from error
+        if difference is not None:
+            return Verdict(recording.path, recording.vllm_version, num_steps, num_events, difference)
+        num_steps += isinstance(entry, Scheduled)
+        num_events += len(entry.events) if isinstance(entry, Updated) else 0
+    if replay.num_unfinished:
+        raise RecordingError(
+            f"{recording.path}: ends after {num_steps} steps, before {replay.num_unfinished} of its requests do"
+        )
+    return Verdict(recording.path, recording.vllm_version, num_steps, num_events, None)
+
+
+class Lookup:
+    """A sequence's search for cached tokens, here and at other engines, as it was when it was made."""
+
+    def __init__(self, sequence: Sequence, num_hits: int, num_hits_elsewhere: int = 0) -> None:
+        self.prefix = "preempted_" if sequence.num_preemptions else ""
+        self.num_known = sequence.num_known
+        self.num_hits = num_hits
+        self.num_hits_elsewhere = num_hits_elsewhere
+
+
+class _Replay:
+    """The mocker's scheduler, told to do what vLLM's did."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.num_gpu_blocks is None:
+            raise ValueError("num_gpu_blocks is not recorded")
+        self._block_size = config.block_size
+        self._scheduler = Scheduler(config, config.num_gpu_blocks)
+        self._sequences: dict[str, Sequence] = {}
+        self._in_flight: deque[Batch | None] = deque()
+        self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
+        self._lookups: list[Lookup] = []  # since the last step ended
+        self._loaded: set[Sequence] = set()  # whose KV came
+        self._aborted: list[Sequence] = []  # since the last step was scheduled, like those that are now held
+        self._handed_over: list[Sequence] = []
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that still wait or run."""
+        scheduler = self._scheduler
+        return len(scheduler.running) + len(scheduler.waiting) + len(scheduler.holding)
+
+    def compare(self, entry: Action | Scheduled | Updated) -> Json | None:
+        """Do what was done, and return the first difference in what came of it."""
+        if isinstance(entry, Action):
+            if entry.kind == "abort" and (sequence := self._sequences[entry.id]).state != OVER:
+                self._aborted.append(sequence)
+            is_done = _act(self._scheduler, self._sequences, entry, self._block_size)
+            return None if is_done is entry.is_done else _difference(None, "reset", entry.is_done, is_done)
+        if isinstance(entry, Scheduled):
+            return _first_difference(entry, self._schedule())
+        if not self._in_flight:
+            raise ValueError(f"step {entry.number} ends, but was never scheduled")
+        in_flight = self._in_flight.popleft()
+        return _first_difference(entry, self._update(in_flight, entry)) or self._compare_events(entry)
+
+    def _schedule(self) -> Json:
+        scheduler = self._scheduler
+        batch = scheduler.schedule()
+        self._in_flight.append(batch)
+        facts: Json = {"scheduled": {}, "new": {}, "resumed": [], "preempted": []}
+        if batch is not None:
+            facts["scheduled"] = {sequence.id: count for sequence, count in scheduler.num_new_tokens(batch)}
+            counts = dict(batch.chunks)
+            facts["new"] = {sequence.id: sequence.num_computed - counts[sequence] for sequence in batch.admitted}
+            facts["resumed"] = [sequence.id for sequence in batch.resumed]
+            facts["preempted"] = sorted(sequence.id for sequence in batch.preempted)
+        started = [] if batch is None else [*batch.admitted, *batch.resumed]
+        for sequence in started:
+            if sequence in self._loaded:
+                self._loaded.remove(sequence)
+            else:
+                hits = sequence.num_computed - counts[sequence]
+                self._lookups.append(Lookup(sequence, hits))
+        return facts | self._transfers(started) | self._state()
+
+    def _transfers(self, started: list[Sequence]) -> Json:
+        """Return what vLLM's scheduler tells its workers of transfers with a step, and forget it."""
+        scheduler, size = self._scheduler, self._block_size
+        facts: Json = {"loads": {}}
+        for sequence in scheduler.loads:
+            hits = sequence.cached_tokens
+            facts["loads"][sequence.id] = [hits, sequence.num_known - hits, sequence.num_blocks - hits // size]
+            self._lookups.append(Lookup(sequence, hits, sequence.num_known - hits))
+            self._loaded.add(sequence)
+        scheduler.loads.clear()
+        facts["unread"] = {sequence.id for sequence in self._aborted if sequence.is_remote_prefill}
+        facts["not_processed"] = {sequence.id for sequence in self._aborted if sequence.is_remote_decode}
+        facts["in_batch"] = {sequence.id for sequence in started if sequence.is_remote_decode}
+        facts["send"] = {sequence.id for sequence in self._handed_over}
+        self._aborted, self._handed_over = [], []
+        return facts
+
+    def _update(self, batch: Batch | None, entry: Updated) -> Json:
+        facts: Json = {"sampled": set(), "finished": {}, "wasted": {}}
+        if batch is not None:
+            computed = (*batch.decodes, *batch.sampled)
+            facts["wasted"] = {one.id: 1 for one in computed if not self._scheduler.is_delivered(one)}
+            speaking = [sequence for sequence in batch.decodes if self._scheduler.is_delivered(sequence)]
+            sampled, finished = self._scheduler.update(batch)
+            facts["sampled"] = {sequence.id for sequence in (*speaking, *sampled)}
+            facts["finished"] = {sequence.id: sequence.finish_reason for sequence in finished}
+        held = [s for s in self._scheduler.retention.held if s.is_remote_decode and facts["finished"].get(s.id)]
+        facts["handed_over"] = {sequence.id: [sequence.num_blocks, sequence.cached_tokens] for sequence in held}
+        self._handed_over += held
+        for id, num_valid in entry.arrivals:
+            sequence = self._sequences[id]
+            if self._scheduler.arrive(sequence, num_valid):
+                facts["finished"][id] = sequence.finish_reason
+            if num_valid == 0:
+                self._loaded.discard(sequence)
+        for id in entry.sent:
+            self._scheduler.retention.let_go(self._sequences[id])
+        return facts | self._count_hits() | self._state()
+
+    def _state(self) -> Json:
+        scheduler = self._scheduler
+        running, waiting = ([sequence.id for sequence in queue] for queue in (scheduler.running, scheduler.waiting))
+        free = scheduler.pool.num_free
+        holding, loading = scheduler.holding, [s for s in scheduler.holding if s.state == LOADING]
+        come = [sequence for sequence in holding if sequence.state != LOADING and sequence.num_blocks]
+        to_load = sum(sequence.is_remote_prefill for sequence in scheduler.waiting)
+        return {
+            "running": running,
+            "waiting": waiting,
+            "num_waiting": len(waiting) + len(holding),
+            "free_blocks": free,
+            "kv_holding": [sequence.id for sequence in holding],
+            "loading": [sequence.id for sequence in holding if sequence.state in (LOADING, LOADED)],
+            "fetch": [to_load, len(loading), len(come)],
+            "reserved_blocks": scheduler.num_reserved_blocks(),
+            "held": {sequence.id for sequence in scheduler.retention.held},
+            "fenced_blocks": [sequence.num_blocks for _, sequence in scheduler.retention.fenced],
+        }
+
+    def _count_hits(self) -> Json:
+        """Count what was looked up since the last step ended, as vLLM does: at admission, resumed requests apart."""
+        here, elsewhere = dict.fromkeys(CACHE_STATS, 0), dict.fromkeys(CACHE_STATS, 0)
+        for lookup in self._lookups:
+            for stats, queries, hits in (
+                (here, lookup.num_known, lookup.num_hits),
+                (elsewhere, lookup.num_known - lookup.num_hits, lookup.num_hits_elsewhere),
+            ):
+                stats[f"{lookup.prefix}requests"] += 1
+                stats[f"{lookup.prefix}queries"] += queries
+                stats[f"{lookup.prefix}hits"] += hits
+        self._lookups = []
+        if not self._scheduler.config.enable_prefix_caching:
+            here = dict.fromkeys(CACHE_STATS, 0)
+        return {"prefix_cache_stats": here, "connector_prefix_cache_stats": elsewhere}
+
+    def _compare_events(self, entry: Updated) -> Json | None:
+        pool = self._scheduler.pool
+        ours, pool.events = list(_event_rows(pool.events)), []
+        if [(kind, len(keys)) for kind, keys in ours] != [(kind, len(keys)) for kind, keys in entry.events]:
+            return _difference(entry.number, "events", entry.events, ours)
+        for (kind, keys), (_, hashes) in zip(ours, entry.events, strict=True):
+            for name, recorded in zip(keys, hashes, strict=True):
+                if self._names.setdefault(recorded, name) != name:
+                    return _difference(entry.number, f"content of {kind} blocks", recorded, name)
+        return None
+
+
+def _first_difference(entry: Scheduled | Updated, ours: Json) -> Json | None:
+    """Return the first recorded fact that is not ours; the order of what is scheduled counts."""
+    for key, expected in entry.facts.items():
+        if ours[key] != expected or (key == "scheduled" and list(ours[key]) != list(expected)):
+            return _difference(entry.number, key, expected, ours[key])
+    return None
+
+
+def _difference(step: int | None, what: str, expected: object, got: object) -> Json:
+    return {"step": step, "what": what, "vllm": expected, "mocker": got}
+
+
+def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, float, float]]:
+    """Replay a recording with another engine's step times.
+
+    Returns:
+        for each step that was timed: whether it had prefill, what it took, what it takes in simulation (s).
+
+    Raises:
+        RecordingError: no step was timed.
+    """
+    # Where it was recorded steps do not overlap, however they are scheduled.
+    simulated = resolve(replace(recording.config, async_scheduling=False), timing)
+    scheduler = Scheduler(recording.config, simulated.num_blocks)
+    sequences: dict[str, Sequence] = {}
+    in_flight, found = deque[tuple[Batch | None, float]](), []
+    for entry in recording.entries:
+        if isinstance(entry, Action):
+            _act(scheduler, sequences, entry, recording.config.block_size)
+        elif isinstance(entry, Scheduled):
+            batch = scheduler.schedule()
+            expected_s = 0.0 if batch is None else _duration(simulated.timing, batch, scheduler.iteration - 1)
+            in_flight.append((batch, expected_s))
+        else:
+            batch, expected_s = in_flight.popleft()
+            if batch is None:
+                continue
+            if entry.duration_s is not None and not batch.is_empty:
+                found.append((bool(batch.chunks), entry.duration_s, expected_s))
+            scheduler.update(batch)
+    if not found:
+        raise RecordingError(
+            f"{recording.path}: has no times; record it again, which `dynabench record` does with times"
+        )
+    return found
+
+
+def _duration(timing: TimingModel, batch: Batch, iteration: int) -> float:
+    """Return what a batch just scheduled takes in an iteration: one of decodes stands for several in a row."""
+    num_decodes = len(batch.decodes)
+    num_kv_tokens = batch.num_kv_tokens + num_decodes * (iteration - batch.iteration)
+    if batch.is_empty:
+        return 0.0
+    if not batch.chunks:
+        return timing.decode(num_decodes, num_kv_tokens).first
+    parts = [chunk(count, sequence.num_computed - count) for sequence, count in batch.chunks]
+    return timing.mixed(Prefill(*map(sum, zip(*parts, strict=True))), num_decodes, num_kv_tokens)
+
+
+def _act(scheduler: Scheduler, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
+    """Do what was done to vLLM; of a reset, tell whether it was carried out."""
+    if action.kind == "add":
+        if action.id in sequences:
+            raise ValueError(f"request {action.id!r} is added twice")
+        sequences[action.id] = sequence = _sequence(action, block_size, len(sequences))
+        scheduler.add(sequence)
+    elif action.kind == "abort":
+        scheduler.abort(sequences[action.id])
+    else:
+        return scheduler.reset_prefix_cache()
+    return None
+
+
+def content_ids(tokens: list[int], block_size: int, salt: str | None = None) -> list[Hashable]:
+    """Name each full block of a token sequence by its content and everything before it."""
+    ids: list[Hashable] = []
+    parent: Hashable = ("salt", salt)
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        parent = hash((parent, tuple(tokens[start : start + block_size])))
+        ids.append(parent)
+    return ids
+
+
+def _sequence(action: Action, block_size: int, order: int) -> Sequence:
+    stop = next((place for place, token in enumerate(action.output) if token in action.stops), None)
+    return Sequence(
+        action.id,
+        num_prompt=len(action.prompt),
+        max_tokens=action.max_tokens,
+        stop_after=None if stop is None else stop + 1,
+        chain=BlockChain(content_ids(action.prompt + action.output, block_size, action.salt)),
+        is_remote_prefill=action.remote == "decode",
+        is_remote_decode=action.remote == "prefill",
+        priority=action.priority,
+        arrival=order,
+    )
+
+
+def _event_rows(events: Iterable[KvEvent]) -> Iterator[tuple[str, list[Hashable]]]:
+    for event in events:
+        if isinstance(event, BlockStored):
+            yield "stored", event.keys()
+        elif isinstance(event, AllBlocksCleared):
+            yield "cleared", []
+        else:
+            for key in event.keys():  # noqa: SIM118 (an event, not a dict)
+                yield "removed", [key]

@@ -1,0 +1,44 @@
+"""Blocks that their sequence no longer needs but others do: another engine reads them, or a step may still write them.
+
+    RUNNING ---- ends, and another engine is to read its prompt's KV ----> held ---- `let_go` ----> free
+    LOADING ---- aborted; a transfer under way cannot be stopped --------> held ---- it arrived --> free
+    RUNNING ---- ends while a later step computes it, in a consumer -----> fenced -- that step ended --> free
+
+The fence is there because a load may write a block that is free at once, in no order with what the GPU still does.
+"""
+
+from collections import deque
+
+from mocker.block_pool import BlockPool
+from mocker.sequence import Sequence
+
+
+class Retention:
+    """Who retains which blocks of the pool."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.held: dict[Sequence, None] = {}  # in order
+        self.fenced: deque[tuple[int, Sequence]] = deque()  # with the iteration after whose end they are free
+        self._pool = pool
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keep a sequence's blocks until `let_go`."""
+        self.held[sequence] = None
+
+    def let_go(self, sequence: Sequence) -> bool:
+        """Free the blocks of a sequence that is held; return whether it was."""
+        if sequence not in self.held:
+            return False
+        del self.held[sequence]
+        self._pool.release(sequence, sequence.num_blocks)
+        return True
+
+    def fence(self, sequence: Sequence, last_iteration: int) -> None:
+        """Keep a sequence's blocks until an iteration has ended."""
+        self.fenced.append((last_iteration, sequence))
+
+    def pass_fences(self, num_ended: int) -> None:
+        """Free what waits for iterations of which so many have ended."""
+        while self.fenced and self.fenced[0][0] < num_ended:
+            _, sequence = self.fenced.popleft()
+            self._pool.release(sequence, sequence.num_blocks)
