@@ -7,9 +7,9 @@ from functools import partial
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serving.frontend.config import FrontendConfig
-from serving.frontend.generation.migration import PATIENCE_S
 from serving.frontend.preparing.preparer import Preparer
 from serving.frontend.preprocess import TextModel
+from serving.life.life import PATIENCE_S
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address

@@ -219,7 +219,7 @@ class CompletionResponse(Response):
             metrics.observe("output_sequence_tokens", choice.num_completion)
             if choice.num_cached:
                 metrics.count("cached_tokens", by=choice.num_cached)
-            if num_migrations := choice.attempts.migration.num_migrations:
+            if num_migrations := choice.attempts.life.num_migrations:
                 metrics.count("model_migration", "ongoing_request", by=num_migrations)
 
 

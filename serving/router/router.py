@@ -1,9 +1,20 @@
-"""The router: picks a worker for each request and keeps the books. The same object serves live and virtual time."""
+"""The router: picks a worker for each request and keeps the books. The same object serves live and virtual time.
+
+What it reckons with depends on the stage of a request that its workers are for, as in NVIDIA Dynamo:
+
+    stage        prompt tokens to compute   what workers have cached   blocks of requests in flight
+    aggregated   counted                    followed                   counted, shared ones once
+    prefill      counted                    followed                   not counted: they leave with the prompt
+    decode       of local prompts           for local prompts          counted, each request's whole
+
+A decode worker gets most prompts computed. One is local if the worker is to compute it itself.
+"""
 
 import random
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from serving.router.blocks import PromptBlocks
 from serving.router.books import WorkerBooks
 from serving.router.candidates import NO_STATE, Candidates, Prompt, WorkerState
 from serving.router.capacity import Capacity
@@ -46,9 +57,27 @@ class Router:
     """Picks workers; `pick` books a request at once, `on_first_token` and `on_finish` release it."""
 
     def __init__(
-        self, mode: str, config: RouterConfig, *, block_size: int, rng: random.Random, closed_events: bool = False
+        self,
+        mode: str,
+        config: RouterConfig,
+        *,
+        block_size: int,
+        rng: random.Random,
+        closed_events: bool = False,
+        stage: Literal["aggregated", "prefill", "decode"] = "aggregated",
+        follows_events: bool = False,
     ) -> None:
         """Build a router of a mode, as `Mode` reads it.
+
+        Args:
+            mode: how it chooses.
+            config: its settings.
+            block_size: tokens in a block.
+            rng: what it draws from.
+            closed_events: see `PrefixIndex`.
+            stage: what its workers do.
+            follows_events: whether a router of decode workers is to know what they have cached, for local prompts;
+                the other two know it if their mode asks for it.
 
         Raises:
             ValueError: there is no such mode.
@@ -56,7 +85,10 @@ class Router:
         self._mode = parsed = Mode.parse(mode)
         self.mode = mode
         self.policy: Policy = parsed.policy(config, rng)
-        self._has_overlap = self.policy.needs_overlap
+        self._stage = stage
+        self._has_overlap = follows_events if stage == "decode" else self.policy.needs_overlap
+        # Beside the policy, conditional disaggregation asks what the workers of a stage have to do.
+        self._has_load = self.policy.needs_load or stage != "aggregated"
         self.wants_events = self._has_overlap and (config.use_kv_events or parsed.is_oracle)
         self.index: Index | None = None
         if self.wants_events:
@@ -137,17 +169,42 @@ class Router:
         only: int | None = None,
         avoid: frozenset[int] = frozenset(),
         is_refusable: bool = True,
+        *,
+        is_local: bool = False,
     ) -> Decision:
         """Choose a worker for a request, or take the one it must go to (`only`), and book it there.
 
         Workers to `avoid`, which have failed this request before, are chosen only if there is no other. A request that
-        was accepted before is not refusable: it goes to a full worker if there is no other.
+        was accepted before is not refusable: it goes to a full worker if there is no other. The prompt of a local one is
+        computed by its decode worker; a router of another stage need not know.
 
         Raises:
             NoWorkersError: there is none.
             AllBusyError: all are busy.
             AllFullError: all are full, and the request is refusable.
         """
+        is_remote = self._stage == "decode" and not is_local
+        candidates = self._candidates(self._eligible(only, avoid, is_refusable), prompt, now, is_remote=is_remote)
+        costs, place = self._score(candidates)
+        return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
+
+    def peek(self, prompt: Prompt, now: float) -> Decision:
+        """Return what `pick` would choose for a (local) prompt; book nothing, and leave the next choice as it is.
+
+        Raises:
+            NoWorkersError, AllBusyError, AllFullError: as `pick`.
+        """
+        drawn, polled = self._rng.getstate(), (self._polled_s, self._polled)
+        candidates = self._candidates(self._eligible(), prompt, now)
+        costs, place = self._score(candidates)
+        self._rng.setstate(drawn)
+        self._polled_s, self._polled = polled
+        return self._decision(candidates, costs, place)
+
+    def _eligible(
+        self, only: int | None = None, avoid: frozenset[int] = frozenset(), is_refusable: bool = True
+    ) -> list[int]:
+        """Return the workers among which a request has the choice, or raise what `pick` raises."""
         workers = self._workers if only is None else [worker for worker in self._workers if worker == only]
         if not workers:
             raise NoWorkersError("no worker is known to the router")
@@ -162,7 +219,7 @@ class Router:
             if not roomy and is_refusable:
                 raise AllFullError("all workers are full")
             workers = roomy or workers
-        return self._decide(request_id, self._candidates(workers, prompt, now), now)
+        return workers
 
     def _is_full(self, worker: int) -> bool:
         capacity, depth = self._capacities.get(worker), self._max_queue_depth
@@ -203,14 +260,13 @@ class Router:
     def _place_now(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
         """Place a request unless the queue at its best worker is too long."""
         candidates = self._candidates(self._workers, prompt, now)
-        costs = self.policy.costs(candidates)
-        place = choose(costs, self._temperature, self._rng, self._tolerance)
+        costs, place = self._score(candidates)
         if self._books[self._workers[place]].prefill_tokens >= self._mode.late:
             return None
-        return self._take(request_id, candidates, costs, place, now)
+        return self._take(request_id, candidates, costs, place, now, is_remote=self._stage == "decode")
 
-    def _candidates(self, workers: list[int], prompt: Prompt, now: float) -> Candidates:
-        """Gather what the policy may ask for."""
+    def _candidates(self, workers: list[int], prompt: Prompt, now: float, *, is_remote: bool = False) -> Candidates:
+        """Gather what the policy may ask for; of a prompt that is computed elsewhere, nothing counts as cached."""
         books = self._books
         if self._mode.stale:
             if now - self._polled_s >= self._mode.stale / 1000:
@@ -218,7 +274,7 @@ class Router:
                 self._polled = {worker: book.snapshot() for worker, book in self._books.items()}
             books = self._polled | {worker: books[worker] for worker in books if worker not in self._polled}
         overlaps = [0] * len(workers)
-        if self._has_overlap and self.index is not None:
+        if self._has_overlap and self.index is not None and not is_remote:
             found = self.index.overlaps(prompt.blocks, now)
             if self._predicted is not None:
                 found |= self._predicted.overlaps(prompt.blocks, now)
@@ -231,42 +287,67 @@ class Router:
             workers, [books[worker] for worker in workers], overlaps, prompt, self._block_size, now=now, states=states
         )
 
-    def _decide(self, request_id: Hashable, candidates: Candidates, now: float) -> Decision:
+    def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
+        """Return what each candidate costs, and the place of the one to choose."""
         costs = self.policy.costs(candidates)
-        place = choose(costs, self._temperature, self._rng, self._tolerance)
-        return self._take(request_id, candidates, costs, place, now)
+        return costs, choose(costs, self._temperature, self._rng, self._tolerance)
 
     def _take(
-        self, request_id: Hashable, candidates: Candidates, costs: Sequence[float], place: int, now: float
+        self,
+        request_id: Hashable,
+        candidates: Candidates,
+        costs: Sequence[float],
+        place: int,
+        now: float,
+        *,
+        is_remote: bool,
     ) -> Decision:
         """Book a request where it was placed."""
-        workers, overlaps, prompt = candidates.workers, candidates.overlap_blocks, candidates.prompt
-        worker, overlap = workers[place], overlaps[place]
+        decision, prompt = self._decision(candidates, costs, place), candidates.prompt
+        worker = decision.worker
         self.policy.routed(candidates, place)
-        self.book(request_id, worker, prompt, prompt.num_tokens - overlap * self._block_size)
+        if is_remote:
+            self.book(request_id, worker, prompt, 0)
+            self.on_first_token(request_id)  # what it comes for is decoding: it counts as such from the start
+        else:
+            self.book(request_id, worker, prompt, prompt.num_tokens - decision.overlap_blocks * self._block_size)
         if self._has_overlap:
             index = self._predicted if worker in self._silent else self.index
             if index is not None:
                 index.routed(worker, prompt.blocks, now)
             if self._hoped is not None:
                 self._hoped.routed(worker, prompt.blocks, now)
-        return Decision(worker, overlap, workers, costs, overlaps if self._has_overlap else [])
+        return decision
+
+    def _decision(self, candidates: Candidates, costs: Sequence[float], place: int) -> Decision:
+        workers, overlaps = candidates.workers, candidates.overlap_blocks
+        return Decision(workers[place], overlaps[place], workers, costs, overlaps if self._has_overlap else [])
 
     def book(self, request_id: Hashable, worker: int, prompt: Prompt, prefill_tokens: int) -> None:
         """Enter a request in a worker's books: one of ours, or one that another router sent there."""
         books = self._books[worker]
-        if self.policy.needs_load:
+        if self._stage != "aggregated":
+            prompt = self._as_held(request_id, prompt)
+        if self._has_load:
             books.add(prompt.blocks, has_tail=prompt.has_tail(self._block_size), prefill_tokens=prefill_tokens)
         else:
             books.num_requests += 1
         self._booked[request_id] = (worker, prompt, prefill_tokens)
+
+    def _as_held(self, request_id: Hashable, prompt: Prompt) -> Prompt:
+        """Return what a request holds at a worker of its stage: nothing that lasts, or blocks that it shares with none."""
+        if self._stage == "prefill":
+            return Prompt(0, PromptBlocks.of(()))
+        num_blocks = prompt.blocks.num_blocks
+        own = PromptBlocks(((request_id,),), num_blocks, num_blocks) if num_blocks else PromptBlocks.of(())
+        return Prompt(prompt.num_tokens, own)
 
     def on_first_token(self, request_id: Hashable) -> None:
         """Release the prefill part of a booking; a second call, or an unknown request, changes nothing."""
         booking = self._booked.get(request_id)
         if booking is not None and booking[2] >= 0:
             worker, prompt, prefill_tokens = booking
-            if self.policy.needs_load:
+            if self._has_load:
                 books = self._books[worker]
                 books.prefill_tokens -= prefill_tokens
                 books.num_decoding += 1
@@ -283,7 +364,7 @@ class Router:
             capacity.on_end()
         self.on_first_token(request_id)
         del self._booked[request_id]
-        if self.policy.needs_load:
+        if self._has_load:
             books = self._books[worker]
             books.num_decoding -= 1
             books.context_tokens -= prompt.num_tokens

@@ -2,7 +2,7 @@
 
     place: route, book, send ---> take what comes ---> the call ends ---> Finished, Refused
       ^                                                     |
-      +---- what remains to be generated <---- PlaceAgain --+        `migration.py` decides which
+      +---- what remains to be generated <---- PlaceAgain --+        `serving.life` decides which, and for what stage
 
 An instance may be lost: the tokens so far then become part of the prompt at another one. Each attempt is a call of its
 own, so nothing late from a lost one can reach us.
@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from serving.frontend.api.errors import ApiError, failed_call, no_worker
-from serving.frontend.generation.migration import RETRY_S, Finished, Migration, Refused
 from serving.frontend.preprocess import Prompt
+from serving.life import Finished, Life, Refused
+from serving.life.life import RETRY_S
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.live import Placement, Routing
 from serving.runtime.client import ReplyStream
@@ -124,16 +125,14 @@ class Output(msgspec.Struct, gc=False):
 class Attempts:
     """Calls one instance after the other until a choice's answer is whole; then, or on any way out, `close`."""
 
-    def __init__(
-        self, routing: Routing, request: ChoiceRequest, migration: Migration, *, is_refusable: bool = True
-    ) -> None:
+    def __init__(self, routing: Routing, request: ChoiceRequest, life: Life, *, is_refusable: bool = True) -> None:
         """Route and send it; what was accepted once, or is not refusable, is not refused because workers are full.
 
         Raises:
             ApiError: there is nobody to send it to.
         """
         self.placement: Placement
-        self.migration = migration
+        self.life = life
         self._routing = routing
         self._request = request
         self._num_before = self._num_output = 0
@@ -168,7 +167,7 @@ class Attempts:
                 if not output.finish_reason:
                     continue
             self._num_output += len(output.texts or output.tokens)
-            if self.migration.limit:
+            if self.life.limit:
                 self._generated += output.tokens
             return output
 
@@ -184,7 +183,7 @@ class Attempts:
     async def _after(self, end: End) -> str:
         """Place what remains again after a call that ended early, or return why the answer is finished."""
         loop, limit = asyncio.get_running_loop(), self._request.conditions.max_tokens
-        step = self.migration.on_end(
+        step = self.life.on_end(
             end.error,
             end.kind,
             self.placement.worker.instance_id,
@@ -206,27 +205,31 @@ class Attempts:
             try:
                 self._place(request, is_refusable=False)
             except UNPLACED as error:
-                if not self.migration.may_wait(loop.time()):
+                if not self.life.may_wait(loop.time()):
                     raise no_worker(error) from error
             else:
                 return
             await asyncio.sleep(RETRY_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self.migration.waits_until):
+                async with asyncio.timeout_at(self.life.waits_until):
                     await self._routing.wait_for_workers()
 
     def _place(self, request: ChoiceRequest, *, is_refusable: bool) -> None:
-        """Route, book and send.
+        """Route, book and send for the stage that comes next.
 
         Raises:
             UNPLACED: nobody takes it now.
         """
+        stage = self.life.next_stage()
+        if isinstance(stage, Refused):
+            raise NoWorkersError(stage.message)
+        assert stage == "decode"  # there are no workers that only prefill
         self.placement = self._routing.pick(
             len(request.prompt.tokens),
             request.prompt.hashes,
             request.instance_id,
             request.rank,
-            avoid=self.migration.failed_at,
+            avoid=self.life.failed_at,
             session=request.session,
             is_refusable=is_refusable,
         )

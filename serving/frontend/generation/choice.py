@@ -7,10 +7,10 @@ from serving.frontend.api.logprobs import TokenLogprob, name_tokens
 from serving.frontend.api.sse import unescape
 from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.attempt import Attempts, ChoiceRequest, Output
-from serving.frontend.generation.migration import Migration
 from serving.frontend.generation.text import Text
 from serving.frontend.models import ServedModel
 from serving.frontend.preprocess import Prepared, Prompt
+from serving.life import Life
 from serving.model.tokenizer import Tokenizer
 from serving.worker.protocol import StopConditions
 
@@ -144,9 +144,8 @@ def _start(
 ) -> Choice:
     is_pinned, conditions = request.instance_id is not None, request.conditions
     limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
-    attempts = Attempts(
-        model.routing, request, Migration(0 if is_pinned else limit, is_pinned=is_pinned), is_refusable=is_refusable
-    )
+    life = Life(0 if is_pinned else limit, is_pinned=is_pinned)
+    attempts = Attempts(model.routing, request, life, is_refusable=is_refusable)
     text = Text(
         model.text.tokenizer.detokenizer(),
         stops=prepared.options.stops,

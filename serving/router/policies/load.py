@@ -37,8 +37,11 @@ class RoundRobin(Policy):
         """Cost is the distance from the worker whose turn it is."""
         count = len(candidates)
         turn = self._turn % count
-        self._turn += 1
         return [float((place - turn) % count) for place in range(count)]
+
+    def routed(self, candidates: Candidates, place: int) -> None:
+        """Pass the turn on."""
+        self._turn += 1
 
 
 class LeastLoaded(Policy):

@@ -1,4 +1,4 @@
-"""Whether a request whose call ended goes on: the decisions, and the attempts that act on them."""
+"""The calls for a choice of an answer, and what remains to be generated between them."""
 
 import asyncio
 from itertools import count
@@ -9,72 +9,13 @@ import pytest
 
 from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts, ChoiceRequest, Output
-from serving.frontend.generation.migration import PATIENCE_S, RETRY_S, Finished, Migration, PlaceAgain, Refused
 from serving.frontend.preprocess import Prompt
+from serving.life import DisaggregationConfig, Life
 from serving.router.router import AllFullError, NoWorkersError
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError, End
 from serving.worker.protocol import StopConditions
 from tests.support.waiting import in_time
-
-# The decisions
-
-
-def end(migration, kind, instance_id=1, is_full=False, now=100.0):
-    return migration.on_end("it is gone", kind, instance_id, is_full=is_full, now=now)
-
-
-def test_an_engine_that_ends_without_saying_why_is_done():
-    assert end(Migration(limit=3), "") == Finished("stop")
-
-
-def test_what_has_all_its_tokens_is_finished_though_its_instance_is_lost():
-    assert end(Migration(limit=3), "lost", is_full=True) == Finished("length")
-
-
-def test_a_lost_request_goes_on_as_often_as_its_limit_says():
-    migration = Migration(limit=2)
-    assert end(migration, "lost", instance_id=1) == PlaceAgain()
-    assert end(migration, "lost", instance_id=2) == PlaceAgain()
-    assert (migration.num_migrations, migration.failed_at) == (2, {1, 2})
-    refused = Refused("it is gone and the migration limit of 2 is exhausted", "lost")
-    assert end(migration, "lost", instance_id=3) == refused
-    assert end(Migration(limit=0), "lost") == Refused("it is gone", "lost")
-
-
-@pytest.mark.parametrize("kind", ["draining", "unknown", "overloaded"])
-def test_a_call_that_was_never_begun_goes_elsewhere_eight_times_and_is_no_migration(kind):
-    migration = Migration(limit=0)
-    assert [end(migration, kind) for _ in range(8)] == [PlaceAgain()] * 8
-    assert end(migration, kind) == Refused("it is gone", kind)
-    assert migration.num_migrations == 0
-
-
-def test_a_request_for_one_instance_goes_nowhere_else():
-    assert end(Migration(limit=0, is_pinned=True), "draining") == Refused("it is gone", "draining")
-
-
-def test_it_may_wait_for_an_instance_only_after_it_was_lost_and_not_forever():
-    migration = Migration(limit=1)
-    assert not migration.may_wait(0.1)
-    end(migration, "lost", now=100.0)
-    assert migration.may_wait(100.0 + PATIENCE_S)
-    assert not migration.may_wait(100.1 + PATIENCE_S)
-
-
-def test_a_router_that_has_nobody_to_pass_it_on_to_is_asked_again_while_it_may_wait():
-    migration = Migration(limit=1)
-    assert end(migration, "unavailable") == Refused("it is gone", "unavailable")
-    end(migration, "lost", instance_id=1, now=100.0)
-    assert end(migration, "unavailable", instance_id=2, now=101.0) == PlaceAgain(RETRY_S)
-    assert migration.failed_at == {1}  # the router is fine
-    assert end(migration, "unavailable", now=100.0 + PATIENCE_S) == Refused("it is gone", "unavailable")
-
-
-@pytest.mark.parametrize("kind", ["invalid", "full", "engine"])
-def test_what_would_fail_anywhere_is_refused(kind):
-    assert end(Migration(limit=3), kind) == Refused("it is gone", kind)
-
 
 # What remains
 
@@ -180,7 +121,7 @@ def taken(fleet, limit=3, **conditions):
     """Return all tokens that the attempts bring, and how they finish."""
 
     async def run():
-        attempts = Attempts(fleet, request(**conditions), Migration(limit))
+        attempts = Attempts(fleet, request(**conditions), Life(limit))
         tokens = []
         try:
             async with in_time():
@@ -233,6 +174,13 @@ def test_a_request_that_nobody_takes_is_refused_at_once(error, status):
     with pytest.raises(ApiError) as refused:
         taken(fleet)
     assert refused.value.status == status
+
+
+def test_a_request_that_must_be_prefilled_apart_is_refused_where_nobody_prefills():
+    life = Life(3, config=DisaggregationConfig(enforce_disagg=True))
+    with pytest.raises(ApiError, match="no prefill worker is there") as refused:
+        Attempts(Fleet(at_1=[7, ""]), request(), life)
+    assert refused.value.status == 503
 
 
 def test_a_request_that_cannot_be_sent_leaves_no_booking():

@@ -1,0 +1,49 @@
+"""Conditional disaggregation: when a decode worker computes a prompt itself, and which room a transfer meets in."""
+
+from serving.life.config import DisaggregationConfig
+
+MAX_ROOM = (1 << 63) - 1
+
+
+def is_short(num_tokens: int, num_cached: int, config: DisaggregationConfig) -> bool:
+    """Tell whether little of a prompt is left to compute behind what the decode worker has cached (isl_bounding)."""
+    missing = num_tokens - num_cached
+    return missing < config.bypass_max_tokens and missing < config.bypass_max_ratio * num_tokens
+
+
+def bypasses(
+    config: DisaggregationConfig,
+    *,
+    num_tokens: int,
+    num_cached: int,
+    prefill_tokens: int,
+    decode_usage: float | None = None,
+) -> bool:
+    """Decide whether a request stays with its decode worker, as NVIDIA Dynamo's `--router-conditional-disagg` does.
+
+    Args:
+        config: the policy.
+        num_tokens: of the prompt.
+        num_cached: those that the best decode worker has cached.
+        prefill_tokens: what the prefill worker that would be chosen still has to compute, without this request.
+        decode_usage: share of that decode worker's blocks in use, with this request (None: not known, so busy).
+    """
+    policy = config.conditional_disagg
+    if policy == "never":
+        return False
+    if config.decode_guard is not None and (decode_usage is None or decode_usage > config.decode_guard):
+        return False
+    is_busy = prefill_tokens > config.prefill_busy_tokens
+    short = is_short(num_tokens, num_cached, config)
+    return {"isl_bounding": short, "prefill_load": is_busy, "isl_or_load": short or is_busy}[policy]
+
+
+def room(draw: int, *, rank: int | None = None, dp_size: int = 1) -> int:
+    """Return the number of the room in which both sides of a transfer meet, from a random draw in [0, 2^63).
+
+    It is congruent to the prefill worker's data-parallel rank, if that is known, so that it leads there (SGLang).
+    """
+    if rank is None:
+        return draw
+    assert rank < dp_size
+    return draw % ((MAX_ROOM - rank) // dp_size + 1) * dp_size + rank

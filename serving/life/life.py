@@ -1,0 +1,132 @@
+"""What becomes of a request, stage by stage. A core: it decides; the frontend, and the simulator, act.
+
+    next_stage --+-- prefill ---- ended well: its KV waits there to be read ---+-- decode ---- ended well ---- Finished
+                 |                                                             |
+                 +-- pinned, bypassed, no prefill workers, or prefill failed --+
+
+How the end of a call is read:
+
+    how the call ended                          what follows
+    without an error, or with all its tokens    the next stage, or Finished
+    draining, unknown, overloaded               PlaceAgain in the same stage, 8 times at most in all: it was never begun
+    lost                                        PlaceAgain, all over again, as often as the migration limit says
+    unavailable, within 30 s of one of these    PlaceAgain after a pause: a router that has nobody to pass it on to
+    anything else                               Refused; in prefill, with prefill_fallback, decode
+
+After each `PlaceAgain` but that after a pause, the request may look for an instance for 30 s.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from serving.life.config import DisaggregationConfig
+
+Stage = Literal["prefill", "decode"]
+
+ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
+"""Ends of calls that were never begun: they go elsewhere without counting as a migration."""
+
+MAX_REFUSALS = 8
+PATIENCE_S = 30.0
+"""How long a request that lost its instance waits for another to appear, or for that one to be started again."""
+
+RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is whole."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceAgain:
+    """What remains is to be placed, after a pause; ask for its stage."""
+
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request has failed; `kind` is that of a `CallError`."""
+
+    message: str
+    kind: str
+
+
+@dataclass(slots=True)
+class Life:
+    """What one choice of an answer may still do, and where it has failed."""
+
+    limit: int
+    """How often it may lose an instance and go on at another."""
+
+    is_pinned: bool = False
+    """Whether its client named an instance: it goes nowhere else."""
+
+    config: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009 (frozen)
+
+    stage: Stage = "decode"
+    """Where it is, or was last."""
+
+    is_prefilled: bool = False
+    """Whether the KV of its prompt waits at a prefill worker."""
+
+    num_migrations: int = 0
+    failed_at: set[int] = field(default_factory=set)
+    """Instances that come last when it is placed again."""
+
+    waits_until: float = 0.0
+    _num_refusals: int = 0
+    _is_local: bool = False  # no prefill worker is asked any more
+
+    def next_stage(self, *, has_prefill: bool = False, bypasses: bool = False) -> Stage | Refused:
+        """Return what it is to be placed for now; if that is refused, it may be asked again while the request may wait.
+
+        Args:
+            has_prefill: whether there are prefill workers.
+            bypasses: whether a decode worker is to compute the prompt nevertheless (see `bypass`).
+        """
+        needs_prefill = not (self.is_prefilled or self._is_local or bypasses or self.is_pinned)
+        if needs_prefill and not has_prefill and self.config.enforce_disagg:
+            return Refused("no prefill worker is there, and enforce_disagg is on", "unavailable")
+        self.stage = "prefill" if needs_prefill and has_prefill else "decode"
+        return self.stage
+
+    def on_end(
+        self, message: str, kind: str, instance_id: int, *, is_full: bool = False, now: float
+    ) -> Finished | PlaceAgain | Refused:
+        """Decide what follows the end of a call; `is_full`: it has given as many tokens as the request may have."""
+        is_prefill = self.stage == "prefill"
+        if not kind and is_prefill:
+            self.is_prefilled = True
+            self.waits_until = now + PATIENCE_S
+            return PlaceAgain()
+        if not kind:
+            return Finished("stop")  # an engine that ends without saying why is done
+        if is_full and not is_prefill:
+            return Finished("length")  # lost between its last token and its end
+        if kind == "unavailable" and now < self.waits_until:
+            return PlaceAgain(RETRY_S)
+        if kind in ELSEWHERE and not self.is_pinned and self._num_refusals < MAX_REFUSALS:
+            self._num_refusals += 1
+        elif kind == "lost" and self.num_migrations < self.limit:
+            self.num_migrations += 1
+            self.is_prefilled = False
+        elif is_prefill and self.config.prefill_fallback:
+            self._is_local = True
+        else:
+            return Refused(self._reason(message, kind), kind)
+        self.failed_at.add(instance_id)
+        self.waits_until = now + PATIENCE_S
+        return PlaceAgain()
+
+    def may_wait(self, now: float) -> bool:
+        """Return whether a request that nobody takes may go on looking for an instance."""
+        return now <= self.waits_until
+
+    def _reason(self, message: str, kind: str) -> str:
+        if kind == "lost" and self.limit:
+            return f"{message} and the migration limit of {self.limit} is exhausted"
+        return message
