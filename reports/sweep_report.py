@@ -118,7 +118,7 @@ def _gridded(points: list[Point], manifest: Manifest) -> dict[str, Any]:
         "columns": [*axes, *(head for head, _ in columns)],
         "num_axes": len(axes),
         "rows": [
-            [*(short(point.changes.get(axis)) for axis in axes), *(shown(point) for _, shown in columns)]
+            [*(short(point.changes.get(axis, "-")) for axis in axes), *(shown(point) for _, shown in columns)]
             for point in points
         ],
         "verdict": _best(points, axes),
@@ -157,7 +157,7 @@ def _searched(rows: list[Highest]) -> dict[str, Any]:
         "num_axes": len(axes),
         "rows": [
             [
-                *(short(row.changes.get(axis)) for axis in axes),
+                *(short(row.changes.get(axis, "-")) for axis in axes),
                 "none" if row.met is None else short(row.met),
                 "-" if row.missed_at is None else short(row.missed_at),
                 *("-" if row.point is None else shown(row.point) for _, shown in AT_HIGHEST),

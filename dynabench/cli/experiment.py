@@ -8,6 +8,7 @@ from dynabench.cli.groups import (
     VARY,
     Client,
     DeploymentFile,
+    Disaggregation,
     Engine,
     Experiment,
     LivePool,
@@ -19,6 +20,8 @@ from dynabench.cli.groups import (
     Runtime,
     Shape,
     Timing,
+    Transfers,
+    flags_of,
     plain_errors,
     refuse_beside,
 )
@@ -30,9 +33,11 @@ from dynabench.deployment.flags import (
     MeasuredRouterConfig,
     PoolConfig,
     live_pool,
-    simulated_pool,
+    simulated_pools,
 )
 from dynabench.deployment.overhead import OverheadConfig
+from dynabench.deployment.transfer import TransferConfig
+from dynabench.experiment.axes import setting_of
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.live.settings import SelftestConfig
 from dynabench.plan import ClientConfig, Settings
@@ -41,6 +46,7 @@ from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
+from serving.life import DisaggregationConfig
 from serving.router import ROUTER_MODES
 from serving.router.policies.modes import ADDITIONS
 from workloads.pacing import LoadConfig
@@ -62,6 +68,8 @@ def simulate(
     engine: Engine | None = None,
     timing: Timing | None = None,
     overhead: Overheads | None = None,
+    disaggregation: Disaggregation | None = None,
+    transfer: Transfers | None = None,
 ) -> int:
     """Compare router modes, or any other settings, in virtual time.
 
@@ -71,14 +79,16 @@ def simulate(
         experiment: what to compare.
         shape: what to change about the workload.
         load: how the workload is sent.
-        pool: how many workers.
+        pool: how many workers, and whether some only prefill and some only decode.
         router: settings of the router.
         engine: settings of each engine's scheduler.
         timing: how long the engines' steps take.
         overhead: what lies between a client and the engines.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
+        transfer: what carries KV from prefill to decode workers.
     """
     with plain_errors():
-        deployed = _simulated(deployment, pool, router, engine, timing, overhead)
+        deployed = _simulated(deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer)
     settings = Settings(deployed, shape, load)
     return _compare("virtual", workload, _with_modes(experiment, deployment, deployed), settings)
 
@@ -127,6 +137,7 @@ def run(
                 raise UserError(f"--engine {pool.engine} is for a stack of our own; --url measures another")
             deployed = Deployment(
                 pools=(live_pool(pool, engine or EngineConfig(), timing or TimingConfig()),),
+                gpus=pool.gpus,
                 router=router or MeasuredRouterConfig(),
                 frontend=frontend or MeasuredFrontendConfig(),
                 runtime=runtime,
@@ -149,6 +160,8 @@ def sweep(
     engine: Engine | None = None,
     timing: Timing | None = None,
     overhead: Overheads | None = None,
+    disaggregation: Disaggregation | None = None,
+    transfer: Transfers | None = None,
 ) -> int:
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
 
@@ -159,18 +172,20 @@ def sweep(
         experiment: what to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
         shape: what to change about the workload.
         load: how the workload is sent.
-        pool: how many workers.
+        pool: how many workers, and whether some only prefill and some only decode.
         router: settings of the router.
         engine: settings of each engine's scheduler.
         timing: how long the engines' steps take.
         overhead: what lies between a client and the engines.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
+        transfer: what carries KV from prefill to decode workers.
     """
     from dynabench.experiment.sweep import run_sweep
     from reports.tables import sweep_table
 
     console = Terminal()
     with plain_errors():
-        deployed = _simulated(deployment, pool, router, engine, timing, overhead)
+        deployed = _simulated(deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer)
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
@@ -201,21 +216,33 @@ def modes() -> None:
 
 def _simulated(
     file: Path | None,
+    experiment: ExperimentConfig,
     pool: PoolConfig | None,
     router: MeasuredRouterConfig | None,
     engine: EngineConfig | None,
     timing: TimingConfig | None,
     overhead: OverheadConfig | None,
+    disaggregation: DisaggregationConfig | None,
+    transfer: TransferConfig | None,
 ) -> Deployment:
     """Return what is simulated, from a file or from flags."""
     if file is not None:
-        refuse_beside(file, pool, router, engine, timing, overhead, hint=VARY)
+        refuse_beside(file, pool, router, engine, timing, overhead, disaggregation, transfer, hint=VARY)
         return read(file, is_measured=True)
-    return Deployment(
-        pools=(simulated_pool(pool or PoolConfig(), engine or EngineConfig(), timing or TimingConfig()),),
+    pool = pool or PoolConfig()
+    varied = [setting_of(text) for text in experiment.vary]
+    deployed = Deployment(
+        pools=simulated_pools(pool, engine or EngineConfig(), timing or TimingConfig(), varied),
+        gpus=pool.gpus,
         router=router or MeasuredRouterConfig(),
         overhead=overhead or OverheadConfig(),
+        disaggregation=disaggregation or DisaggregationConfig(),
+        transfer=transfer or TransferConfig(),
     )
+    if not deployed.is_disaggregated:
+        for flag in (*flags_of(deployed.disaggregation), *flags_of(deployed.transfer)):
+            raise UserError(f"{flag} is for prefill and decode workers; give --prefill-workers and --decode-workers")
+    return deployed
 
 
 def _with_modes(experiment: ExperimentConfig, file: Path | None, deployment: Deployment) -> ExperimentConfig:

@@ -2,13 +2,21 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dynabench.deployment.flags import LivePoolConfig, MeasuredFrontendConfig, MeasuredRouterConfig, PoolConfig
+from dynabench.deployment.flags import (
+    LivePoolConfig,
+    MeasuredFrontendConfig,
+    MeasuredRouterConfig,
+    PoolConfig,
+    prefixed,
+)
 from dynabench.deployment.overhead import OverheadConfig
+from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import ClientConfig
 from foundation.errors import UserError
@@ -17,6 +25,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.frontend.config import FrontendConfig
+from serving.life import DisaggregationConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from workloads.pacing import LoadConfig
@@ -28,9 +37,13 @@ Load = Annotated[LoadConfig, flat("Load", 3)]
 Client = Annotated[ClientConfig, flat("Client", 4)]
 Pool = Annotated[PoolConfig, flat("Workers", 5)]
 LivePool = Annotated[LivePoolConfig, flat("Workers", 5)]
-Engine = Annotated[EngineConfig, flat("Simulated engine", 6)]
+WITHOUT_ROLE = Parameter(parse="^(?!kv_role$)")
+"""Leaves out the flag of what follows from a pool's role."""
+Engine = Annotated[EngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)]
 Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
+Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
+Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]
 Router = Annotated[RouterConfig, flat("Router", 8)]
 MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
 Frontend = Annotated[FrontendConfig, flat("Frontend", 9)]
@@ -56,9 +69,19 @@ def refuse_beside(file: Path, *groups: Any, hint: str = "") -> None:
     """
     given = [group for group in groups if group is not None]
     if given:
-        flags = [f"--{name.replace('_', '-')}" for group in given for name in changed(group)]
-        what = ", ".join(flags) or "a flag that describes a deployment"
+        what = ", ".join(flag for group in given for flag in flags_of(group)) or "a flag that describes a deployment"
         raise UserError(f"{what} cannot be used with --deployment {file}: put the setting into the file{hint}")
+
+
+def flags_of(group: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the flags of the settings that are not at their defaults."""
+    if isinstance(group, TransferConfig):
+        prefix = "transfer-"
+    for name, value in changed(group).items():
+        if is_dataclass(value):
+            yield from flags_of(value, f"{name}-")
+        else:
+            yield f"--{prefix}{name.replace('_', '-')}"
 
 
 VARY = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048"

@@ -67,12 +67,13 @@ def serve(
         refuse_beside(deployment, pool, frontend, router, runtime, engine, timing, served)
         serve_deployment(read(deployment))
         return
-    frontend, served = frontend or FrontendConfig(), served or ServedConfig()
+    frontend, served, pool = frontend or FrontendConfig(), served or ServedConfig(), pool or PoolConfig()
     worker = WorkerConfig(model_path=served.model_path, model_name=served.model_name, migration_limit=3)
     with plain_errors():
-        workers = simulated_pool(pool or PoolConfig(workers=2), engine or EngineConfig(), timing or TimingConfig())
+        workers = simulated_pool(pool, engine or EngineConfig(), timing or TimingConfig(), default_workers=2)
         described = Deployment(
             pools=(replace(workers, worker=worker),),
+            gpus=pool.gpus,
             router_mode=frontend.router_mode,
             router=router or RouterConfig(),
             standalone_router=served.standalone_router,

@@ -4,7 +4,10 @@
       router_mode, router       how requests are spread over the workers of a model
       frontend, runtime         of the processes, on the wall clock
       overhead                  in virtual time, what lies between a client and the engines
+      transfer                  what carries KV from workers that prefill to those that decode
+      disaggregation            how requests are spread over these two
       pools                     workers that are alike; pools with one model name serve that model together
+        role, router_mode       which part of a request they do, and how requests are spread over them
         replicas, engine        how many, and which engine
         mocker, timing          settings of a simulated engine
         run, engine_args        settings of an engine that runs a model
@@ -13,20 +16,23 @@
 Frozen, so that the arms of an experiment can share what they have in common.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from dynabench.deployment.overhead import OverheadConfig
+from dynabench.deployment.transfer import TransferConfig
 from foundation.settings import Count, check
 from foundation.text import one_line
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
+from serving.life import DisaggregationConfig
 from serving.model.files import model_name
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
@@ -34,6 +40,16 @@ from serving.worker.config import ModelRunConfig, WorkerConfig
 
 EngineName = Literal["mocker", "echo_core", "echo_full", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"]
 ECHOES = ("echo_core", "echo_full")
+HAND_OVER = ("mocker", "vllm", "sglang", "trtllm")
+"""Engines that hand KV to one another, or take it."""
+
+Role = Literal["aggregated", "prefill", "decode"]
+KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
+    "aggregated": None,
+    "prefill": "kv_producer",
+    "decode": "kv_consumer",
+}
+"""What a role makes of a simulated engine."""
 
 Replicas = Annotated[int, Meta(ge=0, le=10_000)]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -51,8 +67,11 @@ class Pool:
 
     name: str = "worker"
 
-    role: Literal["aggregated"] = "aggregated"
-    """What its workers do with a request: all of it."""
+    role: Role = "aggregated"
+    """What its workers do with a request: all of it, compute its prompt, or say its answer."""
+
+    router_mode: str | None = None
+    """How requests are spread over prefill workers, or over decode workers (none: as the deployment says)."""
 
     replicas: Replicas = 1
     """Workers."""
@@ -72,12 +91,35 @@ class Pool:
         """Refuse what no pool can be."""
         check(self)
         _check_name(self.name)
+        self._check_role()
         if self.engine_args and not self.runs_model:
             raise ValueError(f"engine_args are for engines that run models; {self.engine} takes its settings by name")
         try:
             _ = self.arguments
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"engine_args must be what JSON can hold ({one_line(error)})") from error
+
+    def _check_role(self) -> None:
+        """Refuse what its role excludes."""
+        if self.role != "aggregated" and self.engine not in HAND_OVER:
+            raise ValueError(
+                f"role is {self.role!r}; expected 'aggregated' with engine {self.engine}: only {', '.join(HAND_OVER)} hand "
+                "KV over"
+            )
+        if self.mocker.kv_role is not None:
+            raise ValueError(f"kv_role is {self.mocker.kv_role!r}; expected none: it follows from the pool's role")
+        if self.router_mode is not None:
+            Mode.parse(self.router_mode)
+            if self.role == "aggregated":
+                raise ValueError(
+                    f"router_mode is {self.router_mode!r}; expected none with role 'aggregated': the deployment's is for all "
+                    "such workers"
+                )
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """Settings of its simulated engines, with the part in disaggregation that its role gives them."""
+        return replace(self.mocker, kv_role=KV_ROLES[self.role])
 
     @property
     def runs_model(self) -> bool:
@@ -96,13 +138,19 @@ class Pool:
         return self.worker.model_name or (model_name(path) if path else self.timing.model or "mock")
 
     @property
+    def tensor_parallel_size(self) -> int:
+        """GPUs that share each layer of the model."""
+        return (self.timing if self.engine == "mocker" else self.run).tensor_parallel_size
+
+    @property
+    def gpus_per_worker(self) -> int:
+        """GPUs that each of its workers uses."""
+        return self.tensor_parallel_size * (self.mocker.dp_size if self.engine == "mocker" else 1)
+
+    @property
     def num_gpus(self) -> int:
         """GPUs that its workers use together."""
-        if self.engine == "mocker":
-            each = self.timing.tensor_parallel_size * self.mocker.dp_size
-        else:
-            each = self.run.tensor_parallel_size
-        return self.replicas * each
+        return self.replicas * self.gpus_per_worker
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -135,6 +183,8 @@ class Deployment:
     """How its processes find each other (default: in a folder of their own)."""
 
     overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009
+    transfer: TransferConfig = TransferConfig()  # noqa: RUF009
+    disaggregation: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         """Refuse what cannot be deployed; messages begin with the path of what is wrong."""
@@ -154,6 +204,12 @@ class Deployment:
             raise ValueError(f"gpus is {self.gpus}; expected at least {needed}, as the pools need them ({parts})")
         for model in self.models.values():
             _check_alike(model)
+            _check_roles(model, self.pools)
+        if self.transfer.overlap != "none" and self.disaggregation.flow == "source-first":
+            raise ValueError(
+                f"transfer.overlap is {self.transfer.overlap!r}; expected 'none' with disaggregation.flow 'source-first': who "
+                f"decodes is chosen after the prefill"
+            )
         if self.standalone_router and len(self.models) > 1:
             raise ValueError(
                 f"standalone_router is true; expected one model, not {', '.join(self.models)}: a router process serves one"
@@ -171,6 +227,21 @@ class Deployment:
     def num_workers(self) -> int:
         """Worker processes of all pools."""
         return sum(pool.replicas for pool in self.pools)
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether it has workers that only prefill or only decode."""
+        return any(pool.role != "aggregated" for pool in self.pools)
+
+    @property
+    def worker_pools(self) -> tuple[Pool, ...]:
+        """The pool of each worker, in the order of the workers."""
+        return tuple(pool for pool in self.pools for _ in range(pool.replicas))
+
+    def mode_of(self, role: Role) -> str:
+        """Return how requests are spread over the workers of a role."""
+        given = (pool.router_mode for pool in self.pools if pool.role == role)
+        return next(given, None) or self.router_mode
 
     def pool(self, name: str) -> Pool:
         """Return a pool by its name.
@@ -202,6 +273,63 @@ def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
     yield "engine", other.engine, first.engine
     if first.engine == "mocker":
         yield "block_size", other.mocker.block_size, first.mocker.block_size
+    if first.role != "aggregated" and other.role != "aggregated":  # KV goes from one to the other
+        yield "model", other.timing.model, first.timing.model
+        yield "kv_cache_dtype", other.timing.kv_cache_dtype, first.timing.kv_cache_dtype
     yield "kv_cache_block_size", other.run.kv_cache_block_size, first.run.kv_cache_block_size
     yield "model_path", other.worker.model_path, first.worker.model_path
     yield "kv_events", other.worker.kv_events, first.worker.kv_events
+
+
+def _check_roles(pools: tuple[Pool, ...], everywhere: tuple[Pool, ...]) -> None:
+    """Refuse pools of one model of which one cannot do its part of a request for want of the other."""
+    aggregated, prefill, decode = ([pool for pool in pools if pool.role == role] for role in KV_ROLES)
+    if not (prefill or decode):
+        return
+    some, model = (prefill or decode)[0], pools[0].served_name
+    if aggregated:
+        raise ValueError(
+            f"pools.{aggregated[0].name}.role is 'aggregated'; expected 'prefill' or 'decode', as pools.{some.name} has "
+            f"{some.role!r}: both serve {model}"
+        )
+    for role, found, other in (("prefill", prefill, decode), ("decode", decode, prefill)):
+        if not any(pool.replicas for pool in found):
+            one = (other or found)[0]
+            raise ValueError(
+                f"pools.{one.name}.role is {one.role!r}; expected workers with role {role!r} beside it that serve {model}"
+                f"{_instead(role, everywhere)}"
+            )
+    _check_one_mode(prefill)
+    _check_one_mode(decode)
+    for sender, receiver in itertools.product(prefill, decode):
+        _check_layouts(sender, receiver)
+
+
+def _instead(role: str, pools: tuple[Pool, ...]) -> str:
+    """Say which pools have a role, and why they do not count."""
+    found = [pool for pool in pools if pool.role == role]
+    said = (
+        f"pools.{pool.name} {f'serves {pool.served_name}' if pool.replicas else 'has 0 replicas'}" for pool in found
+    )
+    return "; " + ", ".join(said) if found else ""
+
+
+def _check_one_mode(pools: list[Pool]) -> None:
+    """Refuse pools of one role with several router modes."""
+    for pool in pools[1:]:
+        if pool.router_mode != pools[0].router_mode:
+            raise ValueError(
+                f"pools.{pool.name}.router_mode is {pool.router_mode!r}; expected {pools[0].router_mode!r}, as in "
+                f"pools.{pools[0].name}: requests are spread over both together"
+            )
+
+
+def _check_layouts(sender: Pool, receiver: Pool) -> None:
+    """Refuse pools whose ranks cannot be matched: each rank of the larger side reads from, or is read by, one of the other."""
+    few, many = sorted((sender.tensor_parallel_size, receiver.tensor_parallel_size))
+    if many % few:
+        raise ValueError(
+            f"pools.{sender.name}.tensor_parallel_size is {sender.tensor_parallel_size} and "
+            f"pools.{receiver.name}.tensor_parallel_size is {receiver.tensor_parallel_size}; expected one to be a multiple of "
+            "the other, or KV cannot be handed over rank by rank"
+        )

@@ -7,6 +7,9 @@ from dynabench.deployment.description import Deployment
 from mocker.timing.choose import SimulatedEngine, resolve
 from workloads import Workload, WorkloadError
 
+PARTS = {None: "an", "kv_producer": "a prefill", "kv_consumer": "a decode"}
+"""What an engine is called in a message."""
+
 
 def check_one_model(deployment: Deployment) -> None:
     """Refuse a deployment of several models, where requests are sent to one.
@@ -19,7 +22,7 @@ def check_one_model(deployment: Deployment) -> None:
 
 
 def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
-    """Return the engine of each worker, in the order of the pools.
+    """Return the engine of each worker, in the order of `Deployment.worker_pools`.
 
     Raises:
         ValueError: a pool is not simulated, pools serve several models, or a setting cannot be used.
@@ -29,13 +32,17 @@ def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
     for pool in deployment.pools:
         if pool.engine != "mocker":
             raise ValueError(f"pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker': only that is simulated")
-        engines += [resolve(pool.mocker, pool.timing)] * pool.replicas
+        engines += [resolve(pool.engine_config, pool.timing)] * pool.replicas
     return engines
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:
-    """Return how many tokens of one request, its last included, each of some engines can hold."""
-    return min(min(engine.num_usable_tokens + 1, engine.config.max_model_len or sys.maxsize) for engine in engines)
+    """Return how many tokens of one request, its last included, each of some engines can hold that say answers."""
+    return min(
+        min(engine.num_usable_tokens + 1, engine.config.max_model_len or sys.maxsize)
+        for engine in engines
+        if engine.config.kv_role != "kv_producer"
+    )
 
 
 def check_fits(workload: Workload, engine: SimulatedEngine) -> None:
@@ -45,21 +52,23 @@ def check_fits(workload: Workload, engine: SimulatedEngine) -> None:
         WorkloadError: the first such request, and what would help.
     """
     config, capacity = engine.config, engine.num_usable_tokens
+    part = PARTS[config.kv_role]
     longest = sys.maxsize if config.max_model_len is None else config.max_model_len - 1
     for number, request in enumerate(workload.requests):
-        sizes = f"request {number} has {request.input_length} prompt and {request.output_length} output tokens"
+        output_length = 1 if config.kv_role == "kv_producer" else request.output_length
+        sizes = f"request {number} has {request.input_length} prompt and {output_length} output tokens"
         if request.input_length > longest:
             raise WorkloadError(
-                f"{workload.name}: {sizes}; a prompt must be shorter than max_model_len ({config.max_model_len}): raise "
-                f"--max-model-len or cut prompts with --cap-isl"
+                f"{workload.name}: {sizes}; a prompt must be shorter than max_model_len ({config.max_model_len}) of {part} "
+                "engine: raise --max-model-len or cut prompts with --cap-isl"
             )
-        if request.input_length + request.output_length - 1 > capacity:
+        if request.input_length + output_length - 1 > capacity:
             raise WorkloadError(
-                f"{workload.name}: {sizes}, more than the {capacity} an engine can hold (num_gpu_blocks {engine.num_blocks} x "
-                f"block_size {config.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
+                f"{workload.name}: {sizes}, more than the {capacity} {part} engine can hold (num_gpu_blocks "
+                f"{engine.num_blocks} x block_size {config.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
             )
         if not config.enable_chunked_prefill and request.input_length > config.max_num_batched_tokens:
             raise WorkloadError(
                 f"{workload.name}: request {number} has a prompt of {request.input_length} tokens; without chunked prefill "
-                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least that"
+                f"max_num_batched_tokens ({config.max_num_batched_tokens}) of {part} engine must be at least that"
             )

@@ -149,7 +149,7 @@ def _check_engines(deployment: Deployment) -> None:
     for pool in deployment.pools:
         if pool.engine == "mocker":
             try:
-                resolve(pool.mocker, pool.timing)
+                resolve(pool.engine_config, pool.timing)
             except ValueError as error:
                 raise ValueError(f"pools.{pool.name}: {error}") from error
 

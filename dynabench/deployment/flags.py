@@ -1,15 +1,20 @@
-"""The flags that make a deployment of one pool, and how they differ in a deployment that is measured."""
+"""The flags that make a deployment of one pool, or of one pool that prefills and one that decodes.
 
-from dataclasses import dataclass
+Some differ in a deployment that is measured.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, default_name_transform
 from msgspec import Meta
 
-from dynabench.deployment.description import Pool
+from dynabench.deployment.description import Pool, Role
+from dynabench.deployment.paths import change_pool
 from foundation.errors import UserError
-from foundation.settings import Count, NotNegative, check
+from foundation.settings import Count, NotNegative, changed, check
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig, Port
@@ -21,16 +26,76 @@ DECIDED = Parameter(parse=False)
 """Marks a setting that the experiment decides, so that it is no flag."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolConfig:
-    """The workers."""
+DEFAULT_WORKERS = 4
 
-    workers: Annotated[int, Meta(ge=1, le=10_000)] = 4
-    """Workers behind the router."""
+NumWorkers = Annotated[int, Meta(ge=1, le=10_000)]
+
+
+def prefixed(prefix: str) -> Parameter:
+    """Let the fields of a dataclass be options whose names begin with a word."""
+    return Parameter(name="*", name_transform=lambda name: f"{prefix}-{default_name_transform(name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleConfig:
+    """Workers that do one part of each request, and in what they differ from those of the other part."""
+
+    workers: NumWorkers | None = None
+    """Workers that do only this part of each request; the other part needs some, too."""
+
+    router_mode: str | None = None
+    """--router-mode among these workers."""
+
+    gpu: str | None = None
+    """--gpu of these workers."""
+
+    tensor_parallel_size: Count | None = None
+    """--tensor-parallel-size of these workers."""
+
+    dp_size: Count | None = None
+    """--dp-size of these workers."""
+
+    max_num_batched_tokens: Count | None = None
+    """--max-num-batched-tokens of these workers."""
+
+    max_num_seqs: Count | None = None
+    """--max-num-seqs of these workers."""
+
+    num_gpu_blocks: Count | None = None
+    """--num-gpu-blocks of these workers."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """The workers."""
+
+    workers: NumWorkers | None = None
+    """Workers behind the router (default: 4; of dynabench serve, 2)."""
+
+    gpus: Count | None = None
+    """GPUs available; workers that need more are refused. Where --vary names prefill_workers, decode workers get what is left
+    of them (default: not checked)."""
+
+    prefill: Annotated[RoleConfig, prefixed("prefill")] = RoleConfig()
+    decode: Annotated[RoleConfig, prefixed("decode")] = RoleConfig()
+
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning."""
+        check(self)
+
+    @property
+    def roles(self) -> dict[Role, RoleConfig]:
+        """What was said of workers that do one part of each request."""
+        return {"prefill": self.prefill, "decode": self.decode}
+
+    @property
+    def names_roles(self) -> bool:
+        """Whether anything was."""
+        return any(changed(part) for part in self.roles.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +142,93 @@ class MeasuredFrontendConfig(FrontendConfig):
     seed: Annotated[int, DECIDED] = 0
 
 
-def simulated_pool(pool: PoolConfig, engine: EngineConfig, timing: TimingConfig) -> Pool:
-    """Return simulated workers."""
-    return Pool(replicas=pool.workers, mocker=engine, timing=timing)
+SPLIT = frozenset({"prefill_workers", "pools.prefill.replicas"})
+"""Names of the axis that divides --gpus between prefill and decode workers."""
+
+
+def simulated_pools(
+    config: PoolConfig, engine: EngineConfig, timing: TimingConfig, varied: Collection[str] = ()
+) -> tuple[Pool, ...]:
+    """Return simulated workers: one pool, or where flags or axes name roles, one that prefills and one that decodes.
+
+    An axis decides how many workers of a role there are where no flag does; until then there is one.
+
+    Raises:
+        ValueError: workers of only one role are named, or two flags say what cannot both be.
+    """
+    if not config.names_roles and SPLIT.isdisjoint(varied):
+        return (simulated_pool(config, engine, timing),)
+    _check_counts(config, varied)
+    whole = Pool(mocker=engine, timing=timing)
+    return tuple(_pool_of_role(whole, role, own) for role, own in config.roles.items())
+
+
+def _check_counts(config: PoolConfig, varied: Collection[str]) -> None:
+    """Refuse numbers of workers that are missing, or said twice."""
+    is_divided = config.gpus is not None and not SPLIT.isdisjoint(varied)
+    if config.workers is not None:
+        raise ValueError(
+            f"--workers {config.workers} does whole requests; with --prefill-workers and --decode-workers leave it out"
+        )
+    if is_divided and config.decode.workers is not None:
+        raise ValueError(
+            f"--decode-workers {config.decode.workers} cannot be used with --gpus {config.gpus} and --vary prefill_workers: "
+            "decode workers get the GPUs that are left"
+        )
+    for role, own in config.roles.items():
+        is_varied = not {f"{role}_workers", f"pools.{role}.replicas"}.isdisjoint(varied)
+        is_left = role == "decode" and is_divided
+        if own.workers is None and not (is_varied or is_left):
+            raise ValueError(
+                f"--{role}-workers is missing; expected it beside --{'decode' if role == 'prefill' else 'prefill'}-workers, or "
+                "--gpus with --vary prefill_workers=1,2"
+            )
+
+
+def _pool_of_role(pool: Pool, role: Role, own: RoleConfig) -> Pool:
+    """Return workers like those of a pool that do one part of each request."""
+    settings = changed(own)
+    pool = replace(pool, name=role, role=role, replicas=settings.pop("workers", 1))
+    try:
+        for name, value in settings.items():
+            pool = change_pool(pool, name, value)
+    except ValueError as error:
+        raise ValueError(f"pools.{role}: {error}") from error
+    return pool
+
+
+def simulated_pool(
+    config: PoolConfig, engine: EngineConfig, timing: TimingConfig, default_workers: int = DEFAULT_WORKERS
+) -> Pool:
+    """Return simulated workers that do whole requests.
+
+    Raises:
+        UserError: flags name workers that do not.
+    """
+    _refuse_roles(config)
+    return Pool(replicas=config.workers or default_workers, mocker=engine, timing=timing)
+
+
+def _refuse_roles(config: PoolConfig) -> None:
+    if config.names_roles:
+        raise UserError(
+            "--prefill-workers, --decode-workers and their sisters are for simulations (dynabench simulate, sweep): only "
+            "they have prefill and decode workers yet"
+        )
 
 
 def running_pool(pool: LivePoolConfig, model: str | None) -> Pool:
     """Return workers with an engine that runs a model.
 
     Raises:
-        UserError: the model is not named.
+        UserError: the model is not named, or flags name workers that do not do whole requests.
     """
+    _refuse_roles(pool)
     if model is None:
         raise UserError(f"--engine {pool.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
     worker = WorkerConfig(model_path=model, context_length=pool.context_length)
     run = ModelRunConfig(extra_engine_args=pool.extra_engine_args)
-    return Pool(replicas=pool.workers, engine=pool.engine, worker=worker, run=run)
+    return Pool(replicas=pool.workers or DEFAULT_WORKERS, engine=pool.engine, worker=worker, run=run)
 
 
 def live_pool(pool: LivePoolConfig, engine: EngineConfig, timing: TimingConfig) -> Pool:

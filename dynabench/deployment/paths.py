@@ -1,21 +1,25 @@
 """Settings of a deployment by their paths: `pools.decode.replicas`, `router.kv_overlap_score_weight`, `router_mode`.
 
 A short name stands for the path it can only mean: `num_gpu_blocks` for `pools.*.num_gpu_blocks`, `workers` for the
-`replicas` of the only pool.
+`replicas` of the only pool, `prefill_workers` for those of the only pool that prefills, `transfer_latency_ms` for
+`transfer.latency_ms`.
 """
 
 import functools
 import typing
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
+from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.worker.config import WorkerConfig
 
 DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
     WorkerConfig: ("endpoint",),
+    EngineConfig: ("kv_role",),
     Pool: ("name",),
     Deployment: ("name", "pools"),
 }
@@ -86,7 +90,24 @@ def full(deployment: Deployment, name: str) -> str | None:
     for section, kind in sections(Deployment).items():  # first: what a frontend is told wins over what its workers were
         if name in hints(kind):
             return f"{section}.{name}"
-    return f"pools.*.{name}" if any(name in settings_of_pool(pool.engine) for pool in deployment.pools) else None
+    if any(name in settings_of_pool(pool.engine) for pool in deployment.pools):
+        return f"pools.*.{name}"
+    return _path_of_flag(deployment, *name.split("_", 1)) if "_" in name else None
+
+
+def _path_of_flag(deployment: Deployment, head: str, rest: str) -> str | None:
+    """Return the path of a setting whose flag begins with its section, or with the role of its pool."""
+    if head in sections(Deployment) and rest in hints(sections(Deployment)[head]):
+        return f"{head}.{rest}"
+    setting = "replicas" if rest == "workers" else rest
+    paths = [
+        f"pools.{pool.name}.{setting}"
+        for pool in deployment.pools
+        if pool.role == head and setting in settings_of_pool(pool.engine)
+    ]
+    if len(paths) > 1:
+        raise ValueError(f"{head}_{rest} could be of any {head} pool; expected one of {', '.join(paths)}")
+    return paths[0] if paths else None
 
 
 def hint_of(deployment: Deployment, path: str) -> Any:
@@ -116,22 +137,26 @@ def is_of_processes(deployment: Deployment, path: str) -> bool:
     return any(settings_of_pool(each.engine)[name][0] in ("worker", "run") for each in _pools(deployment, pool))
 
 
-def change(deployment: Deployment, path: str, value: Any) -> Deployment:
-    """Give a setting another value.
+def change(deployment: Deployment, changes: Mapping[str, Any]) -> Deployment:
+    """Give settings other values, by their paths; only the whole of them must make a deployment.
 
     Raises:
-        ValueError: there is none of that path, or the value is not one of its.
+        ValueError: there is none of a path, or a value is not one of its.
     """
-    hint_of(deployment, path)
-    head, _, rest = path.partition(".")
-    if head in own(Deployment):
-        return replace(deployment, **{head: value})
-    if head in sections(Deployment):
-        section = getattr(deployment, head) or sections(Deployment)[head]()
-        return replace(deployment, **{head: replace(section, **{rest: value})})
-    name, _, setting = rest.partition(".")
-    changed = {pool.name: change_pool(pool, setting, value) for pool in _pools(deployment, name)}
-    return replace(deployment, pools=tuple(changed.get(pool.name, pool) for pool in deployment.pools))
+    changed: dict[str, Any] = {}
+    pools = {pool.name: pool for pool in deployment.pools}
+    for path, value in changes.items():
+        hint_of(deployment, path)
+        head, _, rest = path.partition(".")
+        if head in own(Deployment):
+            changed[head] = value
+        elif head in sections(Deployment):
+            section = changed.get(head) or getattr(deployment, head) or sections(Deployment)[head]()
+            changed[head] = replace(section, **{rest: value})
+        else:
+            name, _, setting = rest.partition(".")
+            pools |= {pool.name: change_pool(pools[pool.name], setting, value) for pool in _pools(deployment, name)}
+    return replace(deployment, pools=tuple(pools.values()), **changed)
 
 
 def change_pool(pool: Pool, setting: str, value: Any) -> Pool:

@@ -28,8 +28,9 @@ def programs(
         seed: of the router's random choices.
 
     Raises:
-        ValueError: an engine does not take its settings, or there are too few GPUs.
+        ValueError: an engine does not take its settings, there are too few GPUs, or a pool only prefills or decodes.
     """
+    _check_whole(deployment)
     home = f"{namespace}-workers" if deployment.standalone_router else namespace
     wanted = [
         Workers(pool.name, pool.replicas, _engine(pool), _worker_config(deployment, pool, home))
@@ -56,6 +57,16 @@ def check_engines(deployment: Deployment) -> None:
                 check_installed(pool.engine)
             except (EngineError, ValueError) as error:
                 raise UserError(str(error)) from error
+
+
+def _check_whole(deployment: Deployment) -> None:
+    """Refuse workers that only prefill or only decode, which processes cannot do."""
+    for pool in deployment.pools:
+        if pool.role != "aggregated":
+            raise ValueError(
+                f"pools.{pool.name}.role is {pool.role!r}; expected 'aggregated': only simulations (dynabench simulate, "
+                "sweep) have prefill and decode workers yet"
+            )
 
 
 def component_of(deployment: Deployment, pool: Pool) -> str:

@@ -1,156 +1,135 @@
 """The arms of an experiment: which settings each runs with."""
 
 import itertools
-import re
-import typing
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
-
-from dynabench.deployment import paths
-from dynabench.deployment.description import Deployment
+from dynabench.deployment import budget
+from dynabench.experiment.axes import OF_ROLES, SENT, change, path_of, read_axis
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Arm, ClientConfig, Settings
-from foundation.settings import expected, short
+from dynabench.plan import Arm, Settings
+from foundation.settings import short
 from foundation.text import printable
 from reports.summary import NOISE_FLOOR
-from workloads.pacing import LoadConfig
-from workloads.shape import ShapeConfig
 
-SENT: dict[str, type] = {"shape": ShapeConfig, "load": LoadConfig, "client": ClientConfig}
-"""What may be varied beside the deployment, by the field of `Settings` that holds it."""
+DECODE_WORKERS = "decode_workers"
 
 
-def arms_of(experiment: ExperimentConfig, settings: Settings) -> list[Arm]:
+class Comparison(NamedTuple):
+    """What an experiment compares."""
+
+    arms: list[Arm]
+    left_out: list[str]
+    """Why combinations are left out: they need other numbers of GPUs."""
+
+
+def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Comparison:
     """Make every combination of the values of every axis; the first is the baseline.
 
+    Where prefill workers are varied within a number of GPUs, decode workers get the rest of them, and the baseline is the
+    aggregated deployment of as many GPUs.
+
     Raises:
-        ValueError: an axis is not a setting, or a value is not one of its.
+        ValueError: an axis is not a setting, a value is not one of its, or no combination fits the GPUs.
     """
-    modes = experiment.router_mode or (settings.deployment.router_mode,)
-    axes = [("router_mode", list(modes))] + [read_axis(text, settings) for text in experiment.vary]
-    names = [name for name, _ in axes]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{', '.join(sorted(twice))} is varied twice")
-    if settings.url:
-        ours = [name for name in names[1:] if path_of(name, settings).partition(".")[0] not in SENT]
-        if ours:
-            raise ValueError(
-                f"{', '.join(ours)} cannot be varied with --url: what answers there has settings of its own; "
-                "vary what is sent to it, such as concurrency=8,16"
-            )
-    alone = "endpoint" if settings.url else modes[0]
-    arms = []
-    for values in itertools.product(*(values for _, values in axes)):
-        changes = dict(zip(names, values, strict=True))
-        changed = settings
-        for name, value in changes.items():
-            changed = change(changed, name, value)
-        shown = {name: value for name, value in changes.items() if len(dict(axes)[name]) > 1}
-        arms.append(Arm(arm_name(shown) or alone, changed, changes))
+    axes = _axes(experiment, settings)
+    varied = {name for name, values in axes.items() if len(values) > 1}
+    alone = "endpoint" if settings.url else str(axes["router_mode"][0])
+    combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    if split := _split_axis(axes, settings):
+        arms, left_out = _splits(combinations, split, varied, settings)
+    else:
+        arms, left_out = [_arm(changes, change(settings, changes), varied, alone) for changes in combinations], []
     if experiment.noise_floor:
         first = arms[0]
         arms.append(replace(first, name=first.name + NOISE_FLOOR, is_repeated=True))
-    return arms
+    return Comparison(arms, left_out)
+
+
+def _arm(changes: dict[str, Any], changed: Settings, varied: set[str], alone: str = "") -> Arm:
+    """Make an arm, named by what is varied, or else as if it were alone."""
+    shown = {name: value for name, value in changes.items() if name in varied}
+    return Arm(arm_name(shown) or alone, changed, changes)
+
+
+def _axes(experiment: ExperimentConfig, settings: Settings) -> dict[str, list[Any]]:
+    """Return the values of everything that is varied, by its name; the router mode comes first."""
+    modes = experiment.router_mode or (settings.deployment.router_mode,)
+    axes = [("router_mode", list(modes))] + [read_axis(text, settings) for text in experiment.vary]
+    places = [path_of(name, settings) for name, _ in axes]
+    if twice := {name for (name, _), path in zip(axes, places, strict=True) if places.count(path) > 1}:
+        raise ValueError(f"{', '.join(sorted(twice))} is varied twice")
+    ours = [name for (name, _), path in zip(axes[1:], places[1:], strict=True) if path.partition(".")[0] not in SENT]
+    if settings.url and ours:
+        raise ValueError(
+            f"{', '.join(ours)} cannot be varied with --url: what answers there has settings of its own; "
+            "vary what is sent to it, such as concurrency=8,16"
+        )
+    return dict(axes)
+
+
+def _split_axis(axes: Mapping[str, list[Any]], settings: Settings) -> str | None:
+    """Return the axis of prefill workers if decode workers are to get the rest of a number of GPUs."""
+    deployment = settings.deployment
+    counts = {f"pools.{pool.name}.replicas": pool.role for pool in deployment.pools}
+    found = {counts.get(path_of(name, settings)): name for name in axes}
+    has_budget = None not in axes.get("gpus", [deployment.gpus])
+    return found.get("prefill") if has_budget and "decode" not in found else None
+
+
+def _splits(
+    combinations: list[dict[str, Any]], split: str, varied: set[str], settings: Settings
+) -> tuple[list[Arm], list[str]]:
+    """Return the aggregated deployments of as many GPUs, then every combination; and why some of them are left out."""
+    arms: dict[str, list[Arm]] = {"aggregated": [], "split": []}
+    left_out: list[str] = []
+    for changes in combinations:
+        for kind, made in (("aggregated", _aggregated), ("split", _split)):
+            try:
+                arm = made(changes, split, varied, settings)
+            except budget.BudgetError as error:
+                left_out += [str(error)] * (str(error) not in left_out)
+            else:
+                arms[kind] += [arm] * (arm not in arms[kind])
+    if not all(arms.values()):
+        raise ValueError(left_out[0])
+    return arms["aggregated"] + arms["split"], left_out
+
+
+def _split(changes: dict[str, Any], split: str, varied: set[str], settings: Settings) -> Arm:
+    """Make the arm of a combination, with the decode workers that are left."""
+    free = change(settings, changes | {"gpus": None})
+    pool = budget.pool_of_rest(free.deployment)
+    filled = budget.filled(free.deployment, pool.name, _gpus(changes, settings))
+    counted = changes | {DECODE_WORKERS: filled.pool(pool.name).replicas}
+    return _arm(counted, replace(free, deployment=filled), varied | {split, DECODE_WORKERS})
+
+
+def _aggregated(changes: dict[str, Any], split: str, varied: set[str], settings: Settings) -> Arm:
+    """Make the arm of the aggregated deployment beside a combination, with what is varied of aggregated workers, too."""
+    shared = {name: value for name, value in changes.items() if _is_shared(path_of(name, settings))}
+    free = replace(settings, deployment=budget.aggregated(settings.deployment))
+    free = change(free, shared | {"gpus": None})
+    filled = budget.filled(free.deployment, budget.AGGREGATED, _gpus(changes, settings))
+    said = {name: shared.get(name, budget.AGGREGATED) for name in changes if name in shared or name == split}
+    arm = _arm(said, replace(free, deployment=filled), varied - {split})
+    return replace(arm, name=", ".join(filter(None, (budget.AGGREGATED, arm.name))))
+
+
+def _gpus(changes: dict[str, Any], settings: Settings) -> int:
+    gpus: int | None = changes.get("gpus", settings.deployment.gpus)
+    assert gpus is not None
+    return gpus
+
+
+def _is_shared(path: str) -> bool:
+    """Tell whether a setting is of aggregated workers as well."""
+    head, _, rest = path.partition(".")
+    return head not in OF_ROLES and (head != "pools" or rest.startswith("*."))
 
 
 def arm_name(changes: dict[str, Any]) -> str:
     """Name an arm by what sets it apart."""
     parts = (str(value) if name == "router_mode" else f"{name} {short(value)}" for name, value in changes.items())
     return printable(", ".join(parts))
-
-
-def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
-    """Read `name=value,value,...`.
-
-    Raises:
-        ValueError: there is no such setting, or a value is not one of its.
-    """
-    name, equals, rest = text.partition("=")
-    name = name.strip().removeprefix("--").replace("-", "_")
-    texts = [value.strip() for value in re.split(r",(?![^(]*\))", rest) if value.strip()]
-    if not equals or not texts:
-        raise ValueError(
-            f"vary {text!r} is not understood; expected NAME=VALUE,VALUE,... such as num_gpu_blocks=1024,2048"
-        )
-    values = [convert(name, value, settings) for value in texts]
-    if len(set(map(str, values))) != len(values):
-        raise ValueError(f"vary {text!r} names a value twice")
-    for value in values:
-        change(settings, name, value)
-    return name, values
-
-
-def convert(name: str, value: str, settings: Settings) -> Any:
-    """Read a value of a setting.
-
-    Raises:
-        ValueError: there is no such setting, or it is not one of its values.
-    """
-    hint = _hint(path_of(name, settings), settings)
-    if value == "none" and type(None) in typing.get_args(hint):
-        return None
-    try:
-        return msgspec.convert(value, hint, strict=False)
-    except msgspec.ValidationError:
-        raise ValueError(f"{name} is {value!r}; expected {expected(hint, value)}") from None
-
-
-def path_of(name: str, settings: Settings) -> str:
-    """Return the path of a setting that is given by its short name.
-
-    Raises:
-        ValueError: there is none of that name, or several.
-    """
-    found = paths.full(settings.deployment, name)
-    if found is not None:
-        return found
-    for part, kind in SENT.items():
-        if getattr(settings, part) is not None and name in paths.hints(kind):
-            return f"{part}.{name}"
-    raise ValueError(f"{name} is not a setting that can be varied; expected one of {', '.join(known(settings))}")
-
-
-def known(settings: Settings) -> list[str]:
-    """Return the short names of everything that can be varied on the clock of these settings."""
-    is_virtual = settings.client is None
-    sections = paths.sections(Deployment).items()
-    shown = [kind for name, kind in sections if name not in (("frontend", "runtime") if is_virtual else ("overhead",))]
-    sent = [kind for part, kind in SENT.items() if getattr(settings, part) is not None]
-    names = {name for kind in (*sent, *shown) for name in paths.hints(kind)}
-    for pool in settings.deployment.pools:
-        settings_of = paths.settings_of_pool(pool.engine)
-        names |= {name for name, (part, _) in settings_of.items() if not (is_virtual and part in ("worker", "run"))}
-    return ["router_mode", "workers", *sorted(names)]
-
-
-def change(settings: Settings, name: str, value: Any) -> Settings:
-    """Give a setting another value.
-
-    Raises:
-        ValueError: there is no such setting, or the value is not one of its.
-    """
-    path = path_of(name, settings)
-    part, _, setting = path.partition(".")
-    _hint(path, settings)
-    if part not in SENT:
-        return replace(settings, deployment=paths.change(settings.deployment, path, value))
-    return replace(settings, **{part: replace(getattr(settings, part), **{setting: value})})
-
-
-def _hint(path: str, settings: Settings) -> Any:
-    part, _, setting = path.partition(".")
-    if part not in SENT:
-        hint = paths.hint_of(settings.deployment, path)
-        if settings.client is None and paths.is_of_processes(settings.deployment, path):
-            raise ValueError(
-                f"{path} applies to processes, which virtual time does not have; vary it with dynabench run"
-            )
-        if settings.client is not None and part == "overhead":
-            raise ValueError(f"{path} applies to virtual time; vary it with dynabench simulate")
-        return hint
-    hints = paths.hints(SENT[part])
-    if getattr(settings, part) is None or setting not in hints:
-        raise ValueError(f"{path} is unknown; expected one of {', '.join(sorted(hints))}")
-    return hints[setting]

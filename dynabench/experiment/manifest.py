@@ -127,8 +127,7 @@ def _subtitle(
 ) -> str:
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
     notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
-    counts = {arm.settings.deployment.num_workers for arm in arms} or {settings.deployment.num_workers}
-    what = _workers(settings.deployment) if len(counts) == 1 else f"{min(counts)} to {max(counts)} engines"
+    what = _deployed([arm.settings.deployment for arm in arms] or [settings.deployment])
     if settings.url:
         what = masked(settings.url)
     load = settings.load
@@ -153,6 +152,15 @@ def _ends(workload: Workload, arms: Sequence[Arm]) -> str:
     if len(counts) == 1:
         return f"answers end {WAYS[next(iter(counts))]}"
     return "answers end " + " or ".join(f"{WAYS[way]}: {count:,}" for way, count in counts.items())
+
+
+def _deployed(deployments: Sequence[Deployment]) -> str:
+    """Say in a few words what the arms run on."""
+    first, counts = deployments[0], {deployment.num_workers for deployment in deployments}
+    if len(counts) > 1:
+        return f"{min(counts)} to {max(counts)} engines"
+    pools = {tuple((pool.name, pool.replicas) for pool in deployment.pools) for deployment in deployments}
+    return _workers(first) if len(pools) == 1 else f"{first.num_workers} engines, in pools of several sizes"
 
 
 def _workers(deployment: Deployment) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dynabench.experiment.arms import arms_of
+from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import lower_bound
 from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.parallel import in_parallel
@@ -63,8 +63,10 @@ def run_experiment(
     if settings.url is not None:
         _check_reachable(settings.url)
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint routes by itself
-    arms = arms_of(experiment, settings)
+    arms, left_out = comparison_of(experiment, settings)
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
+    for reason in left_out:
+        console.print(f"left out: {reason}", soft_wrap=True)
     source = source_of(files, experiment)
     workload = source(arms[0].settings.shape)
     wanted = plans(arms, experiment.repeats, experiment.seed)

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from dynabench.deployment.file import as_plain
-from dynabench.experiment.arms import arms_of, change
+from dynabench.experiment.arms import comparison_of
+from dynabench.experiment.axes import change
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import Source, progress_bar, source_of
@@ -47,10 +48,12 @@ def run_sweep(
     if config.find is not None and not limits:
         raise UserError("--find searches for the highest value that meets limits; give --slo or --slo-preset")
     modes = replace(experiment, noise_floor=False)
-    arms = arms_of(modes, settings)
+    arms, left_out = comparison_of(modes, settings)
     identity = _identity(files, config, experiment, settings)
     out = experiment.out or Path("results") / f"sweep-{identity}"
     points = _open(out, identity)
+    for reason in left_out:
+        console.print(f"left out: {reason}", soft_wrap=True)
     with Interrupt() as interrupt:
         work = _Work(files, experiment, config, points, limits, interrupt)
         if config.find is None:
@@ -275,7 +278,7 @@ def _at(arm: Arm, name: str, value: Any) -> Arm:
     if name == "rate" and settings.shape.arrival is None:
         settings = replace(settings, shape=replace(settings.shape, arrival="poisson", rate=value))
     else:
-        settings = change(settings, name, value)
+        settings = change(settings, {name: value})
     return Arm(arm.name, settings, {**arm.changes, name: value})
 
 

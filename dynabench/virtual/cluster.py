@@ -1,4 +1,4 @@
-"""The cluster in virtual time: arrivals, router and engines on a simpy clock.
+"""The cluster in virtual time: arrivals, routers and engines on a simpy clock.
 
 At one instant completions come before arrivals, and arrivals before scheduling. A worker's step may
 leap over many iterations; an arrival at that worker cuts it, and a routing decision first takes in the KV events
@@ -6,25 +6,22 @@ of the iterations that have ended.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dynabench.deployment.engines import context_of
 from dynabench.deployment.overhead import Overhead
 from dynabench.virtual.clock import ARRIVAL, Clock
-from dynabench.virtual.oracles import true_work
+from dynabench.virtual.handover import Disaggregation, Handover
+from dynabench.virtual.routing import Routing
 from dynabench.virtual.worker import Lockstep, Worker
-from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, Sequence, StepOutput
-from mocker.events import KvEvent
+from mocker import BlockChain, Engine, StepOutput
+from mocker import Sequence as EngineSequence
 from mocker.timing.choose import SimulatedEngine
 from reports.records import RequestLog
 from serving.router import Decision, Prompt, PromptBlocks, Router
-from serving.router.index import PrefixIndex
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig, Pacer
-
-FEW_WORKERS = 16
 
 
 class StalledError(RuntimeError):
@@ -32,12 +29,12 @@ class StalledError(RuntimeError):
 
 
 class Cluster:
-    """Workers behind a router, fed with a workload."""
+    """Workers behind routers, fed with a workload."""
 
     def __init__(
         self,
         workload: Workload,
-        engines: list[SimulatedEngine],
+        engines: Sequence[SimulatedEngine],
         router: Router,
         *,
         load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
@@ -45,53 +42,66 @@ class Cluster:
         kv_event_delay_s: float = 0.0,
         choose: "Callable[[Cluster, int], int] | None" = None,
         on_progress: Callable[[int], None] | None = None,
+        apart: Disaggregation | None = None,
     ) -> None:
         """Build an idle cluster.
 
         Args:
             workload: what is sent.
             engines: that of each worker; their KV blocks are of one size.
-            router: spreads the requests.
+            router: spreads the requests over the workers that decode.
             load: how they are sent.
             overhead: what lies between a client and the engines.
             kv_event_delay_s: time until a KV event reaches the router (s).
             choose: names the worker of a request by its number, instead of the router.
             on_progress: is told how many requests have ended.
+            apart: how requests get from workers that only prefill to those that decode, where there are such.
         """
         self.clock = Clock()
-        self.router = router
         self.choose = choose
         self.workers: list[Worker] = []
         for engine in engines:
-            self._add_worker(engine)
+            prefills = engine.config.kv_role == "kv_producer"
+            self._add_worker(engine, apart.router if apart is not None and prefills else router)
+        answering = [worker for worker in self.workers if not worker.prefills]
+        self.routing = Routing(router, answering, self.clock, kv_event_delay_s=kv_event_delay_s)
+        self._sends_events = self.routing.sends_events_at_once
         self.pacer = Pacer(workload, load)
         self.log = RequestLog(len(workload))
         self.num_finished = 0
         self.first_gap_rows = [0] * len(self.workers)
         self.delays_s = 0.0
         """What all requests together spent between their clients and the router."""
-        self._workload = workload
-        self._overhead = overhead
-        self._block_size = engines[0].config.block_size
-        self._grouping = _Grouping(workload.block_size, self._block_size)
+        self.workload = workload
+        self.block_size = engines[0].config.block_size
+        self.overhead = overhead
+        self._grouping = _Grouping(workload.block_size, self.block_size)
         self._on_progress = on_progress
         self._turn_s = -math.inf  # when the frontend turned to the last request
         self._awaited_s = -1.0  # of the arrivals' next appointment
-        self._held: dict[int, Sequence] = {}
+        self._held: dict[int, EngineSequence] = {}
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
         self._context = context_of(engines)
-        self._index = router.index if isinstance(router.index, PrefixIndex) else None
-        self._caught_up_s = -1.0
-        self._delay_s = 0.0 if router.is_oracle else kv_event_delay_s
-        # With few workers, events wait in their engine until a decision asks for them: fewer, larger batches.
-        self._sends_events_at_once = self._delay_s > 0 or len(self.workers) > FEW_WORKERS
-        self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
+        self.handover: Handover | None = None
+        """Brings requests from workers that prefill to those that decode, where there are such."""
+        if apart is not None:
+            self.handover = Handover(
+                apart,
+                self.workers,
+                self.routing,
+                self.clock,
+                self.log,
+                kv_event_delay_s=kv_event_delay_s,
+                decode=self._decode,
+                sequence=self._sequence,
+                note=self._note,
+            )
 
     @property
     def shared(self) -> tuple[object, ...]:
         """What copies of the cluster need not copy."""
-        return self._workload, self._workload.requests
+        return self.workload, self.workload.requests
 
     def run(self) -> None:
         """Run until every request is finished.
@@ -99,14 +109,15 @@ class Cluster:
         Raises:
             StalledError: some never do.
         """
-        count = len(self._workload)
+        count = len(self.workload)
         self._await_arrivals()
         if self._warmup_s:
             self.clock.at(self._warmup_s, ARRIVAL, self._end_warmup)
         self.clock.run()
         if self.num_finished != count:
-            waiting = [s for worker in self.workers for s in worker.engine.scheduler.waiting]
-            running = [s for worker in self.workers for s in worker.engine.scheduler.running]
+            schedulers = [worker.engine.scheduler for worker in self.workers]
+            waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.waiting)]
+            running = [s for scheduler in schedulers for s in scheduler.running]
             raise StalledError(
                 f"{count - self.num_finished} requests never finished; waiting: {waiting[:5]}, running: {running[:5]}"
             )
@@ -118,10 +129,12 @@ class Cluster:
 
     def send_to(self, number: int, worker: int) -> None:
         """Send a request to a worker, whatever the router thinks."""
-        prompt, sequence = self._prepared(number)
-        self._send(number, sequence, self.router.pick(number, prompt, self.clock.now, only=worker))
+        prompt, chain = self._prepared(number)
+        decision = self.routing.place(number, prompt, 0, only=worker)
+        assert decision is not None, "only what is routed freely can wait at the router"
+        self._send(number, self._sequence(number, chain), decision)
 
-    def _add_worker(self, engine: SimulatedEngine) -> None:
+    def _add_worker(self, engine: SimulatedEngine, router: Router) -> None:
         """Put the ranks of a worker on the clock, each routed to by itself."""
         first = len(self.workers)
         for number in range(first, first + engine.config.dp_size):
@@ -129,26 +142,34 @@ class Cluster:
                 engine.config,
                 engine.timing,
                 num_blocks=engine.num_blocks,
-                kv_events=self.router.wants_events,
+                kv_events=router.wants_events,
                 ordered_events=False,
             )
-            self.workers.append(Worker(number, core, self.clock, on_step=self._on_step))
-            self.router.add_worker(number)
+            prefills = engine.config.kv_role == "kv_producer"
+            on_step = self._on_prefill_step if prefills else self._on_step
+            self.workers.append(Worker(number, core, self.clock, on_step=on_step))
         if engine.is_lockstep:
             Lockstep(self.clock, self.workers[first:])
 
     def _on_step(self, worker: Worker, output: StepOutput) -> None:
         """Take in what a worker's step brought."""
-        if self._sends_events_at_once and worker.engine.has_events:
-            self._on_events(worker)
+        if self._sends_events and worker.engine.has_events:
+            self.routing.on_events(worker)
         if output.sampled or output.finished:
             self._on_output(worker, output)
 
+    def _on_prefill_step(self, worker: Worker, output: StepOutput) -> None:
+        """Take in what a step of a worker brought that only prefills."""
+        assert self.handover is not None
+        self.handover.on_prefill_step(worker, output)
+
     def _on_output(self, worker: Worker, output: StepOutput) -> None:
         """Record first tokens and finishes."""
-        router, log, answer_s = self.router, self.log, self._overhead.answer_s
+        router, log, answer_s = self.routing.router, self.log, self.overhead.answer_s
         for sequence in output.sampled:
             router.on_first_token(sequence.id)
+        if self.handover is not None:
+            self.handover.on_sampled(worker, output)
         for sequence in output.finished:
             number = sequence.id
             assert isinstance(number, int)
@@ -158,8 +179,12 @@ class Cluster:
             log.preemptions[number] = sequence.num_preemptions
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s
-            log.first_token_s[number] = sequence.first_token_s + answer_s
+            if not sequence.is_failed:  # a token that came with the KV may be all that was asked for
+                first_s = sequence.first_token_s if sequence.first_token_s >= 0 else output.end
+                log.first_token_s[number] = first_s + answer_s
             log.last_token_s[number] = output.end + answer_s
+            if self.handover is not None:
+                self.handover.on_decoded(number, sequence)
             self.pacer.on_end(number, output.end + answer_s)
         self.num_finished += len(output.finished)
         if output.finished and self._on_progress is not None:
@@ -179,9 +204,6 @@ class Cluster:
     def _arrive(self) -> None:
         now = self.clock.now
         self._awaited_s = -1.0
-        while self._in_transit and self._in_transit[0][0] <= now:
-            _, worker, events = self._in_transit.popleft()
-            self._apply(worker, events)
         for number, intended in self.pacer.due(now):
             self.log.intended_s[number] = intended
             passed = self._passed_on(number, now)
@@ -194,17 +216,21 @@ class Cluster:
 
     def _passed_on(self, number: int, now: float) -> float:
         """Return when the router gets a request that comes now (s)."""
-        overhead = self._overhead
+        overhead = self.overhead
         turn = self._turn_s = max(now, self._turn_s + overhead.spacing_s)
-        return turn + overhead.before(self._workload.requests[number].input_length)
+        return turn + overhead.before(self.workload.requests[number].input_length)
 
-    def _prepared(self, number: int) -> tuple[Prompt, Sequence]:
-        """Return a request as the router and as an engine take it; an answer that ends by EOS has a limit beyond that."""
-        request = self._workload.requests[number]
+    def _prepared(self, number: int) -> tuple[Prompt, BlockChain]:
+        """Return a request's prompt as the router takes it, and its blocks."""
+        request = self.workload.requests[number]
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
-        prompt = Prompt(request.input_length, blocks, request.session or None)
-        sequence = Sequence(
+        return Prompt(request.input_length, blocks, request.session or None), chain
+
+    def _sequence(self, number: int, chain: BlockChain) -> EngineSequence:
+        """Return a request as an engine takes it that answers it; one that ends by EOS has a limit beyond that."""
+        request = self.workload.requests[number]
+        return EngineSequence(
             number,
             num_prompt=request.input_length,
             max_tokens=request.max_tokens(self._context),
@@ -212,23 +238,22 @@ class Cluster:
             chain=chain,
             arrival=self.clock.now,
         )
-        return prompt, sequence
 
     def _dispatch(self, number: int) -> None:
-        now = self.clock.now
-        prompt, sequence = self._prepared(number)
-        if self._index is not None:
-            self._catch_up(prompt, now)
-        if self.router.policy.needs_state:
-            for worker in self.workers:
-                self.router.on_load(worker.number, worker.kv_usage, len(worker.engine.scheduler.waiting))
-        if self.choose is not None:
+        prompt, chain = self._prepared(number)
+        if self.handover is not None:
+            self.handover.begin(number, prompt, chain)
+        elif self.choose is not None:
+            self.routing.catch_up(prompt)
             self.send_to(number, self.choose(self, number))
-            return
-        if self.router.policy.needs_truth:
-            work = [true_work(worker.engine, now) for worker in self.workers]
-            self.router.policy.on_truth(work, self._workload.requests[number].output_length)
-        decision = self.router.place(number, prompt, now)
+        else:
+            self._decode(number, prompt, self._sequence(number, chain))
+
+    def _decode(self, number: int, prompt: Prompt, sequence: EngineSequence, only: int | None = None) -> None:
+        """Send a request to a worker that answers it, or let it wait at the router."""
+        output_length = self.workload.requests[number].output_length
+        is_local = self.handover is not None and not sequence.is_remote_prefill
+        decision = self.routing.place(number, prompt, output_length, only, is_local=is_local)
         if decision is None:
             self._held[number] = sequence
         else:
@@ -236,68 +261,30 @@ class Cluster:
 
     def _release(self) -> None:
         """Send what the router held and holds no longer."""
-        for number, decision in self.router.release(self.clock.now):
+        for number, decision in self.routing.router.release(self.clock.now):
             assert isinstance(number, int)
             self._send(number, self._held.pop(number), decision)
 
-    def _send(self, number: int, sequence: Sequence, decision: Decision) -> None:
-        worker, log = decision.worker, self.log
-        log.predicted_tokens[number] = decision.overlap_blocks * self._block_size
+    def _send(self, number: int, sequence: EngineSequence, decision: Decision) -> None:
+        """Send a request where it was placed."""
+        if not sequence.is_remote_prefill:
+            self._note(number, decision, self.routing.router)
+        if self.handover is not None:
+            self.handover.on_sent(number, sequence, decision.worker)
+        self.workers[decision.worker].add(sequence)
+
+    def _note(self, number: int, decision: Decision, router: Router) -> None:
+        """Record what a router knew when it placed a request."""
+        log = self.log
+        log.predicted_tokens[number] = decision.overlap_blocks * self.block_size
         if decision.overlaps:
-            log.best_tokens[number] = max(decision.overlaps) * self._block_size
-        log.queue_depth[number] = self.router.load(worker).num_requests - 1
-        self.workers[worker].add(sequence)
+            log.best_tokens[number] = max(decision.overlaps) * self.block_size
+        log.queue_depth[number] = router.load(decision.worker).num_requests - 1
 
     def _end_warmup(self) -> None:
         """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
         for place, worker in enumerate(self.workers):
             self.first_gap_rows[place] = worker.engine.split_log(self.clock.now)
-
-    def _on_events(self, worker: Worker) -> None:
-        """Send a worker's KV events to the router."""
-        events = worker.engine.take_events()
-        if self._delay_s:
-            self._in_transit.append((self.clock.now + self._delay_s, worker.number, events))
-        else:
-            self._apply(worker.number, events)
-
-    def _catch_up(self, prompt: Prompt, now: float) -> None:
-        """Take in the iterations that have ended inside leaps, at the workers where that can change this decision.
-
-        Inside a leap only evictions matter to the router, so a worker without overlap has nothing to add; among few
-        workers, asking all is cheaper than finding out which have any.
-        """
-        assert self._index is not None
-        if len(self.workers) <= FEW_WORKERS:
-            if now == self._caught_up_s:
-                return
-            self._caught_up_s = now
-            workers = self.workers
-        else:
-            found = self._index.overlaps(prompt.blocks)
-            workers = [self.workers[number] for number in found]
-        for worker in workers:
-            engine = worker.engine
-            step = engine.step
-            if step is not None and step.num_iterations > 1 and worker.caught_up_s != now:
-                worker.caught_up_s = now
-                engine.advance(now)
-            if engine.has_events:
-                self._on_events(worker)
-
-    def _apply(self, worker: int, events: list[KvEvent]) -> None:
-        """Enter KV events into the index; blocks that only their own request could ask for are left out."""
-        index = self._index
-        assert index is not None
-        for event in events:
-            assert not isinstance(event, AllBlocksCleared)
-            chain = event.chain
-            stop = event.stop if event.stop < chain.num_named else chain.num_named
-            if event.start < stop:
-                if isinstance(event, BlockStored):
-                    index.store_blocks(worker, chain.ids, event.start, stop, chain.blocks_per_id)
-                else:
-                    index.remove_blocks(worker, chain.ids, event.start, stop, chain.blocks_per_id)
 
 
 class _Grouping:

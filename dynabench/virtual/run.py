@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Role
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.deployment.overhead import Overhead, overhead_of
+from dynabench.deployment.transfer import kv_size_of
 from dynabench.interrupt import InterruptError
 from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
+from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.rollout import best_by_rollout
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
@@ -23,6 +25,9 @@ from serving.router import Router, RouterConfig
 from workloads import Workload
 from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
+
+HOSTLESS = ("polynomial", "constant", "table")
+"""Step times that do not tell the host's work from the GPU's."""
 
 ASK_EVERY = 64
 """Steps between two looks at whether to go on, which may be looks at a file."""
@@ -42,37 +47,16 @@ def run(
         ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
-    deployment, load = plan.deployment, plan.settings.load
-    engines = engines_of(deployment)
-    for engine in set(engines):
-        check_fits(workload, engine)
-    overhead = mean_overhead(deployment)
-    router = with_step_costs(deployment.router, engines)
-    core = Router(
-        deployment.router_mode,
-        router,
-        block_size=engines[0].config.block_size,
-        rng=random.Random(f"router {plan.seed}"),
-        closed_events=True,
-    )
-    cluster = Cluster(
-        workload,
-        engines,
-        core,
-        load=load,
-        overhead=overhead,
-        kv_event_delay_s=router.kv_event_delay_s,
-        choose=best_by_rollout if core.policy.needs_rollout else None,
-        on_progress=_progress(on_progress, is_interrupted),
-    )
+    cluster = cluster_of(plan, workload, on_progress=_progress(on_progress, is_interrupted))
     started, is_complete = time.perf_counter(), True
     try:
         cluster.run()
     except InterruptError:
         is_complete = False
     wall_s = time.perf_counter() - started
-    requests = _requests(cluster, workload, engines, load)
-    facts = {}
+    engines = engines_of(plan.deployment)
+    requests = _requests(cluster, workload, engines, plan.settings.load)
+    facts, overhead = {}, cluster.overhead
     if any(overhead) and len(requests):
         outside = cluster.delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
@@ -84,7 +68,75 @@ def run(
         len(cluster.workers),
         repeat=plan.repeat,
         is_complete=is_complete,
+        notes=_remarks(plan.deployment),
         facts=facts,
+    )
+
+
+def _remarks(deployment: Deployment) -> tuple[str, ...]:
+    """Say where settings were asked for whose effect the step times do not know."""
+    timeless = {
+        pool.timing.timing_name
+        for pool in deployment.pools
+        if pool.mocker.async_scheduling is False and pool.timing.timing_name in HOSTLESS
+    }
+    return tuple(
+        f"{name} step times have no host time, so synchronous scheduling costs nothing here; with --model and --gpu it does"
+        for name in sorted(timeless)
+    )
+
+
+def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], None] | None = None) -> Cluster:
+    """Build the cluster of one run; the same settings and seed give the same run.
+
+    Raises:
+        WorkloadError: a request can never fit.
+        ValueError: the deployment cannot be simulated.
+    """
+    deployment = plan.deployment
+    engines = engines_of(deployment)
+    for engine in set(engines):
+        check_fits(workload, engine)
+    router = _router(plan, engines, "decode" if deployment.is_disaggregated else "aggregated")
+    return Cluster(
+        workload,
+        engines,
+        router,
+        load=plan.settings.load,
+        overhead=mean_overhead(deployment),
+        kv_event_delay_s=deployment.router.kv_event_delay_s,
+        choose=best_by_rollout if router.policy.needs_rollout else None,
+        on_progress=on_progress,
+        apart=_disaggregation(plan, engines) if deployment.is_disaggregated else None,
+    )
+
+
+def _router(plan: Plan, engines: Sequence[SimulatedEngine], role: Role) -> Router:
+    """Return the router over the workers of a role, each with a seed of its own."""
+    deployment = plan.deployment
+    of_role = [e for e, pool in zip(engines, deployment.worker_pools, strict=True) if pool.role == role]
+    return Router(
+        deployment.mode_of(role),
+        with_step_costs(deployment.router, of_role),
+        block_size=of_role[0].config.block_size,
+        rng=random.Random(f"{'prefill ' if role == 'prefill' else ''}router {plan.seed}"),
+        closed_events=True,
+        stage=role,
+        follows_events=deployment.disaggregation.conditional_disagg != "never",
+    )
+
+
+def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggregation:
+    """Return how requests get from workers that only prefill to those that decode."""
+    deployment = plan.deployment
+    reader = next(pool for pool in deployment.pools if pool.role == "decode")
+    pools = deployment.worker_pools
+    return Disaggregation(
+        deployment.disaggregation,
+        deployment.transfer,
+        _router(plan, engines, "prefill"),
+        kv_size=kv_size_of(deployment.transfer, reader.timing, block_size=reader.mocker.block_size),
+        num_gpus=[pool.timing.tensor_parallel_size for pool in pools for _ in range(pool.mocker.dp_size)],
     )
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
-from mocker import Engine, Sequence, StepOutput
+from mocker import Engine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
+from mocker.sequence import OVER
 
 
 class Worker:
@@ -16,12 +17,22 @@ class Worker:
         """Put an engine on the clock; `on_step` is told what each step brought."""
         self.number = number
         self.engine = engine
+        self.prefills = engine.config.kv_role == "kv_producer"
+        """Whether others decode what it prefills."""
+        self.on_loads: Callable[[list[Sequence]], object] | None = None
+        """Is told for which sequences KV is to be loaded."""
+        self.on_second_token: Callable[[Sequence, float], object] | None = None
+        """Is told when those of `has_first_token` have their second token."""
+        self.has_first_token: list[Sequence] = []
+        self.idle_s = 0.0
+        """How long it had nothing to do, until its last step began."""
         self.caught_up_s = -1.0
         """When the router last took in this worker's leap."""
         self.lockstep: Lockstep | None = None
         """The ranks it takes its steps with."""
         self._clock = clock
         self._on_step = on_step
+        self._idle_since_s = 0.0  # -1: it is not idle
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
         self._is_starting = False
 
@@ -33,6 +44,22 @@ class Worker:
     def add(self, sequence: Sequence) -> None:
         """Take a request."""
         self.engine.add(sequence)
+        self.wake()
+
+    def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
+        """Take the KV that a sequence waits for, or the news that only so many of its blocks are good."""
+        if over := self.engine.arrive(sequence, num_valid_blocks):
+            self._on_step(self, StepOutput(self._clock.now, [], over, []))
+        self.wake()
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Free blocks that were held for other workers, and for which requests may wait here."""
+        self.engine.let_go(sequence)
+        if self.engine.scheduler.waiting:
+            self.wake()
+
+    def wake(self) -> None:
+        """Schedule as soon as the iteration under way allows: something has come, or become free."""
         if self.lockstep is not None:
             self.lockstep.wake()
             return
@@ -42,6 +69,38 @@ class Worker:
         elif step.cut(self._clock.now):
             self._wake_at = step.end
             self._clock.at(step.end, COMPLETION, self._complete)
+
+    def schedule(self, max_iterations: int) -> Step | None:
+        """Begin a step, if there is anything to do, and say what is to be loaded for the next ones."""
+        now = self._clock.now
+        step = self.engine.schedule(now, max_iterations=max_iterations)
+        if self.on_loads is not None and (loads := self.engine.take_loads()):
+            self.on_loads(loads)
+        if step is not None and self.has_first_token:
+            self._tell_second_tokens(step)
+        if step is None:
+            if self._idle_since_s < 0:
+                self._idle_since_s = now
+        elif self._idle_since_s >= 0:
+            self.idle_s += now - self._idle_since_s
+            self._idle_since_s = -1.0
+        return step
+
+    def _tell_second_tokens(self, step: Step) -> None:
+        assert self.on_second_token is not None
+        waiting = []
+        for sequence in self.has_first_token:
+            if sequence in step.batch.decodes:
+                self.on_second_token(sequence, step.boundary(1))
+            elif sequence.state != OVER:
+                waiting.append(sequence)
+        self.has_first_token = waiting
+
+    def busy_share(self) -> float:
+        """Return the share of the time until now in which it took steps."""
+        now = self._clock.now
+        idle_s = self.idle_s + (now - self._idle_since_s if self._idle_since_s >= 0 else 0.0)
+        return 1 - idle_s / now if now else 0.0
 
     def finish_step(self) -> None:
         """End the step in flight and pass on what it brought."""
@@ -54,7 +113,7 @@ class Worker:
 
     def _start(self) -> None:
         self._is_starting = False
-        step = self.engine.schedule(self._clock.now, max_iterations=NO_LIMIT)
+        step = self.schedule(NO_LIMIT)
         if step is not None:
             self._wake_at = step.end
             self._clock.at(step.end, COMPLETION, self._complete)
@@ -90,8 +149,7 @@ class Lockstep:
             self._clock.at(self._clock.now, SCHEDULING, self._start)
 
     def _start(self) -> None:
-        now = self._clock.now
-        steps = [step for rank in self._ranks if (step := rank.engine.schedule(now)) is not None]
+        steps = [step for rank in self._ranks if (step := rank.schedule(1)) is not None]
         if not steps:
             self._is_busy = False
             return

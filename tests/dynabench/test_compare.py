@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.experiment.arms import arms_of
+from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import pool_bound, ttft_bound
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
@@ -31,7 +31,7 @@ def test_arms_are_every_combination_of_the_axes():
     experiment = ExperimentConfig(
         router_mode=("kv", "random"), vary=("num-gpu-blocks=100,200", "workers=2"), noise_floor=True
     )
-    arms = arms_of(experiment, SETTINGS)
+    arms = comparison_of(experiment, SETTINGS).arms
     assert [arm.name for arm in arms] == [
         "kv, num_gpu_blocks 100", "kv, num_gpu_blocks 200", "random, num_gpu_blocks 100", "random, num_gpu_blocks 200",
         "kv, num_gpu_blocks 100 (A/A)",

@@ -91,7 +91,7 @@ def test_passwords_are_not_written_down(tmp_path):
         ("pools: {a: {}}\nfrontend: {api_key: 12345}", "frontend.api_key is not what it may be; expected text"),
         ("pools: {a: {gpu: h100}}", "pools.a: gpu h100 needs a model"),
         ("pools: {a: {gpu: h1}}\nmodel: meta-llama/Llama-3.1-8B", "pools.a: gpu 'h1' is not known; expected one of "),
-        ("pools: {a: {role: decoder}}", "pools.a.role is 'decoder'; expected aggregated"),
+        ("pools: {a: {role: decoder}}", "pools.a.role is 'decoder'; expected one of aggregated, prefill, decode"),
         ("pools: {a: {engine: vllm, block_size: 16}}", "pools.a.block_size is unknown; expected one of "),
         ("pools: {a: {}, a: {}}", "a is defined twice"),
         ("pools: {}", "pools is empty; at least one pool was expected"),
@@ -132,7 +132,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path):
 def test_no_two_settings_of_a_pool_have_the_same_name(engine):
     names = [name for kind in paths.sections_of_pool(engine).values() for name in paths.hints(kind)]
     assert len(set(names)) == len(names)
-    assert not set(names) & {"replicas", "role", "engine", "engine_args"}
+    assert not set(names) & {"replicas", "role", "router_mode", "engine", "engine_args"}
 
 
 def two_pools():
@@ -140,13 +140,13 @@ def two_pools():
 
 
 def test_a_setting_of_one_pool_or_of_all_is_changed_by_its_path():
-    changed = paths.change(two_pools(), "pools.old.replicas", 5)
+    changed = paths.change(two_pools(), {"pools.old.replicas": 5})
     assert [pool.replicas for pool in changed.pools] == [1, 5]
-    changed = paths.change(changed, "pools.*.num_gpu_blocks", 100)
+    changed = paths.change(changed, {"pools.*.num_gpu_blocks": 100})
     assert [pool.mocker.num_gpu_blocks for pool in changed.pools] == [100, 100]
-    changed = paths.change(changed, "router.router_temperature", 0.5)
+    changed = paths.change(changed, {"router.router_temperature": 0.5})
     assert changed.router.router_temperature == 0.5
-    assert paths.change(changed, "router_mode", "kv").router_mode == "kv"
+    assert paths.change(changed, {"router_mode": "kv"}).router_mode == "kv"
 
 
 def test_a_short_name_stands_for_the_path_it_can_only_mean():
@@ -175,7 +175,7 @@ def test_a_short_name_stands_for_the_path_it_can_only_mean():
 )
 def test_a_path_to_nothing_is_refused_with_what_there_is(path, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        paths.change(two_pools(), path, 1)
+        paths.change(two_pools(), {path: 1})
 
 
 def test_gpus_are_counted_over_pools_and_parallelism():

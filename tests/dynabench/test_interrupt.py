@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.experiment.arms import arms_of
+from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all
 from dynabench.experiment.settings import ExperimentConfig
@@ -82,7 +82,7 @@ def test_an_interrupted_simulation_keeps_the_requests_that_ended(limit):
 def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had(tmp_path):
     started = tmp_path / "started"
     experiment = ExperimentConfig(router_mode=("round-robin", "random"), jobs=2)
-    wanted = plans(arms_of(experiment, Settings(deployed(workers=2))), 1, 0)
+    wanted = plans(comparison_of(experiment, Settings(deployed(workers=2))).arms, 1, 0)
     with Interrupt() as interrupt:
         thread = once_there(started, ctrl_c)
         runs = _simulate_all(wanted, functools.partial(announced, str(started)), experiment, Terminal(), interrupt)

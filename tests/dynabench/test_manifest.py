@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dynabench.deployment.description import Deployment
-from dynabench.experiment.arms import arms_of
+from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.run import load_workload, run_experiment
 from dynabench.experiment.settings import ExperimentConfig
@@ -48,8 +48,9 @@ def test_results_keep_no_password_from_an_address(monkeypatch):
 def test_settings_of_our_stack_are_not_varied_where_somebody_elses_answers(axis):
     settings = Settings(client=ClientConfig(url="http://host:1"))
     with pytest.raises(ValueError, match=f"{axis.partition('=')[0]} cannot be varied with --url"):
-        arms_of(ExperimentConfig(router_mode=("kv",), vary=(axis,)), settings)
-    assert len(arms_of(ExperimentConfig(router_mode=("kv",), vary=("concurrency=1,2",)), settings)) == 2
+        comparison_of(ExperimentConfig(router_mode=("kv",), vary=(axis,)), settings)
+    experiment = ExperimentConfig(router_mode=("kv",), vary=("concurrency=1,2",))
+    assert len(comparison_of(experiment, settings).arms) == 2
 
 
 def test_an_endpoint_where_nothing_listens_is_sent_nothing(tmp_path):
@@ -73,6 +74,6 @@ def test_results_say_how_answers_were_to_end(ends, said, counts):
     settings = Settings(shape=shape)
     experiment = ExperimentConfig(router_mode=("kv",), vary=(f"ends={','.join(ends)}",) if len(ends) > 1 else ())
     workload = load_workload((), None, shape, 0)
-    manifest = manifest_of("virtual", (), workload, experiment, settings, arms_of(experiment, settings), [])
+    manifest = manifest_of("virtual", (), workload, experiment, settings, comparison_of(experiment, settings).arms, [])
     assert said in manifest["subtitle"]
     assert manifest["workload"]["ends"] == counts

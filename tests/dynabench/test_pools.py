@@ -90,7 +90,7 @@ def test_a_setting_of_a_pool_is_varied_by_its_path(tmp_path):
         (TWO_POOLS, ("--vary", "frontend.http_workers=1,2"), "frontend.http_workers applies to processes"),
         (TWO_POOLS, ("--vary", "pools.new.drain_s=1,2"), "pools.new.drain_s applies to processes"),
         (TWO_POOLS, ("--workers", "2"), "--workers cannot be used with --deployment "),
-        (TWO_POOLS, ("--workers", "4"), "a flag that describes a deployment cannot be used with --deployment "),
+        (TWO_POOLS, ("--max-num-seqs", "256"), "a flag that describes a deployment cannot be used with --deployment "),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(tmp_path, text, flags, message):

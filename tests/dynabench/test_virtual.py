@@ -162,3 +162,11 @@ def test_the_limit_of_an_answer_that_ends_by_eos_needs_no_more_room_than_there_i
     requests = [Request(0.0, 1024, 500, (0, 1), ends="stop")]
     columns = simulated(Workload("w", 512, requests), workers=1, num_gpu_blocks=1 + 1524 // 16 + 1, block_size=16)
     assert columns.requests.finish_reason.tolist() == ["stop"]
+
+
+def test_step_times_without_host_time_say_that_synchronous_scheduling_costs_nothing(workload):
+    synchronous = EngineConfig(async_scheduling=False)
+    assert "have no host time" in simulate(workload, engine=synchronous).notes[0]
+    timed = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
+    assert simulate(workload, engine=synchronous, timing=timed).notes == ()
+    assert simulate(workload).notes == ()

@@ -1,0 +1,51 @@
+"""What a budget of GPUs has room for: workers of one pool, beside the others or instead of them."""
+
+from dataclasses import replace
+
+from dynabench.deployment.description import Deployment, Pool
+
+AGGREGATED = "aggregated"
+"""Name of the pool that stands in for prefill and decode workers."""
+
+
+class BudgetError(ValueError):
+    """GPUs that cannot be divided so; the message says what each pool takes."""
+
+
+def pool_of_rest(deployment: Deployment) -> Pool:
+    """Return the pool that gets what prefill workers leave of a budget: the one that decodes.
+
+    Raises:
+        ValueError: there are several.
+    """
+    decode = [pool for pool in deployment.pools if pool.role == "decode"]
+    if len(decode) > 1:
+        names = ", ".join(f"pools.{pool.name}" for pool in decode)
+        raise ValueError(f"gpus cannot be divided: {names} all decode; expected one pool that does, or gpus left out")
+    return decode[0]
+
+
+def filled(deployment: Deployment, name: str, gpus: int) -> Deployment:
+    """Give a pool as many workers as the others leave GPUs for.
+
+    Raises:
+        BudgetError: they leave none, or not a multiple of what a worker needs.
+    """
+    pool = deployment.pool(name)
+    others = [other for other in deployment.pools if other is not pool]
+    left = gpus - sum(other.num_gpus for other in others)
+    count, unused = divmod(left, pool.gpus_per_worker)
+    if count < 1 or unused:
+        taken = "".join(f", pools.{other.name} takes {other.num_gpus}" for other in others)
+        raise BudgetError(
+            f"gpus is {gpus}{taken}: {left} left for pools.{name}; expected a multiple of {pool.gpus_per_worker} above 0, the "
+            "GPUs of each of its workers"
+        )
+    pools = tuple(replace(pool, replicas=count) if other is pool else other for other in deployment.pools)
+    return replace(deployment, pools=pools, gpus=gpus)
+
+
+def aggregated(deployment: Deployment) -> Deployment:
+    """Return a deployment of one pool, like the one that decodes, whose workers do whole requests; without a budget."""
+    pool = replace(pool_of_rest(deployment), name=AGGREGATED, role="aggregated", router_mode=None)
+    return replace(deployment, pools=(pool,), gpus=None)

@@ -1,0 +1,130 @@
+"""Axes: what may be varied, by its name or its path, and the values that it may have."""
+
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from dynabench.deployment import paths
+from dynabench.deployment.description import Deployment
+from dynabench.plan import ClientConfig, Settings
+from foundation.settings import expected
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+SENT: dict[str, type] = {"shape": ShapeConfig, "load": LoadConfig, "client": ClientConfig}
+"""What may be varied beside the deployment, by the field of `Settings` that holds it."""
+
+OF_ROLES = ("transfer", "disaggregation")
+"""Sections of a deployment that apply to prefill and decode workers only."""
+
+
+def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
+    """Read `name=value,value,...`.
+
+    Raises:
+        ValueError: there is no such setting, or a value is not one of its.
+    """
+    _, equals, rest = text.partition("=")
+    name = setting_of(text)
+    texts = [value.strip() for value in re.split(r",(?![^(]*\))", rest) if value.strip()]
+    if not equals or not texts:
+        raise ValueError(
+            f"vary {text!r} is not understood; expected NAME=VALUE,VALUE,... such as num_gpu_blocks=1024,2048"
+        )
+    values = [convert(name, value, settings) for value in texts]
+    if len(set(map(str, values))) != len(values):
+        raise ValueError(f"vary {text!r} names a value twice")
+    return name, values
+
+
+def setting_of(text: str) -> str:
+    """Return the setting that `name=value,value,...` varies, written as a flag or as a path."""
+    name = text.partition("=")[0].strip().removeprefix("--")
+    return name if "." in name else name.replace("-", "_")  # a pool's name may hold a -
+
+
+def convert(name: str, value: str, settings: Settings) -> Any:
+    """Read a value of a setting.
+
+    Raises:
+        ValueError: there is no such setting, or it is not one of its values.
+    """
+    hint = _hint(path_of(name, settings), settings)
+    if value == "none" and type(None) in typing.get_args(hint):
+        return None
+    try:
+        return msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError:
+        raise ValueError(f"{name} is {value!r}; expected {expected(hint, value)}") from None
+
+
+def path_of(name: str, settings: Settings) -> str:
+    """Return the path of a setting that is given by its short name.
+
+    Raises:
+        ValueError: there is none of that name, or several.
+    """
+    found = paths.full(settings.deployment, name)
+    if found is not None:
+        return found
+    for part, kind in SENT.items():
+        if getattr(settings, part) is not None and name in paths.hints(kind):
+            return f"{part}.{name}"
+    raise ValueError(f"{name} is not a setting that can be varied; expected one of {', '.join(known(settings))}")
+
+
+def known(settings: Settings) -> list[str]:
+    """Return the short names of everything that can be varied on the clock of these settings."""
+    is_virtual = settings.client is None
+    unused = {"frontend", "runtime"} if is_virtual else {"overhead"}
+    unused |= set() if settings.deployment.is_disaggregated else set(OF_ROLES)
+    shown = [kind for name, kind in paths.sections(Deployment).items() if name not in unused]
+    sent = [kind for part, kind in SENT.items() if getattr(settings, part) is not None]
+    names = {name for kind in (*sent, *shown) for name in paths.hints(kind)}
+    for pool in settings.deployment.pools:
+        settings_of = paths.settings_of_pool(pool.engine)
+        names |= {name for name, (part, _) in settings_of.items() if not (is_virtual and part in ("worker", "run"))}
+    return ["router_mode", "workers", *sorted(names - {"router_mode"})]
+
+
+def change(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Give settings other values, by their names; only the whole of them must make sense.
+
+    Raises:
+        ValueError: there is no such setting, or the value is not one of its.
+    """
+    deployed: dict[str, Any] = {}
+    sent: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        path = path_of(name, settings)
+        part, _, setting = path.partition(".")
+        _hint(path, settings)
+        if part in SENT:
+            sent.setdefault(part, {})[setting] = value
+        else:
+            deployed[path] = value
+    parts = {part: replace(getattr(settings, part), **values) for part, values in sent.items()}
+    return replace(settings, deployment=paths.change(settings.deployment, deployed), **parts)
+
+
+def _hint(path: str, settings: Settings) -> Any:
+    part, _, setting = path.partition(".")
+    if part not in SENT:
+        hint = paths.hint_of(settings.deployment, path)
+        if settings.client is None and paths.is_of_processes(settings.deployment, path):
+            raise ValueError(
+                f"{path} applies to processes, which virtual time does not have; vary it with dynabench run"
+            )
+        if part in OF_ROLES and not settings.deployment.is_disaggregated:
+            raise ValueError(f"{path} applies to prefill and decode workers, of which the deployment has none")
+        if settings.client is not None and part == "overhead":
+            raise ValueError(f"{path} applies to virtual time; vary it with dynabench simulate")
+        return hint
+    hints = paths.hints(SENT[part])
+    if getattr(settings, part) is None or setting not in hints:
+        raise ValueError(f"{path} is unknown; expected one of {', '.join(sorted(hints))}")
+    return hints[setting]

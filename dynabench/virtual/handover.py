@@ -1,0 +1,371 @@
+"""Requests that one worker prefills and another decodes: their lives acted out, and their KV carried, in virtual time.
+
+    source first        place, prefill -> on_prefill_step -> place, decode -> on_loads -> transfer -> arrive, let_go
+    destination first   place both -> on_loads -> prefill -> on_prefill_step -> transfer -> arrive, let_go
+    bypassed            place, decode: that worker computes the prompt, too
+
+`on_loads` comes when a decode worker has blocks for the prompt. Source first, the KV waits at the prefill worker, until it is
+read or its lease ends; destination first, the prompt waits at the decode worker, before anything is computed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from dynabench.deployment.transfer import TransferConfig
+from dynabench.virtual.clock import ARRIVAL, COMPLETION, Clock
+from dynabench.virtual.links import Links
+from dynabench.virtual.overlap import hidden_bytes
+from dynabench.virtual.routing import Routing
+from dynabench.virtual.worker import Worker
+from mocker import BlockChain, StepOutput
+from mocker import Sequence as EngineSequence
+from mocker.timing.kv_size import KvSize
+from reports.records import RequestLog
+from serving.life import DisaggregationConfig, Life, PlaceAgain
+from serving.life.bypass import bypasses
+from serving.router import Decision, Prompt, Router
+
+EXPIRED = "its KV was no longer at the prefill worker when the decode worker could read it: the lease had run out"
+
+
+class Disaggregation(NamedTuple):
+    """What sets a deployment apart that has workers which only prefill."""
+
+    config: DisaggregationConfig
+    transfer: TransferConfig
+    router: Router
+    """Spreads the requests over the workers that prefill."""
+    kv_size: KvSize
+    """Of what is sent."""
+    num_gpus: Sequence[int]
+    """Of each rank."""
+
+
+@dataclass(slots=True)
+class Journey:
+    """A request on its way."""
+
+    prompt: Prompt
+    chain: BlockChain
+    life: Life
+    prefilled: EngineSequence | None = None
+    """As the prefill worker has, or had, it."""
+    source: int = -1
+    has_blocks: bool = False
+    """Whether a decode worker has blocks for its prompt."""
+    is_held: bool = False
+    """Whether its blocks there wait to be read."""
+    num_computed: int = 0
+    """Tokens of its prompt, and blocks of them that were sent before its end."""
+    num_sent: int = 0
+    is_under_way: bool = False
+    """Whether its KV is being read."""
+    decoded: EngineSequence | None = None
+    """As the decode worker has it, which from then on renews the lease."""
+    target: int = -1
+
+
+class Handover:
+    """Brings requests from the workers that prefill to those that decode."""
+
+    def __init__(
+        self,
+        settings: Disaggregation,
+        workers: Sequence[Worker],
+        decoding: Routing,
+        clock: Clock,
+        log: RequestLog,
+        *,
+        kv_event_delay_s: float,
+        decode: Callable[[int, Prompt, EngineSequence, int | None], None],
+        sequence: Callable[[int, BlockChain], EngineSequence],
+        note: Callable[[int, Decision, Router], None],
+    ) -> None:
+        """Connect workers.
+
+        Args:
+            settings: how requests and their KV travel.
+            workers: all, by their numbers.
+            decoding: the router of those that decode.
+            clock: the time.
+            log: is told when what happened to each request.
+            kv_event_delay_s: time until a KV event reaches a router (s).
+            decode: sends a request to a worker that answers it, the router's choice or this one.
+            sequence: makes a request's sequence for that worker.
+            note: records what a router knew when it placed a request.
+        """
+        self.settings = settings
+        prefilling = [worker for worker in workers if worker.prefills]
+        self.routing = Routing(settings.router, prefilling, clock, kv_event_delay_s=kv_event_delay_s)
+        self.links = Links(settings.transfer)
+        for num_gpus in settings.num_gpus:
+            self.links.add_worker(num_gpus)
+        self._config = settings.config
+        self._sends_chunks = settings.transfer.overlap == "chunk"
+        self._is_destination_first = settings.config.flow == "destination-first"
+        self._workers = workers
+        self._decoding = decoding
+        self._clock = clock
+        self._log = log
+        self._decode, self._sequence, self._note = decode, sequence, note
+        self._journeys: dict[int, Journey] = {}
+        self._block_size = workers[0].engine.config.block_size
+        self._awaited_s = -1.0  # of the next end of a transfer
+        for worker in decoding.workers:
+            worker.on_loads = self._on_loads
+            worker.on_second_token = self._note_second_token
+
+    def begin(self, number: int, prompt: Prompt, chain: BlockChain) -> None:
+        """Take a request that has arrived."""
+        journey = self._journeys[number] = Journey(prompt, chain, Life(0, config=self._config))
+        local = self._bypass(prompt)
+        if journey.life.next_stage(has_prefill=True, bypasses=local is not None) == "decode":
+            self._send_to_decode(number, journey, local)
+            return
+        decision = self.routing.place(number, prompt, 1)
+        if decision is not None:
+            self._place_prefill(number, decision)
+        if self._is_destination_first:
+            self._send_to_decode(number, journey, None)
+
+    def _bypass(self, prompt: Prompt) -> int | None:
+        """Return the decode worker that is to compute this prompt itself, if one is."""
+        config, decoding = self._config, self._decoding
+        if config.conditional_disagg == "never":
+            return None
+        now = self._clock.now
+        decoding.catch_up(prompt)
+        self.routing.catch_up(prompt)
+        there, here = decoding.router.peek(prompt, now), self.routing.router.peek(prompt, now)
+        pool = self._workers[there.worker].engine.scheduler.pool
+        block_size = self._block_size
+        needed = -(-prompt.num_tokens // block_size) - there.overlap_blocks
+        is_bypassed = bypasses(
+            config,
+            num_tokens=prompt.num_tokens,
+            num_cached=there.overlap_blocks * block_size,
+            prefill_tokens=self.routing.router.load(here.worker).prefill_tokens,
+            decode_usage=(pool.num_blocks - pool.num_free + needed) / pool.num_blocks,
+        )
+        return there.worker if is_bypassed else None
+
+    def _place_prefill(self, number: int, decision: Decision) -> None:
+        """Take note of who is to compute a prompt; destination first, that begins when there are blocks for it."""
+        journey = self._journeys[number]
+        self._note(number, decision, self.routing.router)
+        journey.source = decision.worker
+        if journey.has_blocks or not self._is_destination_first:
+            self._prefill(number, journey)
+
+    def _prefill(self, number: int, journey: Journey) -> None:
+        """Send a prompt to the worker that is to compute it."""
+        self._log.prefill_queued_s[number] = self._clock.now
+        journey.prefilled = EngineSequence(
+            number,
+            num_prompt=journey.prompt.num_tokens,
+            max_tokens=1,
+            is_remote_decode=True,
+            chain=journey.chain,
+            arrival=self._clock.now,
+        )
+        self._workers[journey.source].add(journey.prefilled)
+
+    def on_prefill_step(self, worker: Worker, output: StepOutput) -> None:
+        """Pass on what a step of a prefill worker has computed."""
+        if self.routing.sends_events_at_once and worker.engine.has_events:
+            self.routing.on_events(worker)
+        if self._sends_chunks:
+            self._send_chunks(output)
+        router = self.routing.router
+        for sequence in output.finished:
+            number = sequence.id
+            assert isinstance(number, int)
+            router.on_finish(number)
+            journey = self._journeys[number]
+            journey.is_held = True
+            self._log.prefill_worker[number] = worker.number
+            self._log.prefill_end_s[number] = output.end
+            follows = journey.life.on_end("", "", worker.number, now=output.end)
+            assert isinstance(follows, PlaceAgain), "what was prefilled is placed for decoding"
+            journey.life.next_stage(has_prefill=True)
+            if self._is_destination_first:
+                self._read(number, journey)
+                continue
+            self._send_to_decode(number, journey, None)
+            if journey.decoded is None or not self._config.kv_lease_renewal:
+                end = output.end + self._config.kv_lease_duration_s
+                self._clock.at(end, ARRIVAL, partial(self._end_lease, number))
+        if output.finished:
+            for held, decision in router.release(self._clock.now):
+                assert isinstance(held, int)
+                self._place_prefill(held, decision)
+            self._await_transfers()
+
+    def _send_to_decode(self, number: int, journey: Journey, worker: int | None) -> None:
+        self._log.decode_queued_s[number] = self._clock.now
+        sequence = self._sequence(number, journey.chain)
+        sequence.is_remote_prefill = journey.life.stage == "prefill" or journey.life.is_prefilled
+        sequence.is_token_shipped = sequence.is_remote_prefill and self._is_destination_first
+        self._decode(number, journey.prompt, sequence, worker)
+
+    def on_sent(self, number: int, sequence: EngineSequence, worker: int) -> None:
+        """Take note that a decode worker has a request."""
+        journey = self._journeys[number]
+        journey.decoded, journey.target = sequence, worker
+
+    def _end_lease(self, number: int) -> None:
+        """Let a prefill worker use blocks again that nobody has read in time."""
+        journey = self._journeys.get(number)
+        if journey is None or not journey.is_held:
+            return
+        if journey.decoded is not None and self._config.kv_lease_renewal:
+            return
+        self._let_go(journey)
+        if journey.is_under_way:
+            self.links.drop(number, self._clock.now)
+            self._arrive(number, journey, 0)
+        self._await_transfers()
+
+    def _let_go(self, journey: Journey) -> None:
+        """Free the blocks at the prefill worker."""
+        assert journey.prefilled is not None
+        journey.is_held = False
+        self._workers[journey.source].let_go(journey.prefilled)
+
+    def _on_loads(self, sequences: list[EngineSequence]) -> None:
+        """Go on with those for which a decode worker has taken blocks."""
+        for sequence in sequences:
+            number = sequence.id
+            assert isinstance(number, int)
+            self._log.decode_blocks_s[number] = self._clock.now
+            journey = self._journeys[number]
+            journey.has_blocks = True
+            if not self._is_destination_first:
+                self._read(number, journey)
+            elif journey.source >= 0:
+                self._prefill(number, journey)
+        self._await_transfers()
+
+    def _read(self, number: int, journey: Journey) -> None:
+        """Begin to read KV, if it is still there."""
+        now, sequence = self._clock.now, journey.decoded
+        assert sequence is not None
+        if not journey.is_under_way:
+            self._log.transfer_start_s[number] = now
+        if not journey.is_held:
+            self._clock.at(now, ARRIVAL, partial(self._arrive, number, journey, 0))
+            return
+        if journey.is_under_way:
+            return  # chunk by chunk
+        count = -(-sequence.num_prompt // self._block_size) - sequence.num_cached_blocks
+        num_bytes = self.settings.kv_size.of(count)
+        hidden = self._num_hidden_bytes(journey, num_bytes)
+        journey.is_under_way = True
+        self.links.start(
+            number,
+            now,
+            source=journey.source,
+            target=journey.target,
+            num_bytes=num_bytes - hidden,
+            num_blocks=count,
+            num_bytes_ahead=hidden,
+        )
+
+    def _num_hidden_bytes(self, journey: Journey, num_bytes: float) -> float:
+        """Return what was sent before the prefill ended, layer by layer."""
+        assert journey.prefilled is not None
+        if self.settings.transfer.overlap != "layer":
+            return 0.0
+        return hidden_bytes(
+            num_bytes,
+            bandwidth=self.links.bandwidth(journey.source, journey.target),
+            prefill_s=self._clock.now - journey.prefilled.first_scheduled_s,
+            num_layers=self.settings.kv_size.num_layers,
+        )
+
+    def _send_chunks(self, output: StepOutput) -> None:
+        """Send the blocks that a step has filled, and with the end of a prompt the rest."""
+        for sequence, count in output.chunks:
+            number = sequence.id
+            assert isinstance(number, int)
+            journey = self._journeys[number]
+            assert journey.decoded is not None
+            journey.num_computed = max(journey.num_computed, sequence.cached_tokens) + count
+            is_last = journey.num_computed >= sequence.num_prompt
+            num_filled = (
+                -(-sequence.num_prompt // self._block_size) if is_last else journey.num_computed // self._block_size
+            )
+            num_blocks = max(num_filled - max(journey.num_sent, journey.decoded.num_cached_blocks), 0)
+            journey.num_sent = num_filled
+            self._send_more(number, journey, num_blocks, is_last=is_last)
+
+    def _send_more(self, number: int, journey: Journey, num_blocks: int, *, is_last: bool) -> None:
+        now, num_bytes = self._clock.now, self.settings.kv_size.of(num_blocks)
+        if journey.is_under_way:
+            self.links.extend(number, now, num_bytes=num_bytes, num_blocks=num_blocks, is_last=is_last)
+            return
+        journey.is_under_way = True
+        self._log.transfer_start_s[number] = now
+        self.links.start(
+            number,
+            now,
+            source=journey.source,
+            target=journey.target,
+            num_bytes=num_bytes,
+            num_blocks=num_blocks,
+            is_last=is_last,
+        )
+
+    def _await_transfers(self) -> None:
+        """Make an appointment with the next end of a transfer."""
+        next_s = self.links.next_s()
+        if next_s is not None and (next_s := max(next_s, self._clock.now)) != self._awaited_s:
+            self._awaited_s = next_s
+            self._clock.at(next_s, COMPLETION, self._end_transfers)
+
+    def _end_transfers(self) -> None:
+        now = self._clock.now
+        if now != self._awaited_s:
+            return  # an appointment that was moved
+        self._awaited_s = -1.0
+        for number in self.links.advance(now):
+            journey = self._journeys[number]
+            self._let_go(journey)
+            self._arrive(number, journey, None)
+        self._await_transfers()
+
+    def _arrive(self, number: int, journey: Journey, num_valid_blocks: int | None) -> None:
+        """Give a decode worker the KV that it waits for, or the news that it is lost."""
+        assert journey.decoded is not None
+        journey.is_under_way = False
+        self._log.transfer_end_s[number] = self._clock.now
+        self._workers[journey.target].arrive(journey.decoded, num_valid_blocks)
+
+    def on_sampled(self, worker: Worker, output: StepOutput) -> None:
+        """Take note of what follows the first token of those that a step of a decode worker brought past their prompt."""
+        for sequence in output.sampled:
+            if sequence.first_token_s == output.end:
+                worker.has_first_token.append(sequence)
+            elif sequence.is_token_shipped or sequence in worker.has_first_token:
+                worker.has_first_token = [one for one in worker.has_first_token if one is not sequence]
+                self._note_second_token(sequence, output.end)
+
+    def _note_second_token(self, sequence: EngineSequence, time: float) -> None:
+        number = sequence.id
+        assert isinstance(number, int)
+        if math.isnan(self._log.second_token_s[number]):
+            self._log.second_token_s[number] = time
+
+    def on_decoded(self, number: int, sequence: EngineSequence) -> None:
+        """Complete what is known of a request that has ended."""
+        log, journey = self._log, self._journeys.pop(number)
+        if sequence.is_failed:
+            log.error[number] = EXPIRED
+        log.decode_start_s[number] = sequence.first_scheduled_s
+        if (prefilled := journey.prefilled) is not None:
+            log.admitted_s[number] = prefilled.first_scheduled_s
+            log.cached_tokens[number] = prefilled.cached_tokens
+            log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions

@@ -1,0 +1,100 @@
+"""Placing requests among simulated workers: the router core, fed by the engines themselves."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from dynabench.virtual.clock import Clock
+from dynabench.virtual.oracles import true_work
+from dynabench.virtual.worker import Worker
+from mocker import AllBlocksCleared, BlockStored
+from mocker.events import KvEvent
+from serving.router import Decision, Prompt, Router
+from serving.router.index import PrefixIndex
+
+FEW_WORKERS = 16
+
+
+class Routing:
+    """Places requests among the workers that one router knows, which it knows by their number in the cluster."""
+
+    def __init__(self, router: Router, workers: Sequence[Worker], clock: Clock, *, kv_event_delay_s: float) -> None:
+        self.router = router
+        self.workers = workers
+        self._clock = clock
+        self._index = router.index if isinstance(router.index, PrefixIndex) else None
+        self._caught_up_s = -1.0
+        self._delay_s = 0.0 if router.is_oracle else kv_event_delay_s
+        # With few workers, events wait in their engine until a decision asks for them: fewer, larger batches.
+        self.sends_events_at_once = self._delay_s > 0 or len(workers) > FEW_WORKERS
+        self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
+        self._by_number = {worker.number: worker for worker in workers}
+        for worker in workers:
+            router.add_worker(worker.number)
+
+    def place(
+        self, number: int, prompt: Prompt, output_length: int, only: int | None = None, *, is_local: bool = False
+    ) -> Decision | None:
+        """Choose a worker for a request, or take the one it must go to, and book it; None if it waits at the router.
+
+        It is local if a decode worker computes its prompt, too.
+        """
+        router, now = self.router, self._clock.now
+        self.catch_up(prompt)
+        if router.policy.needs_state:
+            for worker in self.workers:
+                router.on_load(worker.number, worker.kv_usage, len(worker.engine.scheduler.waiting))
+        if only is not None:
+            return router.pick(number, prompt, now, only=only, is_local=is_local)
+        if router.policy.needs_truth:
+            work = [true_work(worker.engine, now) for worker in self.workers]
+            router.policy.on_truth(work, output_length)
+        return router.place(number, prompt, now)
+
+    def catch_up(self, prompt: Prompt) -> None:
+        """Take in the iterations that have ended inside leaps, at the workers where that can change a decision.
+
+        Inside a leap only evictions matter to the router, so a worker without overlap has nothing to add; among few
+        workers, asking all is cheaper than finding out which have any.
+        """
+        if self._index is None:
+            return
+        now, workers = self._clock.now, self.workers
+        while self._in_transit and self._in_transit[0][0] <= now:
+            _, number, events = self._in_transit.popleft()
+            self._apply(number, events)
+        if len(workers) <= FEW_WORKERS:
+            if now == self._caught_up_s:
+                return
+            self._caught_up_s = now
+        else:
+            workers = [self._by_number[number] for number in self._index.overlaps(prompt.blocks)]
+        for worker in workers:
+            engine = worker.engine
+            step = engine.step
+            if step is not None and step.num_iterations > 1 and worker.caught_up_s != now:
+                worker.caught_up_s = now
+                engine.advance(now)
+            if engine.has_events:
+                self.on_events(worker)
+
+    def on_events(self, worker: Worker) -> None:
+        """Send a worker's KV events to the router."""
+        events = worker.engine.take_events()
+        if self._delay_s:
+            self._in_transit.append((self._clock.now + self._delay_s, worker.number, events))
+        else:
+            self._apply(worker.number, events)
+
+    def _apply(self, worker: int, events: list[KvEvent]) -> None:
+        """Enter KV events into the index; blocks that only their own request could ask for are left out."""
+        index = self._index
+        assert index is not None
+        for event in events:
+            assert not isinstance(event, AllBlocksCleared)
+            chain = event.chain
+            stop = event.stop if event.stop < chain.num_named else chain.num_named
+            if event.start < stop:
+                if isinstance(event, BlockStored):
+                    index.store_blocks(worker, chain.ids, event.start, stop, chain.blocks_per_id)
+                else:
+                    index.remove_blocks(worker, chain.ids, event.start, stop, chain.blocks_per_id)

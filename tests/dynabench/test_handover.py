@@ -1,0 +1,200 @@
+"""Prefill and decode apart, in virtual time."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.transfer import TransferConfig
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import cluster_of, run
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.life import DisaggregationConfig
+from workloads import Request, Workload
+
+FREE = TransferConfig(bandwidth_gb_s=0, latency_ms=0.0)
+SLOW = TransferConfig(bandwidth_gb_s=1.0, latency_ms=5.0)
+CONSTANT = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0)
+BLOCK = 16
+
+
+def workload(*requests):
+    """Return a workload of (arrival, prompt, output) with prompts of their own."""
+    made, first = [], 0
+    for arrival, num_prompt, num_output in requests:
+        count = -(-num_prompt // BLOCK)
+        made.append(Request(arrival, num_prompt, num_output, tuple(range(first, first + count))))
+        first += count
+    return Workload("w", BLOCK, made)
+
+
+def apart(
+    prefill=1,
+    decode=1,
+    *,
+    transfer=FREE,
+    timing=CONSTANT,
+    mode="round-robin",
+    blocks=200,
+    budget=8192,
+    policy="fail",
+    **dials,
+):
+    engine = EngineConfig(
+        block_size=BLOCK, num_gpu_blocks=blocks, kv_load_failure_policy=policy, max_num_batched_tokens=budget
+    )
+    pools = tuple(
+        Pool(name=role, role=role, replicas=count, mocker=engine, timing=timing)
+        for role, count in (("prefill", prefill), ("decode", decode))
+    )
+    return Deployment(pools=pools, router_mode=mode, transfer=transfer, disaggregation=DisaggregationConfig(**dials))
+
+
+def simulated(deployment, requests):
+    return run(Plan.alone(Settings(deployment)), requests).requests
+
+
+def cluster(deployment, requests):
+    """Return a cluster that has run."""
+    made = cluster_of(Plan.alone(Settings(deployment)), requests)
+    made.run()
+    return made
+
+
+def test_a_lone_request_has_its_first_token_after_the_prefill_and_one_step_of_the_decode_worker():
+    found = simulated(apart(), workload((0.0, 100, 5)))
+    assert found.first_token_s[0] == pytest.approx(0.2 + 0.01, abs=1e-6)
+    assert found.last_token_s[0] == pytest.approx(0.2 + 5 * 0.01, abs=1e-6)
+    assert (found.prefill_worker[0], found.worker[0]) == (0, 1)
+
+
+def test_destination_first_the_first_token_comes_with_the_kv():
+    found = simulated(apart(flow="destination-first"), workload((0.0, 100, 5), (9.0, 100, 1)))
+    assert (found.first_token_s - found.sent_s).tolist() == pytest.approx([0.2, 0.2], abs=1e-6)
+    assert (found.last_token_s - found.sent_s).tolist() == pytest.approx([0.2 + 4 * 0.01, 0.2], abs=1e-6)
+
+
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_the_second_token_comes_a_decode_step_after_the_first(flow):
+    found = simulated(apart(flow=flow), workload((0.0, 100, 5), (9.0, 100, 1), (9.5, 100, 2)))
+    assert (found.second_token_s - found.first_token_s).tolist() == [pytest.approx(0.01), None, pytest.approx(0.01)]
+
+
+def test_the_stamps_of_a_request_follow_each_other():
+    found = simulated(apart(transfer=SLOW), workload((0.0, 1000, 5)))
+    stamps = [
+        getattr(found, name)[0]
+        for name in (
+            *("sent_s", "prefill_queued_s", "admitted_s", "prefill_end_s", "decode_queued_s", "decode_blocks_s"),
+            *("transfer_start_s", "transfer_end_s", "decode_start_s"),
+            *("first_token_s", "second_token_s", "last_token_s"),
+        )
+    ]
+    assert stamps == sorted(stamps)
+    assert found.prefill_end_s[0] - found.admitted_s[0] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("overlap", "exposed_s"), [("none", 0.805), ("chunk", 0.605), ("layer", 0.42)])
+def test_what_is_sent_during_the_prefill_does_not_delay_the_first_token(overlap, exposed_s):
+    """A prompt of two chunks of 0.2 s each, which take 0.4 s each to send, and 5 ms once.
+
+    Sent by layers, nearly half of the 0.8 s lies in the prefill; chunk by chunk, half of the first chunk's 0.4 s.
+    """
+    size = 0.8 / 2048 * 1e9
+    transfer = TransferConfig(bandwidth_gb_s=1.0, latency_ms=5.0, kv_bytes_per_token=size, overlap=overlap)
+    deployment = apart(transfer=transfer, flow="destination-first", budget=1024)
+    found = simulated(deployment, workload((0.0, 2048, 5)))
+    assert found.first_token_s[0] - found.prefill_end_s[0] == pytest.approx(exposed_s, abs=0.02)
+
+
+def test_the_decode_worker_waits_for_blocks_before_anything_is_read():
+    """Each prompt takes 6 blocks of 9, so the second is read when the first has ended; another worker has computed it."""
+    found = simulated(apart(2, transfer=SLOW, blocks=10), workload((0.0, 90, 6), (0.0, 90, 6)))
+    assert found.decode_queued_s[1] < found.last_token_s[0]
+    assert found.transfer_start_s[1] == pytest.approx(found.last_token_s[0])
+
+
+def test_a_lease_that_is_not_renewed_runs_out():
+    short = {"kv_lease_renewal": False, "kv_lease_duration_s": 0.001}
+    lost = simulated(apart(transfer=SLOW, **short), workload((0.0, 90, 6)))
+    assert "the lease had run out" in lost.error[0]
+    assert lost.first_token_s.mask[0]
+    again = simulated(apart(transfer=SLOW, policy="recompute", **short), workload((0.0, 90, 6)))
+    assert again.error[0] == ""
+    assert again.first_token_s[0] == pytest.approx(0.2 + 0.001 + 0.2)
+    kept = simulated(apart(transfer=SLOW, kv_lease_duration_s=0.001), workload((0.0, 90, 6)))
+    assert kept.error[0] == ""
+
+
+def test_a_prompt_that_is_mostly_cached_stays_with_its_decode_worker():
+    request = Request(0.0, 1600, 3, tuple(range(100)))
+    twice = Workload("w", BLOCK, [request, replace_arrival(request, 5.0)])
+    always = simulated(apart(mode="kv"), twice)
+    assert always.prefill_worker.tolist() == [0, 0]
+    found = simulated(apart(mode="kv", conditional_disagg="isl_bounding"), twice)
+    assert found.prefill_worker.tolist() == [0, None]
+    assert found.cached_tokens.tolist()[1] == 1584
+
+
+def replace_arrival(request, arrival):
+    return Request(arrival, request.input_length, request.output_length, request.hash_ids)
+
+
+@st.composite
+def clusters(draw):
+    rng = random.Random(draw(st.integers(0, 1 << 32)))
+    requests, now = [], 0.0
+    for _ in range(draw(st.integers(1, 25))):
+        now += rng.choice([0.0, 0.01, rng.random()])
+        group, depth = rng.randrange(3), rng.randrange(4)
+        shared = [1000 * group + place for place in range(depth * 4)]
+        num_prompt = len(shared) * BLOCK + rng.randint(1, 200)
+        own = [rng.randrange(10**6, 10**9) for _ in range(-(-num_prompt // BLOCK) - len(shared))]
+        requests.append(Request(now, num_prompt, rng.randint(1, 60), (*shared, *own)))
+    flow = rng.choice(["source-first", "destination-first"])
+    overlap = "none" if flow == "source-first" else rng.choice(["none", "chunk", "layer"])
+    deployment = apart(
+        rng.randint(1, 3),
+        rng.randint(1, 3),
+        transfer=replace(rng.choice([FREE, SLOW, TransferConfig()]), overlap=overlap),
+        timing=rng.choice([CONSTANT, TimingConfig()]),
+        mode=rng.choice(["round-robin", "kv", "least-loaded"]),
+        blocks=rng.choice([40, 60, 200]),
+        policy=rng.choice(["fail", "recompute"]),
+        flow=flow,
+        conditional_disagg=rng.choice(["never", "isl_or_load"]),
+        kv_lease_renewal=rng.random() < 0.7,
+        kv_lease_duration_s=rng.choice([0.05, 30.0]),
+    )
+    return deployment, Workload("w", BLOCK, requests)
+
+
+@settings(max_examples=60, deadline=None)
+@given(clusters())
+def test_nothing_is_lost_on_the_way(world):
+    """Every request ends once, no block stays behind, and what was read was there to be read."""
+    deployment, requests = world
+    ended = cluster(deployment, requests)
+    for engine in (worker.engine for worker in ended.workers):
+        assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
+        assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
+    assert ended.handover.links.next_s() is None
+    found = simulated(deployment, requests)
+    assert found.request.tolist() == list(range(len(requests)))
+    good = found.error == ""
+    if deployment.disaggregation.kv_lease_renewal:
+        assert good.all()
+    ended = np.ma.getdata(found.last_token_s)[good]
+    assert (ended >= np.ma.getdata(found.first_token_s)[good]).all()
+    is_apart = good & ~np.ma.getmaskarray(found.prefill_worker)
+    if deployment.transfer.overlap != "chunk":
+        assert (found.prefill_end_s <= found.transfer_start_s)[is_apart].all()
+    has_second = good & (found.osl > 1)
+    assert (found.first_token_s <= found.second_token_s)[has_second].all()
+    assert (found.second_token_s <= found.last_token_s)[has_second].all()
+    assert (found.transfer_end_s <= found.decode_start_s)[is_apart & (found.osl > 1)].all()
