@@ -96,10 +96,10 @@ def settings_of(point: Any, gpu: str) -> tuple[EngineConfig, TimingConfig]:
     return engine, timing
 
 
-def workload_of(point: Any) -> Workload:
-    """Return the requests of a point."""
+def workload_of(point: Any, count: int = 0) -> Workload:
+    """Return the requests of a point, or fewer of them."""
     rng = random.Random(0)
-    count = min(10 * int(point.concurrency), MOST_REQUESTS)
+    count = count or min(10 * int(point.concurrency), MOST_REQUESTS)
 
     def length(mean: float) -> int:
         return rng.randint(int(0.8 * mean), int(mean))
