@@ -6,16 +6,26 @@ from pathlib import Path
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from reports import drawing, insight, metrics
+from reports import drawing, insight, metrics, split
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, grid_of, logarithmic, mark, new
 from reports.records import Floats, Record
 from reports.stability import in_system
 from reports.summary import Summary
+from reports.tables import milliseconds
 
 Runs = dict[str, Record]
 MAX_WORKERS = 32
 POINTS = 161
+PART_COLOURS = {
+    "queue": "#a9a9a9",
+    "prefill": "#6a5acd",
+    "decode_queue": "#d8c98a",
+    "transfer": "#e0703a",
+    "first_step": "#2a9d8f",
+}
+"""Of the parts of TTFT: none is the colour of an arm."""
 
 
 def ttft_distribution(runs: Runs, summary: Summary) -> Chart:
@@ -80,6 +90,36 @@ def percentiles(runs: Runs, summary: Summary) -> Chart:
     return Chart(
         figure, "Mean and percentiles with 95% intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True
     )
+
+
+def ttft_split(runs: Runs, summary: Summary) -> Chart | None:
+    """The parts of the mean TTFT, a stacked bar per arm, in the order in which requests meet them."""
+    known = {arm: found for arm in runs if (found := summary.arms[arm].split)}
+    if not known:
+        return None
+    title = "Where does TTFT go? (mean, ms)"
+    figure, axes = new(title, "time since the request was sent (ms)", "", size=(7, max(3.6, 1.8 + 0.35 * len(known))))
+    panel = Panel(axes, "ms")
+    shown = {name for found in known.values() for name in found.parts}
+    for row, (arm, found) in enumerate(known.items()):
+        place, begin = list(runs).index(arm), 0.0
+        for part, seconds in found.parts.items():
+            width = seconds * 1000
+            mark(list(axes.barh(row, width, 0.6, left=begin, color=PART_COLOURS[part])), place)
+            panel.add(f"{arm}, {split.LABELS[part]}: {milliseconds(seconds)} ms", place, [begin + width / 2], [row])
+            begin += width
+        total = axes.annotate(
+            milliseconds(found.ttft), (begin, row), (4, 0), textcoords="offset points", va="center", fontsize=9
+        )
+        mark(total, place)
+    axes.set_yticks(range(len(known)), list(known))
+    axes.set_ylim(len(known) - 0.4, -0.6)
+    axes.set_xlim(0, max(found.ttft for found in known.values()) * 1150 or 1)
+    axes.grid(visible=False, axis="y")
+    keys = [Patch(color=PART_COLOURS[part], label=split.LABELS[part]) for part in split.PARTS if part in shown]
+    axes.legend(handles=keys, fontsize=8, ncols=len(keys), loc="upper left", bbox_to_anchor=(0, -0.2), borderpad=0)
+    text = "; ".join(f"{split.LABELS[part]}: {split.PARTS[part]}" for part in split.PARTS if part in shown)
+    return Chart(figure, title, f"{text}.", [panel])
 
 
 def differences(runs: Runs, summary: Summary) -> Chart | None:
@@ -244,6 +284,7 @@ def running_over_time(runs: Runs, summary: Summary) -> Chart:
 CHARTS: dict[str, Callable[[Runs, Summary], Chart | None]] = {
     "differences": differences,
     "percentiles": percentiles,
+    "ttft_split": ttft_split,
     "ttft_distribution": ttft_distribution,
     "itl_distribution": itl_distribution,
     "e2e_distribution": e2e_distribution,
@@ -290,7 +331,7 @@ def _logarithmic(figure: Figure, panel: Panel, title: str) -> Chart:
 
 def _hits(run: Record, worker: int, edges: Floats) -> Floats:
     requests = run.requests
-    mine = requests[(requests.worker == worker).filled(False) & ~requests.cached_tokens.mask]
+    mine = requests[(requests.prompt_worker == worker).filled(False) & ~requests.cached_tokens.mask]
     tokens, _ = np.histogram(mine.intended_s, edges, weights=mine.isl)
     cached, _ = np.histogram(mine.intended_s, edges, weights=mine.cached_tokens.data)
     with np.errstate(invalid="ignore"):
@@ -299,8 +340,14 @@ def _hits(run: Record, worker: int, edges: Floats) -> Floats:
 
 
 def _running(run: Record, worker: int, edges: Floats) -> Floats:
-    requests = run.requests
-    return in_system(requests[(requests.worker == worker).filled(False) & requests.succeeded], edges)
+    """Count the requests on a worker; one that another prefills comes when it is sent there to be decoded."""
+    requests = run.requests[run.requests.succeeded]
+    prefilled = requests[(requests.prefill_worker == worker).filled(False)]
+    answered = requests[(requests.worker == worker).filled(False)]
+    came_s = np.where(answered.prefill_worker.mask, answered.intended_s, answered.decode_queued_s.filled(0))
+    return in_system(answered.replace(intended_s=came_s), edges) + in_system(
+        prefilled.replace(done_s=prefilled.prefill_end_s), edges
+    )
 
 
 def _per_worker(runs: Runs, title: str, unit: str, measure: Callable[[Record, int, Floats], Floats]) -> Chart:

@@ -25,6 +25,7 @@ from foundation.text import one_line, printable
 from reports import charts, page, tables
 from reports.fidelity import Fidelity
 from reports.metrics import LABELS
+from reports.pools import LinkUse, PoolUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
 from reports.summary import PAIRED, Summary, summarize
@@ -143,6 +144,8 @@ class RunFacts(msgspec.Struct):
     notes: tuple[str, ...]
     facts: dict[str, Annotated[float, Meta(ge=-FINITE, le=FINITE)]]
     is_live: bool
+    pools: tuple[PoolUse, ...] = ()
+    links: tuple[LinkUse, ...] = ()
 
 
 class Sent(msgspec.Struct):
@@ -234,7 +237,7 @@ def _read_table(path: Path) -> "pa.Table":
 
 
 def _of_before(table: "pa.Table") -> "pa.Table":
-    """Say by nulls what the last version said by -1, or by leaving out a column."""
+    """Say by nulls what the last version said by -1, or by leaving out a column of text."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -244,7 +247,7 @@ def _of_before(table: "pa.Table") -> "pa.Table":
                 table = table.append_column(name, pa.repeat(column.default, len(table)))
             continue
         if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(len(table), pa.from_numpy_dtype(column.dtype)))
+            continue
         place, values = table.column_names.index(name), table[name]
         if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
             table = table.set_column(place, name, compute.if_else(compute.less(values, 0), None, values))
@@ -325,6 +328,8 @@ def run_facts(run: Record) -> Manifest:
         "notes": list(run.notes),
         "facts": dict(run.facts),
         "is_live": run.is_live,
+        "pools": msgspec.to_builtins(run.pools),
+        "links": msgspec.to_builtins(run.links),
     }
 
 
@@ -351,6 +356,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         arm_names=list(summary.arms) if len(summary.arms) > 1 else [],
         paired=PAIRED,
         rows=tables.rows(summary),
+        grids=tables.grids(summary),
         fidelity=tables.fidelity_rows(fidelity) if fidelity else {},
         labels=LABELS,
         command=experiment["command"],

@@ -1,12 +1,13 @@
 """What the router did: where hits were lost, how even the load was, how often a prefix was left; and whether the plan was kept."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from reports import metrics
-from reports.records import Floats, Ints, MaybeInts, Record, Requests
+from reports.records import Flags, Floats, Ints, MaybeInts, Record, Requests
 
 WATERFALL = {
     "endless": "one unlimited cache for all",
@@ -65,13 +66,36 @@ def affinity_breaks(run: Record) -> float | None:
 
 
 def imbalance(run: Record) -> Imbalance:
-    """Return how uneven the workers' shares are: of work (uncached prompt and output tokens) and of requests."""
-    known = ~run.requests.worker.mask
-    workers = run.requests.worker.data[known]
-    if not len(workers):
+    """Return how uneven the workers' shares are: of work (uncached prompt and output tokens) and of requests.
+
+    Where some workers only prefill, they are compared with each other, and the rest likewise; the less even side counts.
+    """
+    requests = run.requests
+    if not requests.worker.count():
         return Imbalance()
-    work = np.bincount(workers, weights=_work(run)[known], minlength=run.num_workers)
-    requests = np.bincount(workers, minlength=run.num_workers)
+    prompts, outputs = _work(run)
+    work = _by_worker(run, requests.prompt_worker, prompts) + _by_worker(run, requests.worker, outputs)
+    ones = np.ones(len(requests))
+    counts = _by_worker(run, requests.worker, ones) + _by_worker(run, requests.prefill_worker, ones)
+    sides = [_evenness(work[side], counts[side]) for side in _sides(run) if counts[side].any()]
+    return max(sides, key=lambda side: side.work_max_over_mean)
+
+
+def _by_worker(run: Record, workers: MaybeInts, amounts: npt.NDArray[Any]) -> Floats:
+    """Add up what went to each worker."""
+    known = ~workers.mask
+    return np.asarray(np.bincount(workers.data[known], weights=amounts[known], minlength=run.num_workers), float)
+
+
+def _sides(run: Record) -> list[Flags]:
+    """Return which workers only prefill, and which do not; all together where there are none that do."""
+    if sum(pool.workers for pool in run.pools) != run.num_workers:  # not known
+        return [np.ones(run.num_workers, bool)]
+    prefills = np.repeat([pool.role == "prefill" for pool in run.pools], [pool.workers for pool in run.pools])
+    return [side for side in (prefills, ~prefills) if side.any()]
+
+
+def _evenness(work: Floats, requests: Floats) -> Imbalance:
     mean = work.mean() or 1.0
     return Imbalance(
         work_max_over_mean=float(work.max() / mean),
@@ -83,11 +107,16 @@ def imbalance(run: Record) -> Imbalance:
 
 def work_over_time(run: Record, edges: Floats) -> Floats:
     """Return the work sent to each worker within each window (tokens per second), shape (workers, windows)."""
-    requests, work = run.requests, _work(run)
-    rows = []
-    for worker in range(run.num_workers):
-        mine = (requests.worker == worker).filled(False)
-        rows.append(np.histogram(requests.intended_s[mine], edges, weights=work[mine])[0])
+    requests, (prompts, outputs) = run.requests, _work(run)
+
+    def sent(workers: MaybeInts, worker: int, tokens: Ints) -> Floats:
+        mine = (workers == worker).filled(False)
+        return np.histogram(requests.intended_s[mine], edges, weights=tokens[mine])[0]
+
+    computed_by = requests.prompt_worker
+    rows = [
+        sent(computed_by, worker, prompts) + sent(requests.worker, worker, outputs) for worker in range(run.num_workers)
+    ]
     result: Floats = np.array(rows) / np.diff(edges)
     return result
 
@@ -134,7 +163,7 @@ def _lengths(requests: Requests, name: Literal["isl", "osl"]) -> Floats:
     return np.array([actual[kept], planned.data[kept]], float)
 
 
-def _work(run: Record) -> Ints:
-    """Return the tokens that had to be computed; where hits are not known, the whole prompt counts."""
-    work: Ints = run.requests.isl - run.requests.cached_tokens.filled(0) + run.requests.osl
-    return work
+def _work(run: Record) -> tuple[Ints, Ints]:
+    """Return the tokens of prompts and of outputs that had to be computed; where hits are not known, whole prompts count."""
+    requests = run.requests
+    return requests.isl - requests.cached_tokens.filled(0), requests.osl

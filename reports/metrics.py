@@ -27,9 +27,11 @@ FORMULAS = {
     "imbalance": "work (uncached prompt and output tokens) of the busiest worker / mean over workers",
 }
 """Every metric's definition; percentiles are linear, failures count as infinite in the error-adjusted ones."""
+TTST_FORMULA = "second token - sent; shown where prefill and decode are apart, as their handover may lie before it"
 LABELS = {
     "ttft_sched": "TTFT",
     "ttft": "TTFT from sent",
+    "ttst": "TTST",
     "tpot": "TPOT",
     "itl": "ITL",
     "e2e_sched": "E2E",
@@ -140,15 +142,16 @@ def _steps_below(rows: Floats, value: float) -> float:
 
 
 def per_request(requests: Requests) -> dict[str, Floats]:
-    """Return TTFT, TPOT and E2E of every request (s), NaN where a request failed or has no such time."""
-    intended, sent, first, last = (
-        np.ma.filled(times, np.nan)
-        for times in (requests.intended_s, requests.sent_s, requests.first_token_s, requests.last_token_s)
+    """Return TTFT, TTST, TPOT and E2E of every request (s), NaN where a request failed or has no such time."""
+    intended, sent, first, second, last = (
+        np.ma.filled(getattr(requests, name), np.nan)
+        for name in ("intended_s", "sent_s", "first_token_s", "second_token_s", "last_token_s")
     )
     decoded = requests.osl - requests.first_chunk_tokens
     values = {
         "ttft_sched": first - intended,
         "ttft": first - sent,
+        "ttst": second - sent,
         "tpot": (last - first) / np.where(decoded > 0, decoded, np.nan),
         "e2e_sched": last - intended,
         "e2e": last - sent,

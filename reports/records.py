@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
+from reports.pools import LinkUse, PoolUse
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -147,6 +149,13 @@ class Requests:
         return replace(self, **{name: COLUMNS[name].array(values, len(self)) for name, values in columns.items()})
 
     @property
+    def prompt_worker(self) -> MaybeInts:
+        """The worker that computed each prompt: one that only prefills, or the one that answered."""
+        answered = self.prefill_worker.mask
+        workers = np.where(answered, self.worker.data, self.prefill_worker.data)
+        return np.ma.MaskedArray(workers, answered & self.worker.mask)
+
+    @property
     def succeeded(self) -> Flags:
         """Which requests did not fail."""
         return np.asarray(self.error == "", bool)
@@ -239,6 +248,10 @@ class Record:
     """What else is known of it, such as how busy the client was."""
     is_live: bool = False
     """Whether each row of `gaps` is a chunk that came over HTTP."""
+    pools: tuple[PoolUse, ...] = ()
+    """How busy workers were, where that is known."""
+    links: tuple[LinkUse, ...] = ()
+    """How busy the links between them were, where KV is transferred."""
 
     @property
     def measured(self) -> "Record":
@@ -273,12 +286,13 @@ def _table(place: int, run: Record) -> "pa.Table":
 
 
 def from_table(table: "pa.Table", count: int) -> list[Requests]:
-    """Read the requests of so many runs back.
+    """Read the requests of so many runs back; columns that a folder is too old to have are unknown.
 
     Raises:
-        ValueError: a column is missing, or holds what it cannot.
+        ValueError: a column that must be known is missing, or one holds what it cannot.
     """
-    if missing := [name for name in ("run", *COLUMNS) if name not in table.column_names]:
+    needed = ("run", *(name for name, column in COLUMNS.items() if not column.may_be_unknown))
+    if missing := [name for name in needed if name not in table.column_names]:
         raise ValueError(f"requests.parquet has no column {', '.join(missing)}")
     run_of = _read(Column("", name="run", dtype=np.int32), table)
     whole = Requests(**{name: _read(column, table) for name, column in COLUMNS.items()})
@@ -293,6 +307,8 @@ def _read(column: Column, table: "pa.Table") -> Any:
     """
     import pyarrow as pa
 
+    if column.name not in table.column_names:
+        return column.array(None, len(table))
     stored, kind = table[column.name], table[column.name].type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)

@@ -12,7 +12,9 @@ from reports import insight, metrics, slo
 from reports.conditions import METRICS, Condition
 from reports.insight import Imbalance, Waterfall
 from reports.metrics import Cache, Goodput, Intervals, Statistics, Throughput
+from reports.pools import LinkUse, PoolUse, averaged
 from reports.records import Floats, Record, Texts
+from reports.split import Split, split
 from reports.stability import Stability, stability
 from reports.statistics import (
     Blocks,
@@ -77,11 +79,19 @@ class ArmSummary(msgspec.Struct, frozen=True):
     """Only with limits."""
     missed: list[str] | UnsetType = UNSET
     """Limits of a run that it misses; only with limits."""
+    split: Split | UnsetType = UNSET
+    """Where TTFT goes; only where it is known when a worker began with a request."""
+    ttst: Statistics | UnsetType = UNSET
+    """Only where prefill and decode are apart, and the second token's time is known."""
+    pools: list[PoolUse] | UnsetType = UNSET
+    """Only where it is known how busy workers were."""
+    links: list[LinkUse] | UnsetType = UNSET
+    """Only where KV is transferred over links of a known capacity."""
 
     def metric(self, name: str) -> Statistics:
         """Return the statistics of a metric by its name."""
-        found: Statistics = getattr(self, name)
-        return found
+        found: Statistics | UnsetType = getattr(self, name)
+        return Statistics(0) if isinstance(found, UnsetType) else found
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -163,7 +173,8 @@ def summarize(
         limits=[str(limit) for limit in limits or []],
         bound=Bound(bound_s, insight.covered(means, bound_s)),
         num_blocks=int(blocks.max(initial=0)) + 1,
-        formulas=metrics.FORMULAS,
+        formulas=metrics.FORMULAS
+        | ({"ttst": metrics.TTST_FORMULA} if any(arm.ttst for arm in figures.values()) else {}),
         is_complete=all(value.is_complete for value in figures.values()),
         is_stable=all(is_stable.values()),
     )
@@ -320,7 +331,13 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         client={name: _mean([run.facts.get(name) for run in repeats]) for name in repeats[0].facts},
         ends=_counts([run.requests.finish_reason for run in repeats]) or UNSET,
         affinity_breaks=_mean([insight.affinity_breaks(run) for run in repeats]),
+        split=split(repeats) or UNSET,
+        pools=averaged([run.pools for run in repeats]) or UNSET,
+        links=averaged([run.links for run in repeats]) or UNSET,
     )
+    seconds = np.concatenate([value["ttst"] for value in values])
+    if any(run.requests.prefill_worker.count() for run in repeats) and not np.isnan(seconds).all():
+        arm = structs.replace(arm, ttst=metrics.describe(seconds, num_failed=failed))
     if not limits:
         return arm
     goodput = _averaged([metrics.goodput(run, slo.good(run, limits)) for run in repeats])

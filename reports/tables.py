@@ -13,11 +13,13 @@ from reports.foreign import markdown_cell
 from reports.like import table as like
 from reports.metrics import LABELS
 from reports.points import Sweep
+from reports.pools import Use
 from reports.records import Record
-from reports.summary import ArmSummary, Summary
+from reports.split import LABELS as PARTS
+from reports.summary import PAIRED, ArmSummary, Summary
 
 WIDE = 150
-TIMES = ("ttft_sched", "itl", "tpot", "e2e_sched")
+TIMES = ("ttft_sched", "ttst", "itl", "tpot", "e2e_sched")
 
 
 Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
@@ -40,8 +42,10 @@ def rows(summary: Summary) -> list[tuple[str, list[str]]]:
     arms = list(summary.arms.values())
     found: list[tuple[str, list[str]]] = []
     for name in TIMES:
+        if not any(arm.metric(name).count for arm in arms) and name == "ttst":
+            continue
         found += _cells(_latency(name), arms)
-        if name != "itl" and len(arms) > 1:
+        if name in PAIRED and len(arms) > 1:
             found += [
                 (
                     f"{LABELS[name]} {statistic} vs {summary.baseline}",
@@ -73,6 +77,96 @@ def _latency(name: str) -> list[Line]:
         )
         for statistic in ("mean", "p50", "p90", "p99")
     ]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A small table."""
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]
+    """A label, and a cell for each column."""
+    note: str
+
+    def table(self) -> Table:
+        """Return it for a terminal."""
+        table = Table(title=self.title, title_justify="left", pad_edge=False)
+        table.add_column("", overflow="fold")
+        for name in self.columns:
+            table.add_column(name, justify="right")
+        for label, cells in self.rows:
+            table.add_row(label, *cells)
+        return table
+
+
+def grids(summary: Summary) -> list[Grid]:
+    """Return the small tables that say something: where TTFT goes, and how busy pools and links were."""
+    return [grid for grid in (split_grid(summary), pool_grid(summary)) if grid is not None]
+
+
+def split_grid(summary: Summary) -> Grid | None:
+    """Lay out the parts of the mean TTFT; None where nobody knows when a worker began with a request."""
+    splits = [arm.split or None for arm in summary.arms.values()]
+    if not any(splits):
+        return None
+    lines: list[tuple[str, list[str]]] = []
+    for name, label in PARTS.items():
+        parts = [(split.parts.get(name), split.ttft) if split else (None, 0.0) for split in splits]
+        if any(part is not None for part, _ in parts):
+            lines.append((label, [_part(part, ttft) for part, ttft in parts]))
+    lines.append(("TTFT from sent", [milliseconds(split.ttft if split else None) for split in splits]))
+    if any(split and split.apart for split in splits):
+        lines.append(("prefilled by another worker", [share(split.apart if split else None) for split in splits]))
+    return Grid("Where does TTFT go? (means in ms)", list(summary.arms), lines, _split_note(summary))
+
+
+def _part(seconds: float | None, ttft: float) -> str:
+    """Show a part of TTFT, and its share."""
+    if seconds is None:
+        return "-"
+    return f"{milliseconds(seconds)} ({seconds / ttft:.0%})" if ttft else milliseconds(seconds)
+
+
+def _split_note(summary: Summary) -> str:
+    text = (
+        "The parts add up to the mean TTFT from sent. Where one worker does all, its prefill includes the first step."
+    )
+    early = [arm for arm, figures in summary.arms.items() if figures.split and figures.split.blocks_first]
+    if early:
+        text += f" The decode queue comes before the prefill in {', '.join(early)}."
+    return text
+
+
+def pool_grid(summary: Summary) -> Grid | None:
+    """Lay out how busy pools and links were; None where no arm has a pool that only prefills."""
+    arms = {arm: figures for arm, figures in summary.arms.items() if figures.pools}
+    if not any(pool.role == "prefill" for figures in arms.values() for pool in figures.pools or ()):
+        return None
+    lines = [(f"{arm}: {label}", cells) for arm, figures in arms.items() for label, cells in _pool_lines(figures)]
+    return Grid(
+        "How busy were workers and links? (mean / highest share)",
+        ["workers", "GPUs", "computing", "sending", "receiving"],
+        lines,
+        "Computing: the share of the run in which a worker took steps. Sending and receiving: the share of what its link "
+        "could have carried. The highest is that of a single worker, or link.",
+    )
+
+
+def _pool_lines(arm: ArmSummary) -> list[tuple[str, list[str]]]:
+    """Return a line per pool with the links of its workers, then those of nodes and racks."""
+    links = {link.name: [_use(link.egress), _use(link.ingress)] for link in arm.links or ()}
+    found = []
+    for pool in arm.pools or ():
+        label = pool.name if pool.name == pool.role else f"{pool.name} ({pool.role})"
+        cells = [number(pool.workers), number(pool.gpus), _use(pool.busy)]
+        found.append((label, cells + links.pop(pool.name, ["-", "-"])))
+    return found + [(name, ["-", "-", "-", *cells]) for name, cells in links.items()]
+
+
+def _use(use: Use) -> str:
+    """Show mean and highest share; a link that carries nothing in a direction has none."""
+    return f"{use.mean:.0%} / {use.highest:.0%}" if use.highest else "-"
 
 
 def like_table(runs: list[Record], tool: str) -> Table:

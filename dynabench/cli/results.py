@@ -89,6 +89,8 @@ def print_summary(summary: Summary, console: Terminal) -> None:
     for note in tables.notes(summary):
         console.print(f"not valid: {note}", style="red", soft_wrap=True)
     console.print(tables.comparison(summary))
+    for grid in tables.grids(summary):
+        console.print(grid.table())
     console.print(summary.verdict)
     for arm, figures in summary.arms.items():
         for remark in figures.remarks:

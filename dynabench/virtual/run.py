@@ -17,6 +17,7 @@ from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.rollout import best_by_rollout
+from dynabench.virtual.use import link_use, pool_use
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.metrics import spread
@@ -70,6 +71,8 @@ def run(
         is_complete=is_complete,
         notes=_remarks(plan.deployment),
         facts=facts,
+        pools=pool_use(plan.deployment, cluster),
+        links=link_use(plan.deployment, cluster),
     )
 
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from reports.pools import LinkUse, PoolUse, Use
 from reports.records import Record, Requests
 
-GAPS = ("gaps", "num_workers", "repeat", "is_complete", "notes", "facts", "is_live")
+GAPS = ("gaps", "num_workers", "repeat", "is_complete", "notes", "facts", "is_live", "pools", "links")
 
 
 def run(arm="a", ttft=(1.0, 2.0), **changes):
@@ -33,3 +34,33 @@ def run(arm="a", ttft=(1.0, 2.0), **changes):
     fields = {"gaps": np.array([[1.0, 0, 0, 9, count]]), "wall_s": 0.1, "num_workers": 2}
     fields |= {name: changes.pop(name) for name in GAPS if name in changes}
     return Record(arm, Requests.of(**columns | changes), **fields)
+
+
+APART = (PoolUse("prefill", "prefill", 2, 4, Use(0.25, 0.5)), PoolUse("decode", "decode", 2, 2, Use(0.75, 1.0)))
+LINKS = (
+    LinkUse("prefill", 2, Use(0.125, 0.25), Use(0.0, 0.0)),
+    LinkUse("decode", 2, Use(0.0, 0.0), Use(0.125, 0.1875)),
+    LinkUse("racks", 1, Use(0.5, 0.5), Use(0.0, 0.0)),
+)
+
+
+def apart(arm="apart", **changes):
+    """Two requests that worker 0 prefills and worker 2 answers, with a second between any two times of each."""
+    columns = {
+        "intended_s": [0.0, 10.0],
+        "sent_s": [0.0, 10.0],
+        "prefill_queued_s": [0.0, 10.0],
+        "admitted_s": [1.0, 11.0],
+        "prefill_worker": [0, 0],
+        "prefill_end_s": [2.0, 12.0],
+        "decode_queued_s": [2.0, 12.0],
+        "decode_blocks_s": [3.0, 13.0],
+        "transfer_start_s": [3.0, 13.0],
+        "transfer_end_s": [4.0, 14.0],
+        "decode_start_s": [4.5, 14.5],
+        "first_token_s": [5.0, 15.0],
+        "second_token_s": [6.0, 16.0],
+        "last_token_s": [14.0, 24.0],
+        "worker": [2, 2],
+    }
+    return run(arm, **{"num_workers": 4, "pools": APART, "links": LINKS} | columns | changes)

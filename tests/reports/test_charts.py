@@ -3,11 +3,12 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 
 from reports import charts
-from reports.drawing import STYLE
+from reports.drawing import COLOURS, STYLE
 from reports.summary import summarize
-from tests.reports.runs import run
+from tests.reports.runs import apart, run
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,50 @@ def test_hits_over_time_count_only_what_an_engine_reported():
     (panel,) = drawn("hits_over_time", run(ttft=[1.0] * 3, worker=[0, 0, 0], cached_tokens=[50, None, 100]))
     shown = [value for value in series(panel)["worker 0"].y if value is not None and not np.isnan(value)]
     assert shown == [0.5, 1.0]
+
+
+def bars(panel):
+    """Return (begin, width, row) of each bar."""
+    return [(bar.get_x(), bar.get_width(), round(bar.get_y() + 0.3)) for bar in panel.axes.patches]
+
+
+def test_the_parts_of_ttft_are_stacked_in_a_bar_per_arm():
+    (panel,) = drawn("ttft_split", run("one", sent_s=[0.0, 1.0], admitted_s=[0.5, 1.5]), apart("two"))
+    assert bars(panel) == [(0, 500, 0), (500, 1000, 0), *((1000 * place, 1000, 1) for place in range(5))]
+    assert "two, decode queue: 1,000 ms" in series(panel)
+
+
+def test_the_parts_of_ttft_have_one_key_and_no_arm_has_their_colours():
+    (panel,) = drawn("ttft_split", apart("a"), apart("b"))
+    shown = [text.get_text() for text in panel.axes.get_legend().get_texts()]
+    assert shown == ["queue", "prefill", "decode queue", "transfer", "first step"]
+    assert not set(charts.PART_COLOURS.values()) & set(COLOURS)
+
+
+def test_blocks_that_were_waited_for_first_are_drawn_first():
+    (panel,) = drawn("ttft_split", apart(decode_queued_s=[0.0, 10.0], decode_blocks_s=[0.75, 10.75]))
+    assert panel.axes.patches[0].get_facecolor() == to_rgba(charts.PART_COLOURS["decode_queue"])
+
+
+def test_the_ttft_of_a_server_is_not_divided():
+    assert drawn("ttft_split", run(is_live=True)) is None
+
+
+def test_prompts_count_where_they_were_computed():
+    made = apart(isl=[100, 100], cached_tokens=[0, 0], osl=[10, 10])
+    (panel,) = drawn("worker_heat", made)
+    work = [sum(series(panel)[f"worker {worker}"].y) for worker in range(4)]
+    assert work[0] == pytest.approx(10 * work[2])
+    assert (work[1], work[3]) == (0, 0)
+    (panel,) = drawn("hits_over_time", made)
+    assert any(value == 0 for value in series(panel)["worker 0"].y)
+    assert all(value is None for value in series(panel)["worker 2"].y)
+
+
+def test_a_request_is_on_its_prefill_worker_until_it_is_sent_on():
+    (panel,) = drawn("running_over_time", apart(done_s=[14.0, 24.0]))
+    assert series(panel)["worker 0"].y[:9] == [1, 1, 1, 1, 1, 1, 1, 1, 0]  # windows of a quarter of a second
+    assert series(panel)["worker 2"].y[:9] == [0, 0, 0, 0, 0, 0, 0, 0, 1]
 
 
 def test_every_chart_is_written_as_png_and_svg(tmp_path):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from reports import insight, like
-from tests.reports.runs import run
+from tests.reports.runs import apart, run
 
 
 def of(made, tool):
@@ -46,3 +46,11 @@ def test_the_way_from_random_to_the_bound():
     means = {"random": 1.0, "kv": 0.6, "worse": 1.1}
     assert insight.covered(means, 0.5) == pytest.approx({"random": 0.0, "kv": 0.8, "worse": -0.2})
     assert insight.covered({"kv": 0.6}, 0.5) == {}
+
+
+def test_workers_that_prefill_are_compared_with_each_other_and_the_rest_likewise():
+    """Worker 0 of two computes both prompts; workers 2 and 3 answer one request each."""
+    made = apart(worker=[2, 3], isl=[100, 100], osl=[10, 10], cached_tokens=[0, 0])
+    assert insight.imbalance(made) == insight.Imbalance(2.0, 1.0, 0.5, 2.0)
+    even = apart(prefill_worker=[0, 1], worker=[2, 3], isl=[100, 100], osl=[10, 10], cached_tokens=[0, 0])
+    assert insight.imbalance(even) == insight.Imbalance(1.0, 0.0, 1.0, 1.0)

@@ -131,10 +131,19 @@ def test_a_column_that_holds_what_it_cannot_is_named(name, values, problem):
         from_table(table, 1)
 
 
-def test_a_missing_column_is_named():
-    table = to_table([Record("a", two(), np.empty((0, 5)), 1.0, 1)]).drop_columns("done_s")
-    with pytest.raises(ValueError, match="has no column done_s"):
+def test_a_missing_column_that_must_be_known_is_named():
+    table = to_table([Record("a", two(), np.empty((0, 5)), 1.0, 1)]).drop_columns("isl")
+    with pytest.raises(ValueError, match="has no column isl"):
         from_table(table, 1)
+
+
+def test_a_column_that_a_folder_is_too_old_to_have_is_unknown():
+    made = two(worker=[0, 3], prefill_worker=[1, None])
+    table = to_table([Record("a", made, np.empty((0, 5)), 1.0, 4)]).drop_columns(["prefill_worker", "transfer_end_s"])
+    (read,) = from_table(table, 1)
+    assert read.worker.tolist() == [0, 3]
+    assert read.prefill_worker.tolist() == [None, None]
+    assert read.transfer_end_s.tolist() == [None, None]
 
 
 def test_the_page_lists_every_column_as_the_class_describes_it():

@@ -11,8 +11,9 @@ from pyarrow import parquet
 
 from reports import folder
 from reports.folder import ReportError
+from reports.pools import PoolUse, Use
 from reports.records import COLUMNS
-from tests.reports.runs import run
+from tests.reports.runs import APART, apart, run
 
 BEFORE = Path(__file__).parent / "version_2"
 """Written by the version before `Requests`: 12 requests, round-robin and kv; -1 stands for what is not known."""
@@ -27,12 +28,27 @@ def written(path, *runs):
 
 
 def test_runs_come_back_as_they_were(tmp_path):
-    made = [run("a", worker=[None, 1], facts={"cpu_share": 0.5}), run("b", is_live=True, notes=("late",), repeat=1)]
+    made = [
+        run("a", worker=[None, 1], facts={"cpu_share": 0.5}),
+        run("b", is_live=True, notes=("late",), repeat=1),
+        apart("c"),
+    ]
     _, found = folder.read(written(tmp_path / "x", *made))
     for before, after in zip(made, found, strict=True):
         for name in COLUMNS:
             assert getattr(after.requests, name).tolist() == getattr(before.requests, name).tolist()
-        for name in ("arm", "repeat", "num_workers", "wall_s", "is_complete", "notes", "facts", "is_live"):
+        for name in (
+            "arm",
+            "repeat",
+            "num_workers",
+            "wall_s",
+            "is_complete",
+            "notes",
+            "facts",
+            "is_live",
+            "pools",
+            "links",
+        ):
             assert getattr(after, name) == getattr(before, name)
         assert after.gaps.tolist() == before.gaps.tolist()
 
@@ -49,7 +65,51 @@ def test_a_folder_of_the_last_version_gives_the_summary_it_gave(tmp_path):
     shutil.copytree(BEFORE, tmp_path / "x")
     folder.rebuild(tmp_path / "x")
     before = (BEFORE / "summary.json").read_text().replace("95 %", "95%")  # only the verdict's spelling differs
-    assert json.loads((tmp_path / "x" / "summary.json").read_text()) == json.loads(before)
+    after = json.loads((tmp_path / "x" / "summary.json").read_text())
+    for arm in after["arms"].values():
+        del arm["split"]  # it had none
+    assert after == json.loads(before)
+
+
+def test_a_folder_from_before_there_were_pools_is_read(tmp_path):
+    out = written(tmp_path / "x", apart())
+    manifest = json.loads((out / "experiment.json").read_text())
+    for said in manifest["runs"]:
+        del said["pools"], said["links"]
+    (out / "experiment.json").write_text(json.dumps(manifest))
+    table = parquet.read_table(out / "requests.parquet")
+    late = ["second_token_s", *(name for name in COLUMNS if name.startswith(("prefill_", "decode_", "transfer_")))]
+    parquet.write_table(table.drop_columns(late), out / "requests.parquet")
+    _, (found,) = folder.read(out)
+    assert (found.pools, found.links) == ((), ())
+    arm = folder.rebuild(out).arms["apart"]
+    assert (arm.split.queue, arm.split.prefill, arm.split.transfer) == (1.0, 4.0, None)
+
+
+def test_a_report_shows_where_ttft_goes_and_how_busy_pools_were(tmp_path):
+    text = (written(tmp_path / "x", run("a"), apart("b")) / "report.html").read_text()
+    assert "<h2>Where does TTFT go? (means in ms)</h2>" in text
+    assert 'id="ttft_split"' in text
+    assert "<td>b: prefill</td><td>2</td><td>4</td><td>25% / 50%</td>" in text
+    assert "<dt>TTST</dt><dd>second token - sent" in text
+
+
+def test_a_report_of_workers_that_do_all_gains_nothing_but_the_parts_of_ttft(tmp_path):
+    text = (written(tmp_path / "x", run("a")) / "report.html").read_text()
+    assert "Where does TTFT go?" in text
+    assert "TTST" not in text
+    assert "How busy" not in text
+
+
+def test_the_summary_has_pools_and_links_averaged_over_repeats(tmp_path):
+    idle = PoolUse("prefill", "prefill", 2, 4, Use(0.0, 0.0))
+    out = written(tmp_path / "x", apart("a"), apart("a", repeat=1, pools=(idle, APART[1])))
+    arm = json.loads((out / "summary.json").read_text())["arms"]["a"]
+    assert arm["pools"][0] == {
+        "name": "prefill", "role": "prefill", "workers": 2, "gpus": 4, "busy": {"mean": 0.125, "highest": 0.25},
+    }  # fmt: skip
+    assert arm["links"][2]["egress"] == {"mean": 0.5, "highest": 0.5}
+    assert arm["ttst"]["mean"] == 6.0
 
 
 def test_hits_that_the_last_version_marked_as_untold_are_unknown(tmp_path):

@@ -15,9 +15,11 @@ BEFORE = Path(__file__).parent / "version_2"
 
 def test_the_summary_has_the_keys_and_figures_it_had_before_it_had_a_type():
     manifest, runs = folder.read(BEFORE)
-    made = summarize(runs, [], manifest["bound_s"])
+    made = summarize(runs, [], manifest["bound_s"]).as_json()
+    for arm in made["arms"].values():
+        del arm["split"]  # it had none
     before = (BEFORE / "summary.json").read_text().replace("95 %", "95%")  # only the verdict's spelling differs
-    assert json.dumps(made.as_json(), indent=2) + "\n" == before
+    assert json.dumps(made, indent=2) + "\n" == before
 
 
 def test_figures_that_need_limits_or_failures_are_left_out_without_them():

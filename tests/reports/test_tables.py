@@ -5,8 +5,9 @@ import io
 from rich.console import Console
 
 from reports import tables
+from reports.pools import PoolUse, Use
 from reports.summary import summarize
-from tests.reports.runs import run
+from tests.reports.runs import apart, run
 
 
 def lines(*runs):
@@ -73,3 +74,48 @@ def test_a_markdown_summary_names_what_failed_and_what_is_not_valid():
 def test_milliseconds_have_as_many_digits_as_matter():
     shown = [tables.milliseconds(seconds) for seconds in (None, 0.00123, 0.1234, 12.3456)]
     assert shown == ["n/a", "1.23", "123.4", "12,346"]
+
+
+def test_a_small_table_says_where_ttft_goes_in_each_arm():
+    (grid, *_) = tables.grids(summarize([run("one", sent_s=[0.0, 1.0]), apart("two")]))
+    assert grid.title == "Where does TTFT go? (means in ms)"
+    assert dict(grid.rows) == {
+        "queue": ["0.00 (0%)", "1,000 (20%)"],
+        "prefill": ["1,500 (100%)", "1,000 (20%)"],
+        "decode queue": ["-", "1,000 (20%)"],
+        "transfer": ["-", "1,000 (20%)"],
+        "first step": ["-", "1,000 (20%)"],
+        "TTFT from sent": ["1,500", "5,000"],
+        "prefilled by another worker": ["0.0%", "100.0%"],
+    }
+
+
+def test_arms_that_took_blocks_before_the_prefill_are_named():
+    early = apart("early", decode_queued_s=[0.0, 10.0], decode_blocks_s=[0.5, 10.5])
+    grid = tables.grids(summarize([early, apart()]))[0]
+    assert grid.note.endswith("The decode queue comes before the prefill in early.")
+
+
+def test_a_run_over_http_has_no_small_table():
+    assert tables.grids(summarize([run(is_live=True)])) == []
+
+
+def test_how_busy_pools_and_links_were_has_a_line_each():
+    grid = tables.grids(summarize([apart("a")]))[1]
+    assert dict(grid.rows) == {
+        "a: prefill": ["2", "4", "25% / 50%", "12% / 25%", "-"],
+        "a: decode": ["2", "2", "75% / 100%", "-", "12% / 19%"],
+        "a: racks": ["-", "-", "-", "50% / 50%", "-"],
+    }
+
+
+def test_pools_are_shown_only_where_one_prefills_for_others():
+    alone = run("a", pools=(PoolUse("worker", "aggregated", 2, 2, Use(0.5, 0.5)),))
+    assert len(tables.grids(summarize([alone]))) == 1
+    assert len(tables.grids(summarize([alone, apart("b")]))) == 2
+
+
+def test_the_second_token_has_lines_only_where_prefill_and_decode_are_apart():
+    assert lines(run(second_token_s=[2.0, 3.0]), apart("b"))["TTST mean (ms)"] == ["n/a", "6,000"]
+    assert not any("TTST" in label for label in lines(run(second_token_s=[2.0, 3.0])))
+    assert not any("TTST" in label for label in lines(apart(second_token_s=[None, None])))
