@@ -184,7 +184,7 @@ class Cluster:
                 log.first_token_s[number] = first_s + answer_s
             log.last_token_s[number] = output.end + answer_s
             if self.handover is not None:
-                self.handover.on_decoded(number, sequence)
+                self.handover.on_decoded(number, sequence, answer_s=answer_s)
             self.pacer.on_end(number, output.end + answer_s)
         self.num_finished += len(output.finished)
         if output.finished and self._on_progress is not None:
@@ -242,7 +242,7 @@ class Cluster:
     def _dispatch(self, number: int) -> None:
         prompt, chain = self._prepared(number)
         if self.handover is not None:
-            self.handover.begin(number, prompt, chain)
+            self.handover.begin(number, prompt, chain, self.workload.requests[number].output_length)
         elif self.choose is not None:
             self.routing.catch_up(prompt)
             self.send_to(number, self.choose(self, number))

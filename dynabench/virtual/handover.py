@@ -118,10 +118,10 @@ class Handover:
             worker.on_loads = self._on_loads
             worker.on_second_token = self._note_second_token
 
-    def begin(self, number: int, prompt: Prompt, chain: BlockChain) -> None:
+    def begin(self, number: int, prompt: Prompt, chain: BlockChain, output_length: int) -> None:
         """Take a request that has arrived."""
         journey = self._journeys[number] = Journey(prompt, chain, Life(0, config=self._config))
-        local = self._bypass(prompt)
+        local = self._bypass(prompt, output_length)
         if journey.life.next_stage(has_prefill=True, bypasses=local is not None) == "decode":
             self._send_to_decode(number, journey, local)
             return
@@ -131,15 +131,12 @@ class Handover:
         if self._is_destination_first:
             self._send_to_decode(number, journey, None)
 
-    def _bypass(self, prompt: Prompt) -> int | None:
+    def _bypass(self, prompt: Prompt, output_length: int) -> int | None:
         """Return the decode worker that is to compute this prompt itself, if one is."""
-        config, decoding = self._config, self._decoding
+        config = self._config
         if config.conditional_disagg == "never":
             return None
-        now = self._clock.now
-        decoding.catch_up(prompt)
-        self.routing.catch_up(prompt)
-        there, here = decoding.router.peek(prompt, now), self.routing.router.peek(prompt, now)
+        there, here = self._decoding.peek(prompt, output_length), self.routing.peek(prompt, 1)
         pool = self._workers[there.worker].engine.scheduler.pool
         block_size = self._block_size
         needed = -(-prompt.num_tokens // block_size) - there.overlap_blocks
@@ -294,9 +291,12 @@ class Handover:
             journey = self._journeys[number]
             assert journey.decoded is not None
             journey.num_computed = max(journey.num_computed, sequence.cached_tokens) + count
-            is_last = journey.num_computed >= sequence.num_prompt
+            # One that was preempted is computed again, and its last token may have been dropped: what counts is its end.
+            is_last = sequence in output.finished
             num_filled = (
-                -(-sequence.num_prompt // self._block_size) if is_last else journey.num_computed // self._block_size
+                -(-sequence.num_prompt // self._block_size)
+                if is_last
+                else min(journey.num_computed, sequence.num_prompt) // self._block_size
             )
             num_blocks = max(num_filled - max(journey.num_sent, journey.decoded.num_cached_blocks), 0)
             journey.num_sent = num_filled
@@ -347,11 +347,11 @@ class Handover:
     def on_sampled(self, worker: Worker, output: StepOutput) -> None:
         """Take note of what follows the first token of those that a step of a decode worker brought past their prompt."""
         for sequence in output.sampled:
-            if sequence.first_token_s == output.end:
-                worker.has_first_token.append(sequence)
-            elif sequence.is_token_shipped or sequence in worker.has_first_token:
+            if sequence.is_token_shipped or sequence in worker.has_first_token:
                 worker.has_first_token = [one for one in worker.has_first_token if one is not sequence]
                 self._note_second_token(sequence, output.end)
+            elif sequence.first_token_s == output.end:
+                worker.has_first_token.append(sequence)
 
     def _note_second_token(self, sequence: EngineSequence, time: float) -> None:
         number = sequence.id
@@ -359,9 +359,10 @@ class Handover:
         if math.isnan(self._log.second_token_s[number]):
             self._log.second_token_s[number] = time
 
-    def on_decoded(self, number: int, sequence: EngineSequence) -> None:
-        """Complete what is known of a request that has ended."""
+    def on_decoded(self, number: int, sequence: EngineSequence, *, answer_s: float) -> None:
+        """Complete what is known of a request that has ended, whose tokens reach their client this much later (s)."""
         log, journey = self._log, self._journeys.pop(number)
+        log.second_token_s[number] += answer_s
         if sequence.is_failed:
             log.error[number] = EXPIRED
         log.decode_start_s[number] = sequence.first_scheduled_s

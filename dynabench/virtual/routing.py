@@ -39,16 +39,26 @@ class Routing:
         It is local if a decode worker computes its prompt, too.
         """
         router, now = self.router, self._clock.now
+        self._inform(prompt, output_length, only)
+        if only is not None:
+            return router.pick(number, prompt, now, only=only, is_local=is_local)
+        return router.place(number, prompt, now)
+
+    def peek(self, prompt: Prompt, output_length: int) -> Decision:
+        """Return what `place` would choose for a request whose prompt is computed here; book nothing."""
+        self._inform(prompt, output_length)
+        return self.router.peek(prompt, self._clock.now)
+
+    def _inform(self, prompt: Prompt, output_length: int, only: int | None = None) -> None:
+        """Give the router what its policy asks for before it chooses a worker, or takes the one that it must."""
+        router, now = self.router, self._clock.now
         self.catch_up(prompt)
         if router.policy.needs_state:
             for worker in self.workers:
                 router.on_load(worker.number, worker.kv_usage, len(worker.engine.scheduler.waiting))
-        if only is not None:
-            return router.pick(number, prompt, now, only=only, is_local=is_local)
         if router.policy.needs_truth:
-            work = [true_work(worker.engine, now) for worker in self.workers]
-            router.policy.on_truth(work, output_length)
-        return router.place(number, prompt, now)
+            candidates = [worker for worker in self.workers if only in (None, worker.number)]
+            router.policy.on_truth([true_work(worker.engine, now) for worker in candidates], output_length)
 
     def catch_up(self, prompt: Prompt) -> None:
         """Take in the iterations that have ended inside leaps, at the workers where that can change a decision.

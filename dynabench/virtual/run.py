@@ -22,7 +22,7 @@ from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.metrics import spread
 from reports.records import Floats, Record, Requests
-from serving.router import Router, RouterConfig
+from serving.router import Mode, Router, RouterConfig
 from workloads import Workload
 from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
@@ -100,6 +100,8 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
     engines = engines_of(deployment)
     for engine in set(engines):
         check_fits(workload, engine)
+    if deployment.is_disaggregated:
+        _check_apart(deployment, engines)
     router = _router(plan, engines, "decode" if deployment.is_disaggregated else "aggregated")
     return Cluster(
         workload,
@@ -112,6 +114,21 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
         on_progress=on_progress,
         apart=_disaggregation(plan, engines) if deployment.is_disaggregated else None,
     )
+
+
+def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> None:
+    """Refuse what cannot be simulated of workers that only prefill or only decode."""
+    for role in ("prefill", "decode"):
+        if Mode.parse(mode := deployment.mode_of(role)).base == "oracle-rollout":
+            raise ValueError(
+                f"router_mode is {mode!r} among {role} workers; expected another: a rollout tries workers that do whole requests"
+            )
+    for engine in set(engines):
+        if not (engine.config.scheduler_reserve_full_isl or engine.timing.mixed(chunk(1), 0, 0)):
+            raise ValueError(
+                "scheduler_reserve_full_isl is false, and prefills take no time; expected true (or other step times): a prompt "
+                "that waits for blocks which a transfer holds would be preempted forever at one instant"
+            )
 
 
 def _router(plan: Plan, engines: Sequence[SimulatedEngine], role: Role) -> Router:

@@ -90,9 +90,11 @@ class Worker:
         assert self.on_second_token is not None
         waiting = []
         for sequence in self.has_first_token:
+            if sequence.state == OVER:
+                continue  # though a step that was scheduled before it stopped may compute more
             if sequence in step.batch.decodes:
                 self.on_second_token(sequence, step.boundary(1))
-            elif sequence.state != OVER:
+            else:
                 waiting.append(sequence)
         self.has_first_token = waiting
 

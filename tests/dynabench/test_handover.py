@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
+from dynabench.virtual.oracles import true_work
 from dynabench.virtual.run import cluster_of, run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -129,6 +131,66 @@ def test_a_lease_that_is_not_renewed_runs_out():
     assert again.first_token_s[0] == pytest.approx(0.2 + 0.001 + 0.2)
     kept = simulated(apart(transfer=SLOW, kv_lease_duration_s=0.001), workload((0.0, 90, 6)))
     assert kept.error[0] == ""
+
+
+def test_all_stamps_of_tokens_are_those_of_the_client():
+    overhead = OverheadConfig(answer_overhead_ms=50.0)
+    found = simulated(replace(apart(), overhead=overhead), workload((0.0, 100, 5)))
+    assert found.second_token_s[0] - found.first_token_s[0] == pytest.approx(0.01)
+
+
+def test_an_answer_of_one_token_that_stops_has_no_second():
+    one = Request(0.0, 100, 1, tuple(range(7)), ends="stop")
+    assert simulated(apart(), Workload("w", BLOCK, [one])).second_token_s.mask.all()
+
+
+def test_steps_of_no_time_have_a_second_token_all_the_same():
+    deployment = apart(flow="destination-first", timing=TimingConfig(speedup_ratio=0.0))
+    assert not simulated(deployment, workload((0.0, 100, 2))).second_token_s.mask.any()
+
+
+def test_a_prompt_that_is_preempted_is_sent_when_it_has_been_computed_again():
+    """Its chunks are counted twice, and the token of its last one is dropped."""
+    requests = workload(*[(0.05 * place, size, 2) for place, size in enumerate((81, 98, 66, 52, 50, 59))])
+    transfer = replace(FREE, overlap="chunk", block_us=1e4)
+    deployment = apart(transfer=transfer, flow="destination-first", blocks=400)
+    prefill, decode = deployment.pools
+    tight = EngineConfig(
+        block_size=BLOCK,
+        num_gpu_blocks=15,
+        max_num_batched_tokens=100,
+        max_num_seqs=8,
+        long_prefill_token_threshold=20,
+        scheduler_reserve_full_isl=False,
+    )
+    found = simulated(replace(deployment, pools=(replace(prefill, mocker=tight), decode)), requests)
+    assert found.preemptions.sum() > 0
+    assert (found.transfer_end_s >= found.prefill_end_s).all()
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+def test_an_oracle_knows_the_work_when_a_bypass_is_considered(stage):
+    deployment = apart(2, 2, conditional_disagg="isl_or_load")
+    pools = tuple(replace(pool, router_mode="oracle-load" if pool.role == stage else None) for pool in deployment.pools)
+    found = simulated(replace(deployment, pools=pools), workload(*[(0.1 * place, 900, 30) for place in range(8)]))
+    assert (found.error == "").all()
+
+
+def test_an_oracle_knows_of_a_request_whose_kv_is_on_its_way():
+    made = cluster_of(Plan.alone(Settings(apart(transfer=SLOW))), workload((0.0, 1000, 5)))
+    made.resume(0.21)
+    assert true_work(made.workers[1].engine, 0.21) == [(0, 5, 1000)]
+
+
+def test_what_cannot_be_simulated_apart_is_refused():
+    with pytest.raises(ValueError, match="oracle-rollout"):
+        simulated(apart(mode="oracle-rollout"), workload((0.0, 100, 5)))
+    pools = tuple(
+        replace(pool, mocker=replace(pool.mocker, scheduler_reserve_full_isl=False))
+        for pool in apart(timing=TimingConfig(speedup_ratio=0.0)).pools
+    )
+    with pytest.raises(ValueError, match="preempted forever"):
+        simulated(replace(apart(), pools=pools), workload((0.0, 100, 5)))
 
 
 def test_a_prompt_that_is_mostly_cached_stays_with_its_decode_worker():
