@@ -153,6 +153,10 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"{unstated:,} answers came without usage: each of their events with text counts as a token, and their prompts "
             "have the workload's lengths"
         )
+    if any(run.facts.get("without_host_time") for run in repeats):
+        found.append(
+            "its step times have no host time, so synchronous scheduling costs nothing here; with --model and --gpu it does"
+        )
     return found
 
 

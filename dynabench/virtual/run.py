@@ -58,6 +58,8 @@ def run(
     engines = engines_of(plan.deployment)
     requests = _requests(cluster, workload, engines, plan.settings.load)
     facts, overhead = {}, cluster.overhead
+    if _is_sync_free(plan.deployment):
+        facts["without_host_time"] = 1.0
     if any(overhead) and len(requests):
         outside = cluster.delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
@@ -69,23 +71,16 @@ def run(
         len(cluster.workers),
         repeat=plan.repeat,
         is_complete=is_complete,
-        notes=_remarks(plan.deployment),
         facts=facts,
         pools=pool_use(plan.deployment, cluster),
         links=link_use(plan.deployment, cluster),
     )
 
 
-def _remarks(deployment: Deployment) -> tuple[str, ...]:
-    """Say where settings were asked for whose effect the step times do not know."""
-    timeless = {
-        pool.timing.timing_name
-        for pool in deployment.pools
-        if pool.mocker.async_scheduling is False and pool.timing.timing_name in HOSTLESS
-    }
-    return tuple(
-        f"{name} step times have no host time, so synchronous scheduling costs nothing here; with --model and --gpu it does"
-        for name in sorted(timeless)
+def _is_sync_free(deployment: Deployment) -> bool:
+    """Tell whether synchronous scheduling was asked for where the step times do not know what it costs."""
+    return any(
+        pool.mocker.async_scheduling is False and pool.timing.timing_name in HOSTLESS for pool in deployment.pools
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import folder
+from reports.insight import remarks
 from reports.records import COLUMNS
 from serving.router import ROUTER_MODES, RouterConfig
 from tests.support.simulated import simulate
@@ -166,7 +167,9 @@ def test_the_limit_of_an_answer_that_ends_by_eos_needs_no_more_room_than_there_i
 
 def test_step_times_without_host_time_say_that_synchronous_scheduling_costs_nothing(workload):
     synchronous = EngineConfig(async_scheduling=False)
-    assert "have no host time" in simulate(workload, engine=synchronous).notes[0]
     timed = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
-    assert simulate(workload, engine=synchronous, timing=timed).notes == ()
-    assert simulate(workload).notes == ()
+    run = simulate(workload, engine=synchronous)
+    assert "have no host time" in remarks([run])[0]
+    assert run.notes == ()
+    assert not remarks([simulate(workload, engine=synchronous, timing=timed)])
+    assert not remarks([simulate(workload)])
