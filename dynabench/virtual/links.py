@@ -207,7 +207,7 @@ class Links:
             self._ended.append((time, flow.number, flow.key))
 
     def _share(self, touched: list[Link], now: float) -> None:
-        """Share links anew among the flows that others came to or left."""
+        """Share out the links again on which a flow has begun or ended."""
         for path, rate in fair_rates(touched):
             if rate != path.rate or path.end_s == math.inf:
                 path.settle(now)
