@@ -64,10 +64,6 @@ class RoleConfig:
     num_gpu_blocks: Count | None = None
     """--num-gpu-blocks of these workers."""
 
-    def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
@@ -84,8 +80,13 @@ class PoolConfig:
     decode: Annotated[RoleConfig, prefixed("decode")] = RoleConfig()
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse settings without a meaning; messages about one part say which."""
         check(self)
+        for role, part in self.roles.items():
+            try:
+                check(part)
+            except ValueError as error:
+                raise ValueError(f"{role}_{error}") from None
 
     @property
     def roles(self) -> dict[Role, RoleConfig]:

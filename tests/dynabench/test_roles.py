@@ -321,6 +321,11 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "1")
 @pytest.mark.parametrize(
     ("command", "flags", "message"),
     [
+        (
+            "simulate",
+            ("--prefill-workers", "2", "--decode-workers", "0"),
+            "decode_workers must be from 1 to 10000, not 0",
+        ),
         ("simulate", ("--prefill-workers", "2"), "--decode-workers is missing; expected it beside --prefill-workers"),
         ("simulate", ("--decode-gpu", "h100"), "--prefill-workers is missing; expected it beside --decode-workers"),
         ("simulate", ("--workers", "4", *ROLES), "--workers 4 does whole requests; with --prefill-workers and"),
