@@ -5,6 +5,7 @@ processes that run them learn of it from a file.
 """
 
 import contextlib
+import platform
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,16 +19,22 @@ class InterruptError(Exception):
 
 
 class Flag(NamedTuple):
-    """Whether the user asked to end, for other processes of this host: a file says so by not being there any more.
+    """Whether to end, for other processes of this host: a file says so by not being there any more.
 
     One could not be made when the disk is full.
     """
 
     file: Path
+    host: str
+    """Where the file is; elsewhere, on a cluster, nothing is known of it, and all goes on."""
 
     def is_raised(self) -> bool:
-        """Return whether the user asked to end."""
-        return not self.file.exists()
+        """Return whether to end."""
+        return not self.file.exists() and platform.node() == self.host
+
+    def raise_(self) -> None:
+        """Say that all is to end."""
+        self.file.unlink(missing_ok=True)
 
 
 class Interrupt:
@@ -35,7 +42,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dynabench-")
-        self.flag = Flag(Path(self._folder.name) / "goes-on")
+        self.flag = Flag(Path(self._folder.name) / "goes-on", platform.node())
         self.flag.file.touch()
         self.is_asked = False
         self._listeners: list[Callable[[], object]] = []
@@ -63,7 +70,7 @@ class Interrupt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         is_second, self.is_asked = self.is_asked, True
-        self.flag.file.unlink(missing_ok=True)
+        self.flag.raise_()
         for listener in self._listeners:
             listener()
         if is_second and not self._listeners:

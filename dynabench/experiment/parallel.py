@@ -3,8 +3,9 @@
 import multiprocessing.resource_tracker
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import joblib
 from joblib.externals.loky.backend import resource_tracker
@@ -27,7 +28,7 @@ def in_parallel(
 ) -> Iterator[tuple[int, Any]]:
     """Carry out calls and yield (place, result) as they end.
 
-    Once an interrupt is asked for, no other call is begun, and those under way are told by its flag.
+    Once an interrupt is asked for, or a call has failed, no other is begun, and those under way are told by its flag.
 
     Args:
         calls: functions with their arguments; both travel to other processes.
@@ -38,7 +39,9 @@ def in_parallel(
 
     Raises:
         UserError: the cluster's package is not installed, or the cluster does not answer.
+        Exception: what a call raised, once the others have ended: processes that are killed leave things behind.
     """
+    failure: Exception | None = None
     with _backend(backend, jobs or -1, address):
         parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
         # Starting one of these trackers takes signals that are held back up again.
@@ -50,16 +53,33 @@ def in_parallel(
             )
         try:
             for place, result, has_begun in results:
-                if has_begun:
+                if isinstance(result, _Failure):
+                    failure = failure or result.error
+                    interrupt.flag.raise_()
+                elif has_begun and failure is None:
                     yield place, result
         finally:
             results.close()
+    if failure is not None:
+        raise failure
+
+
+class _Failure(NamedTuple):
+    """What a call raised."""
+
+    error: Exception
 
 
 def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], place: int, flag: Flag) -> tuple[int, Any, bool]:
-    """Carry out a call in a process of its own, unless the user has asked to end."""
+    """Carry out a call in a process of its own, unless the user has asked to end or another call has failed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on a cluster we did not start the process
-    return (place, None, False) if flag.is_raised() else (place, call(*args), True)
+    if flag.is_raised():
+        return place, None, False
+    try:
+        return place, call(*args), True
+    except Exception as error:
+        error.add_note(traceback.format_exc())  # which does not travel by itself
+        return place, _Failure(error), True
 
 
 def _backend(backend: Backend, jobs: int, address: str | None) -> Any:

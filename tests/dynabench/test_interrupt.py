@@ -104,6 +104,34 @@ def test_calls_that_were_not_begun_are_not_made(tmp_path):
     assert {result for _, result in results} == {"ended"}
 
 
+def fail_beside(started, flag):
+    """Fail once another call is under way."""
+    until(Path(started).exists)
+    raise ValueError("what went wrong")
+
+
+def test_a_failed_call_ends_the_others_which_nobody_kills(tmp_path):
+    started = str(tmp_path / "started")
+    with Interrupt() as interrupt:
+        flag = interrupt.flag
+        calls = [
+            (wait, (started, flag)),
+            (fail_beside, (started, flag)),
+            *[(wait, (str(tmp_path / "third"), flag))] * 20,
+        ]
+        with pytest.raises(ValueError, match="what went wrong") as failure:
+            list(in_parallel(calls, 2, interrupt=interrupt))
+    assert "in fail_beside" in failure.value.__notes__[0]
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_flag_says_nothing_on_another_host():
+    with Interrupt() as interrupt:
+        interrupt.flag.raise_()
+        assert interrupt.flag.is_raised()
+        assert not interrupt.flag._replace(host="elsewhere").is_raised()
+
+
 def test_a_second_ctrl_c_is_obeyed_and_what_handled_signals_before_does_so_again():
     before = signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
     with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
