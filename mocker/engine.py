@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from mocker.config import EngineConfig
 from mocker.events import KvEvent
-from mocker.scheduler import Batch, Scheduler
+from mocker.scheduler import NOBODY, Batch, Scheduler
 from mocker.sequence import OVER, Sequence
 from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
 
@@ -262,7 +262,7 @@ class Engine:
         scheduler = self.scheduler
         batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
         self._lead_s = 0.0
-        while batch is None or batch.is_empty:
+        while batch is None or not (batch.decodes or batch.chunks):
             if batch is not None:
                 self._mark(batch, closed_s)
                 _, finished = scheduler.update(batch)
@@ -301,12 +301,10 @@ class Engine:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
         step = self.step
         assert step is not None, "no step in flight"
-        aborts, self._aborts = self._aborts, []
-        if aborts and step.num_iterations > 1:
-            self._account(step, step.num_iterations - 1)
-        for sequence in aborts:
-            self._remove(sequence)
         scheduler, batch = self.scheduler, step.batch
+        has_aborts = bool(self._aborts)
+        if has_aborts:
+            self._end_aborted(step)
         if step.num_iterations > 1:
             scheduler.leap(step.num_iterations - 1, is_ordered=self._ordered)
         self._ramp_skip += step.num_iterations
@@ -317,7 +315,9 @@ class Engine:
         sampled, finished = scheduler.update(batch, step.num_iterations)
         if self._transfers:
             finished = [*finished, *self._end_transfers()]
-        self._ahead_has_ended = bool(aborts) or any(s.stop_after is not None for s in finished)
+        self._ahead_has_ended = has_aborts or (
+            finished is not NOBODY and any(s.stop_after is not None for s in finished)
+        )
         for sequence in sampled:
             if sequence.first_token_s < 0:
                 sequence.first_token_s = step.end
@@ -329,6 +329,14 @@ class Engine:
         self.step = None
         self._last_end = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
+
+    def _end_aborted(self, step: Step) -> None:
+        """Take out those that were aborted during the step, before its last iteration ends."""
+        if step.num_iterations > 1:
+            self._account(step, step.num_iterations - 1)
+        aborts, self._aborts = self._aborts, []
+        for sequence in aborts:
+            self._remove(sequence)
 
     def advance(self, now: float) -> None:
         """Account for the iterations of the step in flight that have ended by now, so that their events can be taken."""
@@ -377,7 +385,8 @@ class Engine:
             sequence.first_scheduled_s = closed_s
             if sequence.is_token_shipped:
                 sequence.first_token_s = sequence.waited_since_s = closed_s
-        self._mark_waiting((*batch.preempted, *batch.starved))
+        if batch.preempted or batch.starved:
+            self._mark_waiting((*batch.preempted, *batch.starved))
 
     def _mark_waiting(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:

@@ -93,7 +93,7 @@ class Scheduler:
         self._has_fence = config.is_async and config.kv_role == "kv_consumer"
         self._drops_output = config.is_async and config.kv_role == "kv_producer"  # of who is preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight counts for nothing
-        self._before = self._latest = Batch(0)  # the two batches that were closed last
+        self._before = self._latest = Batch(0)  # the two batches that were closed last, where there is a fence
 
     def schedule(self) -> Batch | None:
         """Close the next iteration's batch, or return None when nothing can run.
@@ -121,7 +121,8 @@ class Scheduler:
         else:
             batch.is_undisturbed = True
             self._steady = batch
-        self._before, self._latest = self._latest, batch
+        if self._has_fence:
+            self._before, self._latest = self._latest, batch
         self._advance(batch)
         return batch
 
@@ -307,12 +308,14 @@ class Scheduler:
 
     def _cut_to_threshold(self, count: int) -> int:
         threshold = self.config.long_prefill_token_threshold
+        if threshold <= 0:
+            return count
         present = len(self.running) + len(self.waiting) + len(self.holding)
-        if threshold > 0 and present > 1:
-            if self.config.long_prefill_token_threshold_adaptive:
-                threshold = max(threshold, self.config.max_num_batched_tokens // present)
-            return min(count, threshold)
-        return count
+        if present == 1:
+            return count
+        if self.config.long_prefill_token_threshold_adaptive:
+            threshold = max(threshold, self.config.max_num_batched_tokens // present)
+        return min(count, threshold)
 
     def _num_blocks_to_admit(self, sequence: Sequence, hits: int, computed: int) -> int:
         """Count the blocks that must be free for tokens up to `computed`.

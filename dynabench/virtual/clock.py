@@ -18,16 +18,13 @@ Callback = Callable[[], object]
 class Clock(simpy.Environment):
     """A simpy environment with a queue of its own, in which a time is kept as it is given: sums of delays would round."""
 
+    now: float = 0.0  # simpy's is a property, which costs a call each time it is asked
+    """The time (s)."""
+
     def __init__(self) -> None:
         super().__init__()
-        self._time = 0.0
         self._appointments: list[tuple[float, int, int, Callback]] = []
         self._numbers = itertools.count()
-
-    @property
-    def now(self) -> float:
-        """The time (s)."""
-        return self._time
 
     def at(self, time: float, priority: int, callback: Callback) -> None:
         """Call back at a time; of equal times, the lower priority number comes first."""
@@ -35,7 +32,7 @@ class Clock(simpy.Environment):
 
     def schedule(self, event: simpy.Event, priority: int = 1, delay: float = 0) -> None:
         """Process a simpy event after a delay (s)."""
-        self.at(self._time + delay, priority, partial(_process, event))
+        self.at(self.now + delay, priority, partial(_process, event))
 
     def peek(self) -> float:
         """Return the time of the next appointment (s), infinity if there is none."""
@@ -49,7 +46,7 @@ class Clock(simpy.Environment):
         """
         if not self._appointments:
             raise EmptySchedule
-        self._time, _, _, callback = heappop(self._appointments)
+        self.now, _, _, callback = heappop(self._appointments)
         callback()
 
 

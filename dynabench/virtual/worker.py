@@ -24,15 +24,14 @@ class Worker:
         self.on_second_token: Callable[[Sequence, float], object] | None = None
         """Is told when those of `has_first_token` have their second token."""
         self.has_first_token: list[Sequence] = []
-        self.idle_s = 0.0
-        """How long it had nothing to do, until its last step began."""
         self.caught_up_s = -1.0
         """When the router last took in this worker's leap."""
         self.lockstep: Lockstep | None = None
         """The ranks it takes its steps with."""
         self._clock = clock
         self._on_step = on_step
-        self._idle_since_s = 0.0  # -1: it is not idle
+        self._is_idle = True
+        self._idle_s = 0.0  # how long it had nothing to do; while it is idle, less the present time
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
         self._is_starting = False
 
@@ -70,20 +69,17 @@ class Worker:
             self._wake_at = step.end
             self._clock.at(step.end, COMPLETION, self._complete)
 
-    def schedule(self, max_iterations: int) -> Step | None:
+    def schedule(self, now: float, max_iterations: int) -> Step | None:
         """Begin a step, if there is anything to do, and say what is to be loaded for the next ones."""
-        now = self._clock.now
         step = self.engine.schedule(now, max_iterations=max_iterations)
-        if self.on_loads is not None and (loads := self.engine.take_loads()):
-            self.on_loads(loads)
-        if step is not None and self.has_first_token:
-            self._tell_second_tokens(step)
-        if step is None:
-            if self._idle_since_s < 0:
-                self._idle_since_s = now
-        elif self._idle_since_s >= 0:
-            self.idle_s += now - self._idle_since_s
-            self._idle_since_s = -1.0
+        if self.on_loads is not None:
+            if loads := self.engine.take_loads():
+                self.on_loads(loads)
+            if step is not None and self.has_first_token:
+                self._tell_second_tokens(step)
+        if (step is None) is not self._is_idle:
+            self._is_idle = step is None
+            self._idle_s += now if step is not None else -now
         return step
 
     def _tell_second_tokens(self, step: Step) -> None:
@@ -101,7 +97,7 @@ class Worker:
     def busy_share(self) -> float:
         """Return the share of the time until now in which it took steps."""
         now = self._clock.now
-        idle_s = self.idle_s + (now - self._idle_since_s if self._idle_since_s >= 0 else 0.0)
+        idle_s = self._idle_s + (now if self._is_idle else 0.0)
         return 1 - idle_s / now if now else 0.0
 
     def finish_step(self) -> None:
@@ -115,7 +111,7 @@ class Worker:
 
     def _start(self) -> None:
         self._is_starting = False
-        step = self.schedule(NO_LIMIT)
+        step = self.schedule(self._clock.now, NO_LIMIT)
         if step is not None:
             self._wake_at = step.end
             self._clock.at(step.end, COMPLETION, self._complete)
@@ -151,7 +147,8 @@ class Lockstep:
             self._clock.at(self._clock.now, SCHEDULING, self._start)
 
     def _start(self) -> None:
-        steps = [step for rank in self._ranks if (step := rank.schedule(1)) is not None]
+        now = self._clock.now
+        steps = [step for rank in self._ranks if (step := rank.schedule(now, 1)) is not None]
         if not steps:
             self._is_busy = False
             return
