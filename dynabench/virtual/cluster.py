@@ -147,7 +147,9 @@ class Cluster:
             )
             prefills = engine.config.kv_role == "kv_producer"
             on_step = self._on_prefill_step if prefills else self._on_step
-            self.workers.append(Worker(number, core, self.clock, on_step=on_step))
+            self.workers.append(
+                Worker(number, core, self.clock, on_step=on_step, on_second_token=self._note_second_token)
+            )
         if engine.is_lockstep:
             Lockstep(self.clock, self.workers[first:])
 
@@ -168,8 +170,8 @@ class Cluster:
         router, log, answer_s = self.routing.router, self.log, self.overhead.answer_s
         for sequence in output.sampled:
             router.on_first_token(sequence.id)
-        if self.handover is not None:
-            self.handover.on_sampled(worker, output)
+        if output.sampled:
+            worker.note_first_tokens(output)
         for sequence in output.finished:
             number = sequence.id
             assert isinstance(number, int)
@@ -183,6 +185,7 @@ class Cluster:
                 first_s = sequence.first_token_s if sequence.first_token_s >= 0 else output.end
                 log.first_token_s[number] = first_s + answer_s
             log.last_token_s[number] = output.end + answer_s
+            log.second_token_s[number] += answer_s
             if self.handover is not None:
                 self.handover.on_decoded(number, sequence, answer_s=answer_s)
             self.pacer.on_end(number, output.end + answer_s)
@@ -193,6 +196,12 @@ class Cluster:
             self._await_arrivals()
         if self._held:
             self._release()
+
+    def _note_second_token(self, sequence: EngineSequence, time: float) -> None:
+        number = sequence.id
+        assert isinstance(number, int)
+        if math.isnan(self.log.second_token_s[number]):
+            self.log.second_token_s[number] = time
 
     def _await_arrivals(self) -> None:
         """Make an appointment with the next request that can come, unless there is one already."""

@@ -8,7 +8,6 @@
 read or its lease ends; destination first, the prompt waits at the decode worker, before anything is computed.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -116,7 +115,6 @@ class Handover:
         self._awaited_s = -1.0  # of the next end of a transfer
         for worker in decoding.workers:
             worker.on_loads = self._on_loads
-            worker.on_second_token = self._note_second_token
 
     def begin(self, number: int, prompt: Prompt, chain: BlockChain, output_length: int) -> None:
         """Take a request that has arrived."""
@@ -344,25 +342,9 @@ class Handover:
         self._log.transfer_end_s[number] = self._clock.now
         self._workers[journey.target].arrive(journey.decoded, num_valid_blocks)
 
-    def on_sampled(self, worker: Worker, output: StepOutput) -> None:
-        """Take note of what follows the first token of those that a step of a decode worker brought past their prompt."""
-        for sequence in output.sampled:
-            if sequence.is_token_shipped or sequence in worker.has_first_token:
-                worker.has_first_token = [one for one in worker.has_first_token if one is not sequence]
-                self._note_second_token(sequence, output.end)
-            elif sequence.first_token_s == output.end:
-                worker.has_first_token.append(sequence)
-
-    def _note_second_token(self, sequence: EngineSequence, time: float) -> None:
-        number = sequence.id
-        assert isinstance(number, int)
-        if math.isnan(self._log.second_token_s[number]):
-            self._log.second_token_s[number] = time
-
     def on_decoded(self, number: int, sequence: EngineSequence, *, answer_s: float) -> None:
         """Complete what is known of a request that has ended, whose tokens reach their client this much later (s)."""
         log, journey = self._log, self._journeys.pop(number)
-        log.second_token_s[number] += answer_s
         if sequence.is_failed:
             log.error[number] = EXPIRED
         log.decode_start_s[number] = sequence.first_scheduled_s

@@ -12,24 +12,37 @@ class Worker:
     """One engine on the clock."""
 
     def __init__(
-        self, number: int, engine: Engine, clock: Clock, *, on_step: Callable[["Worker", StepOutput], object]
+        self,
+        number: int,
+        engine: Engine,
+        clock: Clock,
+        *,
+        on_step: Callable[["Worker", StepOutput], object],
+        on_second_token: Callable[[Sequence, float], object],
     ) -> None:
-        """Put an engine on the clock; `on_step` is told what each step brought."""
+        """Put an engine on the clock.
+
+        Args:
+            number: its number in the cluster.
+            engine: what takes the steps.
+            clock: says when.
+            on_step: is told what each step brought.
+            on_second_token: is told when those of `note_first_tokens` have their second token.
+        """
         self.number = number
         self.engine = engine
         self.prefills = engine.config.kv_role == "kv_producer"
         """Whether others decode what it prefills."""
         self.on_loads: Callable[[list[Sequence]], object] | None = None
         """Is told for which sequences KV is to be loaded."""
-        self.on_second_token: Callable[[Sequence, float], object] | None = None
-        """Is told when those of `has_first_token` have their second token."""
-        self.has_first_token: list[Sequence] = []
         self.caught_up_s = -1.0
         """When the router last took in this worker's leap."""
         self.lockstep: Lockstep | None = None
         """The ranks it takes its steps with."""
         self._clock = clock
         self._on_step = on_step
+        self._on_second_token = on_second_token
+        self._has_first_token: list[Sequence] = []
         self._is_idle = True
         self._idle_s = 0.0  # how long it had nothing to do; while it is idle, less the present time
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
@@ -72,27 +85,34 @@ class Worker:
     def schedule(self, now: float, max_iterations: int) -> Step | None:
         """Begin a step, if there is anything to do, and say what is to be loaded for the next ones."""
         step = self.engine.schedule(now, max_iterations=max_iterations)
-        if self.on_loads is not None:
-            if loads := self.engine.take_loads():
-                self.on_loads(loads)
-            if step is not None and self.has_first_token:
-                self._tell_second_tokens(step)
+        if self.on_loads is not None and (loads := self.engine.take_loads()):
+            self.on_loads(loads)
+        if step is not None and self._has_first_token:
+            self._tell_second_tokens(step)
         if (step is None) is not self._is_idle:
             self._is_idle = step is None
             self._idle_s += now if step is not None else -now
         return step
 
+    def note_first_tokens(self, output: StepOutput) -> None:
+        """Take note of those that a step brought past their prompt; a token that came with the KV was their first."""
+        for sequence in output.sampled:
+            if sequence.is_token_shipped or sequence in self._has_first_token:
+                self._has_first_token = [one for one in self._has_first_token if one is not sequence]
+                self._on_second_token(sequence, output.end)
+            elif sequence.first_token_s == output.end:
+                self._has_first_token.append(sequence)
+
     def _tell_second_tokens(self, step: Step) -> None:
-        assert self.on_second_token is not None
         waiting = []
-        for sequence in self.has_first_token:
+        for sequence in self._has_first_token:
             if sequence.state == OVER:
                 continue  # though a step that was scheduled before it stopped may compute more
             if sequence in step.batch.decodes:
-                self.on_second_token(sequence, step.boundary(1))
+                self._on_second_token(sequence, step.boundary(1))
             else:
                 waiting.append(sequence)
-        self.has_first_token = waiting
+        self._has_first_token = waiting
 
     def busy_share(self) -> float:
         """Return the share of the time until now in which it took steps."""

@@ -52,6 +52,20 @@ def test_four_prompts_share_a_step():
     assert (columns.last_token_s * 1000).tolist() == pytest.approx([45.6866] * 4, abs=1e-4)
 
 
+def test_the_second_of_two_tokens_is_the_last():
+    found = simulated(Workload("w", 512, [Request(0.0, 1024, 2, (1, 2)), Request(0.1, 1024, 1, (3, 4))])).requests
+    assert found.second_token_s.tolist() == [found.last_token_s[0], None]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_second_token_of_a_worker_that_does_everything_is_known(workload, async_scheduling):
+    found = simulated(workload, workers=2, num_gpu_blocks=300, async_scheduling=async_scheduling).requests
+    assert found.preemptions.sum() > 0
+    assert (found.second_token_s.mask == (found.osl < 2)).all()
+    assert (found.first_token_s < found.second_token_s).filled(True).all()
+    assert (found.second_token_s <= found.last_token_s).filled(True).all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_seed_gives_the_same_bytes(workload, mode):
     one, two = simulated(workload, mode), simulated(workload, mode)
