@@ -13,6 +13,7 @@ from dataclasses import dataclass
 METRICS = {
     "ttft": "ttft_sched",
     "ttft_sent": "ttft",
+    "ttst": "ttst",
     "tpot": "tpot",
     "itl": "itl",
     "e2e": "e2e_sched",

@@ -27,7 +27,7 @@ FORMULAS = {
     "imbalance": "work (uncached prompt and output tokens) of the busiest worker / mean over workers",
 }
 """Every metric's definition; percentiles are linear, failures count as infinite in the error-adjusted ones."""
-TTST_FORMULA = "second token - sent; shown where prefill and decode are apart, as their handover may lie before it"
+TTST_FORMULA = "second token - sent; shown where some workers only prefill, as the handover may lie before it"
 LABELS = {
     "ttft_sched": "TTFT",
     "ttft": "TTFT from sent",

@@ -34,12 +34,12 @@ def parse(text: str) -> Condition:
         found is None
         or found.is_above
         or found.is_signed
-        or found.metric not in ("ttft", "tpot", "itl", "e2e")
+        or found.metric not in ("ttft", "ttst", "tpot", "itl", "e2e")
         or found.unit not in ("ms", "s")
     ):
         raise ValueError(
             f"slo {text!r} is not understood; expected something like 'ttft.p99 <= 2000ms' (of a run: mean, p50, p90, p95, p99, "
-            "max) or 'ttft <= 2s' (of each request), of ttft, tpot, itl or e2e"
+            "max) or 'ttft <= 2s' (of each request), of ttft, ttst, tpot, itl or e2e"
         )
     if found.metric == "itl" and found.statistic is None:
         raise ValueError(f"slo {text!r}: itl has no value per request; use tpot, or itl.p99")
@@ -67,12 +67,14 @@ def _limit(metric: str, statistic: str | None, limit_s: float) -> Condition:
 def good(run: Record, limits: list[Condition]) -> npt.NDArray[np.bool_]:
     """Tell which requests were good, shape (requests,): within every limit; failed ones are not good.
 
-    A limit of a run counts for each request too. A request without a value (one token has no TPOT) is within it.
+    A limit of a run counts for each request too. A request without a value (one token has no TPOT) is within it; one whose
+    second token came at a time that nobody knows is not.
     """
     values = metrics.per_request(run.requests)
     result = run.requests.succeeded
     for limit in limits:
         value = values.get(METRICS[limit.metric])
         if value is not None:
-            result &= np.isnan(value) | (value <= limit.value)
+            has_none = np.isnan(value) & ((limit.metric != "ttst") | (run.requests.osl < 2))
+            result &= has_none | (value <= limit.value)
     return np.asarray(result, bool)

@@ -82,11 +82,16 @@ class ArmSummary(msgspec.Struct, frozen=True):
     split: Split | UnsetType = UNSET
     """Where TTFT goes; only where it is known when a worker began with a request."""
     ttst: Statistics | UnsetType = UNSET
-    """Only where prefill and decode are apart, and the second token's time is known."""
+    """Only where the second token's time is known."""
     pools: list[PoolUse] | UnsetType = UNSET
     """Only where it is known how busy workers were."""
     links: list[LinkUse] | UnsetType = UNSET
     """Only where KV is transferred over links of a known capacity."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether some of its workers only prefill."""
+        return any(pool.role == "prefill" for pool in self.pools or ())
 
     def metric(self, name: str) -> Statistics:
         """Return the statistics of a metric by its name."""
@@ -119,6 +124,12 @@ class Summary(msgspec.Struct, frozen=True):
     formulas: dict[str, str]
     is_complete: bool
     is_stable: bool
+
+    @property
+    def shows_ttst(self) -> bool:
+        """Whether the time to the second token is worth a look, and known."""
+        is_asked = any(arm.is_apart for arm in self.arms.values()) or any("ttst" in limit for limit in self.limits)
+        return is_asked and any(arm.ttst for arm in self.arms.values())
 
     def difference(self, arm: str, metric: str, statistic: str) -> Difference | None:
         """Return how an arm differs from the baseline; None for figures that are not paired, or too few pairs."""
@@ -173,11 +184,12 @@ def summarize(
         limits=[str(limit) for limit in limits or []],
         bound=Bound(bound_s, insight.covered(means, bound_s)),
         num_blocks=int(blocks.max(initial=0)) + 1,
-        formulas=metrics.FORMULAS
-        | ({"ttst": metrics.TTST_FORMULA} if any(arm.ttst for arm in figures.values()) else {}),
+        formulas=metrics.FORMULAS,
         is_complete=all(value.is_complete for value in figures.values()),
         is_stable=all(is_stable.values()),
     )
+    if summary.shows_ttst:
+        summary = structs.replace(summary, formulas=metrics.FORMULAS | {"ttst": metrics.TTST_FORMULA})
     return structs.replace(summary, verdict=verdict(summary))
 
 
@@ -336,7 +348,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         links=averaged([run.links for run in repeats]) or UNSET,
     )
     seconds = np.concatenate([value["ttst"] for value in values])
-    if any(run.requests.prefill_worker.count() for run in repeats) and not np.isnan(seconds).all():
+    if not np.isnan(seconds).all():
         arm = structs.replace(arm, ttst=metrics.describe(seconds, num_failed=failed))
     if not limits:
         return arm

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,14 @@ from rich.table import Table
 
 from reports.fidelity import ArmFidelity, Deviation, Fidelity
 from reports.foreign import markdown_cell
+from reports.grid import Grid
 from reports.like import table as like
 from reports.metrics import LABELS
 from reports.points import Sweep
 from reports.pools import Use
 from reports.records import Record
 from reports.split import LABELS as PARTS
+from reports.split import Split
 from reports.summary import PAIRED, ArmSummary, Summary
 
 WIDE = 150
@@ -26,15 +28,9 @@ Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
 """A line of the comparison: its label, what it shows of an arm, and how."""
 
 
-def comparison(summary: Summary) -> Table:
+def comparison(summary: Summary) -> Grid:
     """One column per arm: the metrics, and the paired difference of each to the first."""
-    table = Table(title="Arms compared", title_justify="left", caption_justify="left", pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for arm in summary.arms:
-        table.add_column(arm, justify="right")
-    for label, cells in rows(summary):
-        table.add_row(label, *cells)
-    return table
+    return Grid("Arms compared", list(summary.arms), rows(summary))
 
 
 def rows(summary: Summary) -> list[tuple[str, list[str]]]:
@@ -42,7 +38,7 @@ def rows(summary: Summary) -> list[tuple[str, list[str]]]:
     arms = list(summary.arms.values())
     found: list[tuple[str, list[str]]] = []
     for name in TIMES:
-        if not any(arm.metric(name).count for arm in arms) and name == "ttst":
+        if name == "ttst" and not summary.shows_ttst:
             continue
         found += _cells(_latency(name), arms)
         if name in PAIRED and len(arms) > 1:
@@ -79,27 +75,6 @@ def _latency(name: str) -> list[Line]:
     ]
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A small table."""
-
-    title: str
-    columns: list[str]
-    rows: list[tuple[str, list[str]]]
-    """A label, and a cell for each column."""
-    note: str
-
-    def table(self) -> Table:
-        """Return it for a terminal."""
-        table = Table(title=self.title, title_justify="left", pad_edge=False)
-        table.add_column("", overflow="fold")
-        for name in self.columns:
-            table.add_column(name, justify="right")
-        for label, cells in self.rows:
-            table.add_row(label, *cells)
-        return table
-
-
 def grids(summary: Summary) -> list[Grid]:
     """Return the small tables that say something: where TTFT goes, and how busy pools and links were."""
     return [grid for grid in (split_grid(summary), pool_grid(summary)) if grid is not None]
@@ -118,7 +93,12 @@ def split_grid(summary: Summary) -> Grid | None:
     lines.append(("TTFT from sent", [milliseconds(split.ttft if split else None) for split in splits]))
     if any(split and split.apart for split in splits):
         lines.append(("prefilled by another worker", [share(split.apart if split else None) for split in splits]))
-    return Grid("Where does TTFT go? (means in ms)", list(summary.arms), lines, _split_note(summary))
+    return Grid(
+        "Where does TTFT go? (means in ms)",
+        list(summary.arms),
+        lines,
+        split_note(dict(zip(summary.arms, splits, strict=True))),
+    )
 
 
 def _part(seconds: float | None, ttft: float) -> str:
@@ -128,11 +108,12 @@ def _part(seconds: float | None, ttft: float) -> str:
     return f"{milliseconds(seconds)} ({seconds / ttft:.0%})" if ttft else milliseconds(seconds)
 
 
-def _split_note(summary: Summary) -> str:
+def split_note(splits: dict[str, Split | None]) -> str:
+    """Say how the parts of TTFT are to be read."""
     text = (
         "The parts add up to the mean TTFT from sent. Where one worker does all, its prefill includes the first step."
     )
-    early = [arm for arm, figures in summary.arms.items() if figures.split and figures.split.blocks_first]
+    early = [name for name, split in splits.items() if split and split.blocks_first]
     if early:
         text += f" The decode queue comes before the prefill in {', '.join(early)}."
     return text
@@ -141,7 +122,7 @@ def _split_note(summary: Summary) -> str:
 def pool_grid(summary: Summary) -> Grid | None:
     """Lay out how busy pools and links were; None where no arm has a pool that only prefills."""
     arms = {arm: figures for arm, figures in summary.arms.items() if figures.pools}
-    if not any(pool.role == "prefill" for figures in arms.values() for pool in figures.pools or ()):
+    if not any(figures.is_apart for figures in arms.values()):
         return None
     lines = [(f"{arm}: {label}", cells) for arm, figures in arms.items() for label, cells in _pool_lines(figures)]
     return Grid(
@@ -173,8 +154,8 @@ def like_table(runs: list[Record], tool: str) -> Table:
     """The figures as another tool would define them, a line per arm and metric."""
     table = Table(title=f"As {tool} would report it (ms)", title_justify="left", pad_edge=False)
     for column in ("", "metric", "mean", "p50", "p90", "p99"):
-        table.add_column(column, justify="left" if column in ("", "metric") else "right")
-    table.add_column("formula")
+        table.add_column(column, justify="left" if column in ("", "metric") else "right", overflow="fold")
+    table.add_column("formula", overflow="fold")
     arms: dict[str, list[Record]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run)
@@ -201,16 +182,14 @@ def sweep_table(summary: Sweep, width: int) -> Table:
 
 def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) -> str:
     """Summarize a comparison for a pull request."""
-    arms = summary.arms
     lines = [f"### {markdown_cell(manifest['title'])}", ""]
     lines += [f"**Not valid**: {markdown_cell(note)}" for note in notes(summary)]
     lines += ["", markdown_cell(summary.verdict), ""]
     lines += [f"**Failed**: {markdown_cell(failure)}" for failure in failures] + [""] * bool(failures)
-    lines.append("| | " + " | ".join(markdown_cell(arm) for arm in arms) + " |")
-    lines.append("|---|" + "---:|" * len(arms))
-    for label, cells in rows(summary):
-        if "p50" not in label:
-            lines.append(f"| {markdown_cell(label)} | " + " | ".join(markdown_cell(cell) for cell in cells) + " |")
+    figures = comparison(summary)
+    lines += replace(figures, rows=[row for row in figures.rows if "p50" not in row[0]]).markdown()
+    for grid in grids(summary):
+        lines += ["", f"**{grid.title}**", "", *grid.markdown()]
     lines += [
         "",
         f"<sub>{markdown_cell(manifest['subtitle'])}. Differences: mean [95% interval] in ms, ~ is noise.</sub>",

@@ -88,9 +88,9 @@ def print_summary(summary: Summary, console: Terminal) -> None:
     """Print what a comparison found, and before all else whether it counts."""
     for note in tables.notes(summary):
         console.print(f"not valid: {note}", style="red", soft_wrap=True)
-    console.print(tables.comparison(summary))
-    for grid in tables.grids(summary):
-        console.print(grid.table())
+    for grid in (tables.comparison(summary), *tables.grids(summary)):
+        for table in grid.tables(console.width):
+            console.print(table)
     console.print(summary.verdict)
     for arm, figures in summary.arms.items():
         for remark in figures.remarks:

@@ -162,7 +162,8 @@ def test_a_report_shows_any_name_as_text(tmp_path, name, recwarn):
 def test_the_terminal_takes_nothing_for_markup_and_obeys_nobody():
     terminal = Terminal(file=io.StringIO(), width=400)
     summary = summarize([result(BAD), result(f"{BAD} 2")])
-    terminal.print(tables.comparison(summary))
+    for table in tables.comparison(summary).tables(terminal.width):
+        terminal.print(table)
     terminal.print(BAD)
     shown = terminal.file.getvalue()
     assert shown.count("[/b] [red]=HYPERLINK") >= 3

@@ -141,6 +141,17 @@ def test_limits_are_read_and_goodput_counts_failures_as_bad():
     assert (figures.good, figures.attempted, figures.attainment) == (4, 10, 0.4)
 
 
+def test_a_limit_on_the_second_token_spares_answers_of_one_token_but_not_unknown_times():
+    made = run("a", ttft=[1.0] * 4, osl=[10, 10, 1, 10], second_token_s=[1.5, 4.0, None, None])
+    figures = summarize([made], [slo.parse("ttst <= 2s")]).arms["a"].goodput
+    assert (figures.good, figures.attempted) == (2, 4)  # the first, and the one that has no second token
+
+
+def test_a_limit_of_a_run_on_second_tokens_that_nobody_knows_is_missed():
+    (missed,) = summarize([run("a")], [slo.parse("ttst.mean <= 2s")]).arms["a"].missed
+    assert missed.startswith("ttst.mean <= 2000 ms (too few requests")
+
+
 def test_gates_fail_beyond_noise_only():
     rng = np.random.default_rng(0)
     base = rng.lognormal(0, 0.1, 600)

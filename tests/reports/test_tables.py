@@ -1,10 +1,6 @@
 """The tables: a line a figure, a cell an arm."""
 
-import io
-
-from rich.console import Console
-
-from reports import tables
+from reports import slo, tables
 from reports.pools import PoolUse, Use
 from reports.summary import summarize
 from tests.reports.runs import apart, run
@@ -55,20 +51,23 @@ def test_what_the_client_met_is_shown_where_it_sent_late():
     assert "client CPU (of a core)" not in lines(run(sent_s=[0.0, 1.0]))
 
 
-def test_the_console_has_a_column_an_arm():
-    console = Console(file=io.StringIO(), width=200)
-    console.print(tables.comparison(summarize([run("one"), run("two")])))
-    assert "one" in console.file.getvalue()
-    assert "two" in console.file.getvalue()
-
-
 def test_a_markdown_summary_names_what_failed_and_what_is_not_valid():
     summary = summarize([run("a|b", notes=("late",))])
     text = tables.markdown(summary, {"title": "t", "subtitle": "s"}, ["ttft.p90 > 1ms: a is at 2 s"])
     assert "**Not valid**: a\\|b: late" in text
     assert "**Failed**: ttft.p90 > 1ms: a is at 2 s" in text
-    assert "| | a\\|b |" in text
+    assert "|  | a\\|b |" in text
     assert "p50" not in text
+
+
+def test_markdown_has_the_small_tables_of_the_terminal():
+    text = tables.markdown(
+        summarize([run("one", sent_s=[0.0, 1.0]), apart("two")]), {"title": "t", "subtitle": "s"}, []
+    )
+    assert "| TTST mean (ms) | n/a | 6,000 |" in text
+    assert "**Where does TTFT go? (means in ms)**\n\n|  | one | two |\n|---|---:|---:|\n| queue |" in text
+    assert "| transfer | - | 1,000 (20%) |" in text
+    assert "| two: decode | 2 | 2 | 75% / 100% | - | 12% / 19% |" in text
 
 
 def test_milliseconds_have_as_many_digits_as_matter():
@@ -115,7 +114,15 @@ def test_pools_are_shown_only_where_one_prefills_for_others():
     assert len(tables.grids(summarize([alone, apart("b")]))) == 2
 
 
-def test_the_second_token_has_lines_only_where_prefill_and_decode_are_apart():
-    assert lines(run(second_token_s=[2.0, 3.0]), apart("b"))["TTST mean (ms)"] == ["n/a", "6,000"]
-    assert not any("TTST" in label for label in lines(run(second_token_s=[2.0, 3.0])))
+def test_the_second_token_has_lines_where_some_workers_only_prefill():
+    found = lines(run(second_token_s=[2.0, 3.0]), apart("b"))
+    assert found["TTST mean (ms)"] == ["1,750", "6,000"]
+    assert lines(run(), apart("b"))["TTST mean (ms)"] == ["n/a", "6,000"]
     assert not any("TTST" in label for label in lines(apart(second_token_s=[None, None])))
+
+
+def test_without_such_workers_it_has_lines_where_a_limit_asks_for_it():
+    runs = [run(second_token_s=[2.0, 3.0])]
+    assert not any("TTST" in label for label in lines(*runs))
+    found = summarize(runs, [slo.parse("ttst.mean <= 2s")])
+    assert dict(tables.rows(found))["TTST mean (ms)"] == ["1,750"]
