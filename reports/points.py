@@ -4,8 +4,10 @@ from typing import Any
 
 import msgspec
 
+from reports.grid import Grid
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Statistics, Throughput
+from reports.split import Split
 from reports.stability import Stability
 
 
@@ -38,6 +40,11 @@ class Point(msgspec.Struct, frozen=True):
     is_complete: bool
     ttft_sched: Quantiles
     ttft: Quantiles
+    split: Split | None
+    """Where TTFT goes; None where no request was answered."""
+    is_apart: bool
+    """Whether some of its workers only prefill."""
+    ttst: Quantiles
     itl: Quantiles
     tpot: Quantiles
     e2e_sched: Quantiles
@@ -77,3 +84,5 @@ class Sweep(msgspec.Struct, frozen=True):
     is_complete: bool
     limits: list[str]
     points: list[Point] | list[Highest]
+    split: Grid | None
+    """Where TTFT goes at each of them; only where some workers only prefill."""

@@ -5,6 +5,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,9 +18,11 @@ from reports import drawing, page
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
 from reports.folder import ReportError
 from reports.foreign import csv_cell
-from reports.metrics import FORMULAS, LABELS
+from reports.grid import Grid
+from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
 from reports.points import Highest, Point, Sweep
-from reports.tables import milliseconds, number, share
+from reports.split import LABELS as PARTS
+from reports.tables import milliseconds, number, share, split_note
 
 Manifest = dict[str, Any]
 SCHEMA = "dynabench.sweep/1"
@@ -52,7 +55,13 @@ def _write(
     if not is_complete:
         table["verdict"] += " The sweep was interrupted; run the same command again to go on."
     summary = Sweep(
-        **table, only_wide=ONLY_WIDE, schema=SCHEMA, is_complete=is_complete, limits=manifest["limits"], points=rows
+        **table,
+        only_wide=ONLY_WIDE,
+        schema=SCHEMA,
+        is_complete=is_complete,
+        limits=manifest["limits"],
+        points=rows,
+        split=_split(rows),
     )
     groups = _grouped(points, manifest)
     with plt.rc_context(rc=STYLE):
@@ -63,8 +72,9 @@ def _write(
         title=manifest["title"],
         subtitle=manifest["subtitle"],
         summary=summary,
+        grids=[summary.split] if summary.split else [],
         arm_names=list(groups),
-        formulas=FORMULAS,
+        formulas=FORMULAS | ({"ttst": TTST_FORMULA} if summary.split else {}),
         labels=LABELS,
         command=manifest["command"],
         settings=json.dumps(manifest, indent=2),
@@ -78,6 +88,13 @@ def _write(
 
 Column = tuple[str, Callable[[Point], str]]
 """A column of the table: its head, and what it shows of a point."""
+
+
+def _part(name: str, point: Point) -> str:
+    """Show a part of the mean TTFT."""
+    seconds = point.split.parts.get(name) if point.split else None
+    return "-" if seconds is None else milliseconds(seconds)
+
 
 OFFERED: Column = ("offered/s", lambda point: _hundredths(point.offered_per_s))
 TTFT_P99: Column = ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99))
@@ -96,6 +113,12 @@ FIGURES: tuple[Column, ...] = (
 )
 WITH_LIMITS: tuple[Column, ...] = (GOODPUT, ("limits", lambda point: "missed" if point.missed else "met"))
 WITHOUT_LIMITS: tuple[Column, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
+SPLIT: tuple[Column, ...] = (
+    *((label, partial(_part, name)) for name, label in PARTS.items()),
+    ("TTFT from sent", lambda point: milliseconds(point.ttft.mean)),
+    ("TTST mean", lambda point: milliseconds(point.ttst.mean)),
+    ("prefilled by another", lambda point: share(point.split.apart if point.split else None)),
+)
 AT_HIGHEST: tuple[Column, ...] = (
     OFFERED,
     TTFT_P99,
@@ -123,6 +146,16 @@ def _gridded(points: list[Point], manifest: Manifest) -> dict[str, Any]:
         ],
         "verdict": _best(points, axes),
     }
+
+
+def _split(rows: list[Point] | list[Highest]) -> Grid | None:
+    """Lay out where TTFT goes at each point; None where every worker does all."""
+    named = [(row.name, row) if isinstance(row, Point) else (row.arm, row.point) for row in rows]
+    if not any(point.is_apart for _, point in named if point):
+        return None
+    lines = [(name, [shown(point) if point else "-" for _, shown in SPLIT]) for name, point in named]
+    note = split_note({name: point.split if point else None for name, point in named})
+    return Grid("Where does TTFT go? (means in ms)", [head for head, _ in SPLIT], lines, note)
 
 
 def _best(points: list[Point], axes: list[str]) -> str:
@@ -268,7 +301,11 @@ def _by_rest(points: list[Point]) -> dict[str, list[Point]]:
 def _csv(summary: Sweep) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([csv_cell(cell) for cell in line] for line in (summary.columns, *summary.rows))
+    lines = [summary.columns, *summary.rows]
+    if summary.split is not None:
+        others = [summary.split.columns, *(cells for _, cells in summary.split.rows)]
+        lines = [line + cells for line, cells in zip(lines, others, strict=True)]
+    writer.writerows([csv_cell(cell) for cell in line] for line in lines)
     return text.getvalue()
 
 

@@ -189,6 +189,8 @@ def sweep(
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
         out, summary = run_sweep(workload, config, experiment, settings, console=console)
     console.print(sweep_table(summary, console.width))
+    for table in summary.split.tables(console.width) if summary.split else ():
+        console.print(table)
     console.print(summary.verdict)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     return 0 if summary.is_complete else 130

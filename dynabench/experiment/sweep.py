@@ -25,7 +25,6 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.files import replace_text
-from reports import metrics
 from reports.conditions import Condition
 from reports.points import Highest, Point, Quantiles, Sweep
 from reports.summary import summarize
@@ -170,6 +169,9 @@ def simulate_point(
         is_complete=figures.is_complete,
         ttft_sched=Quantiles.of(figures.ttft_sched),
         ttft=Quantiles.of(figures.ttft),
+        split=figures.split or None,
+        is_apart=figures.is_apart,
+        ttst=Quantiles.of(figures.metric("ttst")),
         itl=Quantiles.of(figures.itl),
         tpot=Quantiles.of(figures.tpot),
         e2e_sched=Quantiles.of(figures.e2e_sched),
@@ -295,7 +297,7 @@ def _identity(files: tuple[Path, ...], config: SweepConfig, experiment: Experime
         "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],
         "times": [_digest(pool.timing.timing_file) for pool in settings.deployment.pools],
         "modes": list(ROUTER_MODES),
-        "metrics": list(metrics.FORMULAS),
+        "point": Point.__struct_fields__,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

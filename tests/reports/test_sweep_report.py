@@ -11,6 +11,7 @@ from reports import sweep_report
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Throughput
 from reports.points import Highest, Point, Quantiles
+from reports.split import Split
 from reports.stability import Stability
 
 MANIFEST = {"title": "t", "subtitle": "s", "command": "c", "limits": [], "sweep": {"find": None}, "experiment": {"router_mode": ["kv", "random"]}}  # fmt: skip
@@ -19,7 +20,8 @@ MANIFEST = {"title": "t", "subtitle": "s", "command": "c", "limits": [], "sweep"
 def point(name, mean, *, is_stable=True, missed=(), **changes):
     times = Quantiles(mean, mean, None, None)
     return Point(
-        name, changes, 2, 4.0, is_stable, Stability(is_stable, 1.0, 1.0), list(missed), True, times, times, times, times, times,
+        name, changes, 2, 4.0, is_stable, Stability(is_stable, 1.0, 1.0), list(missed), True, times, times,
+        Split(4, 0.1, 0.04, 0.06), False, times, times, times, times,
         Throughput(4.0, 400.0), Goodput(3.0, 4.0, 0.75, 3.0), Cache(0.5, 0.5, 0.0), Imbalance(), 0, 1.0,
     )  # fmt: skip
 
@@ -108,3 +110,56 @@ def test_a_search_names_the_combination_that_meets_the_limits_farthest(tmp_path,
 def test_a_point_is_kept_as_json():
     made = point("a", 0.1, workers=2)
     assert msgspec.json.decode(msgspec.json.encode(made), type=Point) == made
+
+
+def test_a_sweep_without_prefill_workers_has_no_split(tmp_path):
+    points = [point("a", 0.1)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.split is None
+    assert "Where does TTFT go?" not in (tmp_path / "report.html").read_text()
+
+
+def apart(name, **changes):
+    split = Split(4, 0.1, 0.01, 0.04, 0.02, 0.025, 0.005, apart=0.75)
+    return structs.replace(
+        point(name, 0.1, **changes), split=split, is_apart=True, ttst=Quantiles(0.11, 0.11, None, None)
+    )
+
+
+def test_a_sweep_says_where_ttft_goes_beside_workers_that_do_everything(tmp_path):
+    points = [point("aggregated", 0.2, prefill_workers="aggregated"), apart("prefill_workers 1", prefill_workers=1)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    heads = [
+        "queue",
+        "prefill",
+        "decode queue",
+        "transfer",
+        "first step",
+        "TTFT from sent",
+        "TTST mean",
+        "prefilled by another",
+    ]
+    assert found.split.columns == heads
+    assert found.split.rows == [
+        ("aggregated", ["40.00", "60.00", "-", "-", "-", "200.0", "200.0", "0.0%"]),
+        ("prefill_workers 1", ["10.00", "40.00", "20.00", "25.00", "5.00", "100.0", "110.0", "75.0%"]),
+    ]
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["prefill_workers"], row["transfer"], row["TTST mean"]) for row in rows] == [
+        ("aggregated", "-", "200.0"), ("1", "25.00", "110.0"),
+    ]  # fmt: skip
+    assert "Where does TTFT go?" in (tmp_path / "report.html").read_text()
+    (_, kept) = json.loads((tmp_path / "sweep.json").read_text())["summary"]["points"]
+    assert (kept["split"]["transfer"], kept["ttst"]["mean"]) == (0.025, 0.11)
+
+
+def test_a_search_says_where_ttft_goes_at_the_highest_value_of_each(tmp_path):
+    best = apart("b", router_mode="random")
+    rows = [
+        Highest("a", {"router_mode": "kv"}, "rate", None, 0.1, None),
+        Highest("b", {"router_mode": "random"}, "rate", 2.0, 4.0, best),
+    ]
+    found = sweep_report.write(tmp_path, MANIFEST | {"sweep": {"find": "rate"}}, rows, [best], is_complete=True)
+    assert dict(found.split.rows)["a"] == ["-"] * 8
+    assert dict(found.split.rows)["b"][3] == "25.00"
