@@ -87,9 +87,10 @@ def percentiles(runs: Runs, summary: Summary) -> Chart:
         axes.grid(visible=False, axis="x")
         shown.append(panel)
     panels[0].legend(fontsize=8)
-    return Chart(
-        figure, "Mean and percentiles with 95% intervals", "Bars per arm of TTFT, TPOT and E2E latency.", shown, True
-    )
+    text = "Bars per arm of TTFT, TPOT and E2E latency."
+    if grew := [arm for arm in runs if not summary.arms[arm].stability.is_stable]:
+        text += f" No intervals, as the queue grew: {', '.join(grew)}."
+    return Chart(figure, "Mean and percentiles with 95% intervals", text, shown, True)
 
 
 def ttft_split(runs: Runs, summary: Summary) -> Chart | None:

@@ -190,6 +190,7 @@ class Statistics(msgspec.Struct, frozen=True):
     adjusted_p95: float | UnsetType | None = UNSET
     adjusted_p99: float | UnsetType | None = UNSET
     intervals: Intervals | UnsetType = UNSET
+    """None of an arm whose queue grew."""
 
     def at(self, statistic: str) -> float | None:
         """Return the mean, a percentile or the maximum by its name."""

@@ -101,24 +101,24 @@ def paired_difference(
 
 
 def quantile_interval(values: Floats, blocks: Blocks, share: float, *, seed: int = 0) -> tuple[float, float] | None:
-    """Return the 95% interval of one arm's quantile, or None if there are fewer than two blocks."""
+    """Return the 95% interval of a quantile of times, or None if there are fewer than two blocks."""
     known = ~np.isnan(values)
     used, place = np.unique(blocks[known], return_inverse=True)
     if len(used) < 2:
         return None
     value = float(np.quantile(values[known], share))
-    return _interval(value, _quantiles(values[known], place, _resamples(len(used), seed), share), len(used))
+    return _of_times(_interval(value, _quantiles(values[known], place, _resamples(len(used), seed), share), len(used)))
 
 
 def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[float, float] | None:
-    """Return the 95% interval of one arm's mean, or None if there are fewer than two blocks."""
+    """Return the 95% interval of the mean of times, or None if there are fewer than two blocks."""
     known = ~np.isnan(values)
     used, place = np.unique(blocks[known], return_inverse=True)
     if len(used) < 2:
         return None
     weights = _resamples(len(used), seed)
     resampled = (weights @ np.bincount(place, weights=values[known])) / (weights @ np.bincount(place))
-    return _interval(float(values[known].mean()), resampled, len(used))
+    return _of_times(_interval(float(values[known].mean()), resampled, len(used)))
 
 
 def student_t(freedom: int, share: float = 0.975) -> float:
@@ -168,6 +168,15 @@ def _interval(value: float, resampled: Floats, number: int) -> tuple[float, floa
     """
     half = student_t(number - 1) * _error(resampled, number)
     return value - half, value + half
+
+
+def _of_times(interval: tuple[float, float]) -> tuple[float, float]:
+    """Cut off what lies below zero, where few blocks that differ much let the symmetric interval reach.
+
+    No time lies there, so the truth is in what is left as often as in the whole.
+    """
+    low, high = interval
+    return max(low, 0.0), high
 
 
 def _error(resampled: Floats, number: int) -> float:

@@ -319,10 +319,11 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         name: metrics.describe(np.concatenate([value[name] for value in values]), num_failed=failed)
         for name in ("ttft_sched", "ttft", "tpot", "e2e_sched", "e2e")
     }
-    if blocks is not None:
+    settled = [stability(run) for run in repeats]
+    # Where the queue grew, times grow with the length of the run: there is no figure that an interval could hold.
+    if blocks is not None and all(one.is_stable for one in settled):
         for name in PAIRED:
             latencies[name] = structs.replace(latencies[name], intervals=_intervals(table[name], blocks))
-    settled = [stability(run) for run in repeats]
     arm = ArmSummary(
         requests=sum(len(run.requests) for run in repeats),
         failed=failed,

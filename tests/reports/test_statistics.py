@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from reports import gate, slo
 from reports.stability import in_system, stability
@@ -60,6 +61,23 @@ def test_intervals_of_one_arm_hold_its_figures():
     low, high = mean_interval(values, blocks)
     assert low < values.mean() < high
     assert quantile_interval(values, np.zeros(2000, int), 0.9) is None
+
+
+def test_an_interval_of_a_time_does_not_begin_below_zero():
+    """One block of five holds all the waiting: value - t x error is negative."""
+    times, blocks = np.array([0.1] * 40 + [9.0] * 10), np.repeat(np.arange(5), 10)
+    for low, high in (mean_interval(times, blocks), quantile_interval(times, blocks, 0.9)):
+        assert low == 0
+        assert high > times.mean()
+
+
+def test_an_arm_whose_queue_grew_has_no_intervals():
+    """Its times depend on when one looks: there is no mean that a longer run would come closer to."""
+    growing = run("growing", ttft=np.linspace(0.1, 300, 600), done_s=np.arange(600) + np.linspace(0.1, 300, 600) + 9)
+    found = summarize([run("settled", ttft=[0.1] * 600), growing]).arms
+    assert [arm.stability.is_stable for arm in found.values()] == [True, False]
+    assert found["settled"].ttft_sched.intervals.mean == pytest.approx((0.1, 0.1))
+    assert found["growing"].ttft_sched.intervals is UNSET
 
 
 def test_the_recommended_sample_grows_with_the_square_of_what_is_sought():
