@@ -166,6 +166,8 @@ class Head(msgspec.Struct):
     workload: Sent
     runs: Annotated[list[RunFacts], Meta(min_length=1)]
     bound_s: Annotated[float, Meta(ge=0, le=MAX_S)] | None = None
+    step_times: str | None = None
+    """What simulated step times come from; older folders do not say it."""
     fidelity: Fidelity | None = None
     """Where real runs were compared with simulated ones."""
 
@@ -297,11 +299,20 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "schema": SCHEMA,
         "title": f"{sources[0][1]['workload']['name']}: {len(folders)} runs side by side",
         "subtitle": ", ".join(str(folder) for folder in folders),
+        "step_times": _step_times({str(folder): experiment for folder, experiment, _ in sources}),
         "command": f"dynabench compare {' '.join(str(folder) for folder in folders)}",
         "runs": [run_facts(run) for run in runs],
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }
     return manifest, runs
+
+
+def _step_times(sources: dict[str, Manifest]) -> str | None:
+    """Say what the step times of all folders come from, or of each where they differ."""
+    known = {folder: experiment.get("step_times") for folder, experiment in sources.items()}
+    if len(set(known.values())) == 1:
+        return next(iter(known.values()))
+    return "; ".join(f"{folder}: {text}" for folder, text in known.items() if text)
 
 
 def rebuild(folder: Path) -> Summary:
@@ -352,6 +363,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         pictures,
         title=experiment["title"],
         subtitle=experiment["subtitle"],
+        step_times=experiment.get("step_times"),
         summary=summary,
         arm_names=list(summary.arms) if len(summary.arms) > 1 else [],
         paired=PAIRED,

@@ -71,6 +71,7 @@ def _write(
         drawn,
         title=manifest["title"],
         subtitle=manifest["subtitle"],
+        step_times=manifest.get("step_times"),
         summary=summary,
         grids=[summary.split] if summary.split else [],
         arm_names=list(groups),

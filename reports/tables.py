@@ -192,9 +192,14 @@ def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) ->
         lines += ["", f"**{grid.title}**", "", *grid.markdown()]
     lines += [
         "",
-        f"<sub>{markdown_cell(manifest['subtitle'])}. Differences: mean [95% interval] in ms, ~ is noise.</sub>",
+        f"<sub>{markdown_cell(manifest['subtitle'])}.{_step_times(manifest)} Differences: mean [95% interval] in ms, ~ is noise.</sub>",
     ]
     return "\n".join(lines)
+
+
+def _step_times(manifest: dict[str, Any]) -> str:
+    text = manifest.get("step_times")
+    return f" Simulated step times: {markdown_cell(text)}." if text else ""
 
 
 def notes(summary: Summary) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.step_times import step_times
 from dynabench.plan import Arm, Settings
 from mocker import scheduler
 from reports import folder
@@ -41,6 +42,7 @@ def manifest_of(
         "schema": folder.SCHEMA,
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
         "subtitle": _subtitle(clock, workload, experiment, settings, arms),
+        "step_times": None if settings.url else step_times([arm.settings.deployment for arm in arms] or [deployment]),
         "command": _command(),
         "clock": clock,
         "created": now().isoformat(timespec="seconds"),

@@ -2,17 +2,20 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.run import load_workload, run_experiment
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.step_times import step_times
 from dynabench.plan import ClientConfig, Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
+from mocker.timing.config import TimingConfig
 from serving.runtime.config import RuntimeConfig
 from tests.support.servers import free_port
 from workloads.shape import ShapeConfig
@@ -83,3 +86,48 @@ def test_results_say_how_answers_were_to_end(ends, said, counts):
     manifest = manifest_of("virtual", (), workload, experiment, settings, comparison_of(experiment, settings).arms, [])
     assert said in manifest["subtitle"]
     assert manifest["workload"]["ends"] == counts
+
+
+LLAMA = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=4, quantization="fp8")
+
+
+@pytest.mark.parametrize(
+    ("pools", "said"),
+    [
+        ((Pool(),), "polynomial of no particular model and GPU"),
+        ((Pool(timing=TimingConfig(speedup_ratio=2)),), "polynomial of no particular model and GPU, divided by 2"),
+        (
+            (Pool(timing=TimingConfig(timing="constant", constant_prefill_ms=5)),),
+            "constant, 5 ms for prefill and 10 ms for decode, of no model and no GPU",
+        ),
+        (
+            (Pool(name="p", role="prefill", timing=LLAMA), Pool(name="d", role="decode", timing=LLAMA)),
+            "roofline of meta-llama/Llama-3.1-70B with fp8 weights on h100 and tensor parallel size 4, timed as vllm",
+        ),
+        (
+            (
+                Pool(name="p", role="prefill", timing=replace(LLAMA, gpu="b200", tensor_parallel_size=1)),
+                Pool(name="d", role="decode", timing=LLAMA),
+            ),
+            "p: roofline of meta-llama/Llama-3.1-70B with fp8 weights on b200, timed as vllm; "
+            "d: roofline of meta-llama/Llama-3.1-70B with fp8 weights on h100 and tensor parallel size 4, timed as vllm",
+        ),
+        ((Pool(engine="echo_core"),), None),
+    ],
+)
+def test_results_name_the_step_time_model_and_what_it_is_of(pools, said):
+    assert step_times([Deployment(pools=pools)]) == said
+
+
+def test_arms_that_differ_in_step_times_are_named_by_them_while_they_are_few():
+    deployments = [
+        Deployment(pools=(Pool(timing=TimingConfig(timing="table", timing_file=f"/x/{name}.csv")),)) for name in "abcde"
+    ]
+    assert step_times(deployments[:2] * 2) == "by arm: table a.csv of measured steps; or table b.csv of measured steps"
+    assert step_times(deployments) == "5 kinds, by arm (see the settings)"
+
+
+def test_somebody_elses_endpoint_has_no_step_times_of_ours():
+    settings = Settings(client=ClientConfig(url="http://localhost:1"))
+    manifest = manifest_of("wall", (), load_workload((), None, ShapeConfig(), 0), ExperimentConfig(), settings, [], [])
+    assert manifest["step_times"] is None

@@ -152,6 +152,18 @@ def test_folders_of_two_versions_are_compared_and_written_as_one(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_comparison_names_the_step_times_of_each_folder_only_where_they_differ(tmp_path):
+    whole, runs = folder.read(BEFORE)
+    for name, step_times in (("a", "table"), ("b", "table"), ("c", "roofline"), ("unknown", None)):
+        folder.write(tmp_path / name, whole | {"schema": folder.SCHEMA, "step_times": step_times}, runs)
+    a, b, c, unknown = (tmp_path / name for name in ("a", "b", "c", "unknown"))
+    assert folder.combine([a, b])[0]["step_times"] == "table"
+    assert folder.combine([a, c])[0]["step_times"] == f"{a}: table; {c}: roofline"
+    assert folder.combine([a, unknown])[0]["step_times"] == f"{a}: table"
+    assert "Simulated step times: table" in (a / "report.html").read_text()
+    assert "Simulated step times" not in (unknown / "report.html").read_text()
+
+
 FIDELITY = {
     "arms": {
         "kv": {
