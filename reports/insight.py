@@ -133,6 +133,8 @@ MISSED = 0.05
 """A length that is off by more than this share was not the planned one."""
 FEW = 0.01
 """The share of the requests that may miss a length without a remark."""
+HELD = 0.05
+"""The share of a run in which prefill workers may be out of blocks without a remark."""
 
 
 def remarks(repeats: list[Record]) -> list[str]:
@@ -157,7 +159,43 @@ def remarks(repeats: list[Record]) -> list[str]:
         found.append(
             "its step times have no host time, so synchronous scheduling costs nothing here; with --model and --gpu it does"
         )
+    held = max(blocked_share(run) for run in repeats)
+    if held > HELD:
+        found.append(
+            f"prompts waited for prefill workers that computed nothing for {held:.0%} of the run: their blocks were held by "
+            "computed prompts that decode workers had not read, so decode workers or links are what is short, not prefill workers"
+        )
     return found
+
+
+def blocked_share(run: Record) -> float:
+    """Return the share of the run in which a prefill worker, on average, computed no prompt though some waited for it.
+
+    An engine that runs nothing leaves a prompt waiting only for want of blocks, and where nothing runs, computed prompts
+    hold them.
+    """
+    requests = run.requests[~(run.requests.prefill_worker.mask | run.requests.prefill_end_s.mask)]
+    workers = np.unique(requests.prefill_worker.data)
+    duration = float(run.requests.done_s.max() - run.requests.intended_s.min()) if len(requests) else 0.0
+    if not duration:
+        return 0.0
+    has_blocks = requests.decode_blocks_s <= requests.admitted_s  # where they come first, they are waited for, too
+    came_s = np.where(has_blocks.filled(False), requests.decode_blocks_s.data, requests.prefill_queued_s.data)
+    came_s = np.fmax(came_s, requests.prefill_queued_s.data)
+    begin_s, end_s = requests.admitted_s.data, requests.prefill_end_s.data
+    blocked_s = 0.0
+    for worker in workers:
+        mine = requests.prefill_worker.data == worker
+        blocked_s += _covered_s(came_s[mine], end_s[mine]) - _covered_s(begin_s[mine], end_s[mine])
+    return blocked_s / duration / len(workers)
+
+
+def _covered_s(start: Floats, end: Floats) -> float:
+    """Return how much time spans cover together (s)."""
+    order = np.argsort(start)
+    start, end = start[order], end[order]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
+    return float(np.maximum(end - np.maximum(start, before), 0.0).sum())
 
 
 def _lengths(requests: Requests, name: Literal["isl", "osl"]) -> Floats:

@@ -16,6 +16,7 @@ from dynabench.virtual.oracles import true_work
 from dynabench.virtual.run import cluster_of, run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from reports.insight import blocked_share, remarks
 from serving.life import DisaggregationConfig
 from workloads import Request, Workload
 
@@ -79,6 +80,17 @@ def test_destination_first_the_first_token_comes_with_the_kv():
     found = simulated(apart(flow="destination-first"), workload((0.0, 100, 5), (9.0, 100, 1)))
     assert (found.first_token_s - found.sent_s).tolist() == pytest.approx([0.2, 0.2], abs=1e-6)
     assert (found.last_token_s - found.sent_s).tolist() == pytest.approx([0.2 + 4 * 0.01, 0.2], abs=1e-6)
+
+
+@pytest.mark.parametrize(("prefill_blocks", "is_blocked"), [(50, True), (2000, False)])
+def test_prefill_workers_out_of_blocks_are_told_from_busy_ones(prefill_blocks, is_blocked):
+    """The decode worker has room for two prompts at a time, and answers for a second."""
+    deployment = apart(blocks=50)
+    prefill, decode = deployment.pools
+    prefill = replace(prefill, mocker=replace(prefill.mocker, num_gpu_blocks=prefill_blocks))
+    found = run(Plan.alone(Settings(replace(deployment, pools=(prefill, decode)))), workload(*[(0.0, 320, 100)] * 12))
+    assert (blocked_share(found) > 0.4) is is_blocked
+    assert any("their blocks were held" in remark for remark in remarks([found])) is is_blocked
 
 
 @pytest.mark.parametrize("flow", ["source-first", "destination-first"])

@@ -1,0 +1,43 @@
+"""Prompts that wait for prefill workers which have nothing to compute."""
+
+import pytest
+
+from reports.insight import blocked_share, remarks
+from tests.reports.runs import apart, run
+
+HELD = {"prefill_queued_s": [0.0, 0.0], "intended_s": [0.0, 0.0], "done_s": [9.0, 20.0]}
+"""Two prompts come at once to worker 0; the run ends at 20 s."""
+
+
+def test_a_worker_that_computes_nothing_while_a_prompt_waits_is_out_of_blocks():
+    made = apart(**HELD, admitted_s=[0.0, 11.0], prefill_end_s=[1.0, 12.0])
+    assert blocked_share(made) == pytest.approx(10 / 20)  # from 1 to 11 s
+    (found,) = remarks([made])
+    assert found.startswith("prompts waited for prefill workers that computed nothing for 50% of the run: their blocks")
+
+
+def test_a_worker_that_computes_one_prompt_while_another_waits_is_busy():
+    made = apart(**HELD, admitted_s=[0.0, 11.0], prefill_end_s=[11.0, 12.0])
+    assert blocked_share(made) == 0
+    assert not remarks([made])
+
+
+def test_a_worker_that_waits_for_prompts_is_idle():
+    made = apart(prefill_queued_s=[0.0, 10.0], admitted_s=[0.0, 10.0], prefill_end_s=[1.0, 11.0])
+    assert blocked_share(made) == 0
+
+
+def test_prompts_that_wait_at_several_workers_count_for_each():
+    made = apart(
+        **HELD, prefill_worker=[0, 1], decode_blocks_s=[9.0, 9.0], admitted_s=[5.0, 0.0], prefill_end_s=[6.0, 1.0]
+    )
+    assert blocked_share(made) == pytest.approx(5 / 20 / 2)
+
+
+def test_the_wait_for_blocks_of_a_decode_worker_is_not_the_prefill_workers():
+    made = apart(**HELD, decode_blocks_s=[0.0, 11.0], admitted_s=[0.0, 11.0], prefill_end_s=[1.0, 12.0])
+    assert blocked_share(made) == 0
+
+
+def test_workers_that_do_everything_hold_nothing_for_others():
+    assert blocked_share(run()) == 0
