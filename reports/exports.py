@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from reports import metrics
-from reports.folder import Manifest, as_said
+from reports.folder import Manifest, Sent, as_said
 from reports.foreign import csv_cell
 from reports.metrics import Statistics
 from reports.records import Record, to_table
@@ -63,11 +63,6 @@ def as_parquet(table: "pa.Table") -> bytes:
 class Said(msgspec.Struct, frozen=True):
     """What llm-d's report takes of experiment.json."""
 
-    class Workload(msgspec.Struct, frozen=True):
-        """Of the workload."""
-
-        name: str
-
     class Versions(msgspec.Struct, frozen=True):
         """Of the versions."""
 
@@ -77,7 +72,7 @@ class Said(msgspec.Struct, frozen=True):
     title: str
     subtitle: str
     command: str
-    workload: Workload
+    workload: Sent
     versions: Versions
     arms: dict[str, dict[str, Any]]
     workers: dict[str, int]

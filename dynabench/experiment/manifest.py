@@ -19,6 +19,7 @@ from dynabench.plan import Arm, Settings
 from mocker import scheduler
 from reports import folder
 from reports.records import Record
+from reports.summary import WAYS
 from serving.frontend.config import FrontendConfig
 from serving.runtime.config import RuntimeConfig, masked
 from serving.worker.config import read_arguments
@@ -143,7 +144,7 @@ def _subtitle(
     )
 
 
-WAYS = {"length": "by length", "stop": "by EOS (simulated ones at the workload's lengths)"}
+AT_LENGTHS = " (simulated ones at the workload's lengths)"
 
 
 def _ends(workload: Workload, arms: Sequence[Arm]) -> str:
@@ -151,9 +152,10 @@ def _ends(workload: Workload, arms: Sequence[Arm]) -> str:
     if len({arm.settings.shape.ends for arm in arms}) > 1:
         return "how answers end is varied"
     counts = ends(workload)
-    if len(counts) == 1:
-        return f"answers end {WAYS[next(iter(counts))]}"
-    return "answers end " + " or ".join(f"{WAYS[way]}: {count:,}" for way, count in counts.items())
+    ways = [f"by {WAYS.get(way, way)}" + AT_LENGTHS * (way == "stop") for way in counts]
+    if len(ways) == 1:
+        return f"answers end {ways[0]}"
+    return "answers end " + " or ".join(f"{way}: {count:,}" for way, count in zip(ways, counts.values(), strict=True))
 
 
 def _deployed(deployments: Sequence[Deployment]) -> str:

@@ -12,7 +12,7 @@ from tests.reports.runs import run
 
 MANIFEST = {
     "title": "t", "subtitle": "s", "created": "2026-01-01", "limits": [], "bound_s": None, "workers": {"a": 2}, "engine": {"block_size": 64},
-    "arms": {"a": {"router_mode": "kv"}}, "router": {}, "versions": {"dynabench": "1"}, "workload": {"name": "w"}, "command": "c", "load": {},
+    "arms": {"a": {"router_mode": "kv"}}, "router": {}, "versions": {"dynabench": "1"}, "workload": {"name": "w", "requests": 2}, "command": "c", "load": {},
 }  # fmt: skip
 
 
