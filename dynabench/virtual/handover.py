@@ -282,19 +282,22 @@ class Handover:
         )
 
     def _send_chunks(self, output: StepOutput) -> None:
-        """Send the blocks that a step has filled, and with the end of a prompt the rest."""
+        """Send the blocks that a step has filled, and with the end of a prompt the rest.
+
+        A prompt that was preempted is computed again from its cached blocks on, and its last token may be dropped: how far
+        it has come is not known before its end.
+        """
         for sequence, count in output.chunks:
+            is_last = sequence in output.finished
+            if sequence.num_preemptions and not is_last:
+                continue
             number = sequence.id
             assert isinstance(number, int)
             journey = self._journeys[number]
             assert journey.decoded is not None
             journey.num_computed = max(journey.num_computed, sequence.cached_tokens) + count
-            # One that was preempted is computed again, and its last token may have been dropped: what counts is its end.
-            is_last = sequence in output.finished
             num_filled = (
-                -(-sequence.num_prompt // self._block_size)
-                if is_last
-                else min(journey.num_computed, sequence.num_prompt) // self._block_size
+                -(-sequence.num_prompt // self._block_size) if is_last else journey.num_computed // self._block_size
             )
             num_blocks = max(num_filled - max(journey.num_sent, journey.decoded.num_cached_blocks), 0)
             journey.num_sent = num_filled

@@ -1,5 +1,6 @@
 """Prefill and decode apart, in virtual time."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.oracles import true_work
 from dynabench.virtual.run import cluster_of, run
+from dynabench.virtual.use import pool_use
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.insight import blocked_share, remarks
@@ -188,6 +190,45 @@ def test_an_oracle_knows_the_work_when_a_bypass_is_considered(stage):
     assert (found.error == "").all()
 
 
+def test_what_is_sent_while_a_prompt_is_computed_has_been_computed():
+    """Prompts of one that is preempted are computed twice, and what was sent before counts once."""
+    requests = workload(*[(0.05 * place, size, 2) for place, size in enumerate((181, 198, 166, 152, 150, 159))])
+    transfer = TransferConfig(bandwidth_gb_s=1e6, latency_ms=0.0, kv_bytes_per_token=1.0, overlap="chunk")
+    deployment = apart(transfer=transfer, flow="destination-first", blocks=400)
+    prefill, decode = deployment.pools
+    tight = EngineConfig(
+        block_size=BLOCK,
+        num_gpu_blocks=18,
+        max_num_batched_tokens=100,
+        max_num_seqs=8,
+        long_prefill_token_threshold=33,
+        scheduler_reserve_full_isl=False,
+        async_scheduling=False,
+    )
+    deployment = replace(deployment, pools=(replace(prefill, mocker=tight), decode))
+    made = cluster_of(Plan.alone(Settings(deployment)), requests)
+    engine, computed = made.workers[0].engine, [0] * 6
+    for now in np.arange(0.1, 30.0, 0.1):
+        made.resume(now)
+        for sequence in engine.scheduler.running:
+            computed[sequence.id] = max(computed[sequence.id], sequence.num_computed // BLOCK)
+        ended = [-(-one.input_length // BLOCK) for one in requests.requests]
+        most = [
+            whole if end <= now else part
+            for whole, part, end in zip(ended, computed, made.log.prefill_end_s, strict=True)
+        ]
+        assert num_blocks_sent(made, deployment) <= sum(most) + 1e-3
+    assert sum(made.log.preemptions) > 0
+    assert num_blocks_sent(made, deployment) == pytest.approx(sum(ended))
+
+
+def num_blocks_sent(made, deployment):
+    """Return how many blocks came to all workers until now."""
+    now, transfer = made.clock.now, deployment.transfer
+    shares = [use.ingress for use in made.handover.links.utilisation(now).workers]
+    return sum(shares) * transfer.gpu_bandwidth * now / made.handover.settings.kv_size.block
+
+
 def test_an_oracle_knows_of_a_request_whose_kv_is_on_its_way():
     made = cluster_of(Plan.alone(Settings(apart(transfer=SLOW))), workload((0.0, 1000, 5)))
     made.resume(0.21)
@@ -197,9 +238,13 @@ def test_an_oracle_knows_of_a_request_whose_kv_is_on_its_way():
 def test_what_cannot_be_simulated_apart_is_refused():
     with pytest.raises(ValueError, match="oracle-rollout"):
         simulated(apart(mode="oracle-rollout"), workload((0.0, 100, 5)))
+
+
+@pytest.mark.parametrize("speedup", [0.0])
+def test_prompts_that_would_be_preempted_forever_at_one_instant_are_refused(speedup):
     pools = tuple(
         replace(pool, mocker=replace(pool.mocker, scheduler_reserve_full_isl=False))
-        for pool in apart(timing=TimingConfig(speedup_ratio=0.0)).pools
+        for pool in apart(timing=TimingConfig(speedup_ratio=speedup)).pools
     )
     with pytest.raises(ValueError, match="preempted forever"):
         simulated(replace(apart(), pools=pools), workload((0.0, 100, 5)))
@@ -253,11 +298,12 @@ def clusters(draw):
 def test_nothing_is_lost_on_the_way(world):
     """Every request ends once, no block stays behind, and what was read was there to be read."""
     deployment, requests = world
-    ended = cluster(deployment, requests)
-    for engine in (worker.engine for worker in ended.workers):
+    made = cluster(deployment, requests)
+    for engine in (worker.engine for worker in made.workers):
         assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
         assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
-    assert ended.handover.links.next_s() is None
+    assert made.handover.links.next_s() is None
+    check_conserved(made, deployment, requests)
     found = simulated(deployment, requests)
     assert found.request.tolist() == list(range(len(requests)))
     good = found.error == ""
@@ -272,3 +318,21 @@ def test_nothing_is_lost_on_the_way(world):
     assert (found.first_token_s <= found.second_token_s)[has_second].filled(False).all()
     assert (found.second_token_s <= found.last_token_s)[has_second].filled(False).all()
     assert (found.transfer_end_s <= found.decode_start_s)[is_apart & (found.osl > 1)].filled(False).all()
+
+
+def check_conserved(made, deployment, requests):
+    """Check that nothing is sent twice, that no KV outlives a lease, and that GPUs compute while the run lasts."""
+    log, config = made.log, deployment.disaggregation
+    is_apart = [worker >= 0 for worker in log.prefill_worker]
+    if deployment.transfer.bandwidth_gb_s:
+        blocks = [-(-one.input_length // BLOCK) for one in requests.requests]
+        assert num_blocks_sent(made, deployment) <= sum(itertools.compress(blocks, is_apart)) * (1 + 1e-9)
+    if config.flow == "source-first" and not config.kv_lease_renewal:
+        read = [error == "" for error in log.error]
+        held_s = np.array(log.transfer_end_s) - np.array(log.prefill_end_s)
+        is_whole = is_apart & np.array(read) & (deployment.pools[1].mocker.kv_load_failure_policy == "fail")
+        assert (held_s[is_whole] <= config.kv_lease_duration_s + 1e-9).all()
+    for pool, use in zip(deployment.pools, pool_use(deployment, made), strict=True):
+        assert (use.gpus, use.workers) == (pool.num_gpus, pool.replicas)
+    for worker in made.workers:
+        assert worker.busy_share() * made.clock.now <= max(log.last_token_s) + 1e-9
