@@ -270,8 +270,7 @@ class Cluster:
 
     def _release(self) -> None:
         """Send what the router held and holds no longer."""
-        for number, decision in self.routing.router.release(self.clock.now):
-            assert isinstance(number, int)
+        for number, decision in self.routing.release():
             self._send(number, self._held.pop(number), decision)
 
     def _send(self, number: int, sequence: EngineSequence, decision: Decision) -> None:

@@ -123,9 +123,9 @@ class Handover:
         if journey.life.next_stage(has_prefill=True, bypasses=local is not None) == "decode":
             self._send_to_decode(number, journey, local)
             return
-        decision = self.routing.place(number, prompt, 1)
-        if decision is not None:
-            self._place_prefill(number, decision)
+        # Were one with blocks to wait here for one without, these might be the blocks that the other waits for.
+        if not (self._is_destination_first and self.routing.router.may_hold):
+            self._choose_prefill(number, prompt)
         if self._is_destination_first:
             self._send_to_decode(number, journey, None)
 
@@ -146,6 +146,12 @@ class Handover:
             decode_usage=(pool.num_blocks - pool.num_free + needed) / pool.num_blocks,
         )
         return there.worker if is_bypassed else None
+
+    def _choose_prefill(self, number: int, prompt: Prompt) -> None:
+        """Choose who is to compute a prompt, unless it is to wait at the router."""
+        decision = self.routing.place(number, prompt, 1)
+        if decision is not None:
+            self._place_prefill(number, decision)
 
     def _place_prefill(self, number: int, decision: Decision) -> None:
         """Take note of who is to compute a prompt; destination first, that begins when there are blocks for it."""
@@ -194,8 +200,7 @@ class Handover:
                 end = output.end + self._config.kv_lease_duration_s
                 self._clock.at(end, ARRIVAL, partial(self._end_lease, number))
         if output.finished:
-            for held, decision in router.release(self._clock.now):
-                assert isinstance(held, int)
+            for held, decision in self.routing.release():
                 self._place_prefill(held, decision)
             self._await_transfers()
 
@@ -240,7 +245,9 @@ class Handover:
             journey.has_blocks = True
             if not self._is_destination_first:
                 self._read(number, journey)
-            elif journey.source >= 0:
+            elif journey.source < 0:
+                self._choose_prefill(number, journey.prompt)
+            else:
                 self._prefill(number, journey)
         self._await_transfers()
 

@@ -1,7 +1,7 @@
 """Placing requests among simulated workers: the router core, fed by the engines themselves."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
@@ -27,6 +27,7 @@ class Routing:
         # With few workers, events wait in their engine until a decision asks for them: fewer, larger batches.
         self.sends_events_at_once = self._delay_s > 0 or len(workers) > FEW_WORKERS
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
+        self._output_lengths: dict[int, int] = {}  # of those that wait at the router
         self._by_number = {worker.number: worker for worker in workers}
         for worker in workers:
             router.add_worker(worker.number)
@@ -42,7 +43,22 @@ class Routing:
         self._inform(prompt, output_length, only)
         if only is not None:
             return router.pick(number, prompt, now, only=only, is_local=is_local)
-        return router.place(number, prompt, now)
+        decision = router.place(number, prompt, now)
+        if decision is None:
+            self._output_lengths[number] = output_length
+        return decision
+
+    def release(self) -> Iterator[tuple[int, Decision]]:
+        """Yield what waits at the router no longer; each is to be sent before the next, which is placed with that in mind."""
+        router, now = self.router, self._clock.now
+        while (held := router.next_held(now)) is not None:
+            number, prompt = held
+            assert isinstance(number, int)
+            self._inform(prompt, self._output_lengths[number])
+            if (decision := router.release(number, now)) is None:
+                return
+            del self._output_lengths[number]
+            yield number, decision
 
     def peek(self, prompt: Prompt, output_length: int) -> Decision:
         """Return what `place` would choose for a request whose prompt is computed here; book nothing."""
@@ -55,7 +71,7 @@ class Routing:
         self.catch_up(prompt)
         if router.policy.needs_state:
             for worker in self.workers:
-                router.on_load(worker.number, worker.kv_usage, len(worker.engine.scheduler.waiting))
+                router.on_load(worker.number, worker.kv_usage, worker.num_waiting)
         if router.policy.needs_truth:
             candidates = [worker for worker in self.workers if only in (None, worker.number)]
             router.policy.on_truth([true_work(worker.engine, now) for worker in candidates], output_length)

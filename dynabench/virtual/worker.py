@@ -53,6 +53,12 @@ class Worker:
         """Share of the KV blocks in use."""
         return 1 - self.engine.num_free_blocks / self.engine.scheduler.pool.num_blocks
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for blocks, for their KV or for a seat, as vLLM's gauge `num_requests_waiting` counts them."""
+        scheduler = self.engine.scheduler
+        return len(scheduler.waiting) + len(scheduler.holding)
+
     def add(self, sequence: Sequence) -> None:
         """Take a request."""
         self.engine.add(sequence)

@@ -113,7 +113,7 @@ class Router:
         self._states: dict[int, WorkerState] = {}
         self._workers: list[int] = []
         self._booked: dict[Hashable, tuple[int, Prompt, int]] = {}
-        self._held: list[tuple[float, Hashable, Prompt]] = []
+        self._held: dict[Hashable, tuple[float, Prompt]] = {}  # since when, in order
 
     def add_worker(self, worker: int, *, has_events: bool = True) -> None:
         """Route to a worker from now on; workers are small numbers. What one without events holds is predicted."""
@@ -225,45 +225,53 @@ class Router:
         capacity, depth = self._capacities.get(worker), self._max_queue_depth
         return capacity is not None and depth is not None and capacity.is_full(self._books[worker].num_requests, depth)
 
+    @property
+    def may_hold(self) -> bool:
+        """Whether `place` may let requests wait here."""
+        return self._mode.is_held
+
     def place(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
         """Choose a worker as `pick` does; with the addition late(H), None if the request waits at the router for now.
 
-        Whoever calls this calls `release` whenever a request has its first token or ends.
+        Whoever calls this asks for `next_held` and calls `release`, until that returns None, whenever a request has its
+        first token or ends.
         """
         if not self._mode.is_held:
             return self.pick(request_id, prompt, now)
         decision = None if self._held else self._place_now(request_id, prompt, now)
         if decision is None:
-            self._held.append((now, request_id, prompt))
+            self._held[request_id] = (now, prompt)
         return decision
 
-    def release(self, now: float) -> list[tuple[Hashable, Decision]]:
-        """Place what was held and need wait no longer; in order of arrival or, with wspt(A), of least cost."""
-        placed: list[tuple[Hashable, Decision]] = []
-        while self._held:
-            order = self._held
-            if self._mode.wspt is not None:
-                order = sorted(order, key=lambda held: self._urgency(held, now))
-            arrived, request_id, prompt = order[0]
-            decision = self._place_now(request_id, prompt, now)
-            if decision is None:
-                break
-            self._held.remove((arrived, request_id, prompt))
-            placed.append((request_id, decision))
-        return placed
+    def next_held(self, now: float) -> tuple[Hashable, Prompt] | None:
+        """Return whose turn it is of the requests that wait here: by arrival or, with wspt(A), by least cost."""
+        if not self._held:
+            return None
+        request_id = next(iter(self._held))
+        if self._mode.wspt is not None:
+            request_id = min(self._held, key=lambda held: self._urgency(held, now))
+        return request_id, self._held[request_id][1]
 
-    def _urgency(self, held: tuple[float, Hashable, Prompt], now: float) -> float:
-        arrived, _, prompt = held
+    def release(self, request_id: Hashable, now: float) -> Decision | None:
+        """Place a request that waits here, unless it must go on waiting."""
+        decision = self._place_now(request_id, self._held[request_id][1], now)
+        if decision is not None:
+            del self._held[request_id]
+        return decision
+
+    def _urgency(self, request_id: Hashable, now: float) -> float:
+        arrived, prompt = self._held[request_id]
         missing = min(self._candidates(self._workers, prompt, now).missing_tokens)
         return missing - (self._mode.wspt or 0.0) * (now - arrived) * 1000
 
     def _place_now(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
         """Place a request unless the queue at its best worker is too long."""
-        candidates = self._candidates(self._workers, prompt, now)
+        is_remote = self._stage == "decode"
+        candidates = self._candidates(self._workers, prompt, now, is_remote=is_remote)
         costs, place = self._score(candidates)
         if self._books[self._workers[place]].prefill_tokens >= self._mode.late:
             return None
-        return self._take(request_id, candidates, costs, place, now, is_remote=self._stage == "decode")
+        return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
 
     def _candidates(self, workers: list[int], prompt: Prompt, now: float, *, is_remote: bool = False) -> Candidates:
         """Gather what the policy may ask for; of a prompt that is computed elsewhere, nothing counts as cached."""

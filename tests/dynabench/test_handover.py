@@ -250,6 +250,26 @@ def test_prompts_that_would_be_preempted_forever_at_one_instant_are_refused(spee
         simulated(replace(apart(), pools=pools), workload((0.0, 100, 5)))
 
 
+def test_a_request_that_waited_at_the_router_is_placed_by_what_is_true_then():
+    """Whoever came last has an answer of 1 token, but the third, which waits, is to share 500 steps with one of two."""
+    requests = [(0.0, 900, 2), (0.0, 900, 1000), (0.001, 900, 500), (0.002, 900, 1)]
+    pool = Pool(replicas=2, mocker=EngineConfig(block_size=BLOCK, num_gpu_blocks=400))
+    for seed in range(20):
+        settings = Settings(Deployment(pools=(pool,), router_mode="oracle-load+late(1)"))
+        found = run(Plan.alone(settings, seed=seed), workload(*requests)).requests
+        assert found.worker[2] == found.worker[0] != found.worker[1]
+
+
+def test_routers_that_ask_how_many_wait_count_those_whose_kv_is_on_its_way():
+    """Two loads of 100 tokens fill fewer blocks than one of 1,000, but they are two."""
+    transfer = TransferConfig(bandwidth_gb_s=1.0, latency_ms=0.0, kv_bytes_per_token=1e8)
+    deployment = apart(1, 2, transfer=transfer, mode="llmd-weighted")
+    found = simulated(deployment, workload((0.0, 1000, 2), (1.0, 100, 2), (2.0, 100, 2), (3.0, 100, 2)))
+    long, short, *others = found.worker.tolist()
+    assert others == [short, long]
+    assert long != short
+
+
 def test_a_prompt_that_is_mostly_cached_stays_with_its_decode_worker():
     request = Request(0.0, 1600, 3, tuple(range(100)))
     twice = Workload("w", BLOCK, [request, replace_arrival(request, 5.0)])
@@ -282,7 +302,7 @@ def clusters(draw):
         rng.randint(1, 3),
         transfer=replace(rng.choice([FREE, SLOW, TransferConfig()]), overlap=overlap),
         timing=rng.choice([CONSTANT, TimingConfig()]),
-        mode=rng.choice(["round-robin", "kv", "least-loaded"]),
+        mode=rng.choice(["round-robin", "kv", "least-loaded", "oracle-load+late(100)", "kv+late(100)+wspt(0.1)"]),
         blocks=rng.choice([40, 60, 200]),
         policy=rng.choice(["fail", "recompute"]),
         flow=flow,

@@ -105,6 +105,12 @@ def test_a_decode_router_that_follows_events_uses_them_for_local_prompts_alone(m
     assert core.pick("r", prompt("a", "b", "c"), now=0.0).overlaps == [0, 0]
 
 
+def test_a_decode_router_that_holds_requests_looks_at_blocks_alone_too():
+    core = router("decode", "kv+late(8)", follows_events=True)
+    core.index.store(1, ["a", "b", "c"])
+    assert core.place("r", prompt("a", "b", "c"), 0.0).overlaps == [0, 0]
+
+
 def test_peeking_at_decode_workers_finds_the_one_that_has_most_of_the_prompt():
     core = router("decode", follows_events=True)
     core.pick("r1", prompt("x", "y"), now=0.0, only=1)
