@@ -240,7 +240,7 @@ def test_what_cannot_be_simulated_apart_is_refused():
         simulated(apart(mode="oracle-rollout"), workload((0.0, 100, 5)))
 
 
-@pytest.mark.parametrize("speedup", [0.0])
+@pytest.mark.parametrize("speedup", [0.0, 1e15])
 def test_prompts_that_would_be_preempted_forever_at_one_instant_are_refused(speedup):
     pools = tuple(
         replace(pool, mocker=replace(pool.mocker, scheduler_reserve_full_isl=False))
@@ -248,6 +248,27 @@ def test_prompts_that_would_be_preempted_forever_at_one_instant_are_refused(spee
     )
     with pytest.raises(ValueError, match="preempted forever"):
         simulated(replace(apart(), pools=pools), workload((0.0, 100, 5)))
+
+
+def test_prompts_that_do_not_fit_beside_kv_that_waits_preempt_themselves_until_it_is_read():
+    """As vLLM's scheduler does, step by step: 3 blocks are left beside 6 that wait 2 s, and a chunk takes 2."""
+    transfer = TransferConfig(bandwidth_gb_s=1.0, latency_ms=0.0, kv_bytes_per_token=2e9 / 96)
+    deployment = apart(transfer=transfer)
+    prefill, decode = deployment.pools
+    tight = EngineConfig(
+        block_size=BLOCK,
+        num_gpu_blocks=10,
+        max_num_batched_tokens=32,
+        max_num_seqs=8,
+        enable_prefix_caching=False,
+        scheduler_reserve_full_isl=False,
+        async_scheduling=False,
+    )
+    deployment = replace(deployment, pools=(replace(prefill, mocker=tight), decode))
+    found = simulated(deployment, workload((0.0, 96, 3), (0.0, 96, 3)))
+    assert found.prefill_end_s[0] == pytest.approx(0.6)
+    assert found.preemptions.tolist() == [0, 9]
+    assert found.prefill_end_s[1] == pytest.approx(2.4 + 0.6)
 
 
 def test_a_request_that_waited_at_the_router_is_placed_by_what_is_true_then():
