@@ -165,6 +165,8 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"prompts waited for prefill workers that computed nothing for {held:.0%} of the run: their blocks were held by "
             "computed prompts that decode workers had not read, so decode workers or links are what is short, not prefill workers"
         )
+    if any(run.facts.get("without_gpu") for run in repeats):
+        found.append("its step times and its number of KV blocks are not those of --model; with --gpu they are")
     return found
 
 

@@ -30,6 +30,9 @@ from workloads.pacing import LoadConfig
 HOSTLESS = ("polynomial", "constant", "table")
 """Step times that do not tell the host's work from the GPU's."""
 
+MODELLESS = ("polynomial", "constant")
+"""Step times that are the same for every model."""
+
 SHORTEST_STEP_S = 1e-9
 """Shorter ones can be lost in the sum with the time, and the clock stands still."""
 
@@ -63,6 +66,8 @@ def run(
     facts, overhead = {}, cluster.overhead
     if _is_sync_free(plan.deployment):
         facts["without_host_time"] = 1.0
+    if _has_unused_model(plan.deployment):
+        facts["without_gpu"] = 1.0
     if any(overhead) and len(requests):
         outside = cluster.delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
@@ -84,6 +89,14 @@ def _is_sync_free(deployment: Deployment) -> bool:
     """Tell whether synchronous scheduling was asked for where the step times do not know what it costs."""
     return any(
         pool.mocker.async_scheduling is False and pool.timing.timing_name in HOSTLESS for pool in deployment.pools
+    )
+
+
+def _has_unused_model(deployment: Deployment) -> bool:
+    """Tell whether a model was named that neither step times nor KV blocks can follow from."""
+    timings = [pool.timing for pool in deployment.pools]
+    return any(
+        timing.model is not None and timing.gpu is None and timing.timing_name in MODELLESS for timing in timings
     )
 
 

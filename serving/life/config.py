@@ -5,10 +5,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Whole, check
+from foundation.settings import Positive, Whole, check
 
 Share = Annotated[float, Meta(ge=0, le=1)]
-Seconds = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ class DisaggregationConfig:
     prefill_fallback: bool = False
     """Let decode workers compute a prompt whose prefill failed; otherwise the request fails."""
 
-    kv_lease_duration_s: Seconds = 30.0
+    kv_lease_duration_s: Positive = 30.0
     """How long a prefill worker keeps a prompt's KV for a decode worker that does not ask for it."""
 
     kv_lease_renewal: bool = True

@@ -134,6 +134,10 @@ PREFILL = "pools: {p: {role: prefill}"
             PREFILL + ", d: {role: decode}}\ntransfer: {bandwidth_gb_s: -1}",
             "transfer.bandwidth_gb_s is -1; expected",
         ),
+        (
+            PREFILL + ", d: {role: decode}}\ndisaggregation: {kv_lease_duration_s: .inf}",
+            "disaggregation.kv_lease_duration_s is inf; expected",
+        ),
         (PREFILL + ", d: {role: decode}}\ndisaggregation: {flow: up}", "disaggregation.flow is 'up'; expected one of "),
     ],
 )

@@ -187,3 +187,14 @@ def test_step_times_without_host_time_say_that_synchronous_scheduling_costs_noth
     assert run.notes == ()
     assert not remarks([simulate(workload, engine=synchronous, timing=timed)])
     assert not remarks([simulate(workload)])
+
+
+def test_a_model_without_a_gpu_is_said_to_have_no_effect_on_steps(workload):
+    model = "meta-llama/Llama-3.1-8B"
+    run = simulate(workload, timing=TimingConfig(model=model))
+    assert remarks([run]) == [
+        "its step times and its number of KV blocks are not those of --model; with --gpu they are"
+    ]
+    assert run.notes == ()
+    assert run.requests.last_token_s.tolist() == simulate(workload).requests.last_token_s.tolist()
+    assert not remarks([simulate(workload, timing=TimingConfig(model=model, gpu="h100"))])
