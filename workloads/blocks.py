@@ -91,6 +91,22 @@ class BlockNamer:
         return tuple(found)
 
 
+def chained(workload: Workload) -> Workload:
+    """Return the workload itself if each id follows the same id everywhere; otherwise name its blocks so that it does.
+
+    A KV block is found by its tokens and all before them, so an id behind other ids is another block.
+    """
+    previous: dict[int, int | None] = {}
+    for request in workload:
+        previous.update(zip(request.hash_ids, (None, *request.hash_ids), strict=False))
+    if all([None, *ids[:-1]] == [*map(previous.get, ids)] for request in workload if (ids := request.hash_ids)):
+        return workload
+    namer = BlockNamer(workload.block_size)
+    requests = [msgspec.structs.replace(request, hash_ids=namer.chained(request.hash_ids)) for request in workload]
+    notes = (*workload.notes, "an id that comes after different ids names different blocks")
+    return Workload(workload.name, workload.block_size, requests, notes)
+
+
 def reblocked(workload: Workload, size: int) -> Workload:
     """Name the same prompts in blocks of another size.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from workloads.blocks import reblocked
+from workloads.blocks import chained, reblocked
 from workloads.request import Request, Workload
 
 
@@ -34,4 +34,4 @@ def merge(workloads: Sequence[Workload], *, is_shared: bool = False) -> Workload
         for _, source, _, request in merged
     ]
     notes = tuple(f"{workload.name}: {note}" for workload in workloads for note in workload.notes)
-    return Workload(" + ".join(workload.name for workload in workloads), size, requests, notes)
+    return chained(Workload(" + ".join(workload.name for workload in workloads), size, requests, notes))

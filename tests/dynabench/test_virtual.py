@@ -12,7 +12,7 @@ from reports.records import COLUMNS
 from serving.router import ROUTER_MODES, RouterConfig
 from tests.support.simulated import simulate
 from tests.support.workloads import conversations
-from workloads import Request, Workload, WorkloadError
+from workloads import Request, Workload, WorkloadError, formats
 from workloads.pacing import LoadConfig
 
 MODES = [mode for mode in ROUTER_MODES if mode != "oracle-rollout"]  # which copies the simulation for every request
@@ -198,3 +198,19 @@ def test_a_model_without_a_gpu_is_said_to_have_no_effect_on_steps(workload):
     assert run.notes == ()
     assert run.requests.last_token_s.tolist() == simulate(workload).requests.last_token_s.tolist()
     assert not remarks([simulate(workload, timing=TimingConfig(model=model, gpu="h100"))])
+
+
+def test_an_id_that_repeats_behind_other_ids_is_another_block(tmp_path):
+    rows = [[1, 2, 1], [9, 2, 4], [2, 1, 7], [1, 2, 1], [21, 22, 23, 24, 25, 26, 27], [2, 1, 8]]
+    file = tmp_path / "random_ids.jsonl"
+    file.write_text(
+        "".join(
+            f'{{"timestamp": {number * 1000}, "input_length": {16 * len(ids)}, "output_length": 5, "hash_ids": {ids}}}\n'
+            for number, ids in enumerate(rows)
+        )
+    )
+    read = formats.read(file, block_size=16)
+    few = simulated(read, workers=1, block_size=16, num_gpu_blocks=9)  # its fifth request evicts all
+    many = simulated(read, workers=1, block_size=16, num_gpu_blocks=100)
+    assert few.requests.cached_tokens.tolist() == [0, 0, 0, 16, 0, 0]
+    assert many.requests.cached_tokens.tolist() == [0, 0, 0, 32, 0, 32]

@@ -273,6 +273,23 @@ def test_bailian_ids_that_name_tokens_only_share_what_has_the_same_start(tmp_pat
     assert one.session == two.session == "3"  # their parent is not in the file
 
 
+@pytest.mark.parametrize(
+    ("prompts", "named"),
+    [
+        ([[1, 2, 3], [1, 4, 5]], [(1, 2, 3), (1, 4, 5)]),
+        ([[1, 2, 1], [1, 2, 5]], [(0, 1, 2), (0, 1, 3)]),  # at two places of one prompt
+        ([[1, 2, 3], [2, 3, 4]], [(0, 1, 2), (3, 4, 5)]),  # at two depths
+        ([[1, 2, 3], [4, 2, 3]], [(0, 1, 2), (3, 4, 5)]),  # at one depth, behind others
+    ],
+)
+def test_an_id_that_repeats_behind_other_ids_names_another_block(tmp_path, prompts, named):
+    row = {"timestamp": 0, "input_length": 48, "output_length": 1}
+    (tmp_path / "a.jsonl").write_text(lines(*[row | {"hash_ids": ids} for ids in prompts]))
+    workload = formats.read(tmp_path / "a.jsonl", block_size=16)
+    assert [request.hash_ids for request in workload] == named
+    assert ("an id that comes after different ids names different blocks" in workload.notes) == (named[0] != (1, 2, 3))
+
+
 def test_a_batch_may_hold_chats_and_prompts(tmp_path):
     rows = [
         {"body": {"messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 7}},

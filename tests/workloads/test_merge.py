@@ -16,3 +16,10 @@ def test_merging_renumbers_what_requests_wait_for():
     merged = merge([one, Workload("b", 128, [Request(1.0, 100, 1, (0,))])])
     assert [request.after for request in merged] == [(), (), (0,)]
     assert merged.block_size == 64
+
+
+def test_parts_of_one_share_what_has_the_same_start():
+    parts = [Workload("a", 64, [Request(0.0, 128, 1, ids)]) for ids in ((1, 2), (3, 2), (1, 2))]
+    one, two, three = (request.hash_ids for request in merge(parts, is_shared=True))
+    assert one == three
+    assert not set(one) & set(two)

@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,8 @@ def workloads(draw, *, block_size=None):
     for number, arrival_s in enumerate(sorted(draw(st.lists(TIMES, min_size=1, max_size=8)))):
         length = draw(st.integers(1, 4 * size))
         blocks = -(-length // size)
-        ids = draw(st.lists(st.integers(0, 2**64), min_size=blocks, max_size=blocks))
+        parts = draw(st.lists(st.integers(1, 2**16 - 1), min_size=blocks, max_size=blocks))
+        ids = accumulate(parts, lambda before, part: before << 16 | part)  # chained, as all ids are
         after = draw(st.lists(st.integers(0, number - 1), unique=True, max_size=3)) if number else []
         requests.append(
             Request(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from workloads.blocks import BlockNamer, Encode, estimate_tokens, reblocked
+from workloads.blocks import BlockNamer, Encode, chained, estimate_tokens, reblocked
 from workloads.formats import (
     aiperf_multi,
     aiperf_single,
@@ -110,7 +110,7 @@ def read(
     notes = [*([] if kind.is_in_order else [f"read as {name}"]), *source.notes]
     if any(request.content is not None for request in requests) and encode is None and name != DEFAULT:
         notes.append("token counts estimated from the text")
-    return Workload(title, source.namer.block_size, requests, tuple(notes))
+    return chained(Workload(title, source.namer.block_size, requests, tuple(notes)))
 
 
 def _detect_all(files: Sequence[Path]) -> str:
