@@ -6,9 +6,10 @@ closes a batch and says how long it takes, `Engine.complete` says what came of i
 
 from mocker.chain import BlockChain
 from mocker.config import EngineConfig
-from mocker.engine import Engine, Step, StepOutput
+from mocker.engine import Engine
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mocker.sequence import Sequence
+from mocker.step import Step, StepOutput
 
 __all__ = [
     "AllBlocksCleared",

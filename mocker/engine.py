@@ -15,108 +15,17 @@ Transfers of KV are the driver's: `take_loads` says for which sequences KV is to
 that are theirs already; the driver says when it came (`arrive`), and when what is held here was read (`let_go`).
 """
 
-from array import array
 from collections.abc import Iterable
 
+from mocker.batch import NOBODY, Batch
 from mocker.config import EngineConfig
 from mocker.events import KvEvent
-from mocker.scheduler import NOBODY, Batch, Scheduler
+from mocker.scheduler import Scheduler
 from mocker.sequence import OVER, Sequence
+from mocker.step import Step, StepLog, StepOutput
 from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
 
 NO_LIMIT = 1 << 62
-
-
-class Step:
-    """One or more iterations of one batch, until `end` (s)."""
-
-    __slots__ = ("_origin", "_skip", "batch", "end", "num_iterations", "ramp")
-
-    def __init__(self, batch: Batch, origin: float, ramp: Ramp, skip: int, num_iterations: int, end: float) -> None:
-        self.batch = batch
-        self.num_iterations = num_iterations
-        self.end = end
-        self._origin = origin
-        self.ramp = ramp
-        self._skip = skip
-
-    @property
-    def start(self) -> float:
-        """When the step began (s)."""
-        return self.boundary(0)
-
-    def boundary(self, iteration: int) -> float:
-        """Return when an iteration begins, counted within this step (s)."""
-        return self._origin + self.ramp.elapsed(self._skip + iteration)
-
-    def num_ended(self, now: float) -> int:
-        """Count the iterations that have ended by a time."""
-        if now >= self.end:
-            return self.num_iterations
-        start = self.boundary(0)
-        count = int((now - start) / (self.end - start) * self.num_iterations)
-        while count > 0 and self.boundary(count) > now:
-            count -= 1
-        while self.boundary(count + 1) <= now:
-            count += 1
-        return count
-
-    def cut(self, now: float) -> bool:
-        """End the step at the first boundary at or after a time; tell whether that shortened it."""
-        if self.num_iterations == 1:
-            return False
-        count = self.num_ended(now)
-        if count == 0 or self.boundary(count) < now:
-            count += 1
-        if count >= self.num_iterations:
-            return False
-        self.num_iterations = count
-        self.end = self.boundary(count)
-        return True
-
-    def advance(self, num_iterations: int) -> None:
-        """Drop the first iterations, which have been accounted for."""
-        self._skip += num_iterations
-        self.num_iterations -= num_iterations
-
-    def row(self, num_iterations: int, num_tokens: int) -> tuple[float, float, float, int, int]:
-        """Return the step log's row for the first iterations, each with a token for `num_tokens` sequences."""
-        first, slope, curve, _ = self.ramp
-        skip = self._skip
-        if skip:
-            first, slope = first + skip * (slope + skip * curve), slope + 2 * skip * curve
-        return first, slope, curve, num_iterations, num_tokens
-
-    def __repr__(self) -> str:
-        return f"Step({self.start:.6f}..{self.end:.6f} s, {self.num_iterations} iterations)"
-
-
-class StepOutput:
-    """What a step brought: chunks of prompts, sequences whose prefill ended in it, and those that finished with it."""
-
-    __slots__ = ("chunks", "end", "finished", "sampled")
-
-    def __init__(
-        self, end: float, sampled: list[Sequence], finished: list[Sequence], chunks: list[tuple[Sequence, int]]
-    ) -> None:
-        self.end = end
-        self.chunks = chunks
-        self.sampled = sampled
-        self.finished = finished
-
-
-class StepLog:
-    """Durations of the gaps between tokens, kept as one row for each stretch of a batch, not for each token.
-
-    A row is (first, slope, curve, number of iterations, tokens in each): gap j lasts `first + slope*j + curve*j*j` s.
-    """
-
-    def __init__(self) -> None:
-        self.rows = array("d")
-
-    def add_gap(self, gap_s: float) -> None:
-        """Log one gap that spans preemption or starvation."""
-        self.rows.extend((gap_s, 0.0, 0.0, 1, 1))
 
 
 class Engine:
@@ -152,8 +61,8 @@ class Engine:
         self._ahead_s = 0.0  # when it was closed
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
-        # Transfers that ended during the step: whose, whether its KV came here, valid blocks.
-        self._transfers: list[tuple[Sequence, bool, int | None]] = []
+        self._arrivals: list[tuple[Sequence, int | None]] = []  # during the step: whose KV, and its valid blocks
+        self._let_go: list[Sequence] = []  # during the step
         self._published: list[KvEvent] = []
         self._last_end = -1.0
         self._lead_s = 0.0  # before the next step starts
@@ -195,7 +104,7 @@ class Engine:
         self._ahead_has_ended = True
 
     def take_loads(self) -> list[Sequence]:
-        """Return the sequences whose KV is to be loaded since the last call: all blocks but the first `num_cached_blocks`."""
+        """Return those whose load has begun since the last call: it fills all blocks but the first `num_cached_blocks`."""
         loads, self.scheduler.loads = self.scheduler.loads, []
         return loads
 
@@ -209,25 +118,24 @@ class Engine:
         Returns:
             those that it ends at once; others that it ends are in a step's `finished`.
         """
-        return self._transferred(sequence, True, num_valid_blocks)
+        self._arrivals.append((sequence, num_valid_blocks))
+        return [] if self.step is not None else self._end_transfers()
 
     def let_go(self, sequence: Sequence) -> None:
         """Free the blocks that a sequence with `is_remote_decode` left for others, now or when the step in flight ends."""
-        self._transferred(sequence, False, None)
-
-    def _transferred(self, sequence: Sequence, has_come: bool, num_valid_blocks: int | None) -> list[Sequence]:
-        self._transfers.append((sequence, has_come, num_valid_blocks))
-        return [] if self.step is not None else self._end_transfers()
+        self._let_go.append(sequence)
+        if self.step is None:
+            self._end_transfers()
 
     def _end_transfers(self) -> list[Sequence]:
-        """Account for the transfers that have ended, and return the sequences that they end."""
-        transfers, self._transfers = self._transfers, []
-        over = []
-        for sequence, has_come, num_valid_blocks in transfers:
-            if not has_come:
-                self.scheduler.retention.let_go(sequence)
-            elif self.scheduler.arrive(sequence, num_valid_blocks):
-                over.append(sequence)
+        """Account for the transfers that have ended, those to here first, as vLLM does; return the sequences that they end."""
+        arrivals, self._arrivals = self._arrivals, []
+        over = [
+            sequence for sequence, num_valid_blocks in arrivals if self.scheduler.arrive(sequence, num_valid_blocks)
+        ]
+        read, self._let_go = self._let_go, []
+        for sequence in read:
+            self.scheduler.retention.let_go(sequence)
         return over
 
     def reset_prefix_cache(self) -> bool:
@@ -313,7 +221,7 @@ class Engine:
         if scheduler.dropped:
             self._mark_waiting(scheduler.dropped)
         sampled, finished = scheduler.update(batch, step.num_iterations)
-        if self._transfers:
+        if self._arrivals or self._let_go:
             finished = [*finished, *self._end_transfers()]
         self._ahead_has_ended = has_aborts or (
             finished is not NOBODY and any(s.stop_after is not None for s in finished)

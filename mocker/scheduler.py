@@ -7,61 +7,25 @@ A sequence advances when it is scheduled. Synchronously every `schedule` is foll
 iteration i + 1 is scheduled before iteration i is known. Then a sequence that ends by length is left out of the iteration
 after its last, one that turns out to have stopped is not, and a block that decoding fills is cached an iteration later.
 
-A sequence whose prompt was computed by another engine takes its blocks before the transfer and waits for it in `holding`,
-which is scanned before `waiting`; one whose KV another engine is to read keeps its blocks when it is over (`retention`).
-Transfers take no part in iterations: `loads` says which began, the driver says when each `arrive`s and which was read.
+A sequence whose prompt another engine computes takes its blocks first, and then waits in `holding`, scanned before `waiting`:
+
+    in `waiting`                             in `holding`                                               in `running`
+    WAITING -- its turn, blocks are free --> LOADING -- `arrive` --> LOADED -- its turn --> WAITING --> RUNNING
+
+One whose KV another engine is to read keeps its blocks when it is over (`retention`). Transfers take no part in iterations:
+`loads` lists those that have begun; the driver reports when each has come (`arrive`) or was read (`retention.let_go`).
 """
 
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
+from mocker.batch import NOBODY, Batch
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
+from mocker.decoding import Decoding
 from mocker.retention import Retention
 from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
-
-NOBODY: list[Sequence] = []  # shared, never changed
-
-
-class Batch:
-    """What one iteration computes, or several in a row if it is the same."""
-
-    __slots__ = (
-        "admitted",
-        "chunks",
-        "decodes",
-        "delayed",
-        "is_undisturbed",
-        "iteration",
-        "num_kv_tokens",
-        "preempted",
-        "resumed",
-        "sampled",
-        "starved",
-    )
-
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
-        self.is_undisturbed = False  # if all that happens is a token for each sequence that decodes
-        self.decodes = NOBODY  # one token each; never changed in place
-        self.num_kv_tokens = 0  # context that the decodes read in that iteration, summed
-        self.chunks: list[tuple[Sequence, int]] = []  # prefill: sequence, tokens
-        self.sampled: list[Sequence] = NOBODY  # those whose prefill this completes
-        self.admitted: list[Sequence] = NOBODY
-        self.resumed: list[Sequence] = NOBODY
-        self.preempted: list[Sequence] = NOBODY
-        self.starved: list[Sequence] = NOBODY  # decoding, but the budget was spent
-        self.delayed: list[Sequence] = NOBODY  # decoding again after having been starved
-
-    @property
-    def is_empty(self) -> bool:
-        """True if nothing is computed: those that run were preempted, or have their last token in flight."""
-        return not (self.decodes or self.chunks)
-
-    def computes(self, sequence: Sequence) -> bool:
-        """Tell whether it has tokens of a sequence."""
-        return sequence in self.decodes or sequence in [one for one, _ in self.chunks]
 
 
 class Scheduler:
@@ -74,15 +38,13 @@ class Scheduler:
         self._lag = int(config.is_async)  # iterations from computing a token to knowing it
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
-        self.holding: list[Sequence] = []  # wait, too, but hold blocks: their KV is on its way, or has come
-        self.loads: list[Sequence] = []  # whose KV was asked for, until the driver takes them from here
+        self.holding: list[Sequence] = []  # these wait and hold blocks: their KV is on its way or has come
+        self.loads: list[Sequence] = []  # those whose load has begun, until the driver takes them
         self.retention = Retention(self.pool)
         self.iteration = 0  # the next to be scheduled
         self.num_ended = 0  # iterations that `update` was told of
         self.has_fast_paths = True  # else the rule alone decides, which comes to the same
-        self._origin_sum = 0  # over the decoding sequences
-        self._num_decoding = 0
-        self._next_finish = NEVER  # the iteration at whose end the next decoding sequence finishes
+        self._decoding = Decoding(self.pool, block_size=config.block_size, lag=self._lag)
         self._ending: list[Sequence] = []  # decoding no more, but their last token is not known yet
         self._starved = NOBODY  # in the last iteration
         self._steady: Batch | None = None  # the last batch, if it goes on unless something happens
@@ -101,7 +63,7 @@ class Scheduler:
         vLLM's rule: the running sequences one by one, then, unless one was preempted, the waiting ones. While nothing
         changes, the very batch of the iteration before is returned.
         """
-        if self._next_finish < self.iteration:
+        if self._decoding.next_finish < self.iteration:
             self._retire()
         batch = Batch(self.iteration)
         budget = self._schedule_at_once(batch) if self.has_fast_paths else None
@@ -210,13 +172,13 @@ class Scheduler:
 
     def _advance(self, batch: Batch) -> None:
         """Sum up what the decodes read, and let those whose prefill is now scheduled to its end decode from here on."""
-        batch.num_kv_tokens = self._num_decoding * self.iteration - self._origin_sum
+        batch.num_kv_tokens = self._decoding.num_kv_tokens(self.iteration)
         for sequence in batch.starved:
             batch.num_kv_tokens -= self.iteration - sequence.origin
         if batch.chunks:
             batch.sampled = [sequence for sequence, _ in batch.chunks if sequence.num_computed == sequence.num_known]
             for sequence in batch.sampled:
-                self._start_decoding(sequence)
+                self._decoding.start(sequence, self.iteration)
 
     # The steps of the rule
 
@@ -231,7 +193,7 @@ class Scheduler:
                 sequence.num_known = sequence.num_total
                 self._stop_decoding(sequence, self.iteration - sequence.origin)
                 self._ending.append(sequence)
-        self._find_next_finish()
+        self._decoding.find_next_finish(self.running)
 
     def _victim(self) -> Sequence:
         return max(self.running, key=_priority) if self._by_priority else self.running[-1]
@@ -246,7 +208,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         batch.preempted.append(sequence)
         if self._by_priority:
-            self._enqueue(sequence)
+            self._enqueue(self.waiting, sequence)
         else:
             self.waiting.appendleft(sequence)
 
@@ -262,7 +224,7 @@ class Scheduler:
             else:
                 sequence.last_iteration = NEVER
             self._stop_decoding(sequence, self.iteration - sequence.origin + int(was_granted))
-            self._find_next_finish()
+            self._decoding.find_next_finish(self.running)
         elif is_dropped:
             sequence.num_known -= 1
             sequence.last_iteration = NEVER
@@ -286,20 +248,13 @@ class Scheduler:
                 if granted.get(sequence):
                     batch.chunks.append((sequence, granted[sequence]))
             elif sequence not in granted:
-                self._delay(sequence)
+                self._decoding.delay(sequence, self.iteration)
                 batch.starved.append(sequence)
             else:
                 batch.decodes.append(sequence)
                 if sequence in self._starved:
                     batch.delayed.append(sequence)
-        self._find_next_finish()
-
-    def _delay(self, sequence: Sequence) -> None:
-        """Let a sequence decode an iteration later; not its last token, if that is in flight."""
-        sequence.origin += 1
-        self._origin_sum += 1
-        if sequence.last_iteration >= self.iteration:
-            sequence.last_iteration += 1
+        self._decoding.find_next_finish(self.running)
 
     def _chunk_size(self, sequence: Sequence, budget: int) -> int:
         """Return how many tokens of a prefill to compute, vLLM's cuts in vLLM's order."""
@@ -322,7 +277,7 @@ class Scheduler:
 
         These are the blocks to fill, those to share that are in the free queue, and a reserve.
         """
-        reach = sequence.num_known if self.config.scheduler_reserve_full_isl else computed
+        reach = max(computed, sequence.num_known) if self.config.scheduler_reserve_full_isl else computed
         needed = max(_blocks(reach, self.config.block_size) - hits - sequence.num_blocks, 0)
         if hits:
             needed += self.pool.num_unheld(sequence.chain, hits)
@@ -353,6 +308,12 @@ class Scheduler:
         if not sequence.num_preemptions:
             sequence.cached_tokens = hits * self.config.block_size
 
+    def _enqueue(self, queue: list[Sequence] | deque[Sequence], sequence: Sequence) -> None:
+        if self._by_priority:
+            insort(queue, sequence, key=_priority)
+        else:
+            queue.append(sequence)
+
     def _leave_queue(self, sequence: Sequence) -> None:
         if self.holding and sequence in self.holding:
             self.holding.remove(sequence)
@@ -366,70 +327,71 @@ class Scheduler:
     def _load(self, sequence: Sequence, hits: int) -> bool:
         """Take all blocks of a prompt and let its KV be loaded, behind what is cached; return False if they are not free.
 
-        What prefills that run still need stays free, so that loads, which cannot be preempted, never block them. A token that
-        comes with the KV has its place at once: it can be the first of a block.
+        What prefills in flight still need stays free, so that loads, which cannot be preempted, never block them. A token
+        that comes with the KV has its place at once: it can be the first of a block.
         """
-        size, known = self.config.block_size, sequence.num_known
-        num_blocks = _blocks(known + int(sequence.is_token_shipped), size)
-        extra = num_blocks - _blocks(known, size)
-        if self._num_blocks_to_admit(sequence, hits, known) + extra + self.num_reserved_blocks() > self.pool.num_free:
+        reach = sequence.num_known + int(sequence.is_token_shipped)
+        if self._num_blocks_to_admit(sequence, hits, reach) + self.num_reserved_blocks() > self.pool.num_free:
             return False
         self._leave_queue(sequence)
         self._share(sequence, hits)
-        self.pool.allocate(num_blocks - hits)
-        sequence.num_blocks = num_blocks
-        sequence.num_computed = known
+        sequence.num_blocks = _blocks(reach, self.config.block_size)
+        self.pool.allocate(sequence.num_blocks - hits)
+        sequence.num_computed = sequence.num_known
         sequence.state = LOADING
         sequence.is_remote_prefill = False
-        if self._by_priority:
-            insort(self.holding, sequence, key=_priority)
-        else:
-            self.holding.append(sequence)
+        self._enqueue(self.holding, sequence)
         self.loads.append(sequence)
         return True
 
-    def _promote(self, sequence: Sequence) -> None:
-        """Cache what was loaded, and let the sequence wait for a seat.
-
-        The prompt's last token is computed here anyway, unless the token that follows came with the KV.
-        """
-        sequence.state = WAITING
-        if sequence.num_computed < sequence.num_known and sequence.is_token_shipped:
-            sequence.is_token_shipped = False
-            needed = _blocks(sequence.num_known, self.config.block_size)
-            self.pool.give_back(sequence.num_blocks - needed)
-            sequence.num_blocks = needed
-        if not sequence.num_computed:
-            self.pool.release(sequence, sequence.num_blocks)
-            return
-        self.pool.store(sequence, sequence.num_computed // self.config.block_size)
-        if sequence.num_computed < sequence.num_known:
-            return
-        if sequence.is_token_shipped:
-            sequence.num_known += 1
-        else:
-            sequence.num_computed -= 1
-
     def num_reserved_blocks(self) -> int:
-        """Count the blocks that prefills under way, and prompts whose load failed, still need."""
+        """Count the blocks that prefills in flight still need to compute their prompts.
+
+        vLLM counts a prompt from its first chunk, or from when its load begins, until it is computed. A load has taken all it
+        needs; so of `holding` only a prompt whose load failed counts, and as long as it waits no load begins behind it.
+        """
         size = self.config.block_size
         prefills = [s for s in self.running if not (s.decoding or s in self._ending)]
         return sum([max(_blocks(s.num_known, size) - s.num_blocks, 0) for s in (*prefills, *self.holding)])
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """Take a sequence's KV for loaded, or only the first so many of its blocks; return whether that ends it."""
-        if self.retention.let_go(sequence):
+        if self.retention.let_go(sequence):  # it was aborted meanwhile
             return False
         sequence.state = LOADED
-        if num_valid_blocks is not None:
-            sequence.is_failed = self.config.kv_load_failure_policy == "fail"
-            sequence.num_computed = num_valid_blocks * self.config.block_size
-            is_over = sequence.is_failed
-        else:
+        if num_valid_blocks is None:
             is_over = sequence.is_token_shipped and sequence.num_total == sequence.num_prompt + 1
+        else:
+            sequence.num_computed = min(num_valid_blocks * self.config.block_size, sequence.num_known)
+            is_over = sequence.is_failed = self.config.kv_load_failure_policy == "fail"
         if is_over:
             self.abort(sequence)
         return is_over
+
+    def _promote(self, sequence: Sequence) -> None:
+        """Cache what was loaded, and let the sequence wait for a seat.
+
+        The prompt's last token is computed here again, unless the token that follows came with the KV. If KV is missing, that
+        token is of no use: it is computed here, and takes its place then.
+        """
+        size = self.config.block_size
+        sequence.state = WAITING
+        is_whole = sequence.num_computed == sequence.num_known
+        sequence.is_token_shipped &= is_whole
+        if not sequence.num_computed:
+            self.pool.release(sequence, sequence.num_blocks)
+            return
+        self.pool.store(sequence, sequence.num_computed // size)
+        if not is_whole:
+            needed = _blocks(sequence.num_known, size)
+            self.pool.give_back(sequence.num_blocks - needed)
+            sequence.num_blocks = needed
+        elif sequence.is_token_shipped:
+            sequence.num_known += 1
+        else:
+            sequence.num_computed -= 1
+
+    # Fences
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
         """Tell whether an iteration that has not ended computes tokens of a sequence."""
@@ -445,12 +407,6 @@ class Scheduler:
         else:
             self.pool.release(sequence, sequence.num_blocks)
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        if self._by_priority:
-            insort(self.waiting, sequence, key=_priority)
-        else:
-            self.waiting.append(sequence)
-
     # Fast paths: what the rule comes to where nobody is preempted or starved
 
     def _schedule_at_once(self, batch: Batch) -> int | None:
@@ -458,7 +414,7 @@ class Scheduler:
         running, budget = self.running, self._budget
         if not running:
             return budget
-        num_partial = len(running) - self._num_decoding
+        num_partial = len(running) - self._decoding.num_sequences
         if self._ending:
             num_partial -= sum([s.state == RUNNING for s in self._ending])
         partial = running[-1] if num_partial else None
@@ -472,7 +428,7 @@ class Scheduler:
             decoding = running[:-1] if num_partial else running[:]
         if (num_partial or len(decoding) > self.pool.num_free) and not self._decodes_fit(decoding, partial, budget):
             return None
-        self._allocate_decodes(decoding, self.iteration)
+        self._decoding.grow(decoding, self.iteration)
         batch.decodes = decoding
         budget -= len(decoding)
         if partial is not None and budget > 0:
@@ -494,24 +450,7 @@ class Scheduler:
             free -= max(_blocks(computed, size) - partial.num_blocks, 0)
         if free >= len(decoding):
             return True
-        iteration = self.iteration
-        return free >= sum([(iteration - s.origin) % size == 0 for s in decoding])
-
-    def _allocate_decodes(self, decoding: list[Sequence], iteration: int) -> None:
-        """Give each decode a block if it needs one, and cache the block that its known tokens have filled."""
-        pool, size, num_new_known = self.pool, self.config.block_size, 1 - self._lag
-        if size == 1:
-            touching = decoding
-        elif num_new_known:
-            touching = [s for s in decoding if (p := (iteration - s.origin) % size) == 0 or p == size - 1]
-        else:
-            touching = [s for s in decoding if (iteration - s.origin) % size == 0]
-        for sequence in touching:
-            computed = iteration - sequence.origin
-            if computed % size == 0:
-                pool.allocate(1)
-            if (computed + num_new_known) % size == 0:
-                pool.store(sequence, (computed + num_new_known) // size)
+        return free >= self._decoding.num_new_blocks(decoding, self.iteration)
 
     # Leaps: many iterations of a batch in which each sequence decodes
 
@@ -519,24 +458,14 @@ class Scheduler:
         """Return how many iterations the batch in flight may span; it must be the last one that was scheduled."""
         if limit <= 1 or not batch.is_undisturbed or (self._has_fence and self.retention.fenced):
             return 1
-        decodes, size, free = batch.decodes, self.config.block_size, self.pool.num_free
+        decodes, size = batch.decodes, self.config.block_size
         if (self.waiting or self.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may let a waiting sequence in
         first = self.iteration
         # In flight is `first - 1`. Asynchronously it is `first - 2`, but the batch without the sequence that ends is also
         # closed one iteration earlier.
-        count = min(limit, self._next_finish - first + 2)
-        if count > 1 and len(decodes) * (count // size + 1) > free:
-            origins = [s.origin for s in decodes]
-            low, high = 1, count  # what is scheduled has its blocks
-            while low < high:
-                middle = (low + high + 1) // 2
-                if _blocks_taken(origins, first, first + middle - 1, size) <= free:
-                    low = middle
-                else:
-                    high = middle - 1
-            count = low
-        return max(count, 1)
+        count = min(limit, self._decoding.next_finish - first + 2)
+        return 1 + self._decoding.num_iterations(decodes, first, count - 1) if count > 1 else 1
 
     def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
         """Schedule the last batch for so many more iterations, in which nothing happens but a token for each sequence.
@@ -548,17 +477,9 @@ class Scheduler:
         self.iteration = stop
         if is_ordered:
             for iteration in range(first, stop):
-                self._allocate_decodes(decodes, iteration)
+                self._decoding.grow(decodes, iteration)
             return
-        size = self.config.block_size
-        taken = _blocks_taken([s.origin for s in decodes], first, stop, size)
-        if taken:
-            self.pool.allocate(taken)
-        if self.config.enable_prefix_caching:
-            known_until = stop - self._lag
-            for sequence in decodes:
-                if (known_until - sequence.origin) // size > sequence.num_cached_blocks:
-                    self.pool.store(sequence, (known_until - sequence.origin) // size)
+        self._decoding.grow_at_once(decodes, first, stop)
 
     # What else the engine asks
 
@@ -587,7 +508,7 @@ class Scheduler:
             )
         sequence.order = self._num_added
         self._num_added += 1
-        self._enqueue(sequence)
+        self._enqueue(self.waiting, sequence)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""
@@ -598,7 +519,7 @@ class Scheduler:
         dropped = self.dropped
         if dropped:
             self.dropped = NOBODY
-        if self._next_finish <= last or self._ending:
+        if self._decoding.next_finish <= last or self._ending:
             finished = [s for s in self.running if s.last_iteration <= last]
         if self._lag and (finished or self._starved):
             self._cache_late(finished)
@@ -640,7 +561,7 @@ class Scheduler:
             self.running.remove(sequence)
             if sequence.decoding:
                 self._stop_decoding(sequence, self.iteration - sequence.origin)
-                self._find_next_finish()
+                self._decoding.find_next_finish(self.running)
         else:
             self._leave_queue(sequence)
         sequence.state = OVER
@@ -676,36 +597,13 @@ class Scheduler:
         """Take so many iterations of a leap for known, which bring nothing but a token for each sequence."""
         self.num_ended += num_iterations
 
-    # Decoding and release
-
-    def _start_decoding(self, sequence: Sequence) -> None:
-        sequence.decoding = True
-        sequence.origin = self.iteration - sequence.num_known
-        sequence.last_iteration = sequence.origin + sequence.num_total - 2
-        self._origin_sum += sequence.origin
-        self._num_decoding += 1
-        self._next_finish = min(self._next_finish, sequence.last_iteration)
-
     def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:
-        sequence.decoding = False
-        sequence.num_computed = num_computed
-        sequence.num_blocks = _blocks(num_computed, self.config.block_size)
-        self._origin_sum -= sequence.origin
-        self._num_decoding -= 1
+        self._decoding.stop(sequence, num_computed)
         self._steady = None
-
-    def _find_next_finish(self) -> None:
-        self._next_finish = min([s.last_iteration for s in self.running if s.decoding], default=NEVER)
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
-
-
-def _blocks_taken(origins: list[int], first: int, stop: int, block_size: int) -> int:
-    """Count the blocks that decodes with these origins take in iterations `first` to `stop`, exclusive."""
-    begin, end = first - 1, stop - 1  # ceil((i - origin) / size) = (i - 1 - origin) // size + 1
-    return sum([(end - origin) // block_size - (begin - origin) // block_size for origin in origins])
 
 
 def _priority(sequence: Sequence) -> tuple[int, float, int]:

@@ -7,7 +7,7 @@ from mocker.chain import BlockChain
 NEVER = 1 << 62
 
 WAITING, LOADING, LOADED, RUNNING, OVER = range(5)
-"""What a sequence does. One whose KV comes from elsewhere waits twice: for blocks, LOADING, LOADED, for a seat."""
+"""What a sequence does. One whose KV comes from elsewhere waits for blocks, is LOADING, then LOADED, and waits for a seat."""
 
 
 class Sequence:

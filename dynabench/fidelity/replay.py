@@ -18,8 +18,9 @@ from dynabench.fidelity.recordings import (
 )
 from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
+from mocker.batch import Batch
 from mocker.events import KvEvent
-from mocker.scheduler import Batch, Scheduler
+from mocker.scheduler import Scheduler
 from mocker.sequence import LOADED, LOADING, OVER
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig

@@ -308,6 +308,15 @@ def test_blocks_before_a_failed_one_are_cached_and_kept():
     assert [(event.start, event.stop) for event in made.pool.events] == [(0, 3), (3, 4)]
 
 
+def test_a_failed_load_of_which_every_block_is_good_is_whole():
+    made = scheduler(kv_load_failure_policy="recompute")
+    made.add(one := remote("d", 60, 2))
+    step(made)
+    made.arrive(one, num_valid_blocks=4)
+    assert step(made) == ({"d": 1}, 12)
+    assert [(event.start, event.stop) for event in made.pool.events] == [(0, 3)]
+
+
 def test_a_load_that_failed_as_a_whole_begins_again_before_the_queue():
     made = scheduler(kv_load_failure_policy="recompute")
     queue(made, one := remote("d", 60, 2), local("l", 16, 9))

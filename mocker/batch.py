@@ -1,0 +1,45 @@
+"""What an iteration computes."""
+
+from mocker.sequence import Sequence
+
+NOBODY: list[Sequence] = []  # shared, never changed
+
+
+class Batch:
+    """What one iteration computes, or several in a row if it is the same."""
+
+    __slots__ = (
+        "admitted",
+        "chunks",
+        "decodes",
+        "delayed",
+        "is_undisturbed",
+        "iteration",
+        "num_kv_tokens",
+        "preempted",
+        "resumed",
+        "sampled",
+        "starved",
+    )
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.is_undisturbed = False  # True if all that happens is a token for each sequence that decodes
+        self.decodes = NOBODY  # one token each; never changed in place
+        self.num_kv_tokens = 0  # context that the decodes read in that iteration, summed
+        self.chunks: list[tuple[Sequence, int]] = []  # prefill: sequence, tokens
+        self.sampled: list[Sequence] = NOBODY  # those whose prefill this completes
+        self.admitted: list[Sequence] = NOBODY
+        self.resumed: list[Sequence] = NOBODY
+        self.preempted: list[Sequence] = NOBODY
+        self.starved: list[Sequence] = NOBODY  # decoding, but the budget was spent
+        self.delayed: list[Sequence] = NOBODY  # decoding again after having been starved
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is computed: those that run were preempted, or have their last token in flight."""
+        return not (self.decodes or self.chunks)
+
+    def computes(self, sequence: Sequence) -> bool:
+        """Return whether it computes tokens of a sequence."""
+        return sequence in self.decodes or sequence in [one for one, _ in self.chunks]
