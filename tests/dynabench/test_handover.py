@@ -348,8 +348,9 @@ def test_nothing_is_lost_on_the_way(world):
     found = simulated(deployment, requests)
     assert found.request.tolist() == list(range(len(requests)))
     good = found.error == ""
-    if deployment.disaggregation.kv_lease_renewal:
-        assert good.all()
+    config, may_wait_at_router = deployment.disaggregation, "late" in deployment.router_mode
+    if config.kv_lease_renewal and not (may_wait_at_router and config.kv_lease_duration_s < 1):
+        assert good.all()  # who waits at the router is at no worker that could renew a lease
     ended = np.ma.getdata(found.last_token_s)[good]
     assert (ended >= np.ma.getdata(found.first_token_s)[good]).all()
     is_apart = good & ~np.ma.getmaskarray(found.prefill_worker)
