@@ -55,7 +55,7 @@ def in_parallel(
             for place, result, has_begun in results:
                 if isinstance(result, _Failure):
                     failure = failure or result.error
-                    interrupt.flag.raise_()
+                    interrupt.flag.raise_()  # it may have failed on another host
                 elif has_begun and failure is None:
                     yield place, result
         finally:
@@ -78,6 +78,7 @@ def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], place: int, flag
     try:
         return place, call(*args), True
     except Exception as error:
+        flag.raise_()  # at once, before this process is given another call
         error.add_note(traceback.format_exc())  # which does not travel by itself
         return place, _Failure(error), True
 
