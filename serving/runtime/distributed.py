@@ -21,7 +21,7 @@ from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
 from serving.runtime.private_folder import socket_name
 from serving.runtime.server import GeneratorService, Service, Session, Stream
 from serving.runtime.sockets import SocketPlane
-from serving.runtime.stopping import stop_on_signals
+from serving.runtime.stopping import stop_on_signals, to_its_end
 from serving.runtime.zeromq import ZeroMqPlane
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class DistributedRuntime:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await to_its_end(self.close())
 
 
 class Namespace(NamedTuple):
@@ -232,7 +232,7 @@ def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any
             try:
                 return await main(runtime, *args, **kwargs)
             finally:
-                await runtime.close()
+                await to_its_end(runtime.close())
 
         return run
 

@@ -3,7 +3,9 @@
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 async def until_stopped(stopping: asyncio.Event, work: Awaitable[object]) -> bool:
@@ -28,6 +30,16 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def to_its_end(giving_back: Awaitable[Result]) -> Result:
+    """Give something back, also if the caller is cancelled meanwhile; only a second cancellation breaks it off."""
+    work = asyncio.ensure_future(giving_back)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await work
+        raise
 
 
 def stop_on_signals(stopping: asyncio.Event, *, again: Callable[[], object] | None = None) -> None:

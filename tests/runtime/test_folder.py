@@ -21,6 +21,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.folder import FolderDiscovery
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.server import GeneratorService
 from tests.support.waiting import PATIENCE_S, in_time, until_async
 
 OTHER = 0xABC
@@ -255,6 +256,34 @@ def test_sockets_that_a_cleaner_removed_are_bound_again(tmp_path, lost):
                     await asyncio.sleep(0.02)
             worker.stopping.set()
             await serving
+        assert names(place) == []
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("num_turns", range(1, 13))
+def test_a_process_that_is_cancelled_while_it_leaves_leaves_nothing(tmp_path, num_turns):
+    async def main():
+        place, address = tmp_path / "d", EndpointAddress()
+        config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(place))
+
+        async def come_and_go():
+            async with await DistributedRuntime.connect(config) as runtime:
+                await runtime.serve(address, GeneratorService(double))
+                await (await runtime.client(address)).wait_for_instances()
+                await runtime.events.subscribe("subject", lambda _: None)
+                await runtime.events.announce("subject")
+                assert len(names(place)) == 4
+                leaving.set()
+
+        leaving = asyncio.Event()
+        process = asyncio.create_task(come_and_go())
+        async with in_time():
+            await leaving.wait()
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            process.cancel()
+            await asyncio.gather(process, return_exceptions=True)
         assert names(place) == []
 
     uvloop.run(main())

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serving.runtime.stopping import until_stopped
+from serving.runtime.stopping import to_its_end, until_stopped
 from tests.support.waiting import in_time
 
 
@@ -50,5 +50,37 @@ def test_shielded_work_goes_on():
         may_end.set()
         async with in_time():
             assert await going_on
+
+    asyncio.run(main())
+
+
+def test_what_is_being_given_back_is_given_back_also_when_cancelled_meanwhile():
+    given_back = []
+
+    async def give_back():
+        await asyncio.sleep(0.01)
+        given_back.append("a lease")
+
+    async def main():
+        closing = asyncio.create_task(to_its_end(give_back()))
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert given_back == ["a lease"]
+
+    asyncio.run(main())
+
+
+def test_a_second_cancellation_breaks_it_off():
+    async def main():
+        closing = asyncio.create_task(to_its_end(asyncio.Event().wait()))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.sleep(0)
+        async with in_time():
+            with pytest.raises(asyncio.CancelledError):
+                await closing
 
     asyncio.run(main())
