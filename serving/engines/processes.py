@@ -29,6 +29,7 @@ class EngineProcesses:
         self._is_over = threading.Event()
         self._reaper: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._others: dict[int, int] = {}  # processes below ours that were there before the engine
 
     async def start(self, work: Callable[[], Any]) -> Any:
         """Run what starts the engine in a thread that lives as long as the engine; return its result.
@@ -41,6 +42,7 @@ class EngineProcesses:
         from serving.worker.engine import EngineError
 
         if PROC.is_dir():
+            self._others = descendants(os.getpid())
             command = [sys.executable, "-I", __file__]
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
             self._watching = asyncio.create_task(self._watch(self._reaper))
@@ -61,7 +63,7 @@ class EngineProcesses:
         if self._watching is not None and self._reaper is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-            _tell(self._reaper, descendants(os.getpid()))
+            _tell(self._reaper, self._own())
             with contextlib.suppress(BrokenPipeError):
                 assert self._reaper.stdin is not None
                 self._reaper.stdin.close()
@@ -70,11 +72,15 @@ class EngineProcesses:
     async def _watch(self, reaper: "subprocess.Popen[bytes]") -> None:
         told: dict[int, int] = {}
         while True:
-            found = descendants(os.getpid())
+            found = self._own()
             if found != told:
                 told = found
                 _tell(reaper, found)
             await asyncio.sleep(POLL_S)
+
+    def _own(self) -> dict[int, int]:
+        found = descendants(os.getpid())
+        return {pid: started for pid, started in found.items() if self._others.get(pid) != started}
 
 
 def _tell(reaper: "subprocess.Popen[bytes]", found: dict[int, int]) -> None:

@@ -1,5 +1,6 @@
 """An engine's processes end with the worker, however it ends."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from serving.engines.processes import descendants
+from serving.engines.processes import EngineProcesses, descendants
 from tests.support.processes import is_alive
 from tests.support.waiting import PATIENCE_S, until
 
@@ -53,6 +54,21 @@ def test_what_an_engine_leaves_behind_is_ended_when_the_worker_closes_it():
     )
     assert done.stdout == f"ready\nclosed {-signal.SIGKILL}\n"
     assert done.stderr == ""
+
+
+def test_processes_that_were_there_before_the_engine_go_on():
+    async def main(processes):
+        child = await processes.start(lambda: subprocess.Popen(["sleep", "600"]))
+        await processes.close()
+        return child.wait(PATIENCE_S)
+
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        assert asyncio.run(main(EngineProcesses())) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_process_is_known_by_its_number_and_its_start():
