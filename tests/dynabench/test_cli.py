@@ -183,7 +183,8 @@ def test_run_measures_any_endpoint_by_its_url(tmp_path):
                 "run", "--url", stack.url, "--model", "m", "--prompts", prompts, "--rate-scale", "20",
                 "--max-requests", "20", "--cap-isl", "500", "--out", out,
             )  # fmt: skip
-            assert done.returncode == 0, done.stderr + done.stdout
+            is_late = "the client was late" in done.stdout  # on a busy machine
+            assert done.returncode == is_late, done.stderr + done.stdout
             arm = json.loads((out / "summary.json").read_text())["arms"]["endpoint"]
             assert (arm["requests"], arm["failed"]) == (20, 0)
     gone = dynabench("run", "--url", "http://127.0.0.1:1", "--out", tmp_path / "g")
