@@ -33,6 +33,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
+from serving.model.card import Role
 from serving.model.files import model_name
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
@@ -43,7 +44,6 @@ ECHOES = ("echo_core", "echo_full")
 HAND_OVER = ("mocker", "vllm", "sglang", "trtllm")
 """Engines that hand KV to one another, or take it."""
 
-Role = Literal["aggregated", "prefill", "decode"]
 KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
     "aggregated": None,
     "prefill": "kv_producer",

@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, default_name_transform
 from msgspec import Meta
 
-from dynabench.deployment.description import Pool, Role
+from dynabench.deployment.description import Pool
 from dynabench.deployment.paths import change_pool
 from foundation.errors import UserError
 from foundation.settings import Count, NotNegative, changed, check
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig, Port
-from serving.model.card import Migrations
+from serving.model.card import Migrations, Role
 from serving.router import RouterConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
 

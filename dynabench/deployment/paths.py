@@ -18,7 +18,7 @@ from serving.worker.config import WorkerConfig
 
 DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
-    WorkerConfig: ("endpoint",),
+    WorkerConfig: ("endpoint", "role"),
     EngineConfig: ("kv_role",),
     Pool: ("name",),
     Deployment: ("name", "pools"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dynabench.deployment.description import Deployment, Role
+from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.deployment.overhead import Overhead, overhead_of
 from dynabench.deployment.transfer import kv_size_of
@@ -22,6 +22,7 @@ from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.metrics import spread
 from reports.records import Floats, Record, Requests
+from serving.model.card import Role
 from serving.router import Mode, Router, RouterConfig
 from workloads import Workload
 from workloads.describe import endless_hits

@@ -2,7 +2,7 @@
 
 import hashlib
 from enum import Enum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +12,9 @@ from serving.router import check_live_mode
 from serving.runtime.address import EndpointAddress
 
 MAX_RANKS = 1024
+
+Role = Literal["aggregated", "prefill", "decode"]
+"""What a worker does with a request: all of it, compute its prompt, or say its answer."""
 
 Migrations = Annotated[int, Meta(ge=0, le=1023)]
 """How often a request may move to another worker."""
@@ -30,6 +33,15 @@ class ModelType(Enum):
     Completion = "completion"
 
 
+class Bootstrap(msgspec.Struct, frozen=True):
+    """How both workers of a request meet, if they are called at the same time (destination first)."""
+
+    params: dict[str, Any]
+    """Joins the `kv_transfer_params` of both calls, with a `bootstrap_room` that is drawn for the request."""
+    is_needed: bool = False
+    """Whether the engine knows no other way."""
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What one instance serves."""
 
@@ -39,6 +51,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     component: str
     endpoint: str
     instance_id: int
+    role: Role = "aggregated"
+    bootstrap: Bootstrap | None = None
+    """Of a prefill worker that can be called together with a decode worker."""
     model_path: str = ""
     context_length: Annotated[int, Meta(ge=1)] = BYTES_CONTEXT
     kv_cache_block_size: Annotated[int, Meta(ge=1)] = 16

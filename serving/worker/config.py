@@ -11,7 +11,7 @@ import yaml
 from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Whole, changed, check
-from serving.model.card import Migrations
+from serving.model.card import Migrations, Role
 from serving.runtime.address import EndpointAddress
 
 Model = TypeVar("Model", bound="ModelConfig")
@@ -44,6 +44,9 @@ class WorkerConfig(ModelConfig):
 
     endpoint: str = "dyn://dynamo.backend.generate"
     """Where it serves: dyn://namespace.component.endpoint; missing parts get defaults."""
+
+    role: Role = "aggregated"
+    """What it does with a request: all of it; compute its prompt, whose KV a decode worker reads; say its answer."""
 
     migration_limit: Migrations = 0
     """How often a request may go on at another worker when its own is lost (0 to 1023)."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from serving.model.card import ModelType
+from serving.model.card import Bootstrap, ModelType
 from serving.model.files import ModelFiles
 from serving.runtime.server import Stream
 from serving.worker.kv_events import KvEventPublisher
@@ -39,6 +39,8 @@ class EngineTraits:
     num_ranks: int = 1
     """Data-parallel ranks, each of which is routed to by itself."""
     has_kv_events: bool = False
+    bootstrap: Bootstrap | None = None
+    """Of a prefill worker that may be called together with a decode worker."""
 
 
 class EngineLoad(NamedTuple):

@@ -3,8 +3,13 @@
 The answer is a stream of items: a token id, a list of them, or a dict with `token_ids` and perhaps `finish_reason`
 ("stop", "length", ...), `cached_tokens`, `log_probs` (one for each token) and `top_logprobs` (for each token a list of
 (id, log-probability)); with the first of them, if the request wants them, `prompt_log_probs` and `prompt_top_logprobs`, whose
-first entry is None. An engine that gives text sends `text` beside tokens that say the same, one piece to an item, and in
-the end `completion_tokens`.
+first entry is None. A worker that only prefills ends with `finish_reason` and `kv_transfer_params`, which say where the prompt's
+KV is. An engine that gives text sends `text` beside tokens that say the same, one piece to an item, and in the end
+`completion_tokens`.
+
+Engines that know it say when what happened, as `times` in any of those dicts, in seconds since the request came to them: of
+`admitted` (the prompt is begun), `prefill_end`, `decode_blocks` (there are blocks for its KV), `transfer_start`,
+`transfer_end`, `decode_start` (its first step), and `transfer_bytes`.
 """
 
 import os
@@ -45,6 +50,9 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     dp_rank: int = 0
     is_refusable: bool = True
     """Whether a router may refuse it because all workers are full: not if part of the answer was accepted before."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Of a request that two workers share, as vLLM has them: `do_remote_decode` to the one that prefills; to the other what
+    that one answered. In both, where they are called at once, those of a card's `Bootstrap` and a `bootstrap_room`."""
     request_id: str = ""
 
 

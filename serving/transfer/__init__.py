@@ -1,0 +1,1 @@
+"""Moving KV between workers: one protocol, three ways."""
