@@ -13,18 +13,19 @@ SETTLING = 2
 
 @dataclass(frozen=True)
 class Stability:
-    """How the number of requests in the system went over the time in which requests arrived."""
+    """How the number of requests that wait went over the time in which requests arrived."""
 
     is_stable: bool
     start: float
-    """Requests in the system once it had filled, by the fitted line."""
+    """Requests that waited once the system had filled, by the fitted line."""
     end: float
 
 
 def stability(run: Record) -> Stability:
-    """Tell whether the number of requests in the system grew, and grew faster than the arrivals did.
+    """Tell whether the number of requests that wait grew, and grew faster than the arrivals did.
 
-    Lines are fitted to the number per window and to the number per arrival (by Little's law a time in the system): both
+    What fills is not a queue: a request that a worker has begun does not wait. Where nobody says when that was, all in the
+    system count. Lines are fitted to the number per window and to the number per arrival (by Little's law a time): both
     must grow by more than half, beyond doubt, that is with a t value over 4, windows being few and neighbours alike.
     Means over a queue that grows measure the run's length; a trace that gets busier is no such queue.
     """
@@ -32,7 +33,7 @@ def stability(run: Record) -> Stability:
     if len(start) < 10 * WINDOWS or float(np.ptp(start)) <= 0:
         return Stability(True, 0.0, 0.0)
     edges = np.linspace(float(start.min()), float(start.max()), WINDOWS + 1)
-    number = in_system(run.requests, edges)[SETTLING:]
+    number = waiting(run.requests, edges)[SETTLING:]
     arrivals = np.histogram(start, edges)[0][SETTLING:].astype(float)
     smooth = np.convolve(np.pad(arrivals, 1, mode="edge"), np.full(3, 1 / 3), mode="valid")
     first, last, is_sure = _trend(number)
@@ -55,11 +56,25 @@ def _trend(values: Floats) -> tuple[float, float, bool]:
 
 def in_system(requests: Requests, edges: Floats) -> Floats:
     """Return the mean number of requests sent and not ended within each window between edges (s)."""
+    return _between(requests.intended_s, _ends(requests), edges)
+
+
+def waiting(requests: Requests, edges: Floats) -> Floats:
+    """Return the mean number of requests that wait for a worker to begin with them, within each window between edges (s)."""
+    number = _between(requests.intended_s, requests.admitted_s.filled(_ends(requests)), edges)
+    is_apart = ~(requests.prefill_end_s.mask | requests.decode_start_s.mask)
+    return number + _between(requests.prefill_end_s.data[is_apart], requests.decode_start_s.data[is_apart], edges)
+
+
+def _ends(requests: Requests) -> Floats:
+    """Return when each request left; one that never ended left when it was sent (s)."""
     sent = np.where(requests.sent_s.mask, requests.intended_s, requests.sent_s.data)
-    start = np.sort(requests.intended_s)
-    stop = np.sort(np.where(requests.done_s.mask, sent, requests.done_s.data))
-    begun = _integral(start, edges)
-    ended = _integral(stop, edges)
+    return np.where(requests.done_s.mask, sent, requests.done_s.data)
+
+
+def _between(start: Floats, stop: Floats, edges: Floats) -> Floats:
+    """Return how many spans of time lie, on average, within each window between edges (s)."""
+    begun, ended = _integral(np.sort(start), edges), _integral(np.sort(stop), edges)
     result: Floats = np.diff(begun - ended) / np.diff(edges)
     return result
 

@@ -3,10 +3,10 @@ import pytest
 from msgspec import UNSET
 
 from reports import gate, slo
-from reports.stability import in_system, stability
+from reports.stability import in_system, stability, waiting
 from reports.statistics import blocks_of, mean_interval, paired_difference, quantile_interval, student_t
 from reports.summary import NOISE_FLOOR, summarize
-from tests.reports.runs import run
+from tests.reports.runs import apart, run
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,8 @@ def test_an_interval_of_a_time_does_not_begin_below_zero():
 
 def test_an_arm_whose_queue_grew_has_no_intervals():
     """Its times depend on when one looks: there is no mean that a longer run would come closer to."""
-    growing = run("growing", ttft=np.linspace(0.1, 300, 600), done_s=np.arange(600) + np.linspace(0.1, 300, 600) + 9)
+    ttft = np.linspace(0.1, 300, 600)
+    growing = run("growing", ttft=ttft, admitted_s=np.arange(600) + ttft, done_s=np.arange(600) + ttft + 9)
     found = summarize([run("settled", ttft=[0.1] * 600), growing]).arms
     assert [arm.stability.is_stable for arm in found.values()] == [True, False]
     assert found["settled"].ttft_sched.intervals.mean == pytest.approx((0.1, 0.1))
@@ -103,11 +104,11 @@ def test_a_difference_within_the_noise_floor_is_inconclusive():
     assert alone.difference("b", "ttft_sched", "mean").verdict == "better"
 
 
-def lived(arrivals, lifetimes, arm="a"):
+def lived(arrivals, lifetimes, arm="a", admitted_s=None):
     ends = arrivals + lifetimes
     return run(
         arm, np.full(len(arrivals), 0.1), intended_s=arrivals, sent_s=arrivals, first_token_s=arrivals + 0.1,
-        last_token_s=ends, done_s=ends,
+        admitted_s=[None] * len(arrivals) if admitted_s is None else admitted_s, last_token_s=ends, done_s=ends,
     )  # fmt: skip
 
 
@@ -126,6 +127,19 @@ def test_a_growing_queue_is_told_from_a_busy_one():
     summary = summarize([steady, growing])
     assert summary.difference("b", "ttft_sched", "mean").verdict == "unstable"
     assert "b could not keep up" in summary.verdict
+
+
+def test_what_fills_is_no_queue_as_long_as_nobody_waits():
+    arrivals = np.linspace(0, 60, 600)
+    lifetimes = 1.0 + arrivals * 0.3
+    assert not stability(lived(arrivals, lifetimes)).is_stable
+    assert stability(lived(arrivals, lifetimes, admitted_s=arrivals + 0.01)).is_stable
+    assert not stability(lived(arrivals, lifetimes, admitted_s=arrivals * 1.2)).is_stable
+
+
+def test_those_wait_too_whose_prompt_is_computed_and_whose_answer_is_not_begun():
+    times = {"admitted_s": [1.0, 12.0], "prefill_end_s": [3.0, 13.0], "decode_start_s": [5.0, 13.0]}
+    assert waiting(apart(**times).requests, np.array([0, 1, 3, 5, 10, 12, 20.0])).tolist() == [1, 0, 1, 0, 1, 0]
 
 
 def test_a_trace_that_gets_busier_is_no_growing_queue():
