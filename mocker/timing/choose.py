@@ -55,6 +55,11 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
     Raises:
         ValueError: a file cannot be read, the GPU or model is not known, or the model does not fit.
     """
+    if timing.model is not None and timing.is_generic:
+        raise ValueError(
+            f"model {timing.model} needs a gpu for its step times and KV blocks: h100, say (`dynabench hardware` lists them); "
+            "with timing polynomial they are generic, and the model only gives its name and the size of its KV"
+        )
     engine = replace(engine, async_scheduling=_is_async(engine, timing))
     num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
     return SimulatedEngine(

@@ -84,6 +84,11 @@ class TimingConfig:
         return "polynomial" if self.gpu is None else "roofline"
 
     @property
+    def is_generic(self) -> bool:
+        """Whether nothing says what the step times are: then they are those of no engine in particular."""
+        return self.timing is None and self.timing_file is None and self.gpu is None
+
+    @property
     def calibration(self) -> str | None:
         """The file of a calibrated engine, if the step times are such."""
         return self.timing_file if self.timing_name == "calibrated" else None

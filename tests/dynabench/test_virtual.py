@@ -189,9 +189,14 @@ def test_step_times_without_host_time_say_that_synchronous_scheduling_costs_noth
     assert not remarks([simulate(workload)])
 
 
-def test_a_model_without_a_gpu_is_said_to_have_no_effect_on_steps(workload):
+def test_a_model_without_a_gpu_is_refused(workload):
+    with pytest.raises(ValueError, match="needs a gpu for its step times"):
+        simulate(workload, timing=TimingConfig(model="meta-llama/Llama-3.1-8B"))
+
+
+def test_a_model_with_generic_step_times_is_said_to_have_no_effect_on_them(workload):
     model = "meta-llama/Llama-3.1-8B"
-    run = simulate(workload, timing=TimingConfig(model=model))
+    run = simulate(workload, timing=TimingConfig(model=model, timing="polynomial"))
     assert remarks([run]) == [
         "its step times and its number of KV blocks are not those of --model; with --gpu they are"
     ]
