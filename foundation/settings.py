@@ -56,6 +56,12 @@ def short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def kinds(hint: Any) -> set[Any]:
+    """Return the types that an annotation allows, without their ranges."""
+    parts = _alternatives(hint)
+    return {typing.get_args(part)[0] if typing.get_origin(part) is Annotated else part for part in parts}
+
+
 def expected(hint: Any, value: Any = None) -> str:
     """Say in words what an annotation allows: a range, a choice, a type; the type of a range only if the value has another."""
     parts = [part for part in _alternatives(hint) if part is not type(None)]

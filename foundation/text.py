@@ -1,6 +1,8 @@
 """Text that others wrote (servers, file names, errors), made fit to be shown."""
 
+import difflib
 import unicodedata
+from collections.abc import Collection
 
 JOINERS = "\u200c\u200d"
 """Persian and Hindi words, and emoji of several signs, need them."""
@@ -25,3 +27,9 @@ def one_line(text: str | bytes | BaseException, limit: int = 300) -> str:
         text = text[: 4 * limit].decode(errors="replace")
     line = printable(" ".join(text.split()))
     return line if len(line) <= limit else f"{line[:limit]}..."
+
+
+def instead_of(word: str, known: Collection[str]) -> str:
+    """Say what a word that is not known was perhaps meant to be, or else what is known."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
+    return f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(known)}"

@@ -14,7 +14,7 @@ from reports.foreign import csv_cell
 from reports.metrics import Statistics
 from reports.records import Record, to_table
 from reports.slo import parse
-from reports.summary import ArmSummary, Summary, summarize
+from reports.summary import SMALLEST, ArmSummary, Summary, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +26,12 @@ def export(manifest: Manifest, runs: list[Record], to: str) -> bytes:
     """Return a results folder's figures in a form of `export`: csv, parquet, json or llm-d."""
     if to in ("csv", "parquet"):
         return as_csv(requests(runs)) if to == "csv" else as_parquet(requests(runs))
-    summary = summarize(runs, [parse(text) for text in manifest["limits"]], manifest.get("bound_s"))
+    summary = summarize(
+        runs,
+        [parse(text) for text in manifest["limits"]],
+        manifest.get("bound_s"),
+        smallest=manifest.get("smallest_difference", SMALLEST),
+    )
     whole = {"experiment": manifest, "summary": summary.as_json()}
     return json.dumps(whole if to == "json" else llmd(manifest, runs, summary), indent=2).encode() + b"\n"
 

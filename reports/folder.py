@@ -28,7 +28,7 @@ from reports.metrics import LABELS
 from reports.pools import LinkUse, PoolUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
-from reports.summary import PAIRED, Summary, summarize
+from reports.summary import PAIRED, SMALLEST, Summary, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,6 +166,8 @@ class Head(msgspec.Struct):
     workload: Sent
     runs: Annotated[list[RunFacts], Meta(min_length=1)]
     bound_s: Annotated[float, Meta(ge=0, le=MAX_S)] | None = None
+    smallest_difference: Annotated[float, Meta(ge=0, le=1)] = SMALLEST
+    """Below which two arms are equal in practice, as a share."""
     step_times: str | None = None
     """What simulated step times come from; older folders do not say it."""
     fidelity: Fidelity | None = None
@@ -315,15 +317,15 @@ def _step_times(sources: dict[str, Manifest]) -> str | None:
     return "; ".join(f"{folder}: {text}" for folder, text in known.items() if text)
 
 
-def rebuild(folder: Path) -> Summary:
-    """Make summary, charts and report of a folder again.
+def rebuild(folder: Path) -> tuple[Manifest, Summary]:
+    """Make summary, charts and report of a folder again; return what it is of, and the summary.
 
     Raises:
         ReportError: it is no results folder, or cannot be written to.
     """
     experiment, runs = read(folder)
     try:
-        return _write_report(folder, experiment, runs)
+        return experiment, _write_report(folder, experiment, runs)
     except OSError as error:
         raise ReportError(f"{folder}: the report cannot be written ({_reason(error)})") from error
 
@@ -353,7 +355,12 @@ def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:
 
 
 def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
-    summary = summarize(runs, [parse(text) for text in experiment["limits"]], experiment.get("bound_s"))
+    summary = summarize(
+        runs,
+        [parse(text) for text in experiment["limits"]],
+        experiment.get("bound_s"),
+        smallest=experiment.get("smallest_difference", SMALLEST),
+    )
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
     pictures = charts.draw({arm: shown[arm] for arm in summary.arms}, summary, folder / "charts")
@@ -367,6 +374,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         summary=summary,
         arm_names=list(summary.arms) if len(summary.arms) > 1 else [],
         paired=PAIRED,
+        limits=tables.limits(summary),
         rows=tables.rows(summary),
         grids=tables.grids(summary),
         fidelity=tables.fidelity_rows(fidelity) if fidelity else {},

@@ -1,7 +1,9 @@
 """Regression gates: `ttft.p90 > +5%` fails a comparison in which an arm is that much worse than the baseline."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+from foundation.text import instead_of
 from reports.conditions import METRICS, Condition, read
 from reports.summary import ArmSummary, Summary
 
@@ -29,7 +31,7 @@ def parse(text: str) -> Condition:
         )
     metric = found.metric
     if metric not in METRICS and metric not in SINGLE:
-        raise ValueError(f"fail_if {text!r}: {metric!r} is no metric; expected one of {', '.join([*METRICS, *SINGLE])}")
+        raise ValueError(f"fail_if {text!r}: {metric!r} is no metric; {instead_of(metric, [*METRICS, *SINGLE])}")
     if (metric in METRICS) != (found.statistic is not None):
         what = "needs a statistic, such as .mean or .p99" if metric in METRICS else "has one value, so no statistic"
         raise ValueError(f"fail_if {text!r}: {metric} {what}")
@@ -38,32 +40,38 @@ def parse(text: str) -> Condition:
     return found
 
 
-def failures(summary: Summary, gates: list[Condition]) -> list[str]:
-    """Say which gates fail, for which arm and with which value; a value that is not known fails."""
+class Result(NamedTuple):
+    """What a gate says of an arm."""
+
+    has_failed: bool
+    text: str
+
+
+def results(summary: Summary, gates: list[Condition]) -> list[Result]:
+    """Say what each gate finds, for which arm and with which value; a value that is not known fails."""
     others = [arm for arm in summary.arms if arm != summary.baseline] or [summary.baseline]
-    return [text for gate in gates for arm in others if (text := _failure(summary, gate, arm)) is not None]
+    return [_result(summary, gate, arm) for gate in gates for arm in others]
 
 
-def _failure(summary: Summary, gate: Condition, arm: str) -> str | None:
+def _result(summary: Summary, gate: Condition, arm: str) -> Result:
     value = _value(summary.arms[arm], gate)
     base = _value(summary.arms[summary.baseline], gate)
     if value is None or (gate.unit == "%" and not base):
-        return f"{gate.text}: {arm} has no such value (too few requests?)"
-    if gate.unit == "%":
-        assert base is not None
-        change = (value / base - 1) * 100
-        is_over = change > gate.number if gate.is_above else change < gate.number
-        difference = summary.difference(arm, METRICS.get(gate.metric, ""), gate.statistic or "")
-        if not is_over or (difference is not None and difference.verdict == "inconclusive"):
-            return None  # what is no more than noise fails nothing
-        interval = ""
-        if difference is not None:
-            scale = difference.relative / difference.mean * 100 if difference.mean else 0.0
-            interval = f", 95% interval {difference.low * scale:+.1f} to {difference.high * scale:+.1f}%"
-        return f"{gate.text}: {arm} is at {change:+.1f}%{interval}"
-    if (value > gate.value) if gate.is_above else (value < gate.value):
-        return f"{gate.text}: {arm} is at {value:.4g}{' s' if gate.unit else ''}"
-    return None
+        return Result(True, f"{gate.text}: {arm} has no such value (too few requests?)")
+    if gate.unit != "%":
+        has_failed = value > gate.value if gate.is_above else value < gate.value
+        return Result(has_failed, f"{gate.text}: {arm} is at {value:.4g}{' s' if gate.unit else ''}")
+    assert base is not None
+    change = (value / base - 1) * 100
+    is_over = change > gate.number if gate.is_above else change < gate.number
+    text = f"{gate.text}: {arm} is at {change:+.1f}%"
+    difference = summary.difference(arm, METRICS.get(gate.metric, ""), gate.statistic or "")
+    if difference is None:
+        return Result(is_over, text)
+    low, high = difference.shares()
+    is_noise = difference.verdict == "inconclusive"  # what is no more than noise fails nothing
+    noise = ", which is no more than noise" * (is_over and is_noise)
+    return Result(is_over and not is_noise, f"{text}, 95% interval {low * 100:+.1f} to {high * 100:+.1f}%{noise}")
 
 
 def _value(arm: ArmSummary, gate: Condition) -> float | None:

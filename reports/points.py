@@ -1,12 +1,13 @@
 """What a sweep found at each of its points; points are kept in files as JSON."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from reports.grid import Grid
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Statistics, Throughput
+from reports.outcomes import Outcome, State, state_of
 from reports.split import Split
 from reports.stability import Stability
 
@@ -25,18 +26,18 @@ class Quantiles(msgspec.Struct, frozen=True):
         return cls(figures.mean, figures.p50, figures.p90, figures.p99)
 
 
-class Point(msgspec.Struct, frozen=True):
+class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """What one combination of settings gave, all repeats together."""
 
     name: str
     changes: dict[str, Any]
     """The settings that are varied, by name."""
     workers: int
+    gpus: int
     offered_per_s: float | None
-    is_stable: bool
     stability: Stability
-    missed: list[str]
-    """Limits that it misses; a queue that grows is one."""
+    outcomes: list[Outcome]
+    """What became of each limit; a queue that may not grow is one."""
     is_complete: bool
     ttft_sched: Quantiles
     ttft: Quantiles
@@ -56,18 +57,57 @@ class Point(msgspec.Struct, frozen=True):
     preemptions: int | None
     wall_s: float
 
+    @property
+    def is_stable(self) -> bool:
+        """Whether no queue grew."""
+        return self.stability.is_stable
 
-class Highest(msgspec.Struct, frozen=True):
-    """The highest value of a setting at which a combination meets the limits."""
+    @property
+    def state(self) -> State:
+        """Whether all limits are met."""
+        return state_of(self.outcomes)
+
+
+class Impossible(msgspec.Struct, frozen=True, tag="impossible", tag_field="kind"):
+    """A combination of settings that there cannot be."""
+
+    name: str
+    changes: dict[str, Any]
+    reason: str
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What became of the limits."""
+        return [Outcome("a deployment that is possible", "missed", reason=self.reason)]
+
+    @property
+    def state(self) -> State:
+        """Whether all limits are met."""
+        return "missed"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing interrupted it."""
+        return True
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The highest or lowest value of a setting at which a combination meets the limits."""
 
     arm: str
     changes: dict[str, Any]
     find: str
+    sense: Literal["highest", "lowest"] | None
+    """None where both ends of the search gave the same."""
     met: float | None
     missed_at: float | None
-    """The lowest value at which it does not."""
+    """The nearest value to it that was tried and does not."""
+    is_at_end: bool
+    """Whether the limits are met as far as was tried."""
     point: Point | None
     """What `met` gave."""
+    missed: Point | Impossible | None
+    """What `missed_at` gave."""
 
 
 class Sweep(msgspec.Struct, frozen=True):
@@ -83,6 +123,6 @@ class Sweep(msgspec.Struct, frozen=True):
     schema: str
     is_complete: bool
     limits: list[str]
-    points: list[Point] | list[Highest]
+    points: list[Point | Impossible] | list[Found]
     split: Grid | None
     """Where TTFT goes at each of them; only where some workers only prefill."""

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from foundation.text import instead_of
 from reports import metrics
 from reports.conditions import METRICS, Condition, read
 from reports.records import Record
@@ -53,7 +54,7 @@ def preset(name: str) -> list[Condition]:
         ValueError: there is no such preset.
     """
     if name not in MLPERF:
-        raise ValueError(f"slo_preset {name!r} is unknown; expected one of {', '.join(MLPERF)}")
+        raise ValueError(f"slo_preset {name!r} is unknown; {instead_of(name, MLPERF)}")
     ttft, tpot = MLPERF[name]
     return [_limit("ttft", "p99", ttft), _limit("tpot", "p99", tpot)]
 

@@ -61,7 +61,9 @@ def in_system(requests: Requests, edges: Floats) -> Floats:
 
 def waiting(requests: Requests, edges: Floats) -> Floats:
     """Return the mean number of requests that wait for a worker to begin with them, within each window between edges (s)."""
-    number = _between(requests.intended_s, requests.admitted_s.filled(_ends(requests)), edges)
+    number = _between(
+        requests.intended_s, np.where(requests.admitted_s.mask, _ends(requests), requests.admitted_s.data), edges
+    )
     is_apart = ~(requests.prefill_end_s.mask | requests.decode_start_s.mask)
     return number + _between(requests.prefill_end_s.data[is_apart], requests.decode_start_s.data[is_apart], edges)
 

@@ -40,11 +40,23 @@ class PairedDifference:
     num_blocks: int
     detectable: float
     """Smallest difference that a sample of this size and noise finds with a chance of 90%, relative likewise."""
+    base: float
+    """The first arm's figure."""
 
     @property
     def is_noise(self) -> bool:
         """True if the interval holds zero."""
         return self.low <= 0 <= self.high
+
+    @property
+    def is_exact(self) -> bool:
+        """True if there is no difference, and no doubt of that: every pair is equal."""
+        return self.low == self.high == 0
+
+    def shares(self) -> tuple[float, float]:
+        """Return the interval relative to the first arm's figure."""
+        scale = 1 / self.base if self.base else 0.0
+        return self.low * scale, self.high * scale
 
     def count_to_find(self, relative: float) -> int:
         """Return how many pairs are needed to find a relative difference with a chance of 90%."""
@@ -97,7 +109,7 @@ def paired_difference(
     low, high = _interval(value, resampled, len(used))
     detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * _error(resampled, len(used))
     scale = 1 / base if base else 0.0
-    return PairedDifference(value, low, high, value * scale, len(before), len(used), detectable * abs(scale))
+    return PairedDifference(value, low, high, value * scale, len(before), len(used), detectable * abs(scale), base)
 
 
 def quantile_interval(values: Floats, blocks: Blocks, share: float, *, seed: int = 0) -> tuple[float, float] | None:

@@ -12,6 +12,7 @@ from reports import insight, metrics, slo
 from reports.conditions import METRICS, Condition
 from reports.insight import Imbalance, Waterfall
 from reports.metrics import Cache, Goodput, Intervals, Statistics, Throughput
+from reports.outcomes import Outcome, of_run
 from reports.pools import LinkUse, PoolUse, averaged
 from reports.records import Floats, Record, Texts
 from reports.split import Split, split
@@ -34,7 +35,11 @@ WAYS = {"stop": "EOS"}
 """What finish reasons are called that do not say it themselves."""
 Table = dict[str, Floats]
 Figures = TypeVar("Figures", bound=msgspec.Struct)
-Verdict = Literal["better", "worse", "inconclusive", "unstable"]
+Verdict = Literal["better", "worse", "equal", "inconclusive", "unstable"]
+WANTED = 0.03
+"""A difference that one may want to find."""
+SMALLEST = 0.01
+"""Relative difference below which two arms are equal in practice."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,8 @@ class ArmSummary(msgspec.Struct, frozen=True):
     """Answers by their finish reason; only where it is known."""
     goodput: Goodput | UnsetType = UNSET
     """Only with limits."""
-    missed: list[str] | UnsetType = UNSET
-    """Limits of a run that it misses; only with limits."""
+    outcomes: list[Outcome] | UnsetType = UNSET
+    """What became of each limit of a run; only with limits."""
     split: Split | UnsetType = UNSET
     """Where TTFT goes; only where it is known when a worker began with a request."""
     ttst: Statistics | UnsetType = UNSET
@@ -131,6 +136,25 @@ class Summary(msgspec.Struct, frozen=True):
         is_asked = any(arm.is_apart for arm in self.arms.values()) or any("ttst" in limit for limit in self.limits)
         return is_asked and any(arm.ttst for arm in self.arms.values())
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether two runs of the first arm came out exactly alike."""
+        floor = [value for statistics in self.noise_floor.values() for value in statistics.values()]
+        return bool(floor) and all(value == 0 for value in floor)
+
+    @property
+    def power(self) -> str:
+        """Say how small a difference a run like this one finds; empty where nothing differs."""
+        pair = next((self.difference(arm, "ttft_sched", "mean") for arm in self.differences), None)
+        if pair is None or pair.detectable < 5e-4:
+            return ""
+        text = f"A run like this finds a difference of mean TTFT from about {pair.detectable:.1%} on"
+        return (
+            f"{text}."
+            if pair.detectable <= WANTED
+            else f"{text}; to find {WANTED:.0%}, take about {pair.count_to_find(WANTED):,} requests."
+        )
+
     def difference(self, arm: str, metric: str, statistic: str) -> Difference | None:
         """Return how an arm differs from the baseline; None for figures that are not paired, or too few pairs."""
         return self.differences.get(arm, {}).get(metric, {}).get(statistic)
@@ -145,6 +169,7 @@ def summarize(
     limits: list[Condition] | None = None,
     bound_s: float | None = None,
     *,
+    smallest: float = SMALLEST,
     with_intervals: bool = True,
 ) -> Summary:
     """Summarize the runs of an experiment; repeats of an arm are pooled, differences averaged per request first.
@@ -153,6 +178,7 @@ def summarize(
         runs: every run of every arm.
         limits: what a good request, or run, is.
         bound_s: what no router could have beaten as mean TTFT (s).
+        smallest: the relative difference below which two arms are equal in practice.
         with_intervals: give each arm's own figures intervals, which takes a while.
     """
     arms: dict[str, list[Record]] = {}
@@ -176,7 +202,9 @@ def summarize(
         baseline=first,
         arms=figures,
         differences={
-            arm: _differences(tables[first], table, blocks, floor, is_stable=is_stable[first] and is_stable[arm])
+            arm: _differences(
+                tables[first], table, blocks, floor, smallest=smallest, is_stable=is_stable[first] and is_stable[arm]
+            )
             for arm, table in tables.items()
             if arm != first
         },
@@ -207,6 +235,10 @@ def verdict(summary: Summary) -> str:
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable
     ]
+    if summary.is_exact:
+        parts.append(
+            f"Two runs of {summary.baseline} are exactly equal: nothing in them is drawn at random, so there is no noise."
+        )
     if (ways := _ways(summary)) is not None:
         parts.append(ways)
     if not summary.is_complete:
@@ -257,6 +289,10 @@ def _sentence(label: str, winner: str, loser: str, difference: Difference | None
     base = mean / difference.relative if difference.relative else 0.0
     share = abs(mean) / (base if sign > 0 else base + mean) if base else 0.0
     amount = f"{abs(mean) * 1000:.3g} ms ({share:.1%})"
+    if difference.is_exact:
+        return f"{winner} and {loser} are exactly equal in {label}: every request took the same time in both."
+    if difference.verdict == "equal":
+        return f"{winner} and {loser} are equal in {label} in practice: they differ by {amount}."
     if difference.verdict == "inconclusive":
         why = "the 95% interval holds zero" if difference.is_noise else "two runs of the same arm differ by as much"
         return (
@@ -270,13 +306,20 @@ def _sentence(label: str, winner: str, loser: str, difference: Difference | None
 
 
 def _differences(
-    baseline: Table, other: Table, blocks: Blocks, floor: dict[str, dict[str, float | None]], *, is_stable: bool
+    baseline: Table,
+    other: Table,
+    blocks: Blocks,
+    floor: dict[str, dict[str, float | None]],
+    *,
+    smallest: float,
+    is_stable: bool,
 ) -> dict[str, dict[str, Difference | None]]:
     return {
         name: {
             statistic: _judged(
                 paired_difference(baseline[name], other[name], blocks, share=share),
                 floor.get(name, {}).get(statistic),
+                smallest=smallest,
                 is_stable=is_stable,
             )
             for statistic, share in SHARES.items()
@@ -285,13 +328,21 @@ def _differences(
     }
 
 
-def _judged(difference: PairedDifference | None, floor_s: float | None, *, is_stable: bool) -> Difference | None:
+def _judged(
+    difference: PairedDifference | None, floor_s: float | None, *, smallest: float, is_stable: bool
+) -> Difference | None:
     if difference is None:
         return None
+    is_noise = difference.is_noise or (floor_s is not None and abs(difference.mean) <= floor_s)
+    most = max(map(abs, difference.shares())) if is_noise else abs(difference.relative)
     word: Verdict = "better" if difference.mean < 0 else "worse"
-    if difference.is_noise or (floor_s is not None and abs(difference.mean) <= floor_s):
+    if not is_stable:
+        word = "unstable"
+    elif difference.is_exact or most < smallest:
+        word = "equal"
+    elif is_noise:
         word = "inconclusive"
-    return Difference(**asdict(difference), verdict=word if is_stable else "unstable")
+    return Difference(**asdict(difference), verdict=word)
 
 
 def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[str, dict[str, float | None]]:
@@ -354,22 +405,8 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
     if not limits:
         return arm
     goodput = _averaged([metrics.goodput(run, slo.good(run, limits)) for run in repeats])
-    return structs.replace(arm, goodput=goodput, missed=_missed(arm, limits))
-
-
-def _missed(arm: ArmSummary, limits: list[Condition]) -> list[str]:
-    """Say which limits of a run an arm's figures miss; one that cannot be told is missed."""
-    found = []
-    for limit in limits:
-        if limit.statistic is None:
-            continue
-        statistics = arm.metric(METRICS[limit.metric])
-        value, adjusted = statistics.at(limit.statistic), statistics.with_failures(limit.statistic)
-        if value is None or adjusted is None:
-            found.append(f"{limit} (too few requests, or too many failed)")
-        elif max(value, adjusted) > limit.value:
-            found.append(f"{limit} ({max(value, adjusted) * 1000:.4g} ms)")
-    return found
+    outcomes = [of_run(limit, arm.metric(METRICS[limit.metric])) for limit in limits if limit.statistic is not None]
+    return structs.replace(arm, goodput=goodput, outcomes=outcomes)
 
 
 def _intervals(values: Floats, blocks: Blocks) -> Intervals:

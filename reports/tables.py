@@ -13,9 +13,11 @@ from reports.foreign import markdown_cell
 from reports.grid import Grid
 from reports.like import table as like
 from reports.metrics import LABELS
+from reports.outcomes import told
 from reports.points import Sweep
 from reports.pools import Use
 from reports.records import Record
+from reports.slo import parse
 from reports.split import LABELS as PARTS
 from reports.split import Split
 from reports.summary import PAIRED, ArmSummary, Summary
@@ -174,7 +176,8 @@ def sweep_table(summary: Sweep, width: int) -> Table:
         table.caption = "More columns in the report and table.csv."
     for place in shown:
         is_axis = place < summary.num_axes
-        table.add_column(summary.columns[place], justify="left" if is_axis else "right", overflow="fold")
+        head = summary.columns[place].replace("_", " ")  # folded between words
+        table.add_column(head, justify="left" if is_axis else "right", overflow="fold")
     for cells in summary.rows:
         table.add_row(*(cells[place] for place in shown))
     return table
@@ -192,14 +195,31 @@ def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) ->
         lines += ["", f"**{grid.title}**", "", *grid.markdown()]
     lines += [
         "",
-        f"<sub>{markdown_cell(manifest['subtitle'])}.{_step_times(manifest)} Differences: mean [95% interval] in ms, ~ is noise.</sub>",
+        f"<sub>{markdown_cell(manifest['subtitle'])}.{markdown_cell(_step_times(manifest))} Differences in % [95% interval], ~ may be noise, = is less than is worth telling.</sub>",
     ]
     return "\n".join(lines)
 
 
 def _step_times(manifest: dict[str, Any]) -> str:
     text = manifest.get("step_times")
-    return f" Simulated step times: {markdown_cell(text)}." if text else ""
+    return f" Simulated step times: {text}." if text else ""
+
+
+def heading(manifest: dict[str, Any]) -> list[str]:
+    """Say what was run: the workload, the deployment, the step times."""
+    return [f"{manifest['title']}: {manifest['subtitle']}.", _step_times(manifest).strip()]
+
+
+def limits(summary: Summary) -> list[str]:
+    """Say of each arm which limits it meets, and by how much."""
+    each = [limit for limit in summary.limits if parse(limit).statistic is None]
+    lines = []
+    for arm, figures in summary.arms.items():
+        parts = [told(figures.outcomes)] if figures.outcomes else []
+        if each and figures.goodput:
+            parts.append(f"{share(figures.goodput.attainment)} of the requests within {' and '.join(each)}")
+        lines += [f"{arm}: {'; '.join(parts)}"] * bool(parts)
+    return lines
 
 
 def notes(summary: Summary) -> list[str]:
@@ -223,8 +243,11 @@ def _difference(summary: Summary, arm: str, name: str, statistic: str) -> str:
         return "n/a"
     if pair.verdict == "unstable":
         return "unstable"
-    mark = " ~" if pair.verdict == "inconclusive" else ""
-    return f"{pair.relative:+.1%} [{pair.low * 1000:+.3g}, {pair.high * 1000:+.3g}]{mark}"
+    if pair.is_exact:
+        return "equal"
+    mark = {"inconclusive": " ~", "equal": " ="}.get(pair.verdict, "")
+    low, high = pair.shares()
+    return f"{pair.relative:+.1%} [{low * 100:+.1f}, {high * 100:+.1f}]{mark}"
 
 
 def _statistic(arm: ArmSummary, *, name: str, statistic: str) -> float | None:
@@ -269,7 +292,7 @@ _thousandths = partial(number, digits=3)
 WORK: tuple[Line, ...] = (
     ("requests/s", lambda arm: arm.throughput.requests_per_s, _hundredths),
     ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, number),
-    ("goodput (requests/s)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
+    ("goodput (/s of arrivals)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
     ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, share),
     ("hits: unlimited cache", lambda arm: arm.waterfall.endless, share),
     ("hits: best worker", lambda arm: arm.waterfall.best, share),

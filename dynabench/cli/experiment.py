@@ -262,8 +262,8 @@ def _compare(
 
     console = Terminal()
     with plain_errors():
-        out, summary = run_experiment(clock, files, experiment, settings, console=console)
-    print_summary(summary, console)
+        out, manifest, summary = run_experiment(clock, files, experiment, settings, console=console)
+    print_summary(manifest, summary, console)
     if experiment.metrics_like is not None:
         print_like(out, experiment.metrics_like, console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)

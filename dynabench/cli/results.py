@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -22,9 +22,9 @@ def report(results: Path, /, *, metrics_like: Literal["aiperf", "vllm", "guidell
         results: the folder.
         metrics_like: print the figures once more as another tool would define them.
     """
-    summary = folder.rebuild(results)
+    manifest, summary = folder.rebuild(results)
     console = Terminal()
-    print_summary(summary, console)
+    print_summary(manifest, summary, console)
     if metrics_like is not None:
         print_like(results, metrics_like, console)
     console.print(f"report: {results / 'report.html'}", soft_wrap=True)
@@ -54,13 +54,14 @@ def compare(
     console = Terminal()
     manifest, runs = folder.combine(results)
     summary = summarize(runs) if out is None else folder.write(out, manifest, runs)
-    failures = gate.failures(summary, gates)
+    found = gate.results(summary, gates)
+    failures = [result.text for result in found if result.has_failed]
     if markdown:
         print(tables.markdown(summary, manifest, failures))
     else:
-        print_summary(summary, console)
-        for failure in failures:
-            console.print(f"failed: {failure}", soft_wrap=True)
+        print_summary(manifest, summary, console)
+        for result in found:
+            console.print(f"{'failed' if result.has_failed else 'passed'}: {result.text}", soft_wrap=True)
     if out is not None:
         print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown else sys.stdout)
     return 1 if failures or not summary.is_valid else 0
@@ -84,14 +85,18 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
     print(printable(str(out)))
 
 
-def print_summary(summary: Summary, console: Terminal) -> None:
-    """Print what a comparison found, and before all else whether it counts."""
+def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal) -> None:
+    """Print what was run and what was found, and before all else whether it counts."""
     for note in tables.notes(summary):
         console.print(f"not valid: {note}", style="red", soft_wrap=True)
+    for line in filter(None, tables.heading(manifest)):
+        console.print(line, soft_wrap=True)
     for grid in (tables.comparison(summary), *tables.grids(summary)):
         for table in grid.tables(console.width):
             console.print(table)
     console.print(summary.verdict)
+    for line in tables.limits(summary):
+        console.print(line, soft_wrap=True)
     for arm, figures in summary.arms.items():
         for remark in figures.remarks:
             console.print(f"{arm}: {remark}", soft_wrap=True)

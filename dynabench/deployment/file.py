@@ -24,7 +24,7 @@ from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterCon
 from dynabench.deployment.paths import field_of, hints, own, sections, settings_of_pool
 from foundation.errors import UserError
 from foundation.settings import expected
-from foundation.text import one_line
+from foundation.text import instead_of, one_line
 from mocker.timing.choose import resolve
 from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
 
@@ -219,7 +219,7 @@ def _mapping(value: Any, path: str) -> dict[str, Any]:
 def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     for name in values:
         if name not in known:
-            raise ValueError(f"{where}{name} is unknown; expected one of {', '.join(sorted(known))}")
+            raise ValueError(f"{where}{name} is unknown; {instead_of(name, sorted(known))}")
 
 
 def _plain(section: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
+from foundation.text import instead_of
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.worker.config import WorkerConfig
@@ -178,5 +179,5 @@ def _pools(deployment: Deployment, name: str) -> tuple[Pool, ...]:
 
 def _known(path: str, name: str, settings: dict[str, Any]) -> Any:
     if name not in settings:
-        raise ValueError(f"{path} is unknown; expected one of {', '.join(sorted(settings))}")
+        raise ValueError(f"{path} is unknown; {instead_of(name, sorted(settings))}")
     return settings[name]

@@ -40,11 +40,30 @@ def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Compariso
     if split := _split_axis(axes, settings):
         arms, left_out = _splits(combinations, split, varied, settings)
     else:
-        arms, left_out = [_arm(changes, change(settings, changes), varied, alone) for changes in combinations], []
+        arms, left_out = _possible(combinations, varied, settings, alone)
     if experiment.noise_floor:
         first = arms[0]
         arms.append(replace(first, name=first.name + NOISE_FLOOR, is_repeated=True))
     return Comparison(arms, left_out)
+
+
+def _possible(
+    combinations: list[dict[str, Any]], varied: set[str], settings: Settings, alone: str
+) -> tuple[list[Arm], list[str]]:
+    """Return the arms of those combinations that make sense as a whole, and why the others do not.
+
+    Raises:
+        ValueError: none does.
+    """
+    arms, reasons = [], []
+    for changes in combinations:
+        try:
+            arms.append(_arm(changes, change(settings, changes), varied, alone))
+        except ValueError as error:
+            reasons.append((arm_name({name: value for name, value in changes.items() if name in varied}), error))
+    if not arms:
+        raise reasons[0][1]
+    return arms, [f"{name} ({error})" for name, error in reasons]
 
 
 def _arm(changes: dict[str, Any], changed: Settings, varied: set[str], alone: str = "") -> Arm:

@@ -11,19 +11,23 @@ import msgspec
 from dynabench.deployment import paths
 from dynabench.deployment.description import Deployment
 from dynabench.plan import ClientConfig, Settings
-from foundation.settings import expected
+from foundation.settings import expected, kinds
+from foundation.text import instead_of
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 SENT: dict[str, type] = {"shape": ShapeConfig, "load": LoadConfig, "client": ClientConfig}
 """What may be varied beside the deployment, by the field of `Settings` that holds it."""
 
+MAX_VALUES = 10_000
+_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
+
 OF_ROLES = ("transfer", "disaggregation")
 """Sections of a deployment that apply to prefill and decode workers only."""
 
 
 def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
-    """Read `name=value,value,...`.
+    """Read `name=value,value,...`; `1..4` stands for 1,2,3,4, and `1..9..4` for 1,5,9.
 
     Raises:
         ValueError: there is no such setting, or a value is not one of its.
@@ -33,12 +37,29 @@ def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
     texts = [value.strip() for value in re.split(r",(?![^(]*\))", rest) if value.strip()]
     if not equals or not texts:
         raise ValueError(
-            f"vary {text!r} is not understood; expected NAME=VALUE,VALUE,... such as num_gpu_blocks=1024,2048"
+            f"vary {text!r} is not understood; expected NAME=VALUE,VALUE,... such as num_gpu_blocks=1024,2048 or "
+            "workers=1..8"
         )
-    values = [convert(name, value, settings) for value in texts]
+    values = [convert(name, value, settings) for text in texts for value in _range(text)]
     if len(set(map(str, values))) != len(values):
         raise ValueError(f"vary {text!r} names a value twice")
     return name, values
+
+
+def _range(text: str) -> list[str]:
+    """Return every whole number of a range, `1..8` or `1..8..2`; another text as it is.
+
+    Raises:
+        ValueError: the range is empty, or holds too many.
+    """
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return [text]
+    first, last, step = (int(part or 1) for part in match.groups())
+    numbers = range(first, last + 1, max(step, 1))
+    if not 0 < len(numbers) <= MAX_VALUES:
+        raise ValueError(f"the range {text} holds {len(numbers):,} values; expected 1 to {MAX_VALUES:,}")
+    return [str(number) for number in numbers]
 
 
 def setting_of(text: str) -> str:
@@ -62,6 +83,15 @@ def convert(name: str, value: str, settings: Settings) -> Any:
         raise ValueError(f"{name} is {value!r}; expected {expected(hint, value)}") from None
 
 
+def kinds_of(name: str, settings: Settings) -> set[Any]:
+    """Return the types of a setting's values.
+
+    Raises:
+        ValueError: there is no such setting.
+    """
+    return kinds(_hint(path_of(name, settings), settings))
+
+
 def path_of(name: str, settings: Settings) -> str:
     """Return the path of a setting that is given by its short name.
 
@@ -74,7 +104,7 @@ def path_of(name: str, settings: Settings) -> str:
     for part, kind in SENT.items():
         if getattr(settings, part) is not None and name in paths.hints(kind):
             return f"{part}.{name}"
-    raise ValueError(f"{name} is not a setting that can be varied; expected one of {', '.join(known(settings))}")
+    raise ValueError(f"{name} is not a setting that can be varied; {instead_of(name, known(settings))}")
 
 
 def known(settings: Settings) -> list[str]:
@@ -126,5 +156,5 @@ def _hint(path: str, settings: Settings) -> Any:
         return hint
     hints = paths.hints(SENT[part])
     if getattr(settings, part) is None or setting not in hints:
-        raise ValueError(f"{path} is unknown; expected one of {', '.join(sorted(hints))}")
+        raise ValueError(f"{path} is unknown; {instead_of(setting, sorted(hints))}")
     return hints[setting]

@@ -56,6 +56,7 @@ def manifest_of(
         },
         "experiment": asdict(experiment) | {"out": str(experiment.out) if experiment.out else None},
         "arms": {arm.name: arm.plain_changes for arm in arms},
+        "smallest_difference": experiment.smallest_difference,
         "limits": [str(limit) for limit in experiment.limits],
         "workers": {arm.name: arm.settings.deployment.num_workers for arm in arms},
         "deployment": as_plain(deployment),

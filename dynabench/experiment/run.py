@@ -23,6 +23,7 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from reports import folder
+from reports.folder import Manifest
 from reports.records import Record
 from reports.summary import Summary
 from serving.runtime.config import masked
@@ -52,8 +53,8 @@ def run_experiment(
     settings: Settings,
     *,
     console: Terminal,
-) -> tuple[Path, Summary]:
-    """Run all arms and write the results folder; return it and the summary.
+) -> tuple[Path, Manifest, Summary]:
+    """Run all arms and write the results folder; return it, what it says of the experiment, and the summary.
 
     Raises:
         WorkloadError: the workload cannot be used.
@@ -83,7 +84,7 @@ def run_experiment(
         runs.sort(key=lambda run: (order[run.arm], run.repeat))
         bound = lower_bound(workload, arms) if clock == "virtual" else None
         manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs) | {"bound_s": bound}
-        return out, folder.write(out, manifest, runs)
+        return out, manifest, folder.write(out, manifest, runs)
 
 
 def results_folder(experiment: ExperimentConfig, command: str) -> Path:

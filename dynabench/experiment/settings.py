@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Positive, Whole, check
+from foundation.settings import Count, Positive, Share, Whole, check
 from reports.conditions import Condition
 from reports.slo import parse, preset
+from reports.summary import SMALLEST
 from serving.router import Mode
 
 
@@ -31,6 +32,9 @@ class ExperimentConfig:
 
     noise_floor: bool = False
     """Run the first arm once more with other seeds (A/A): what differs as little as these two is called noise."""
+
+    smallest_difference: Share = SMALLEST
+    """Relative difference that is worth telling; arms that differ by less are equal in practice."""
 
     slo: tuple[str, ...] = ()
     """Limit for goodput, such as 'ttft <= 2s', 'tpot <= 100ms' (of each request) or 'ttft.p99 <= 2s' (of a run), of ttft, ttst
@@ -73,11 +77,12 @@ class ExperimentConfig:
 class SweepConfig:
     """How a sweep goes through its settings."""
 
-    find: Literal["rate_scale", "rate", "concurrency"] | None = None
-    """Search for the highest value of this at which the limits (--slo, --slo-preset) are met, for each combination."""
+    find: str | None = None
+    """Search for the value of this at which the limits (--slo, --slo-preset) are just met, for each combination: the highest
+    rate_scale, rate or concurrency, the lowest number of workers, or any other setting that is a number."""
 
     low: Positive = 0.1
-    """Where the search begins; if the limits are missed there, nothing is found."""
+    """Lowest value the search tries (whole numbers: 1)."""
 
     high: float = 64.0
     """Highest value the search tries."""

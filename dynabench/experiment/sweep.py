@@ -5,19 +5,21 @@ Each simulated point is kept in a file of its own as soon as it is known, so tha
 
 import hashlib
 import json
-import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.arms import comparison_of
-from dynabench.experiment.axes import change
+from dynabench.experiment.axes import SENT, change, kinds_of, path_of
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import Source, progress_bar, source_of
+from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.interrupt import Flag, Interrupt
 from dynabench.plan import Arm, Settings, plans
@@ -26,9 +28,11 @@ from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.files import replace_text
 from reports.conditions import Condition
-from reports.points import Highest, Point, Quantiles, Sweep
+from reports.outcomes import Outcome, of_requests
+from reports.points import Found, Impossible, Point, Quantiles, Sweep
 from reports.summary import summarize
 from serving.router import ROUTER_MODES
+from workloads import WorkloadError
 from workloads.source import files_of
 
 
@@ -57,7 +61,7 @@ def run_sweep(
         work = _Work(files, experiment, config, points, limits, interrupt)
         if config.find is None:
             is_complete = _grid(work, arms, console)
-            found: list[Highest] = []
+            found: list[Found] = []
         else:
             is_complete, found = _search(work, arms, console)
         rows = [row for row in (work.known(arm) for arm in arms) if row is not None] if config.find is None else found
@@ -86,12 +90,12 @@ class _Work:
         self.points = points
         self.limits = limits
 
-    def known(self, arm: Arm) -> Point | None:
+    def known(self, arm: Arm) -> Point | Impossible | None:
         """Return a point that was simulated before."""
         file = self._file(arm)
         return _read(file) if file.exists() else None
 
-    def keep(self, arm: Arm, point: Point) -> None:
+    def keep(self, arm: Arm, point: Point | Impossible) -> None:
         """Write a point down, whole.
 
         Raises:
@@ -105,7 +109,7 @@ class _Work:
                 "same command again"
             ) from error
 
-    def all_points(self) -> list[Point]:
+    def all_points(self) -> list[Point | Impossible]:
         """Return every point in the folder."""
         return [_read(file) for file in sorted(self.points.glob("*.json"))]
 
@@ -121,14 +125,14 @@ class _Work:
         return self.points / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _read(file: Path) -> Point:
+def _read(file: Path) -> Point | Impossible:
     """Read a point that was kept.
 
     Raises:
         UserError: it is not one.
     """
     try:
-        point = msgspec.json.decode(file.read_bytes(), type=Point)
+        point = msgspec.json.decode(file.read_bytes(), type=Point | Impossible)
         if "router_mode" not in point.changes:
             raise ValueError("its changes name no router_mode")
     except (msgspec.DecodeError, ValueError) as error:
@@ -144,28 +148,33 @@ def simulate_point(
     limits: list[Condition],
     attainment: float,
     flag: Flag,
-) -> Point:
-    """Simulate a combination of settings and return its figures; all repeats together."""
-    workload = source(arm.settings.shape)
+) -> Point | Impossible:
+    """Simulate a combination of settings and return its figures, all repeats together; or why it is not possible."""
+    workload, deployment = source(arm.settings.shape), arm.settings.deployment
+    try:
+        for engine in set(engines_of(deployment)):
+            check_fits(workload, engine)
+    except (ValueError, WorkloadError) as error:
+        return Impossible(arm.name, arm.plain_changes, str(error))
     runs = [simulate(plan, workload, is_interrupted=flag.is_raised) for plan in plans([arm], repeats, seed)]
     summary = summarize(runs, limits, with_intervals=False)
     figures = summary.arms[arm.name]
-    missed = list(figures.missed or [])
-    attained = figures.goodput.attainment or 0.0 if figures.goodput else 1.0
-    if attained < attainment and any(limit.statistic is None for limit in limits):
-        missed.append(f"attainment >= {attainment:g} ({attained:.4g})")
+    outcomes = list(figures.outcomes or [])
+    if figures.goodput and (attained := of_requests(limits, figures.goodput, attainment)) is not None:
+        outcomes.append(attained)
     if not figures.stability.is_stable:
-        missed.append("a queue that does not grow")
+        grew = f"{figures.stability.start:.0f} requests waited at first, {figures.stability.end:.0f} at the end"
+        outcomes.append(Outcome("a queue that does not grow", "missed", reason=grew))
     intended = runs[0].requests.intended_s
     start, stop = float(intended.min()), float(intended.max())
     return Point(
         name=arm.name,
         changes=arm.plain_changes,
-        workers=arm.settings.deployment.num_workers,
+        workers=deployment.num_workers,
+        gpus=sum(pool.num_gpus for pool in deployment.pools),
         offered_per_s=len(workload) / (stop - start) if stop > start else None,
-        is_stable=figures.stability.is_stable,
         stability=figures.stability,
-        missed=missed,
+        outcomes=outcomes,
         is_complete=figures.is_complete,
         ttft_sched=Quantiles.of(figures.ttft_sched),
         ttft=Quantiles.of(figures.ttft),
@@ -189,89 +198,98 @@ def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     todo = [arm for arm in arms if work.known(arm) is None]
     if len(todo) < len(arms):
         console.print(f"{len(arms) - len(todo)} of {len(arms)} points are known already")
-    done = 0
     with progress_bar(console, "points") as progress:
         bar = progress.add_task("sweeping", total=len(todo))
-        for place, row in _results(work, todo):
-            if row.is_complete:
-                work.keep(todo[place], row)
-                done += 1
-            progress.update(bar, advance=1)
-    return done == len(todo)
+        return _simulate(work, todo, lambda: progress.update(bar, advance=1))
 
 
-def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Highest]]:
-    """Bisect each combination for the highest value at which nothing is missed, all combinations at once."""
-    name = work.config.find
+def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Found]]:
+    """Search each combination for the value at which the limits cease to be met, all combinations at once."""
+    config, name = work.config, work.config.find
     assert name is not None
     if any(name in arm.changes for arm in arms):
         raise UserError(f"{name} is searched for; it cannot be varied as well")
-    kind = int if name == "concurrency" else float
-    bounds = {arm.name: (None, None) for arm in arms}  # highest value that is met, lowest that is missed
-    best: dict[str, Point | None] = dict.fromkeys(bounds)
+    is_whole, sense = _kind_of(name, arms[0].settings)
+    brackets = [
+        Bracket(config.low, config.high, precision=config.precision, is_whole=is_whole, sense=sense) for _ in arms
+    ]
     is_complete = True
     with progress_bar(console, "combinations") as progress:
         bar = progress.add_task(f"searching {name}", total=len(arms))
-        open_ = {arm.name: arm for arm in arms}
-        while open_ and is_complete:
-            tried = {label: _at(arm, name, _next(bounds[label], work.config, kind)) for label, arm in open_.items()}
-            fresh = [arm for arm in tried.values() if work.known(arm) is None]
-            count = 0
-            for place, row in _results(work, fresh):
-                if row.is_complete:
-                    work.keep(fresh[place], row)
-                    count += 1
-            if count < len(fresh):
-                is_complete = False
-                break
-            for label, arm in tried.items():
-                row, value = work.known(arm), arm.changes[name]
-                assert row is not None
-                met, missed = bounds[label]
-                bounds[label] = (met, value) if row.missed else (value, missed)
-                if not row.missed:
-                    best[label] = row
-                if _is_found(bounds[label], work.config, kind):
-                    del open_[label]
-                    progress.update(bar, advance=1)
-    rows = []
-    for arm in arms:
-        met, missed = bounds[arm.name]
-        row = best[arm.name]
-        rows.append(Highest(arm=arm.name, changes=arm.plain_changes, find=name, met=met, missed_at=missed, point=row))
-    return is_complete, rows
+        while is_complete and (open_ := [place for place in range(len(arms)) if brackets[place].next() is not None]):
+            tried = {place: arm for place in open_ if (arm := _tried(arms[place], name, brackets[place])) is not None}
+            is_complete = _simulate(work, [arm for arm in tried.values() if work.known(arm) is None])
+            for place, arm in tried.items() if is_complete else ():
+                point = work.known(arm)
+                assert point is not None
+                brackets[place].learn(arm.changes[name], is_met=point.state == "met")
+                progress.update(bar, advance=int(brackets[place].next() is None))
+    return is_complete, [_found(work, arm, name, bracket) for arm, bracket in zip(arms, brackets, strict=True)]
 
 
-def _results(work: _Work, arms: list[Arm]) -> Any:
-    config = work.config
-    calls = [work.call(arm) for arm in arms]
-    if not calls:
-        return iter(())
-    return in_parallel(
-        calls, work.experiment.jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
+def _tried(arm: Arm, name: str, bracket: Bracket) -> Arm | None:
+    """Return an arm with the value that a search tries next; None if there cannot be any."""
+    reason: ValueError | None = None
+    while (value := bracket.next()) is not None:
+        try:
+            return _at(arm, name, value)
+        except ValueError as error:
+            reason = error
+            bracket.forbid(value)
+    if bracket.met is None and bracket.missed is None and reason is not None:
+        raise reason
+    return None
+
+
+def _found(work: _Work, arm: Arm, name: str, bracket: Bracket) -> Found:
+    """Return what the search of a combination has come to."""
+    met, missed = (
+        None if value is None else work.known(_at(arm, name, value)) for value in (bracket.met, bracket.missed)
+    )
+    assert not isinstance(met, Impossible)
+    return Found(
+        arm=arm.name,
+        changes=arm.plain_changes,
+        find=name,
+        sense=bracket.sense,
+        met=bracket.met,
+        missed_at=bracket.missed,
+        is_at_end=bracket.is_at_end,
+        point=met,
+        missed=missed,
     )
 
 
-def _next(bounds: tuple[Any, Any], config: SweepConfig, kind: Any) -> Any:
-    """Return the value to try next: double until something is missed, then halve the ratio."""
-    met, missed = bounds
-    if met is None and missed is None:
-        return kind(max(config.low, 1) if kind is int else config.low)
-    if missed is None:
-        return kind(min(met * 2, config.high))
-    if met is None:
-        raise AssertionError("a search ends where its first value is missed")
-    value = math.sqrt(met * missed) if kind is float else (met + missed) // 2
-    return round(value, 6) if kind is float else value
+def _kind_of(name: str, settings: Settings) -> tuple[bool, Sense | None]:
+    """Return whether a setting that is searched for is a whole number, and whether more of it is harder or easier.
+
+    Raises:
+        ValueError: it is no setting, or no number.
+    """
+    if name == "rate":
+        return False, "highest"
+    path, kinds = path_of(name, settings), kinds_of(name, settings)
+    if kinds.isdisjoint((int, float)):
+        raise ValueError(f"{name} is no number; --find looks for the number at which the limits cease to be met")
+    if path.partition(".")[0] in SENT:
+        return float not in kinds, "highest"
+    return float not in kinds, "lowest" if path.endswith((".replicas", "gpus", ".num_gpu_blocks")) else None
 
 
-def _is_found(bounds: tuple[Any, Any], config: SweepConfig, kind: Any) -> bool:
-    met, missed = bounds
-    if met is None:
+def _simulate(work: _Work, arms: list[Arm], on_end: Callable[[], None] = lambda: None) -> bool:
+    """Simulate combinations and keep what they gave; tell whether all are known then."""
+    config, calls = work.config, [work.call(arm) for arm in arms]
+    if not calls:
         return True
-    if missed is None:
-        return bool(met >= (int(config.high) if kind is int else config.high))
-    return bool(missed - met <= 1) if kind is int else bool(missed / met - 1 <= config.precision)
+    count = 0
+    for place, point in in_parallel(
+        calls, work.experiment.jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
+    ):
+        if point.is_complete:
+            work.keep(arms[place], point)
+            count += 1
+        on_end()
+    return count == len(arms)
 
 
 def _at(arm: Arm, name: str, value: Any) -> Arm:
@@ -296,6 +314,9 @@ def _identity(files: tuple[Path, ...], config: SweepConfig, experiment: Experime
         "attainment": config.attainment,
         "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],
         "times": [_digest(pool.timing.timing_file) for pool in settings.deployment.pools],
+        "arms": list(experiment.router_mode),
+        "vary": list(experiment.vary),
+        "find": [config.find, config.low, config.high, config.precision],
         "modes": list(ROUTER_MODES),
         "point": Point.__struct_fields__,
     }

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from foundation.text import instead_of
 from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu
 from mocker.timing.model_shape import ModelShape, shape_of
 
@@ -20,7 +21,7 @@ def find_gpu(name: str) -> Gpu:
     known = _read("gpus")
     plain = name.lower().replace("_", "-").removeprefix("nvidia-").removesuffix("-sxm")
     if plain not in known:
-        raise ValueError(f"gpu {name!r} is not known; expected one of {', '.join(known)}")
+        raise ValueError(f"gpu {name!r} is not known; {instead_of(plain, known)}")
     facts = known[plain]
     return Gpu(
         name=plain,

@@ -8,6 +8,10 @@ from reports.summary import summarize
 from tests.reports.runs import run
 
 
+def failures(summary, gates):
+    return [result.text for result in gate.results(summary, gates) if result.has_failed]
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -61,15 +65,15 @@ def test_what_is_no_threshold_is_refused_with_the_flag_and_the_text(text):
 
 def test_gates_on_values_know_their_unit():
     summary = summarize([run("a"), run("b", ttft=[2.0, 3.0])])
-    assert gate.failures(summary, [gate.parse("ttft.mean > 2000ms")]) == ["ttft.mean > 2000ms: b is at 2.5 s"]
-    assert gate.failures(summary, [gate.parse("ttft.mean > 3s")]) == []
-    assert gate.failures(summary, [gate.parse("throughput < 1")]) == ["throughput < 1: b is at 0.1538"]
-    assert gate.failures(summary, [gate.parse("hit_share > +10%")]) == []
+    assert failures(summary, [gate.parse("ttft.mean > 2000ms")]) == ["ttft.mean > 2000ms: b is at 2.5 s"]
+    assert failures(summary, [gate.parse("ttft.mean > 3s")]) == []
+    assert failures(summary, [gate.parse("throughput < 1")]) == ["throughput < 1: b is at 0.1538"]
+    assert failures(summary, [gate.parse("hit_share > +10%")]) == []
 
 
 def test_a_value_that_is_not_known_fails():
     summary = summarize([run("a"), run("b", cached_tokens=[None, None])])
-    assert gate.failures(summary, [gate.parse("hit_share < 10%")]) == [
+    assert failures(summary, [gate.parse("hit_share < 10%")]) == [
         "hit_share < 10%: b has no such value (too few requests?)"
     ]
-    assert gate.failures(summary, [gate.parse("goodput < 1")])[0].endswith("has no such value (too few requests?)")
+    assert failures(summary, [gate.parse("goodput < 1")])[0].endswith("has no such value (too few requests?)")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reports import folder, slo
+from reports.outcomes import binding, state_of
 from reports.summary import summarize
 from reports.tables import rows
 from tests.reports.runs import run
@@ -18,18 +19,20 @@ def test_the_summary_has_the_keys_and_figures_it_had_before_it_had_a_type():
     made = summarize(runs, [], manifest["bound_s"]).as_json()
     for arm in made["arms"].values():
         del arm["split"]  # it had none
+    for difference in (one for names in made["differences"]["kv"].values() for one in names.values() if one):
+        del difference["base"]
     before = (BEFORE / "summary.json").read_text().replace("95 %", "95%")  # only the verdict's spelling differs
     assert json.dumps(made, indent=2) + "\n" == before
 
 
 def test_figures_that_need_limits_or_failures_are_left_out_without_them():
     plain = summarize([run()]).as_json()["arms"]["a"]
-    assert not {"goodput", "missed"} & plain.keys()
+    assert not {"goodput", "outcomes"} & plain.keys()
     assert not {"adjusted_p90"} & plain["ttft_sched"].keys()
     limited = summarize([run(ttft=[1.0] * 4, error=["no", "", "", ""])], [slo.parse("ttft <= 2s")])
     arm = limited.as_json()["arms"]["a"]
     assert arm["goodput"] == {"good": 3.0, "attempted": 4.0, "attainment": 0.75, "goodput_per_s": 1.0}
-    assert arm["missed"] == []
+    assert arm["outcomes"] == []
     assert arm["ttft_sched"]["adjusted_p50"] == 1.0
     assert arm["errors"] == {"no": 1}
 
@@ -49,12 +52,29 @@ def test_preemptions_are_counted_or_taken_from_the_run_or_not_known():
     assert summarize([told]).arms["a"].preemptions == 5
 
 
-def test_limits_of_a_run_that_it_misses_are_named_with_the_value():
+def test_each_limit_of_a_run_is_met_or_missed_by_so_much_or_not_known():
     limits = [slo.parse("ttft.p50 <= 1s"), slo.parse("ttft.p99 <= 9s"), slo.parse("tpot.mean <= 2s")]
-    assert summarize([run(ttft=[1.5, 1.5])], limits).arms["a"].missed == [
-        "ttft.p50 <= 1000 ms (1500 ms)",
-        "ttft.p99 <= 9000 ms (too few requests, or too many failed)",
+    found = summarize([run(ttft=[1.5, 1.5])], limits).arms["a"].outcomes
+    assert [str(outcome) for outcome in found] == [
+        "missed by 50% (1,500 ms)",
+        "not known: 2 samples; a p99 takes 368",
+        "met by 50% (1,000 ms)",
     ]
+    assert state_of(found) == "missed"
+    assert state_of(found[1:]) == "unknown"
+    assert binding(found) is found[0]
+    assert binding(found[2:]) is found[2]
+
+
+def test_a_limit_that_is_met_by_a_hair_is_not_met_by_nothing():
+    (found,) = summarize([run(ttft=[0.9994] * 2)], [slo.parse("ttft.p50 <= 1s")]).arms["a"].outcomes
+    assert str(found) == "met by 0.06% (999.4 ms)"
+
+
+def test_a_limit_is_missed_where_the_failed_requests_would_miss_it():
+    failed = run(ttft=[0.1, 0.1, 0.1], error=["", "no", "no"])
+    (found,) = summarize([failed], [slo.parse("ttft.p50 <= 1s")]).arms["a"].outcomes
+    assert str(found) == "missed: too many requests failed"
 
 
 def test_an_arm_that_was_never_compared_has_no_difference():

@@ -10,17 +10,18 @@ from msgspec import structs
 from reports import sweep_report
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Throughput
-from reports.points import Highest, Point, Quantiles
+from reports.outcomes import Outcome
+from reports.points import Found, Impossible, Point, Quantiles
 from reports.split import Split
 from reports.stability import Stability
 
 MANIFEST = {"title": "t", "subtitle": "s", "command": "c", "limits": [], "sweep": {"find": None}, "experiment": {"router_mode": ["kv", "random"]}}  # fmt: skip
 
 
-def point(name, mean, *, is_stable=True, missed=(), **changes):
+def point(name, mean, *, is_stable=True, outcomes=(), **changes):
     times = Quantiles(mean, mean, None, None)
     return Point(
-        name, changes, 2, 4.0, is_stable, Stability(is_stable, 1.0, 1.0), list(missed), True, times, times,
+        name, changes, 2, 8, 4.0, Stability(is_stable, 1.0, 1.0), list(outcomes), True, times, times,
         Split(4, 0.1, 0.04, 0.06), False, times, times, times, times,
         Throughput(4.0, 400.0), Goodput(3.0, 4.0, 0.75, 3.0), Cache(0.5, 0.5, 0.0), Imbalance(), 0, 1.0,
     )  # fmt: skip
@@ -34,7 +35,10 @@ def test_every_combination_has_a_line_and_the_best_is_named(tmp_path):
     assert found.rows[1][:4] == ["4", "4.00", "100.0", "n/a"]
     assert found.rows[1][-1] == "yes"
     with (tmp_path / "table.csv").open() as file:
-        assert list(csv.reader(file)) == [found.columns, *found.rows]
+        lines = list(csv.DictReader(file))
+    assert [(line["changes.workers"], line["ttft_sched.mean"], line["ttft_sched.p99"]) for line in lines] == [
+        ("2", "0.2", ""), ("4", "0.1", ""),
+    ]  # fmt: skip
     assert json.loads((tmp_path / "sweep.json").read_text())["summary"]["points"][0]["name"] == "2 workers"
 
 
@@ -55,11 +59,21 @@ def test_figures_that_are_unknown_are_not_zero(tmp_path):
     assert sweep_report.CHARTS["interactivity"].y(points[0]) is None
 
 
+def found_at(arm, mode, find, met, missed_at, point, missed=None, sense="highest"):
+    return Found(arm, {"router_mode": mode}, find, sense, met, missed_at, missed_at is None, point, missed)
+
+
+def searched(tmp_path, rows, limits=("ttft.p90 <= 1000 ms",)):
+    tmp_path.mkdir(exist_ok=True)
+    manifest = MANIFEST | {"sweep": {"find": rows[0].find}, "limits": list(limits)}
+    return sweep_report.write(tmp_path, manifest, rows, [], is_complete=True)
+
+
 def test_a_search_in_which_all_requests_come_at_once_has_a_table(tmp_path):
     best = structs.replace(point("a", 0.1), **UNKNOWN)
-    rows = [Highest("a", {"router_mode": "kv"}, "rate_scale", 4, 8, best)]
-    found = sweep_report.write(tmp_path, MANIFEST | {"sweep": {"find": "rate_scale"}}, rows, [best], is_complete=True)
-    assert found.rows == [["kv", "4", "8", "n/a", "n/a", "n/a", "n/a"]]
+    rows = [found_at("a", "kv", "rate_scale", 4, 8, best)]
+    found = searched(tmp_path, rows)
+    assert found.rows == [["kv", "4", "8", "-", "n/a", "n/a", "n/a", "n/a", "n/a"]]
 
 
 def test_a_point_at_which_every_request_failed_is_not_the_best(tmp_path):
@@ -81,35 +95,85 @@ def test_modes_are_counted_by_how_often_they_were_best(tmp_path):
     assert found.verdict.endswith("The sweep was interrupted; run the same command again to go on.")
 
 
-def test_with_limits_the_table_says_who_meets_them(tmp_path):
-    points = [point("a", 0.1, missed=["ttft.p99 <= 50 ms"])]
-    found = sweep_report.write(tmp_path, MANIFEST | {"limits": ["ttft.p99 <= 50 ms"]}, points, points, is_complete=True)
-    assert found.columns[-2:] == ["goodput", "limits"]
-    assert found.rows[0][-2:] == ["3.00", "missed"]
+LIMIT = "itl.p99 <= 60 ms"
+MISSED = Outcome(LIMIT, "missed", value=0.06019, margin=-0.0031)
+MET = Outcome(LIMIT, "met", value=0.045, margin=0.25)
+UNTOLD = Outcome(LIMIT, "unknown", reason="200 samples; a p99 takes 368")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cells"),
+    [
+        (MISSED, ["60.19", "3.00", "missed by 0.31%: itl.p99"]),
+        (MET, ["45.00", "3.00", "met by 25%"]),
+        (UNTOLD, ["n/a", "3.00", "unknown: itl.p99"]),
+    ],
+)
+def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, outcome, cells):
+    points = [point("a", 0.1, outcomes=[outcome])]
+    found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
+    assert found.columns[-3:] == ["ITL p99", "goodput", "limits"]
+    assert found.rows[0][-3:] == cells
+    with (tmp_path / "table.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert line[f"{LIMIT}.state"] == outcome.state
+    assert line[f"{LIMIT}.margin"] == ("" if outcome.margin is None else str(outcome.margin))
+
+
+def test_what_is_impossible_is_marked_beside_what_is_not(tmp_path):
+    points = [Impossible("tp 1", {"tp": 1}, "weights of 140 GB do not fit"), point("tp 4", 0.1, tp=4)]
+    found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
+    assert found.rows[0] == ["1", *["-"] * (len(found.columns) - 2), "impossible"]
+    assert found.rows[1][0] == "4"
+    assert found.verdict.endswith("tp 1 is impossible: weights of 140 GB do not fit.")
 
 
 @pytest.mark.parametrize(
     ("met", "verdict"),
     [
-        (2.0, "a meets the limits up to rate 4, the highest of 2. b meets them up to 2 (+100% between the two)."),
+        (
+            2.0,
+            "a meets the limits up to rate 4, the highest of 2. b meets them up to at least 2 (+100% between the two).",
+        ),
         (None, "a meets the limits up to rate 4, the highest of 2."),
     ],
 )
 def test_a_search_names_the_combination_that_meets_the_limits_farthest(tmp_path, met, verdict):
-    best = point("a", 0.1)
     rows = [
-        Highest("a", {"router_mode": "kv"}, "rate", 4.0, 8.0, best),
-        Highest("b", {"router_mode": "random"}, "rate", met, None, None),
+        found_at("a", "kv", "rate", 4.0, 8.0, point("a", 0.1)),
+        found_at("b", "random", "rate", met, None, None),
     ]
-    found = sweep_report.write(tmp_path, MANIFEST | {"sweep": {"find": "rate"}}, rows, [best], is_complete=True)
+    found = searched(tmp_path, rows)
     assert found.verdict == verdict
-    assert found.rows[0] == ["kv", "4", "8", "4.00", "n/a", "n/a", "3.00"]
-    assert found.rows[1] == ["random", "none" if met is None else "2", *["-"] * 5]
+    assert found.rows[0] == ["kv", "4", "8", "-", "n/a", "4.00", "n/a", "n/a", "3.00"]
+    assert found.rows[1] == ["random", "none" if met is None else "at least 2", *["-"] * 7]
+
+
+def test_a_search_says_what_stands_in_the_way_and_by_how_much(tmp_path):
+    over = point("kv", 0.1, outcomes=[MISSED])
+    none = searched(tmp_path / "1", [found_at("kv", "kv", "rate_scale", None, 0.1, None, over)])
+    assert none.verdict == (
+        "Nothing meets the limits. kv at rate_scale 0.1: itl.p99 <= 60 ms missed by 0.31% (60.19 ms)."
+    )
+    met = point("kv", 0.1, outcomes=[MET])
+    fewest = searched(tmp_path / "2", [found_at("kv", "kv", "workers", 3, 2, met, over, "lowest")], [LIMIT])
+    assert fewest.title == "Lowest workers that meets the limits"
+    assert fewest.verdict == (
+        "kv meets the limits from workers 3 on. At 2: itl.p99 <= 60 ms missed by 0.31% (60.19 ms)."
+    )
+    assert fewest.rows == [["kv", "3", "2", "missed by 0.31%: itl.p99", "45.00", "4.00", "n/a", "n/a", "3.00"]]
+
+
+def test_the_end_of_a_search_is_no_answer(tmp_path):
+    best = point("kv", 0.1, outcomes=[MET])
+    assert searched(tmp_path / "1", [found_at("kv", "kv", "rate", 64.0, None, best)]).rows[0][1] == "at least 64"
+    lowest = searched(tmp_path / "2", [found_at("kv", "kv", "workers", 4, None, best, sense="lowest")])
+    assert lowest.rows[0][1] == "at most 4"
 
 
 def test_a_point_is_kept_as_json():
     made = point("a", 0.1, workers=2)
-    assert msgspec.json.decode(msgspec.json.encode(made), type=Point) == made
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Point | Impossible) == made
 
 
 def test_a_sweep_without_prefill_workers_has_no_split(tmp_path):
@@ -146,8 +210,8 @@ def test_a_sweep_says_where_ttft_goes_beside_workers_that_do_everything(tmp_path
     ]
     with (tmp_path / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["prefill_workers"], row["transfer"], row["TTST mean"]) for row in rows] == [
-        ("aggregated", "-", "200.0"), ("1", "25.00", "110.0"),
+    assert [(row["changes.prefill_workers"], row["split.transfer"], row["ttst.mean"]) for row in rows] == [
+        ("aggregated", "", "0.2"), ("1", "0.025", "0.11"),
     ]  # fmt: skip
     assert "Where does TTFT go?" in (tmp_path / "report.html").read_text()
     (_, kept) = json.loads((tmp_path / "sweep.json").read_text())["summary"]["points"]
@@ -157,9 +221,9 @@ def test_a_sweep_says_where_ttft_goes_beside_workers_that_do_everything(tmp_path
 def test_a_search_says_where_ttft_goes_at_the_highest_value_of_each(tmp_path):
     best = apart("b", router_mode="random")
     rows = [
-        Highest("a", {"router_mode": "kv"}, "rate", None, 0.1, None),
-        Highest("b", {"router_mode": "random"}, "rate", 2.0, 4.0, best),
+        found_at("a", "kv", "rate", None, 0.1, None),
+        found_at("b", "random", "rate", 2.0, 4.0, best),
     ]
-    found = sweep_report.write(tmp_path, MANIFEST | {"sweep": {"find": "rate"}}, rows, [best], is_complete=True)
+    found = searched(tmp_path, rows)
     assert dict(found.split.rows)["a"] == ["-"] * 8
     assert dict(found.split.rows)["b"][3] == "25.00"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from foundation.text import instead_of
 from workloads.blocks import BlockNamer, Encode, chained, estimate_tokens, reblocked
 from workloads.formats import (
     aiperf_multi,
@@ -99,7 +100,7 @@ def read(
     files = files_of(paths)
     name = format or _detect_all(files)
     if name not in FORMATS:
-        raise WorkloadError(f"format {name!r} is unknown; expected one of {', '.join(FORMATS)}")
+        raise WorkloadError(f"format {name!r} is unknown; {instead_of(name, FORMATS)}")
     kind = FORMATS[name]
     namer = BlockNamer(block_size or kind.block_size or native.block_size(files[0]))
     source = Source(files, namer, encode or estimate_tokens, default_osl)

@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import dataclass
 
+from foundation.text import instead_of
 from serving.router.config import RouterConfig
 from serving.router.policies import affinity, kv, load, oracles, predicting, prefix
 from serving.router.policies.policy import Policy
@@ -75,7 +76,7 @@ class Mode:
         """
         base, *additions = name.split("+")
         if base not in ROUTER_MODES:
-            raise ValueError(f"router_mode {base!r} is unknown; expected one of {', '.join(ROUTER_MODES)}")
+            raise ValueError(f"router_mode {base!r} is unknown; {instead_of(base, ROUTER_MODES)}")
         values: dict[str, float] = {}
         for addition in additions:
             match = _FORM.fullmatch(addition)

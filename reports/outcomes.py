@@ -1,0 +1,91 @@
+"""Whether limits are met, and by how much."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from reports.conditions import Condition
+from reports.metrics import LEAST_SAMPLES, Goodput, Statistics
+
+State = Literal["met", "missed", "unknown"]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one limit."""
+
+    limit: str
+    state: State
+    """Unknown: there were too few requests to tell."""
+    value: float | None = None
+    """What it limits (s; attainment: a share); None where that is unknown, or infinite."""
+    margin: float | None = None
+    """How far the value lies inside of the limit, as a share of it; outside it is negative."""
+    reason: str = ""
+    """Why there is no value."""
+    is_share: bool = False
+
+    def __str__(self) -> str:
+        if self.margin is None:
+            return f"{'not known' if self.state == 'unknown' else self.state}: {self.reason}"
+        return f"{self.state} by {percent(abs(self.margin))} ({self._shown()})"
+
+    def _shown(self) -> str:
+        assert self.value is not None
+        return f"{self.value:.2%}" if self.is_share else f"{self.value * 1000:,.4g} ms"
+
+
+def percent(share: float) -> str:
+    """Show a share as a percentage with two digits at least, so that a narrow margin is not shown as none."""
+    return f"{share * 100:.3g}%" if share < 1 else f"{share:.0%}"
+
+
+def of_run(limit: Condition, statistics: Statistics) -> Outcome:
+    """Tell whether a statistic of a run is within its limit, with failed requests and without them."""
+    assert limit.statistic is not None
+    value, adjusted = statistics.at(limit.statistic), statistics.with_failures(limit.statistic)
+    if not statistics.count:
+        return Outcome(str(limit), "missed", reason="no request has such a time")
+    if value is None:
+        least = LEAST_SAMPLES[int(limit.statistic.removeprefix("p"))]
+        return Outcome(
+            str(limit), "unknown", reason=f"{statistics.count:,} samples; a {limit.statistic} takes {least:,}"
+        )
+    if adjusted is None:
+        return Outcome(str(limit), "missed", reason="too many requests failed")
+    worst = max(value, adjusted)
+    return Outcome(str(limit), "met" if worst <= limit.value else "missed", value=worst, margin=1 - worst / limit.value)
+
+
+def of_requests(limits: Iterable[Condition], goodput: Goodput, attainment: float) -> Outcome | None:
+    """Tell whether enough requests were within the limits of each request; None where there are none such."""
+    named = [str(limit) for limit in limits if limit.statistic is None]
+    if not named:
+        return None
+    text = f"{' and '.join(named)}, in {attainment:.4g} of the requests"
+    reached = goodput.attainment or 0.0
+    state: State = "met" if reached >= attainment else "missed"
+    return Outcome(text, state, value=reached, margin=reached / attainment - 1, is_share=True)
+
+
+def state_of(outcomes: Iterable[Outcome]) -> State:
+    """Return the state of several limits together: one that is missed decides."""
+    states = {outcome.state for outcome in outcomes}
+    return "missed" if "missed" in states else "unknown" if "unknown" in states else "met"
+
+
+def binding(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """Return the limit that is missed by most, or met by least; those without a value come first if they are not met."""
+    ranked = sorted(
+        outcomes,
+        key=lambda outcome: (
+            ("missed", "unknown", "met").index(outcome.state),
+            float("-inf") if outcome.margin is None else outcome.margin,
+        ),
+    )
+    return ranked[0] if ranked else None
+
+
+def told(outcomes: Iterable[Outcome]) -> str:
+    """Say of each limit whether it is met, and by how much."""
+    return "; ".join(f"{outcome.limit} {outcome}" for outcome in outcomes)

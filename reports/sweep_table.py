@@ -1,0 +1,283 @@
+"""The table of a sweep: a line for each combination, or for what a search found, and what it says in words."""
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from foundation.settings import short
+from reports.foreign import csv_cell
+from reports.grid import Grid
+from reports.outcomes import binding, percent, told
+from reports.points import Found, Impossible, Point, Sweep
+from reports.slo import parse
+from reports.split import LABELS as PARTS
+from reports.tables import milliseconds, number, share, split_note
+
+SCHEMA = "dynabench.sweep/2"
+ONLY_WIDE = ["offered/s", "TTFT p99", "req/s", "tok/s", "imbalance", "goodput"]
+"""Columns that a narrow terminal leaves out, unless they are limited."""
+
+MOST = 4
+"""Combinations that are named one by one."""
+
+Rows = list[Point | Impossible] | list[Found]
+Column = tuple[str, Callable[[Point], str]]
+"""A column of the table: its head, and what it shows of a point."""
+
+
+def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep:
+    """Make the table of a sweep, and say what it found."""
+    is_search = bool(manifest["sweep"]["find"])
+    limited = _limited(manifest["limits"])
+    made = _searched(cast(list[Found], rows), limited) if is_search else _gridded(cast(Any, rows), limited, manifest)
+    if not is_complete:
+        made["verdict"] += " The sweep was interrupted; run the same command again to go on."
+    return Sweep(
+        **made,
+        only_wide=[head for head in ONLY_WIDE if head not in dict(limited)],
+        schema=SCHEMA,
+        is_complete=is_complete,
+        limits=manifest["limits"],
+        points=rows,
+        split=_split(rows),
+    )
+
+
+def _part(name: str, point: Point) -> str:
+    """Show a part of the mean TTFT."""
+    seconds = point.split.parts.get(name) if point.split else None
+    return "-" if seconds is None else milliseconds(seconds)
+
+
+def _hundredths(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"
+
+
+OFFERED: Column = ("offered/s", lambda point: _hundredths(point.offered_per_s))
+TTFT_P99: Column = ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99))
+GOODPUT: Column = ("goodput", lambda point: _hundredths(point.goodput.goodput_per_s if point.goodput else None))
+FIGURES: tuple[Column, ...] = (
+    OFFERED,
+    ("TTFT mean", lambda point: milliseconds(point.ttft_sched.mean)),
+    ("TTFT p90", lambda point: milliseconds(point.ttft_sched.p90)),
+    TTFT_P99,
+    ("TPOT mean", lambda point: milliseconds(point.tpot.mean)),
+    ("E2E mean", lambda point: milliseconds(point.e2e_sched.mean)),
+    ("req/s", lambda point: _hundredths(point.throughput.requests_per_s)),
+    ("tok/s", lambda point: number(point.throughput.output_tokens_per_s)),
+    ("hits", lambda point: share(point.cache.hit_share)),
+    ("imbalance", lambda point: _hundredths(point.imbalance.work_max_over_mean)),
+)
+WITHOUT_LIMITS: tuple[Column, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
+SPLIT: tuple[Column, ...] = (
+    *((label, partial(_part, name)) for name, label in PARTS.items()),
+    ("TTFT from sent", lambda point: milliseconds(point.ttft.mean)),
+    ("TTST mean", lambda point: milliseconds(point.ttst.mean)),
+    ("prefilled by another", lambda point: share(point.split.apart if point.split else None)),
+)
+AT_FOUND: tuple[Column, ...] = (
+    OFFERED,
+    TTFT_P99,
+    ("TPOT p99", lambda point: milliseconds(point.tpot.p99)),
+    GOODPUT,
+)
+
+
+def _limited(limits: Sequence[str]) -> list[Column]:
+    """Return a column for each statistic that is limited."""
+
+    def value(limit: str, point: Point) -> str:
+        return next((milliseconds(one.value) for one in point.outcomes if one.limit == limit), "n/a")
+
+    read = {limit: parse(limit) for limit in limits}
+    return [
+        (f"{found.metric.upper()} {found.statistic}", partial(value, limit))
+        for limit, found in read.items()
+        if found.statistic is not None
+    ]
+
+
+def _without(columns: Sequence[Column], others: Sequence[Column]) -> list[Column]:
+    """Return columns but for those that others show."""
+    return [column for column in columns if column[0] not in dict(others)]
+
+
+def _margin(row: Point | Impossible) -> str:
+    """Say whether a point meets the limits, and by how much the nearest."""
+    if isinstance(row, Impossible):
+        return "impossible"
+    nearest = binding(row.outcomes)
+    if nearest is None:
+        return "met"
+    if nearest.state == "met":
+        return f"met by {percent(nearest.margin or 0.0)}"
+    name = nearest.limit.partition(" ")[0]
+    if nearest.state == "unknown":
+        return f"unknown: {name}"
+    return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}: {name}"
+
+
+def _gridded(points: list[Point | Impossible], limited: list[Column], manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of every combination."""
+    names = dict.fromkeys(name for point in points for name in point.changes)
+    axes = [name for name in names if len({str(point.changes.get(name)) for point in points}) > 1] or ["router_mode"]
+    columns = [*_without(FIGURES, limited), *limited]
+    columns += [GOODPUT, ("limits", _margin)] if manifest["limits"] else WITHOUT_LIMITS
+    possible = [point for point in points if isinstance(point, Point)]
+    verdict = _best(possible, axes) if possible else ""
+    verdict += "".join(f" {one.name} is impossible: {one.reason}." for one in points if isinstance(one, Impossible))
+    return {
+        "title": "Every combination",
+        "columns": [*axes, *(head for head, _ in columns)],
+        "num_axes": len(axes),
+        "rows": [
+            [*(short(point.changes.get(axis, "-")) for axis in axes), *(_cells(point, columns))] for point in points
+        ],
+        "verdict": verdict.strip(),
+    }
+
+
+def _cells(row: Point | Impossible | None, columns: Sequence[Column]) -> list[str]:
+    """Return the cells of a point; of an impossible one, that it is."""
+    if isinstance(row, Point):
+        return [shown(row) for _, shown in columns]
+    return ["-"] * (len(columns) - 1) + ["-" if row is None else "impossible"]
+
+
+def _split(rows: Rows) -> Grid | None:
+    """Lay out where TTFT goes at each point; None where every worker does all."""
+    named = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in rows]
+    points = {name: point if isinstance(point, Point) else None for name, point in named}
+    if not any(point.is_apart for point in points.values() if point):
+        return None
+    lines = [(name, [shown(point) if point else "-" for _, shown in SPLIT]) for name, point in points.items()]
+    note = split_note({name: point.split if point else None for name, point in points.items()})
+    return Grid("Where does TTFT go? (means in ms)", [head for head, _ in SPLIT], lines, note)
+
+
+def _best(points: list[Point], axes: list[str]) -> str:
+    """Say which mode was best how often, or where there is one only, which point."""
+    num_grew = sum(not point.is_stable for point in points)
+    text = f"{len(points)} point{'s' * (len(points) != 1)}, {num_grew} of them with a queue that grew."
+    if "router_mode" in axes and len(axes) > 1:
+        best = [_lowest(group, lambda point: point.e2e_sched.mean) for group in _by_rest(points).values()]
+        wins = Counter(str(point.changes["router_mode"]) for point in best if point is not None)
+        if wins:
+            text += (
+                f" Lowest mean E2E latency: {', '.join(f'{mode} in {count}' for mode, count in wins.most_common())}."
+            )
+    elif (lowest := _lowest(points, lambda point: point.ttft_sched.mean)) is not None:
+        text += f" Lowest mean TTFT: {lowest.name} ({milliseconds(lowest.ttft_sched.mean)} ms)."
+    return text
+
+
+def _lowest(points: list[Point], of: Callable[[Point], float | None]) -> Point | None:
+    """Return the stable point with the lowest of a figure; None where no stable one has it."""
+    known = {place: value for place, point in enumerate(points) if point.is_stable and (value := of(point)) is not None}
+    return points[min(known, key=known.__getitem__)] if known else None
+
+
+def _by_rest(points: list[Point]) -> dict[str, list[Point]]:
+    """Group points that differ in their router mode only."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        rest = {name: value for name, value in point.changes.items() if name != "router_mode"}
+        groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
+    return groups
+
+
+def _searched(rows: list[Found], limited: list[Column]) -> dict[str, Any]:
+    """Return the table of a search."""
+    name = rows[0].find if rows else ""
+    sense = next((row.sense for row in rows if row.sense), None) or "best"
+    axes = sorted({axis for row in rows for axis in row.changes}, key=lambda axis: axis != "router_mode")
+    columns = [*limited, *_without(AT_FOUND, limited)]
+    return {
+        "title": f"{sense.capitalize()} {name} that meets the limits",
+        "columns": [*axes, f"{sense} {name}", "not at", "for", *(head for head, _ in columns)],
+        "num_axes": len(axes),
+        "rows": [
+            [
+                *(short(row.changes.get(axis, "-")) for axis in axes),
+                _value(row),
+                "-" if row.missed_at is None else _digits(row.missed_at),
+                "-" if row.missed is None else _margin(row.missed),
+                *_cells(row.point, columns),
+            ]
+            for row in rows
+        ],
+        "verdict": _verdict(rows, name, sense),
+    }
+
+
+def _digits(value: float) -> str:
+    """Show a value with as many digits as a search is worth, cut off rather than rounded up."""
+    if value == int(value):
+        return f"{value:,.0f}"
+    scale = 10 ** (3 - len(str(int(value)))) if value >= 1 else 1000
+    return f"{math.floor(value * scale) / scale:g}"
+
+
+def _value(row: Found) -> str:
+    """Show what a search found."""
+    if row.met is None:
+        return "none"
+    if not row.is_at_end or (row.sense == "lowest" and row.met == 1):
+        return _digits(row.met)
+    if row.sense is None:
+        return "any"
+    return f"at {'least' if row.sense == 'highest' else 'most'} {_digits(row.met)}"
+
+
+def _verdict(rows: list[Found], name: str, sense: str) -> str:
+    """Say which combination meets the limits farthest, and what stops it there."""
+    known = sorted((row for row in rows if row.met is not None), key=lambda row: row.met or 0.0)
+    if not known:
+        nearest = [f"{row.arm} at {name} {_digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
+        return "Nothing meets the limits. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
+    least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
+    how = "from {} {} on" if sense == "lowest" else "up to {} {}"
+    text = f"{best.arm} meets the limits {how.format(name, _value(best))}"
+    text += f", the {sense} of {len(rows)}." if len(rows) > 1 else "."
+    if best.missed is not None:
+        text += f" At {_digits(best.missed_at or 0.0)}: {_why(best)}."
+    if least is not best and best.met and least.met:
+        text += f" {least.arm} meets them {how.format('', _value(least)).replace('  ', ' ')}"
+        text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
+    return text
+
+
+def _why(row: Found) -> str:
+    """Say which limits stand in the way at the nearest value that does not meet them."""
+    assert row.missed is not None
+    return told(outcome for outcome in row.missed.outcomes if outcome.state != "met")
+
+
+def as_csv(rows: Rows) -> str:
+    """Return everything that is known of each line, in plain numbers: heads are paths in sweep.json, times in s."""
+    lines = [dict(_flat(msgspec.to_builtins(row))) for row in rows]
+    heads = dict.fromkeys(head for line in lines for head in line)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows([csv_cell(line.get(head, "")) for head in heads] for line in lines)
+    return text.getvalue()
+
+
+def _flat(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the numbers and texts within a value by their paths; outcomes go by their limits."""
+    for name, part in value.items():
+        if isinstance(part, dict):
+            yield from _flat(part, f"{path}{name}.")
+        elif name == "outcomes":
+            for outcome in part:
+                yield from _flat(outcome, f"{path}{outcome.pop('limit')}.")
+        elif not isinstance(part, list):
+            yield path + name, "" if part is None else part
