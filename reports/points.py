@@ -91,6 +91,27 @@ class Impossible(msgspec.Struct, frozen=True, tag="impossible", tag_field="kind"
         return True
 
 
+class Cut(msgspec.Struct, frozen=True, tag="cut", tag_field="kind"):
+    """A combination of settings that part of the workload showed to miss the limits, so that the rest was spared."""
+
+    name: str
+    changes: dict[str, Any]
+    outcomes: list[Outcome]
+
+    @property
+    def state(self) -> State:
+        """Whether all limits are met."""
+        return "missed"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing interrupted it."""
+        return True
+
+
+AnyPoint = Point | Impossible | Cut
+
+
 class Found(msgspec.Struct, frozen=True):
     """The highest or lowest value of a setting at which a combination meets the limits."""
 
@@ -106,7 +127,7 @@ class Found(msgspec.Struct, frozen=True):
     """Whether the limits are met as far as was tried."""
     point: Point | None
     """What `met` gave."""
-    missed: Point | Impossible | None
+    missed: AnyPoint | None
     """What `missed_at` gave."""
 
 
@@ -123,6 +144,6 @@ class Sweep(msgspec.Struct, frozen=True):
     schema: str
     is_complete: bool
     limits: list[str]
-    points: list[Point | Impossible] | list[Found]
+    points: list[AnyPoint] | list[Found]
     split: Grid | None
     """Where TTFT goes at each of them; only where some workers only prefill."""

@@ -13,7 +13,7 @@ from reports import drawing, page, sweep_table
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
 from reports.folder import ReportError
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
-from reports.points import Found, Impossible, Point, Sweep
+from reports.points import AnyPoint, Found, Point, Sweep
 
 Manifest = dict[str, Any]
 
@@ -21,8 +21,8 @@ Manifest = dict[str, Any]
 def write(
     out: Path,
     manifest: Manifest,
-    rows: list[Point | Impossible] | list[Found],
-    points: list[Point | Impossible],
+    rows: list[AnyPoint] | list[Found],
+    points: list[AnyPoint],
     *,
     is_complete: bool,
 ) -> Sweep:
@@ -43,8 +43,8 @@ def write(
 def _write(
     out: Path,
     manifest: Manifest,
-    rows: list[Point | Impossible] | list[Found],
-    points: list[Point | Impossible],
+    rows: list[AnyPoint] | list[Found],
+    points: list[AnyPoint],
     *,
     is_complete: bool,
 ) -> Sweep:

@@ -15,7 +15,7 @@ from foundation.settings import short
 from reports.foreign import csv_cell
 from reports.grid import Grid
 from reports.outcomes import binding, percent, told
-from reports.points import Found, Impossible, Point, Sweep
+from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.slo import parse
 from reports.split import LABELS as PARTS
 from reports.tables import milliseconds, number, share, split_note
@@ -27,7 +27,7 @@ ONLY_WIDE = ["offered/s", "TTFT p99", "req/s", "tok/s", "imbalance", "goodput"]
 MOST = 4
 """Combinations that are named one by one."""
 
-Rows = list[Point | Impossible] | list[Found]
+Rows = list[AnyPoint] | list[Found]
 Column = tuple[str, Callable[[Point], str]]
 """A column of the table: its head, and what it shows of a point."""
 
@@ -109,7 +109,7 @@ def _without(columns: Sequence[Column], others: Sequence[Column]) -> list[Column
     return [column for column in columns if column[0] not in dict(others)]
 
 
-def _margin(row: Point | Impossible) -> str:
+def _margin(row: AnyPoint) -> str:
     """Say whether a point meets the limits, and by how much the nearest."""
     if isinstance(row, Impossible):
         return "impossible"
@@ -124,7 +124,7 @@ def _margin(row: Point | Impossible) -> str:
     return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}: {name}"
 
 
-def _gridded(points: list[Point | Impossible], limited: list[Column], manifest: dict[str, Any]) -> dict[str, Any]:
+def _gridded(points: list[AnyPoint], limited: list[Column], manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the table of every combination."""
     names = dict.fromkeys(name for point in points for name in point.changes)
     axes = [name for name in names if len({str(point.changes.get(name)) for point in points}) > 1] or ["router_mode"]
@@ -144,7 +144,7 @@ def _gridded(points: list[Point | Impossible], limited: list[Column], manifest: 
     }
 
 
-def _cells(row: Point | Impossible | None, columns: Sequence[Column]) -> list[str]:
+def _cells(row: AnyPoint | None, columns: Sequence[Column]) -> list[str]:
     """Return the cells of a point; of an impossible one, that it is."""
     if isinstance(row, Point):
         return [shown(row) for _, shown in columns]

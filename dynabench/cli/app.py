@@ -16,6 +16,7 @@ COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
     "run": ("experiment:run", "Compare router modes, or any other settings, over real HTTP on this host."),
     "sweep": ("experiment:sweep", "Try every combination of settings, or find the highest rate that meets the limits."),
+    "plan": ("plan:plan", "Find the fewest GPUs, or the cheapest, whose layout meets the limits."),
     "serve": ("serve:serve", "Serve a deployment: a frontend, the router and workers as one supervised group."),
     "workload": ("workload:workload_app", "Look at workloads, make them, change and convert them."),
     "report": ("results:report", "Write summary, charts and report of a results folder again."),

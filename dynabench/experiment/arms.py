@@ -148,6 +148,22 @@ def _is_shared(path: str) -> bool:
     return head not in OF_ROLES and (head != "pools" or rest.startswith("*."))
 
 
+SHORT = {
+    "tensor_parallel_size": "TP",
+    "max_num_batched_tokens": "chunk",
+    "max_num_seqs": "seqs",
+    "enable_prefix_caching": "caching",
+    "quantization": "weights",
+}
+"""What some settings are called where there is little room."""
+
+
+def layout_name(changes: Mapping[str, Any]) -> str:
+    """Name a layout in few words."""
+    parts = (f"{SHORT.get(name, name.replace('_', ' '))} {short(value)}" for name, value in changes.items())
+    return printable(", ".join(parts))
+
+
 def arm_name(changes: dict[str, Any]) -> str:
     """Name an arm by what sets it apart."""
     parts = (str(value) if name == "router_mode" else f"{name} {short(value)}" for name, value in changes.items())

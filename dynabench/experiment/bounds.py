@@ -37,7 +37,7 @@ def solo_times(workload: Workload, engine: SimulatedEngine) -> "np.ndarray[tuple
     hits = endless_hits(workload)
     return np.array(
         [
-            _prefill_s(
+            prefill_s(
                 engine.timing,
                 request.input_length,
                 min(int(hit), request.input_length - 1),
@@ -54,10 +54,7 @@ def pool_bound(workload: Workload, engine: SimulatedEngine, num_workers: int) ->
     It does only the work of uncached prompt tokens, which no router can avoid; the larger of this and `ttft_bound` counts.
     """
     timing, budget = engine.timing, engine.config.max_num_batched_tokens
-    base = timing.mixed(chunk(1), 0, 0)
-    # The least that a further token can add: attention makes long chunks dearer a token, weights short ones cheap.
-    sizes = {min(size, budget) for size in (2, 64, 512, budget) if budget > 1}
-    token = min(((timing.mixed(chunk(size), 0, 0) - base) / (size - 1) for size in sizes), default=0.0)
+    token = token_s(timing, budget)
     hits = endless_hits(workload)
     work: list[tuple[float, float]] = []  # (remaining, arrival)
     now, total = 0.0, 0.0
@@ -80,7 +77,18 @@ def pool_bound(workload: Workload, engine: SimulatedEngine, num_workers: int) ->
     return total / len(workload)
 
 
-def _prefill_s(timing: TimingModel, length: int, cached: int, budget: int) -> float:
+def token_s(timing: TimingModel, budget: int) -> float:
+    """Return the least time (s) that a further prompt token can add to a step.
+
+    Attention makes long chunks dearer a token, weights short ones cheap.
+    """
+    base = timing.mixed(chunk(1), 0, 0)
+    sizes = {min(size, budget) for size in (2, 64, 512, budget) if budget > 1}
+    return min(((timing.mixed(chunk(size), 0, 0) - base) / (size - 1) for size in sizes), default=0.0)
+
+
+def prefill_s(timing: TimingModel, length: int, cached: int, budget: int) -> float:
+    """Return the time (s) of a prompt that is alone on a worker, in chunks of at most `budget` tokens."""
     total, done = 0.0, cached
     while done < length:
         size = min(budget, length - done)

@@ -3,17 +3,12 @@
 Each simulated point is kept in a file of its own as soon as it is known, so that an interrupted sweep goes on where it was.
 """
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from dynabench.deployment.engines import check_fits, engines_of
-from dynabench.deployment.file import as_plain
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of
 from dynabench.experiment.manifest import manifest_of
@@ -21,19 +16,17 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import Source, progress_bar, source_of
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
+from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Flag, Interrupt
 from dynabench.plan import Arm, Settings, plans
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
-from foundation.files import replace_text
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests
 from reports.points import Found, Impossible, Point, Quantiles, Sweep
 from reports.summary import summarize
-from serving.router import ROUTER_MODES
 from workloads import WorkloadError
-from workloads.source import files_of
 
 
 def run_sweep(
@@ -52,23 +45,28 @@ def run_sweep(
         raise UserError("--find searches for the highest value that meets limits; give --slo or --slo-preset")
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
-    identity = _identity(files, config, experiment, settings)
+    search = (config.find, config.low, config.high, config.precision)
+    identity = identity_of(files, experiment, settings, config.attainment, search)
     out = experiment.out or Path("results") / f"sweep-{identity}"
-    points = _open(out, identity)
+    store = PointStore(out, identity, "sweep")
     for reason in left_out:
         console.print(f"left out: {reason}", soft_wrap=True)
     with Interrupt() as interrupt:
-        work = _Work(files, experiment, config, points, limits, interrupt)
+        work = _Work(files, experiment, config, store, limits, interrupt)
         if config.find is None:
             is_complete = _grid(work, arms, console)
             found: list[Found] = []
         else:
             is_complete, found = _search(work, arms, console)
-        rows = [row for row in (work.known(arm) for arm in arms) if row is not None] if config.find is None else found
+        rows = (
+            [row for row in (work.store.known(arm) for arm in arms) if row is not None]
+            if config.find is None
+            else found
+        )
         workload = work.source(arms[0].settings.shape)
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity}
-        return out, sweep_report.write(out, manifest, rows, work.all_points(), is_complete=is_complete)
+        return out, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
 
 
 class _Work:
@@ -79,7 +77,7 @@ class _Work:
         files: tuple[Path, ...],
         experiment: ExperimentConfig,
         config: SweepConfig,
-        points: Path,
+        store: PointStore,
         limits: list[Condition],
         interrupt: Interrupt,
     ) -> None:
@@ -87,31 +85,8 @@ class _Work:
         self.source = source_of(files, experiment)
         self.experiment = experiment
         self.config = config
-        self.points = points
+        self.store = store
         self.limits = limits
-
-    def known(self, arm: Arm) -> Point | Impossible | None:
-        """Return a point that was simulated before."""
-        file = self._file(arm)
-        return _read(file) if file.exists() else None
-
-    def keep(self, arm: Arm, point: Point | Impossible) -> None:
-        """Write a point down, whole.
-
-        Raises:
-            UserError: there is no room for it.
-        """
-        try:
-            replace_text(self._file(arm), msgspec.json.encode(point).decode())
-        except OSError as error:
-            raise UserError(
-                f"{self.points}: cannot be written ({error.strerror}); the points so far are kept: make room and run the "
-                "same command again"
-            ) from error
-
-    def all_points(self) -> list[Point | Impossible]:
-        """Return every point in the folder."""
-        return [_read(file) for file in sorted(self.points.glob("*.json"))]
 
     def call(self, arm: Arm) -> tuple[Any, tuple[Any, ...]]:
         """Return what simulates a point."""
@@ -119,25 +94,6 @@ class _Work:
         return simulate_point, (
             arm, self.source, experiment.seed, experiment.repeats, self.limits, self.config.attainment, self.interrupt.flag,
         )  # fmt: skip
-
-    def _file(self, arm: Arm) -> Path:
-        key = json.dumps({name: str(value) for name, value in arm.changes.items()}, sort_keys=True)
-        return self.points / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-
-
-def _read(file: Path) -> Point | Impossible:
-    """Read a point that was kept.
-
-    Raises:
-        UserError: it is not one.
-    """
-    try:
-        point = msgspec.json.decode(file.read_bytes(), type=Point | Impossible)
-        if "router_mode" not in point.changes:
-            raise ValueError("its changes name no router_mode")
-    except (msgspec.DecodeError, ValueError) as error:
-        raise UserError(f"{file}: not a point of a sweep ({error}); remove the file to simulate it again") from error
-    return point
 
 
 def simulate_point(
@@ -195,7 +151,7 @@ def simulate_point(
 
 def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     """Simulate what is not known yet; tell whether everything is known then."""
-    todo = [arm for arm in arms if work.known(arm) is None]
+    todo = [arm for arm in arms if work.store.known(arm) is None]
     if len(todo) < len(arms):
         console.print(f"{len(arms) - len(todo)} of {len(arms)} points are known already")
     with progress_bar(console, "points") as progress:
@@ -218,9 +174,9 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
         bar = progress.add_task(f"searching {name}", total=len(arms))
         while is_complete and (open_ := [place for place in range(len(arms)) if brackets[place].next() is not None]):
             tried = {place: arm for place in open_ if (arm := _tried(arms[place], name, brackets[place])) is not None}
-            is_complete = _simulate(work, [arm for arm in tried.values() if work.known(arm) is None])
+            is_complete = _simulate(work, [arm for arm in tried.values() if work.store.known(arm) is None])
             for place, arm in tried.items() if is_complete else ():
-                point = work.known(arm)
+                point = work.store.known(arm)
                 assert point is not None
                 brackets[place].learn(arm.changes[name], is_met=point.state == "met")
                 progress.update(bar, advance=int(brackets[place].next() is None))
@@ -244,9 +200,9 @@ def _tried(arm: Arm, name: str, bracket: Bracket) -> Arm | None:
 def _found(work: _Work, arm: Arm, name: str, bracket: Bracket) -> Found:
     """Return what the search of a combination has come to."""
     met, missed = (
-        None if value is None else work.known(_at(arm, name, value)) for value in (bracket.met, bracket.missed)
+        None if value is None else work.store.known(_at(arm, name, value)) for value in (bracket.met, bracket.missed)
     )
-    assert not isinstance(met, Impossible)
+    assert met is None or isinstance(met, Point)
     return Found(
         arm=arm.name,
         changes=arm.plain_changes,
@@ -286,7 +242,7 @@ def _simulate(work: _Work, arms: list[Arm], on_end: Callable[[], None] = lambda:
         calls, work.experiment.jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
     ):
         if point.is_complete:
-            work.keep(arms[place], point)
+            work.store.keep(arms[place], point)
             count += 1
         on_end()
     return count == len(arms)
@@ -300,50 +256,3 @@ def _at(arm: Arm, name: str, value: Any) -> Arm:
     else:
         settings = change(settings, {name: value})
     return Arm(arm.name, settings, {**arm.changes, name: value})
-
-
-def _identity(files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings) -> str:
-    """Name a sweep by everything its points depend on."""
-    parts = {
-        "files": [(str(file), file.stat().st_size if file.is_file() else None) for file in files_of(files)],
-        "seed": experiment.seed,
-        "repeats": experiment.repeats,
-        "block": experiment.trace_block_size,
-        "format": experiment.format,
-        "slo": [str(limit) for limit in experiment.limits],
-        "attainment": config.attainment,
-        "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],
-        "times": [_digest(pool.timing.timing_file) for pool in settings.deployment.pools],
-        "arms": list(experiment.router_mode),
-        "vary": list(experiment.vary),
-        "find": [config.find, config.low, config.high, config.precision],
-        "modes": list(ROUTER_MODES),
-        "point": Point.__struct_fields__,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _open(out: Path, identity: str) -> Path:
-    """Make the folder of a sweep, or take up one that was begun.
-
-    Raises:
-        UserError: it holds something else.
-    """
-    points, mark = out / "points", out / "sweep.id"
-    try:
-        if out.exists() and not mark.exists():
-            raise UserError(f"{out} exists and is no sweep; name another results folder with --out, or remove it")
-        if mark.exists() and mark.read_text().strip() != identity:
-            raise UserError(
-                f"{out} holds a sweep with other settings; name another results folder with --out, or remove it"
-            )
-        points.mkdir(parents=True, exist_ok=True)
-        mark.write_text(identity + "\n")
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror})") from error
-    return points
-
-
-def _digest(file: str | None) -> str | None:
-    path = Path(file) if file else None
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None

@@ -1,0 +1,1 @@
+"""How many GPUs, and in which layout: the search behind `dynabench plan`."""

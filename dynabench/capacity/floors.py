@@ -1,0 +1,118 @@
+"""What a layout cannot do with any number of workers, and how many it takes at least: from the trace and the step times.
+
+Nothing is simulated. A prompt that is alone on a worker takes what its chunks take; a token of an answer that is alone,
+what a decode step of one sequence takes; and all workers together have to do the whole work in the time of the trace.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.experiment.bounds import prefill_s, token_s
+from dynabench.experiment.run import Source
+from dynabench.plan import Settings
+from mocker.timing.choose import SimulatedEngine
+from mocker.timing.model import chunk
+from reports.conditions import Condition
+from workloads import Workload, WorkloadError
+from workloads.describe import endless_hits
+
+SHARES = {None: 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+SAMPLE = 256
+"""Requests whose prompts are timed."""
+SAFETY = 0.9
+"""The share of the estimated work that is taken for certain: a sample is not the whole, a mean no distribution."""
+
+
+class Floor(NamedTuple):
+    """What a layout needs at least."""
+
+    workers: int = 1
+    """Of those whose number is searched for."""
+    rank: float = 0.0
+    """The smaller, the more promising: how far a step with a whole chunk is beyond the limit of the time between tokens."""
+    impossible: str = ""
+    """Why no number of workers would do."""
+
+
+def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) -> Floor:
+    """Return what a layout needs at least, for a workload of its shape."""
+    workload, deployment = source(settings.shape), settings.deployment
+    try:
+        engines = engines_of(deployment)
+        for engine in set(engines):
+            check_fits(workload, engine)
+    except (ValueError, WorkloadError) as error:
+        return Floor(impossible=str(error))
+    if settings.load.is_closed or not workload.duration_s:
+        return Floor()
+    prefilling = [engine for engine in engines if engine.config.kv_role != "kv_consumer"]
+    decoding = [engine for engine in engines if engine.config.kv_role != "kv_producer"]
+    alone = _alone(workload, prefilling[0])
+    step_s = decoding[0].timing.decode(1, int(alone.context)).first
+    for limit in limits:
+        if (reason := _beyond(limit, alone.times, step_s)) is not None:
+            return Floor(impossible=reason)
+    prompts_s, answers_s = _work(workload, prefilling[0], decoding[0])
+    if prefilling[0] is not decoding[0]:
+        busy = SAFETY * prompts_s / workload.duration_s
+        if busy > len(prefilling):
+            return Floor(impossible=f"its prompts alone keep {busy:.3g} prefill workers busy")
+        prompts_s = 0.0
+    rank = max(
+        (_chunk_s(prefilling[0]) / limit.value for limit in limits if limit.metric in ("itl", "tpot")), default=0
+    )
+    return Floor(max(int(np.ceil(SAFETY * (prompts_s + answers_s) / workload.duration_s)), 1), max(rank - 1, 0.0))
+
+
+class Alone(NamedTuple):
+    """Requests on an empty worker."""
+
+    times: "np.ndarray[tuple[int], np.dtype[np.float64]]"
+    """Time to the first token of a sample of the requests, spread evenly over their lengths (s)."""
+    context: float
+    """Mean number of tokens of a prompt."""
+
+
+def _alone(workload: Workload, engine: SimulatedEngine) -> Alone:
+    hits = endless_hits(workload)
+    prompts = sorted(
+        (request.input_length, min(int(hit), request.input_length - 1))
+        for request, hit in zip(workload, hits, strict=True)
+    )
+    places = np.unique(np.linspace(0, len(prompts) - 1, SAMPLE).astype(int))
+    budget = engine.config.max_num_batched_tokens
+    sampled = [prompts[place] for place in places]
+    times = [prefill_s(engine.timing, length, hit, budget) for length, hit in sampled]
+    return Alone(np.array(times), float(np.mean([length for length, _ in prompts])))
+
+
+def _beyond(limit: Condition, times: "np.ndarray[tuple[int], np.dtype[np.float64]]", step_s: float) -> str | None:
+    """Say why no number of workers meets a limit, if none does."""
+    if limit.metric in ("itl", "tpot") and step_s > limit.value:
+        return f"{limit} is less than a decode step of a single sequence takes ({step_s * 1000:.3g} ms)"
+    if limit.metric not in ("ttft", "e2e"):
+        return None
+    least = float(times.mean() if limit.statistic == "mean" else np.quantile(times, SHARES[limit.statistic]))
+    if SAFETY * least > limit.value:
+        return f"{limit} is less than prompts take that are alone on a worker ({least * 1000:,.4g} ms)"
+    return None
+
+
+def _work(workload: Workload, prefilling: SimulatedEngine, decoding: SimulatedEngine) -> tuple[float, float]:
+    """Return the least time that one worker needs for all prompts, and for all answers (s)."""
+    hits = endless_hits(workload)
+    missing = sum(max(request.input_length - int(hit), 1) for request, hit in zip(workload, hits, strict=True))
+    answers = sum(request.output_length - 1 for request in workload)
+    context = float(np.mean([request.input_length + request.output_length / 2 for request in workload]))
+    most = min(decoding.config.max_num_seqs, max(int(decoding.num_usable_tokens / context), 1))
+    sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)}
+    step = min(decoding.timing.decode(size, int(size * context)).first / size for size in sizes)
+    return missing * token_s(prefilling.timing, prefilling.config.max_num_batched_tokens), answers * step
+
+
+def _chunk_s(engine: SimulatedEngine) -> float:
+    """Return what a step with a whole chunk of a prompt takes (s)."""
+    return engine.timing.mixed(chunk(engine.config.max_num_batched_tokens), 0, 0)

@@ -1,0 +1,82 @@
+"""What is known of the error of simulated times, by engine, model and GPU: the figures of docs/fidelity.md."""
+
+from typing import NamedTuple
+
+from mocker.timing.catalog import find_gpu, find_model
+from mocker.timing.config import TimingConfig
+
+
+class ModelError(NamedTuple):
+    """Mean absolute error of mean TTFT and TPOT against published points, as shares."""
+
+    engine: str
+    model: str
+    gpu: str
+    weights: str
+    tpot: float
+    ttft: float
+    points: int
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.engine, self.model, "on", self.gpu, self.weights)))
+
+
+def model_error(timing: TimingConfig) -> ModelError | None:
+    """Return the error that is known of a model on a GPU, or of the model most like it there.
+
+    None where step times come from elsewhere, or nothing is known of such a model on that GPU.
+    """
+    if timing.timing_name != "roofline" or timing.gpu is None or timing.model is None:
+        return None
+    shape, gpu = find_model(timing.model), find_gpu(timing.gpu).name
+    alike = [
+        known
+        for known in KNOWN
+        if known.engine == timing.timed_as
+        and known.gpu == gpu
+        and bool(find_model(known.model).num_experts) == bool(shape.num_experts)
+    ]
+    weights = timing.quantization or shape.weights
+    return max(
+        alike,
+        key=lambda known: (find_model(known.model) == shape, known.weights == weights, known.points),
+        default=None,
+    )
+
+
+KNOWN = (
+    ModelError("vllm", "meta-llama/Llama-3.1-70B", "h100", "fp8", 0.026, 0.057, 45),
+    ModelError("vllm", "meta-llama/Llama-3.1-70B", "b200", "fp8", 0.031, 0.086, 60),
+    ModelError("vllm", "meta-llama/Llama-3.1-70B", "b200", "fp4", 0.045, 0.171, 60),
+    ModelError("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "bfloat16", 0.059, 0.733, 60),
+    ModelError("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "fp4", 0.102, 0.671, 12),
+    ModelError("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "fp8", 0.180, 0.735, 124),
+    ModelError("sglang", "Qwen/Qwen3.5-397B-A17B", "h200", "fp8", 0.307, 0.730, 30),
+    ModelError("sglang", "deepseek-ai/DeepSeek-R1", "b200", "fp4", 0.152, 0.764, 54),
+    ModelError("sglang", "deepseek-ai/DeepSeek-R1", "b200", "fp8", 0.297, 4.310, 67),
+    ModelError("sglang", "deepseek-ai/DeepSeek-R1", "h200", "fp8", 0.041, 0.422, 30),
+    ModelError("sglang", "deepseek-ai/DeepSeek-V3", "b200", "fp4", 0.100, 0.881, 36),
+    ModelError("sglang", "deepseek-ai/DeepSeek-V3", "b200", "fp8", 0.194, 1.937, 13),
+    ModelError("sglang", "deepseek-ai/DeepSeek-V3", "h200", "fp8", 0.041, 0.422, 15),
+    ModelError("sglang", "zhipuai/GLM-5", "b200", "fp4", 0.195, 0.620, 10),
+    ModelError("sglang", "zhipuai/GLM-5", "b200", "fp8", 0.119, 0.335, 36),
+    ModelError("sglang", "zhipuai/GLM-5", "h200", "fp8", 0.259, 0.649, 30),
+    ModelError("trtllm", "deepseek-ai/DeepSeek-R1", "b200", "fp4", 0.349, 0.598, 96),
+    ModelError("trtllm", "deepseek-ai/DeepSeek-R1", "b200", "fp8", 0.309, 2.301, 69),
+    ModelError("trtllm", "deepseek-ai/DeepSeek-R1", "h200", "fp8", 0.374, 0.671, 43),
+    ModelError("trtllm", "deepseek-ai/DeepSeek-V3", "h200", "fp8", 0.176, 0.548, 16),
+    ModelError("trtllm", "meta-llama/Llama-3.1-70B", "b200", "fp4", 0.060, 0.261, 72),
+    ModelError("trtllm", "meta-llama/Llama-3.1-70B", "b200", "fp8", 0.053, 0.227, 72),
+    ModelError("trtllm", "meta-llama/Llama-3.1-70B", "h200", "fp8", 0.196, 0.219, 72),
+    ModelError("trtllm", "meta-llama/Llama-3.1-8B-Instruct", "h100", "", 0.091, 0.525, 177),
+    ModelError("trtllm", "openai/gpt-oss-120b", "b200", "fp4", 0.144, 0.383, 105),
+    ModelError("trtllm", "openai/gpt-oss-120b", "h200", "fp4", 0.144, 0.449, 77),
+    ModelError("vllm", "MiniMaxAI/MiniMax-M2.5", "b200", "fp4", 0.129, 0.398, 104),
+    ModelError("vllm", "MiniMaxAI/MiniMax-M2.5", "b200", "fp8", 0.160, 0.225, 195),
+    ModelError("vllm", "Qwen/Qwen3-235B-A22B-FP8", "h200", "fp8", 0.383, 0.341, 38),
+    ModelError("vllm", "moonshotai/Kimi-K2.5", "b200", "fp4", 0.153, 0.390, 75),
+    ModelError("vllm", "moonshotai/Kimi-K2.5", "b200", "int4", 0.041, 0.085, 45),
+    ModelError("vllm", "moonshotai/Kimi-K2.5", "h200", "int4", 0.089, 0.150, 45),
+    ModelError("vllm", "openai/gpt-oss-120b", "h100", "fp4", 0.655, 0.326, 69),
+    ModelError("vllm", "openai/gpt-oss-120b", "h200", "fp4", 0.126, 0.302, 75),
+)

@@ -1,0 +1,140 @@
+"""Which layout meets the limits at the least cost. A core: it says what to simulate next, and is told what came of it.
+
+A layout is a way to run the model; how many workers it takes is searched for. More workers of one layout are taken to be
+better. Layouts are tried in the order of what they could cost at best:
+
+    no layout is known to meet the limits    the most promising one gets twice the workers, and again, until it does
+    one is known                             each other has to do it for less: with as many workers as that allows, or not at all
+    none can do it for less                  those that cost the same are tried, to see which is farthest from the limits
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from reports.outcomes import State
+
+
+class Question(NamedTuple):
+    """A layout with so many workers is to be simulated."""
+
+    layout: int
+    workers: int
+
+
+@dataclass
+class Layout:
+    """A way to run the model, and how many workers it was seen to need."""
+
+    name: str
+    gpus_per_worker: int
+    fixed_gpus: int = 0
+    """Of workers whose number is part of the layout."""
+    price: float = 1.0
+    """Of a GPU."""
+    floor: int = 1
+    """Fewer workers cannot do the work."""
+    rank: float = 0.0
+    """Of layouts that could cost the same, the one with the least of this is tried first."""
+    impossible: str = ""
+    """Why it cannot meet the limits, or cannot be, with any number of workers."""
+    states: dict[int, State] = field(default_factory=dict)
+    """What was found, by the number of workers."""
+
+    def gpus(self, workers: int) -> int:
+        """Return the GPUs of so many workers."""
+        return self.fixed_gpus + workers * self.gpus_per_worker
+
+    def cost(self, workers: int) -> float:
+        """Return what so many workers cost."""
+        return self.gpus(workers) * self.price
+
+    @property
+    def met(self) -> int | None:
+        """The fewest workers that are known to meet the limits."""
+        return min((workers for workers, state in self.states.items() if state == "met"), default=None)
+
+    @property
+    def low(self) -> int:
+        """The fewest workers that could."""
+        missed = [workers for workers, state in self.states.items() if state != "met"]
+        return max([self.floor, *(workers + 1 for workers in missed)])
+
+    def most(self, cost: float, *, is_below: bool) -> int:
+        """Return the most workers that cost no more than this, or less than this."""
+        room = cost / self.price - self.fixed_gpus
+        count = math.floor(room / self.gpus_per_worker + 1e-9)
+        return count - 1 if is_below and self.cost(count) >= cost * (1 - 1e-9) else count
+
+
+class Search:
+    """What is known of each layout, and what to find out next."""
+
+    def __init__(self, layouts: Sequence[Layout], *, max_gpus: int) -> None:
+        """Begin; `max_gpus` is what there is at most."""
+        self.layouts = list(layouts)
+        self._max_gpus = max_gpus
+
+    @property
+    def best(self) -> Question | None:
+        """The cheapest that is known to meet the limits."""
+        known = [
+            (layout.cost(layout.met), layout.gpus(layout.met), layout.rank, place)
+            for place, layout in enumerate(self.layouts)
+            if layout.met is not None
+        ]
+        if not known:
+            return None
+        place = min(known)[-1]
+        return Question(place, self.layouts[place].met or 0)
+
+    @property
+    def cost(self) -> float:
+        """What the best costs."""
+        best = self.best
+        return math.inf if best is None else self.layouts[best.layout].cost(best.workers)
+
+    def learn(self, question: Question, state: State) -> None:
+        """Take note of what a simulation showed; what cannot be told is not met."""
+        self.layouts[question.layout].states[question.workers] = state
+
+    def questions(self, count: int) -> list[Question]:
+        """Return what to simulate next, up to so many at once, each of another layout; none if all is known."""
+        has_best = self.best is not None
+        found = [
+            (not (has_best or layout.states), layout.cost(layout.low), layout.rank, Question(place, workers))
+            for place, layout in enumerate(self.layouts)
+            if (workers := self._next(place)) is not None
+        ]  # while none is known to meet the limits, one that was begun goes on
+        return [question for *_, question in sorted(found)[:count]] or self._ties()[:count]
+
+    def _next(self, place: int) -> int | None:
+        """Return with how many workers a layout is to be tried, if it may be cheaper than the best."""
+        layout, cost = self.layouts[place], self.cost
+        if layout.impossible:
+            return None
+        most = (self._max_gpus - layout.fixed_gpus) // layout.gpus_per_worker
+        low = layout.low
+        if cost < math.inf:
+            most = min(most, layout.most(cost, is_below=True))
+        if low > most:
+            return None
+        if layout.met is not None:
+            return (low + min(most, layout.met - 1)) // 2 if low < layout.met else None
+        if cost < math.inf:
+            return most
+        return min(low if not layout.states else max(2 * (low - 1), low), most)
+
+    def _ties(self) -> list[Question]:
+        """Return those that cost as much as the best and were not tried."""
+        best = self.best
+        if best is None:
+            return []
+        found = []
+        for place, layout in enumerate(self.layouts):
+            workers = layout.most(self.cost, is_below=False)
+            is_same = not layout.impossible and abs(layout.cost(workers) - self.cost) < 1e-9 * self.cost
+            if is_same and workers >= layout.low and workers not in layout.states:
+                found.append((layout.rank, Question(place, workers)))
+        return [question for _, question in sorted(found)]

@@ -1,0 +1,68 @@
+"""How sure it is that a limit is met: the sample's interval, and what is known of the model's error."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynabench.capacity.model_error import ModelError, model_error
+from dynabench.experiment.run import Source
+from dynabench.plan import Arm, Plan
+from dynabench.virtual.run import run as simulate
+from reports.capacity import Sureness
+from reports.conditions import METRICS, Condition
+from reports.metrics import LEAST_SAMPLES, per_request
+from reports.outcomes import of_run, percent
+from reports.records import Floats
+from reports.statistics import Blocks, blocks_of, mean_interval, quantile_interval
+from reports.summary import summarize
+
+
+def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition]) -> list[Sureness]:
+    """Return how sure it is that each limit of a run is met: an hour is a sample of hours, and a simulation is none."""
+    record = simulate(Plan(arm, seed=seed), source(arm.settings.shape))
+    figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
+    values = per_request(record.requests)
+    blocks = blocks_of(record.requests.intended_s, values["e2e_sched"])
+    timing = next(pool for pool in arm.settings.deployment.pools if pool.role != "prefill").timing
+    found = []
+    for limit in limits:
+        if limit.statistic is None:
+            continue
+        outcome = of_run(limit, figures.metric(METRICS[limit.metric]))
+        if outcome.value is None:
+            continue
+        interval = _interval(limit, values, blocks)
+        found.append(_sureness(limit, outcome.value, interval, model_error(timing)))
+    return found
+
+
+def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tuple[float, float] | None:
+    """Return the interval of what a limit is of; gaps between tokens are not kept by request, and have none."""
+    of = values.get(METRICS[limit.metric])
+    if of is None or limit.statistic == "max":
+        return None
+    if limit.statistic == "mean":
+        return mean_interval(of, blocks)
+    percentile = int((limit.statistic or "p50")[1:])
+    known = int((~np.isnan(of)).sum())
+    return quantile_interval(of, blocks, percentile / 100) if known >= LEAST_SAMPLES[percentile] else None
+
+
+def _sureness(
+    limit: Condition, value: float, interval: tuple[float, float] | None, known: ModelError | None
+) -> Sureness:
+    """Put into words how far a value is from its limit, and what that is worth."""
+    margin = 1 - value / limit.value
+    text = f"{limit} is {'met' if margin >= 0 else 'missed'} by {percent(abs(margin))}"
+    low, high = interval or (None, None)
+    if low is None or high is None:
+        text += "; the sample gives no interval of it"
+    else:
+        side = "also" if (high > limit.value) == (low > limit.value) else "not surely"
+        text += f"; in 95% of such samples it is {low * 1000:,.4g} to {high * 1000:,.4g} ms: {side} there"
+    if known is None:
+        return Sureness(str(limit), value, low, high, None, "", f"{text}; nothing is known of the model's error here.")
+    error = known.ttft if limit.metric in ("ttft", "ttst") else known.tpot
+    where = "within" if abs(margin) < error else "more than"
+    text += f"; {where} the error of {percent(error)} that simulated means had on {known}."
+    return Sureness(str(limit), value, low, high, error, str(known), text)

@@ -1,0 +1,92 @@
+"""Trying one layout with so many workers; one that is hopeless shows in the busiest part of the workload already."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dynabench.experiment.run import Source
+from dynabench.experiment.sweep import simulate_point
+from dynabench.interrupt import Flag
+from dynabench.plan import Arm, Plan
+from dynabench.virtual.run import run as simulate
+from reports.conditions import METRICS, Condition
+from reports.metrics import TokenGaps, per_request
+from reports.outcomes import Outcome
+from reports.points import AnyPoint, Cut
+from reports.records import Record
+from workloads import Workload
+from workloads.shape import ShapeConfig
+
+PARTS = 8
+"""The busiest part is one in so many."""
+WORTH_CUTTING = 4000
+"""Requests from which on the busiest part is tried first."""
+DEFAULT = ShapeConfig()
+
+
+def attempt(
+    arm: Arm, source: Source, seed: int, repeats: int, limits: list[Condition], attainment: float, flag: Flag
+) -> AnyPoint:
+    """Simulate a combination of settings: the busiest part of the workload, and unless that misses the limits, all of it."""
+    workload = source(arm.settings.shape)
+    part = busiest(source, arm.settings.shape) if len(workload) >= WORTH_CUTTING else None
+    if part is not None:
+        cut = Arm(arm.name, replace(arm.settings, shape=part), arm.changes)
+        try:
+            record = simulate(Plan(cut, seed=seed), source(part), is_interrupted=flag.is_raised)
+        except ValueError:
+            record = None  # `simulate_point` says why
+        if record is not None and record.is_complete:
+            missed = certain_misses(record, workload, limits, attainment)
+            if missed:
+                return Cut(arm.name, arm.plain_changes, missed)
+    return simulate_point(arm, source, seed, repeats, limits, attainment, flag)
+
+
+def busiest(source: Source, shape: ShapeConfig) -> ShapeConfig | None:
+    """Return the shape of the part of a trace in which most tokens come; None if the workload has other times, or is cut."""
+    if replace(shape, rate_scale=1.0) != replace(
+        DEFAULT, ends=shape.ends, cap_isl=shape.cap_isl, spread_ticks=shape.spread_ticks
+    ):
+        return None
+    whole = source(replace(shape, rate_scale=1.0))
+    if whole.has_dependencies or not whole.duration_s:
+        return None
+    edges = np.linspace(0, whole.duration_s, 4 * PARTS + 1)
+    arrivals = np.array([request.arrival_s for request in whole])
+    tokens = np.array([request.input_length + request.output_length for request in whole], float)
+    sums = np.convolve(np.histogram(arrivals, edges, weights=tokens)[0], np.ones(4), mode="valid")
+    return replace(shape, start_s=float(edges[int(sums.argmax())]), duration_s=float(edges[4]))
+
+
+def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], attainment: float) -> list[Outcome]:
+    """Return the limits that the whole workload misses whatever its other requests do.
+
+    A percentile is missed if more requests (or tokens) of the part are beyond the limit than may be of the whole; a mean if
+    those of the part alone add up to more. In the part on its own, no request finds the queue that those before it left.
+    """
+    values, failed = per_request(part.requests), int((~part.requests.succeeded).sum())
+    num_gaps = sum(request.output_length - 1 for request in whole)
+    found = []
+    for limit in limits:
+        of, count = values.get(METRICS[limit.metric]), len(whole)
+        if limit.metric == "itl":
+            gaps, count = TokenGaps(part.gaps), num_gaps
+            beyond = gaps.count - int(gaps.counts_below(np.array([limit.value]))[0]) if len(part.gaps) else 0
+            total = gaps.mean() * gaps.count if len(part.gaps) else 0.0
+        elif of is not None:
+            beyond, total = int((of > limit.value).sum()) + failed, float(np.nansum(of))
+        else:
+            continue
+        if limit.statistic == "mean":
+            is_missed = total > limit.value * count
+        else:
+            share = attainment if limit.statistic is None else SHARES[limit.statistic]
+            is_missed = beyond > (1 - share) * count + 1
+        if is_missed:
+            found.append(Outcome(str(limit), "missed", reason="in the busiest part alone"))
+    return found
+
+
+SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}

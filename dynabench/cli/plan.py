@@ -1,0 +1,136 @@
+"""`dynabench plan`: how many GPUs, and in which layout."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from rich.status import Status
+
+from dynabench.capacity.settings import PlanConfig
+from dynabench.cli.groups import (
+    Disaggregation,
+    Engine,
+    Experiment,
+    Load,
+    MeasuredRouter,
+    Overheads,
+    Shape,
+    Timing,
+    Transfers,
+    plain_errors,
+)
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.flags import MeasuredRouterConfig
+from dynabench.deployment.overhead import OverheadConfig
+from dynabench.deployment.transfer import TransferConfig
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.plan import Settings
+from dynabench.terminal import Terminal
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from reports import capacity
+from reports.capacity import Answer
+from serving.cli.command_line import flat
+from serving.life import DisaggregationConfig
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+REASONS = 4
+"""Impossible layouts that are named."""
+
+
+def plan(
+    workload: tuple[Path, ...] = (),
+    /,
+    *,
+    config: Annotated[PlanConfig, flat("Plan", 0)] = PlanConfig(),  # noqa: B008 (frozen)
+    experiment: Experiment = ExperimentConfig(),  # noqa: B008
+    shape: Shape = ShapeConfig(),  # noqa: B008
+    load: Load = LoadConfig(),  # noqa: B008
+    router: MeasuredRouter | None = None,
+    engine: Engine | None = None,
+    timing: Timing | None = None,
+    overhead: Overheads | None = None,
+    disaggregation: Disaggregation | None = None,
+    transfer: Transfers | None = None,
+) -> int:
+    """Find the fewest GPUs, or the cheapest, whose layout meets the limits (--slo): workers, tensor parallelism, chunk size.
+
+    What is given as a flag is fixed; what is varied (--vary) is chosen from; --vary prefill_workers=1..3 also tries prefill and
+    decode apart.
+
+    Args:
+        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
+        config: what is looked for.
+        experiment: the limits (--slo, --slo-preset), and what is chosen from (--vary, --router-mode).
+        shape: what to change about the workload.
+        load: how the workload is sent.
+        router: settings of the router.
+        engine: settings of each engine's scheduler.
+        timing: the model and its GPU.
+        overhead: what lies between a client and the engines.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
+        transfer: what carries KV from prefill to decode workers.
+    """
+    from dynabench.capacity.run import run_plan
+
+    console = Terminal()
+    with plain_errors():
+        deployed = Deployment(
+            pools=(Pool(mocker=engine or EngineConfig(), timing=timing or TimingConfig()),),
+            router=router or MeasuredRouterConfig(),
+            overhead=overhead or OverheadConfig(),
+            disaggregation=disaggregation or DisaggregationConfig(),
+            transfer=transfer or TransferConfig(),
+        )
+        with _Progress(console) as progress:
+            out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), say=progress.say)
+    _print(answer, console)
+    console.print(f"everything: {out / 'plan.json'}", soft_wrap=True)
+    if not answer.is_complete:
+        return 130
+    return 0 if answer.commands else 1
+
+
+class _Progress:
+    """What is going on: a line that changes on a terminal, a line for each better answer where it is piped."""
+
+    def __init__(self, console: Terminal) -> None:
+        self._console = console
+        self._started = time.monotonic()
+        self._status: Status | None = console.status("reckoning bounds") if console.is_terminal else None
+
+    def __enter__(self) -> "_Progress":
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str, *, is_news: bool = True) -> None:
+        """Show a text; news stay on the screen."""
+        elapsed = f"{time.monotonic() - self._started:4.0f} s  "
+        if is_news:
+            self._console.print(elapsed + text, soft_wrap=True)
+        elif self._status is not None:
+            self._status.update(text)
+
+
+def _print(answer: Answer, console: Terminal) -> None:
+    console.print(f"{answer.title}: {answer.subtitle}", soft_wrap=True)
+    for grid in capacity.grids(answer):
+        for table in grid.tables(console.width):
+            console.print(table)
+    impossible = [layout for layout in answer.layouts if layout.impossible]
+    for layout in impossible[:REASONS]:
+        console.print(f"impossible: {layout.name}: {layout.impossible}", soft_wrap=True)
+    if len(impossible) > REASONS:
+        console.print(f"impossible: {len(impossible) - REASONS} more, in plan.json")
+    console.print(answer.verdict)
+    for sure in answer.sureness:
+        console.print(sure.text)
+    for line in answer.commands:
+        console.print(line, soft_wrap=True)
+    console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")

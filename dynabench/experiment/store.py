@@ -1,0 +1,109 @@
+"""Points of sweeps and plans, each in a file of its own as soon as it is known, so that what was interrupted goes on."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dynabench.deployment.file import as_plain
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.plan import Arm, Settings
+from foundation.errors import UserError
+from foundation.files import replace_text
+from reports.points import AnyPoint, Point
+from serving.router import ROUTER_MODES
+from workloads.source import files_of
+
+
+class PointStore:
+    """The points in a results folder."""
+
+    def __init__(self, out: Path, identity: str, kind: str) -> None:
+        """Make the folder, or take up one that was begun.
+
+        Args:
+            out: the folder.
+            identity: of all that its points depend on beside what is varied.
+            kind: what the folder is of, such as `sweep`.
+
+        Raises:
+            UserError: it holds something else, or cannot be written.
+        """
+        self._points, mark = out / "points", out / f"{kind}.id"
+        try:
+            if out.exists() and not mark.exists():
+                raise UserError(f"{out} exists and is no {kind}; name another results folder with --out, or remove it")
+            if mark.exists() and mark.read_text().strip() != identity:
+                raise UserError(
+                    f"{out} holds a {kind} with other settings; name another results folder with --out, or remove it"
+                )
+            self._points.mkdir(parents=True, exist_ok=True)
+            mark.write_text(identity + "\n")
+        except OSError as error:
+            raise UserError(f"{out}: cannot be written ({error.strerror})") from error
+
+    def known(self, arm: Arm) -> AnyPoint | None:
+        """Return a point that was simulated before.
+
+        Raises:
+            UserError: its file holds something else.
+        """
+        file = self._file(arm.changes)
+        return _read(file) if file.exists() else None
+
+    def keep(self, arm: Arm, point: AnyPoint) -> None:
+        """Write a point down, whole.
+
+        Raises:
+            UserError: there is no room for it.
+        """
+        try:
+            replace_text(self._file(arm.changes), msgspec.json.encode(point).decode())
+        except OSError as error:
+            raise UserError(
+                f"{self._points}: cannot be written ({error.strerror}); the points so far are kept: make room and run the "
+                "same command again"
+            ) from error
+
+    def all(self) -> list[AnyPoint]:
+        """Return every point in the folder."""
+        return [_read(file) for file in sorted(self._points.glob("*.json"))]
+
+    def _file(self, changes: Mapping[str, Any]) -> Path:
+        key = json.dumps({name: str(value) for name, value in changes.items()}, sort_keys=True)
+        return self._points / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _read(file: Path) -> AnyPoint:
+    try:
+        point: AnyPoint = msgspec.json.decode(file.read_bytes(), type=AnyPoint)
+        if "router_mode" not in point.changes:
+            raise ValueError("its changes name no router_mode")
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UserError(f"{file}: not a point of a sweep ({error}); remove the file to simulate it again") from error
+    return point
+
+
+def identity_of(files: Sequence[Path], experiment: ExperimentConfig, settings: Settings, *more: Any) -> str:
+    """Name everything that points depend on: workload, settings and what else is given."""
+    parts = {
+        "files": [(str(file), file.stat().st_size if file.is_file() else None) for file in files_of(tuple(files))],
+        "experiment": [experiment.seed, experiment.repeats, experiment.trace_block_size, experiment.format],
+        "limits": [str(limit) for limit in experiment.limits],
+        "varied": [list(experiment.router_mode), list(experiment.vary)],
+        "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],
+        "times": [_digest(pool.timing.timing_file) for pool in settings.deployment.pools],
+        "modes": list(ROUTER_MODES),
+        "point": Point.__struct_fields__,
+        "more": more,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _digest(file: str | None) -> str | None:
+    path = Path(file) if file else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None

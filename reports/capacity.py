@@ -1,0 +1,148 @@
+"""What a plan found: the layouts in order, what binds each, what more load takes, how sure it is, and how to deploy it."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from reports.grid import Grid
+from reports.outcomes import Outcome, State, binding, percent
+from reports.tables import milliseconds
+
+SCHEMA = "dynabench.plan/1"
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """A layout, and with how many workers it was seen to meet the limits."""
+
+    name: str
+    changes: dict[str, str | int | float | None]
+    gpus: int | None = None
+    """Of the fewest workers that were seen to meet the limits; None where none was."""
+    workers: int | None = None
+    cost: float | None = None
+    at_least: int | None = None
+    """GPUs that it would need at least, where it was not worth looking further."""
+    outcomes: list[Outcome] = []
+    """With these workers, or with the most that were tried."""
+    tried: int | None = None
+    """The most workers that were tried and missed the limits."""
+    impossible: str = ""
+
+    @property
+    def state(self) -> State:
+        """Whether it meets the limits with what was tried."""
+        return "missed" if self.gpus is None else "met"
+
+
+class AtLoad(msgspec.Struct, frozen=True):
+    """What a multiple of the workload's rate takes."""
+
+    load: float
+    layout: str
+    gpus: int | None
+    workers: int | None
+    outcomes: list[Outcome]
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """The best layout with one setting changed, or with a worker fewer."""
+
+    name: str
+    workers: int
+    gpus: int
+    outcomes: list[Outcome]
+    ttft_mean_s: float | None
+    state: State
+
+
+class Sureness(msgspec.Struct, frozen=True):
+    """How sure it is that a limit is met."""
+
+    limit: str
+    value: float
+    low: float | None
+    """95% block-bootstrap interval of what is limited (s); None where there are too few requests."""
+    high: float | None
+    model_error: float | None
+    """Known mean absolute error of this metric for such a model and GPU, as a share; None where nothing is known."""
+    of: str = ""
+    """What that is known of."""
+    text: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a plan found."""
+
+    schema: str
+    title: str
+    subtitle: str
+    is_complete: bool
+    verdict: str
+    limits: list[str]
+    layouts: list[Ranked]
+    loads: list[AtLoad]
+    modes: list[Alternative]
+    caching: list[Alternative]
+    sureness: list[Sureness]
+    commands: list[str]
+    simulated: int
+    wall_s: float
+
+
+def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
+    """Yield the tables of an answer."""
+    shown = [layout for layout in answer.layouts if not layout.impossible][:most]
+    if shown:
+        has_price = any(layout.cost is not None and layout.cost != layout.gpus for layout in shown)
+        columns = ["GPUs", "workers", *(["cost"] if has_price else []), *answer.limits, "what binds"]
+        lines = [(layout.name, _cells(layout, answer.limits, has_price=has_price)) for layout in shown]
+        left = len([layout for layout in answer.layouts if not layout.impossible]) - len(shown)
+        note = f"{left} more in plan.json." if left else ""
+        yield Grid("Layouts, the cheapest first", columns, lines, note)
+    if len(answer.loads) > 1:
+        lines = [(f"{at.load:g}x", _load_cells(at, answer.limits)) for at in answer.loads]
+        yield Grid("What more load takes", ["layout", "GPUs", "workers", *answer.limits], lines)
+    for title, rows in (("Router modes", answer.modes), ("Prefix caching", answer.caching)):
+        if rows:
+            lines = [
+                (
+                    f"{row.name}, {row.workers} workers",
+                    [milliseconds(row.ttft_mean_s), *_values(row.outcomes, answer.limits), row.state],
+                )
+                for row in rows
+            ]
+            yield Grid(title, ["TTFT mean", *answer.limits, "limits"], lines)
+
+
+def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
+    gpus = f"{layout.gpus}" if layout.gpus is not None else f"over {(layout.at_least or 1) - 1}"
+    workers = f"{layout.workers}" if layout.workers is not None else "-"
+    cost = [f"{layout.cost:,.4g}" if layout.cost is not None else "-"] if has_price else []
+    nearest = binding(layout.outcomes)
+    return [gpus, workers, *cost, *_values(layout.outcomes, limits), "-" if nearest is None else _binding(nearest)]
+
+
+def _binding(outcome: Outcome) -> str:
+    name = outcome.limit.partition(" ")[0]
+    return (
+        name
+        if outcome.margin is None
+        else f"{name}: {'' if outcome.state == 'met' else '-'}{percent(abs(outcome.margin))}"
+    )
+
+
+def _load_cells(at: AtLoad, limits: list[str]) -> list[str]:
+    found = [str(at.gpus), str(at.workers)] if at.gpus is not None else ["none", "-"]
+    return [at.layout, *found, *_values(at.outcomes, limits)]
+
+
+def _values(outcomes: list[Outcome], limits: list[str]) -> list[str]:
+    """Return what is limited (ms), for each limit."""
+    by_limit = {outcome.limit: outcome for outcome in outcomes}
+    return [_value(by_limit.get(limit)) for limit in limits]
+
+
+def _value(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "-"
+    return f"{outcome.value:.2%}" if outcome.is_share and outcome.value is not None else milliseconds(outcome.value)

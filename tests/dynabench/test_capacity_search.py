@@ -1,0 +1,80 @@
+"""The search for the cheapest layout: it is found whatever layouts there are, with few simulations."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynabench.capacity.search import Layout, Search
+
+
+def found(layouts, needed, *, max_gpus=64, at_once=1):
+    """Search where layout i needs `needed[i]` workers; return the search and how many simulations it took."""
+    search, count = Search(layouts, max_gpus=max_gpus), 0
+    while questions := search.questions(at_once):
+        assert len({question.layout for question in questions}) == len(questions) <= at_once
+        for question in questions:
+            layout = search.layouts[question.layout]
+            assert question.workers not in layout.states, "nothing is simulated twice"
+            assert layout.floor <= question.workers
+            assert layout.gpus(question.workers) <= max_gpus
+            search.learn(question, "met" if question.workers >= needed[question.layout] else "missed")
+            count += 1
+    return search, count
+
+
+LAYOUTS = st.lists(
+    st.tuples(
+        st.sampled_from([1, 2, 4, 8]),  # GPUs of a worker
+        st.integers(0, 8),  # GPUs beside
+        st.sampled_from([1.0, 1.5, 2.5]),  # price
+        st.integers(1, 5),  # floor
+        st.integers(0, 12),  # workers that it needs beyond its floor
+        st.integers(0, 3),  # rank
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(LAYOUTS, st.integers(1, 4))
+def test_the_cheapest_is_found_and_those_that_cost_the_same_are_tried(drawn, at_once):
+    layouts = [Layout(str(place), each, fixed, price, floor, rank) for place, (each, fixed, price, floor, _, rank) in enumerate(drawn)]  # fmt: skip
+    needed = [floor + more for *_, floor, more, _ in drawn]
+    search, _ = found(layouts, needed, at_once=at_once)
+    costs = {
+        place: layout.cost(needed[place]) for place, layout in enumerate(layouts) if layout.gpus(needed[place]) <= 64
+    }
+    if not costs:
+        assert search.best is None
+        return
+    best = search.best
+    assert layouts[best.layout].cost(best.workers) == pytest.approx(min(costs.values()))
+    for place, cost in costs.items():
+        if math.isclose(cost, min(costs.values())):
+            assert layouts[place].met == needed[place]
+
+
+def test_a_layout_that_cannot_be_cheaper_is_not_simulated():
+    cheap, dear = Layout("cheap", 4, floor=1), Layout("dear", 4, floor=3)
+    search, count = found([cheap, dear], [2, 3])
+    assert (search.best.layout, search.best.workers) == (0, 2)
+    assert (dear.states, count) == ({}, 2)
+
+
+def test_a_challenger_gets_one_try():
+    layouts = [Layout("first", 4, floor=2), *(Layout(str(place), 4, floor=3, rank=1.0) for place in range(20))]
+    _, count = found(layouts, [6, *[9] * 20])
+    assert count <= 5 + 20
+
+
+def test_what_is_impossible_is_left_alone_and_nothing_is_promised():
+    search, count = found([Layout("x", 1, impossible="weights of 140 GB do not fit")], [1])
+    assert (search.best, count) == (None, 0)
+
+
+def test_where_nothing_meets_the_limits_all_gpus_were_tried():
+    search, _ = found([Layout("x", 4), Layout("y", 8)], [100, 100], max_gpus=32)
+    assert search.best is None
+    assert [layout.low for layout in search.layouts] == [9, 5]

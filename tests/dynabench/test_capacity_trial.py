@@ -1,0 +1,57 @@
+"""What a part of the workload shows for certain, the whole workload shows, too."""
+
+import pytest
+
+from dynabench.capacity.trial import busiest, certain_misses
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import run
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from reports import slo
+from reports.outcomes import state_of
+from reports.summary import summarize
+from tests.support.workloads import bursty
+from workloads.shape import ShapeConfig, shape
+
+
+@pytest.fixture(scope="module")
+def source():
+    whole = bursty(1500)
+    return lambda config: shape(whole, config)
+
+
+def simulated(workload, workers):
+    pool = Pool(
+        replicas=workers,
+        mocker=EngineConfig(max_num_batched_tokens=2048),
+        timing=TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100"),
+    )
+    return run(Plan.alone(Settings(Deployment(pools=(pool,)))), workload)
+
+
+def test_the_busiest_part_is_where_most_tokens_come(source):
+    part = busiest(source, ShapeConfig(rate_scale=2.0))
+    whole, cut = source(ShapeConfig()), source(part)
+    assert part.rate_scale == 2.0
+    tokens = sum(request.input_length + request.output_length for request in cut)
+    assert tokens > 2 / 8 * sum(request.input_length + request.output_length for request in whole)
+    assert busiest(source, ShapeConfig(max_requests=10)) is None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_is_missed_for_certain_is_missed(source, workers):
+    whole = source(ShapeConfig())
+    part = simulated(source(busiest(source, ShapeConfig())), workers)
+    limits = [
+        slo.parse(f"{metric}.{statistic} <= {value}ms")
+        for metric, values in {"ttft": (50, 500, 5000), "itl": (8, 15, 40), "e2e": (500, 5000)}.items()
+        for statistic in ("mean", "p50", "p90", "p99")
+        for value in values
+    ]
+    figures = summarize([simulated(whole, workers)], limits, with_intervals=False).arms["round-robin"]
+    missed = {outcome.limit for outcome in figures.outcomes if outcome.state == "missed"}
+    certain = {outcome.limit for outcome in certain_misses(part, whole, limits, 0.99)}
+    assert certain <= missed
+    assert certain, "some are so tight that the part shows it"
+    assert state_of(certain_misses(part, whole, limits, 0.99)) == "missed"
