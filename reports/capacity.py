@@ -106,7 +106,7 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
         if rows:
             lines = [
                 (
-                    f"{row.name}, {row.workers} workers",
+                    f"{row.name}, {row.workers} worker{'s' * (row.workers != 1)}",
                     [milliseconds(row.ttft_mean_s), *_values(row.outcomes, answer.limits), row.state],
                 )
                 for row in rows

@@ -62,7 +62,7 @@ def of_requests(limits: Iterable[Condition], goodput: Goodput, attainment: float
     named = [str(limit) for limit in limits if limit.statistic is None]
     if not named:
         return None
-    text = f"{' and '.join(named)}, in {attainment:.4g} of the requests"
+    text = f"{' and '.join(named)} in {attainment * 100:.4g}%"
     reached = goodput.attainment or 0.0
     state: State = "met" if reached >= attainment else "missed"
     return Outcome(text, state, value=reached, margin=reached / attainment - 1, is_share=True)

@@ -12,16 +12,9 @@ from dynabench.experiment.arms import layout_name
 from dynabench.experiment.axes import change, read_axis, setting_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, Settings
-from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from workloads.shape import ShapeConfig
-
-FREE: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1, 2, 4, 8),
-    "max_num_batched_tokens": (512, 1024, 2048, 4096, 8192),
-}
-"""What is tried of settings that are neither given nor varied."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +67,7 @@ def candidates_of(
     axes: dict[str, Sequence[Any]] = dict(
         read_axis(text, settings) for name, text in varied.items() if name not in SPLIT
     )
-    if config.prices:
-        axes.setdefault("gpu", list(config.prices))
-    given = changed(pool.timing) | changed(pool.mocker)
-    axes = {name: values for name, values in FREE.items() if name not in given and name not in axes} | axes
+    axes = {**config.free, **axes}
     whole = [settings]
     if prefill is not None:
         apart = _apart(settings.deployment, pool.mocker, pool.timing)

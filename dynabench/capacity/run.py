@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from dynabench.plan import Arm, Settings
 from foundation.errors import UserError
 from foundation.files import replace_text
 from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Ranked, Sureness
-from reports.outcomes import binding, told
+from reports.metrics import Goodput
+from reports.outcomes import binding, of_requests, told
 from reports.points import AnyPoint, Point
 
 MODES = ("kv", "round-robin", "least-loaded")
@@ -51,7 +52,7 @@ def run_plan(
     if not experiment.limits:
         raise UserError("a plan needs limits: give --slo 'ttft.p99 <= 2s', say, or --slo-preset")
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
-    identity = identity_of(files, experiment, settings, config.price, config.attainment, config.loads)
+    identity = identity_of(files, experiment, settings, asdict(config))
     out = experiment.out or Path("results") / f"plan-{identity}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
@@ -245,7 +246,11 @@ class _Planner:
         modes = self._experiment.router_mode
         layout = self._search.layouts[best.layout]
         counts = [best.workers] + [best.workers - 1] * (best.workers > max(layout.floor, 1))
-        wanted = [(mode, Question(best.layout, count)) for count in counts for mode in modes] if len(modes) > 1 else []
+        wanted = (
+            [(mode, Question(best.layout, count)) for count in counts for mode in modes]
+            if len(modes) > 1 and best.workers > 1
+            else []
+        )
         return self._alternatives([(mode, question, {"router_mode": mode}) for mode, question in wanted])
 
     def _compared_caching(self, best: Question) -> list[Alternative]:
@@ -319,7 +324,7 @@ class _Planner:
             subtitle=f"{len(workload):,} requests in {workload.duration_s:,.0f} s; {manifest['step_times'] or ''}",
             is_complete=self.is_complete,
             verdict=self._verdict(best),
-            limits=[str(limit) for limit in self._experiment.limits],
+            limits=self._limits(),
             layouts=ranked + [Ranked(name, {}, impossible=reason) for name, reason in self._impossible.items()],
             loads=self._loads,
             modes=self._modes,
@@ -329,6 +334,12 @@ class _Planner:
             simulated=self._num_simulated,
             wall_s=time.perf_counter() - self._started,
         )
+
+    def _limits(self) -> list[str]:
+        """Return what is limited, as outcomes name it: limits of each request count together."""
+        limits = self._experiment.limits
+        each = of_requests(limits, Goodput(0, 0, None, None), self._config.attainment)
+        return [str(limit) for limit in limits if limit.statistic is not None] + ([each.limit] if each else [])
 
     def _commands(self, arm: Arm) -> list[str]:
         """Write the deployment down, and return what starts it."""

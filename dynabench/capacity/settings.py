@@ -1,11 +1,15 @@
 """What `dynabench plan` looks for, and how far."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
+from dynabench.deployment.flags import DECIDED
 from foundation.settings import Count, check
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +18,12 @@ class PlanConfig:
 
     price: tuple[str, ...] = ()
     """Price of a kind of GPU, such as h100=2.5 (an hour, say); given for several, the cheapest is looked for among them."""
+
+    tensor_parallel_size: tuple[Count, ...] = (1, 2, 4, 8)
+    """GPUs that share each layer of the model, to choose from; may be repeated."""
+
+    max_num_batched_tokens: tuple[Count, ...] = (512, 1024, 2048, 4096, 8192)
+    """Tokens that a step computes at most (the chunk size), to choose from; may be repeated."""
 
     max_gpus: Count = 64
     """Most GPUs that a layout may use."""
@@ -44,6 +54,26 @@ class PlanConfig:
         if not found or not all(0 < part <= 1000 for part in found):
             raise ValueError(f"loads is {self.loads!r}; expected multiples of the rate such as 1,1.25,1.5,2")
         return found
+
+    @property
+    def free(self) -> dict[str, Sequence[Any]]:
+        """The settings to choose from, by their names."""
+        found: dict[str, Sequence[Any]] = {"gpu": tuple(self.prices)} if self.price else {}
+        return found | {name: getattr(self, name) for name in ("tensor_parallel_size", "max_num_batched_tokens")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEngineConfig(EngineConfig):
+    """Settings of each engine, but for what is chosen."""
+
+    max_num_batched_tokens: Annotated[int, DECIDED] = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTimingConfig(TimingConfig):
+    """The model and its GPU, but for what is chosen."""
+
+    tensor_parallel_size: Annotated[int, DECIDED] = 1
 
 
 def _price(text: str) -> tuple[str, float]:

@@ -6,16 +6,15 @@ from typing import Annotated
 
 from rich.status import Status
 
-from dynabench.capacity.settings import PlanConfig
+from dynabench.capacity.settings import PlanConfig, PlannedEngineConfig, PlannedTimingConfig
 from dynabench.cli.groups import (
+    WITHOUT_ROLE,
     Disaggregation,
-    Engine,
     Experiment,
     Load,
     MeasuredRouter,
     Overheads,
     Shape,
-    Timing,
     Transfers,
     plain_errors,
 )
@@ -26,8 +25,6 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from dynabench.terminal import Terminal
-from mocker import EngineConfig
-from mocker.timing.config import TimingConfig
 from reports import capacity
 from reports.capacity import Answer
 from serving.cli.command_line import flat
@@ -48,8 +45,8 @@ def plan(
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     router: MeasuredRouter | None = None,
-    engine: Engine | None = None,
-    timing: Timing | None = None,
+    engine: Annotated[PlannedEngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)] | None = None,
+    timing: Annotated[PlannedTimingConfig, flat("Simulated engine", 6)] | None = None,
     overhead: Overheads | None = None,
     disaggregation: Disaggregation | None = None,
     transfer: Transfers | None = None,
@@ -77,7 +74,7 @@ def plan(
     console = Terminal()
     with plain_errors():
         deployed = Deployment(
-            pools=(Pool(mocker=engine or EngineConfig(), timing=timing or TimingConfig()),),
+            pools=(Pool(mocker=engine or PlannedEngineConfig(), timing=timing or PlannedTimingConfig()),),
             router=router or MeasuredRouterConfig(),
             overhead=overhead or OverheadConfig(),
             disaggregation=disaggregation or DisaggregationConfig(),
