@@ -1,6 +1,7 @@
 """What every kind of agent does."""
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -305,6 +306,7 @@ def test_agents_leave_no_thread_file_or_task_behind(world, kind):
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(live())  # libraries keep some things for ever
+    gc.collect()  # of what other tests have left
     files, threads = len(names("/proc/self/fd")), threading.active_count()
     for _ in range(3):
         asyncio.run(live())
