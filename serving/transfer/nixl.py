@@ -34,7 +34,7 @@ from serving.transfer.wire import ID_BYTES
 
 log = logging.getLogger(__name__)
 
-INSTALL = "pip install 'dynabench[nixl]'"
+INSTALL = "pip install 'dynabench[nixl]' (without torch: pip install --no-deps nixl nixl-cu12)"
 
 STAGE_BYTES = 8 << 20
 MAX_STAGES = 8
