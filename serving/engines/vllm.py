@@ -1,6 +1,7 @@
 """vLLM, through AsyncLLM: token ids in and out, KV events over ZeroMQ, data-parallel ranks."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -10,6 +11,17 @@ from serving.engines.block_hashes import EventReaders
 from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
 from serving.engines.vllm_on_cpu import keep_async_scheduling
+from serving.engines.vllm_roles import (
+    PREFILL,
+    SideChannel,
+    check_nixl,
+    hand_off,
+    prompt_only,
+    take_over,
+    times,
+    transfer_config,
+    uses_nixl,
+)
 from serving.model.files import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
@@ -61,6 +73,10 @@ class Vllm:
                 "master_port": port,
                 "distributed_executor_backend": "mp",
             }
+        self._role = worker.role
+        self._transfer = transfer_config(worker.role, own.get("kv_transfer_config"))
+        if self._transfer is not None:
+            own["kv_transfer_config"] = self._transfer
         self._arguments = given | own
         self._wants_events = worker.kv_events and self._arguments.get("enable_prefix_caching") is not False
         self.calls = (
@@ -93,7 +109,14 @@ class Vllm:
             arguments["kv_events_config"] = KVEventsConfig(
                 enable_kv_cache_events=True, publisher="zmq", endpoint=self._readers.endpoint
             )
-        await self._processes.start(lambda: self._load(arguments))
+        if self._transfer is not None:
+            from vllm.config import KVTransferConfig
+
+            arguments["kv_transfer_config"] = call_with(KVTransferConfig, self._transfer)
+        if uses_nixl(self._transfer):
+            check_nixl()
+        with SideChannel(self._ranks) if uses_nixl(self._transfer) else contextlib.nullcontext():
+            await self._processes.start(lambda: self._load(arguments))
         config = self._llm.vllm_config
         # The client adds up what its data-parallel engines have.
         num_blocks = (config.cache_config.num_gpu_blocks or 0) // self._ranks
@@ -123,22 +146,15 @@ class Vllm:
                 engine_id(request),
                 data_parallel_rank=request["dp_rank"] if self._ranks > 1 else None,
             ):
-                one = output.outputs[0]
-                tokens = list(one.token_ids)
-                item: dict[str, Any] = {}
-                if is_first:
-                    item["cached_tokens"] = output.num_cached_tokens or 0
-                    if output.prompt_logprobs:
-                        found = log_probabilities(request["token_ids"][1:], output.prompt_logprobs[1:])
-                        item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
-                    is_first = False
-                if one.logprobs is not None:
-                    item |= log_probabilities(tokens, one.logprobs)
-                if one.finish_reason is not None:
-                    item["finish_reason"] = finish_reason(one.finish_reason)
-                yield {"token_ids": tokens} | item if item else tokens
+                if self._role != "prefill":
+                    yield self._item(request, output, is_first=is_first)
+                elif output.finished:
+                    yield self._prefilled(output)
+                is_first = False
         except ValueError as error:
             raise CallError(str(error), "invalid") from error
+        except CallError:
+            raise
         except Exception as error:
             if self._llm.errored:
                 raise CallError("vLLM's engine process died", "lost") from error
@@ -165,6 +181,17 @@ class Vllm:
             if reading is not None:
                 reading.cancel()
         raise EngineError("vLLM's engine process died (its messages are above)")
+
+    async def released(self) -> None:
+        """Wait until no KV is held any more, for requests of our own or for other engines to read.
+
+        A scheduler's figures come with the end of a request, and with every step while it holds KV: it is stepped, with
+        empty batches, until that was read or its lease ended.
+        """
+        while True:
+            await asyncio.sleep(CHECK_S)  # the figures come just after the answer
+            if self._llm.errored or not any(stats.kv_cache_usage for stats in self._stats.values()):
+                return
 
     async def close(self) -> None:
         """See `Engine`."""
@@ -203,7 +230,46 @@ class Vllm:
         keep_async_scheduling(settings)
         self._llm = AsyncLLM.from_engine_args(settings, stat_loggers=[Watcher])
 
+    def _item(self, request: dict[str, Any], output: Any, *, is_first: bool) -> Any:
+        one = output.outputs[0]
+        tokens = list(one.token_ids)
+        item: dict[str, Any] = {}
+        if is_first:
+            item["cached_tokens"] = output.num_cached_tokens or 0
+            item["times"] = times(output.metrics, is_decode=self._role == "decode")
+            if output.prompt_logprobs:
+                found = log_probabilities(request["token_ids"][1:], output.prompt_logprobs[1:])
+                item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
+        if one.logprobs is not None:
+            item |= log_probabilities(tokens, one.logprobs)
+        if one.finish_reason is not None:
+            item["finish_reason"] = _finish_reason(one.finish_reason)
+        return {"token_ids": tokens} | item if item else tokens
+
+    def _prefilled(self, output: Any) -> dict[str, Any]:
+        """Return the last item of a prefill worker; its one token is the decode worker's to say."""
+        assert self._transfer is not None
+        return {
+            "token_ids": [],
+            "finish_reason": _finish_reason(output.outputs[0].finish_reason),
+            "cached_tokens": output.num_cached_tokens or 0,
+            "kv_transfer_params": hand_off(output.kv_transfer_params, self._transfer),
+            "times": times(output.metrics, is_decode=False),
+        }
+
+    def _transfer_params(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what vLLM's connector is told of a request."""
+        params: dict[str, Any] | None = request.get("kv_transfer_params")
+        if self._role == "prefill":
+            return params or PREFILL
+        if params is None or self._transfer is None:
+            return None
+        return take_over(params, self._transfer)
+
     def _parameters(self, request: dict[str, Any]) -> Any:
+        params = self._transfer_params(request)
+        if self._role == "prefill":
+            request = prompt_only(request)
         conditions, options = request["stop_conditions"], request["sampling_options"]
         given = self._defaults | sampling(options, "seed", "logprobs", "prompt_logprobs")
         if bias := options.get("logit_bias"):
@@ -218,4 +284,11 @@ class Vllm:
             stop_token_ids=end_tokens(request) or None,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            extra_args=None if params is None else {"kv_transfer_params": dict(params)},
         )
+
+
+def _finish_reason(theirs: str) -> str:
+    if theirs in ("abort", "error"):
+        raise CallError(f"vLLM gave the request up ({theirs}): the KV of its prompt did not come, perhaps", "lost")
+    return finish_reason(theirs)

@@ -1,0 +1,166 @@
+"""vLLM as a prefill or decode worker: what its KV connector is told, and what the two sides hand to each other.
+
+prefill worker                                      decode worker
+computes the prompt, holds its KV under a lease
+answers kv_transfer_params  ----- frontend ----->   renews the lease, takes blocks
+its side channel            <--------------------   asks once where the memory is
+its memory                  <--------------------   reads the blocks, says so
+frees them                                          computes the prompt's last token, answers
+"""
+
+import importlib.util
+import os
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from foundation.settings import Count, Whole
+from serving.engines.side_channel import LOOPBACK, PortReservation, is_loopback
+from serving.model.card import Role
+from serving.runtime.messages import CallError
+from serving.worker.engine import EngineError
+
+CONNECTOR = "NixlConnector"
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+HOST, PORT, DEVICES = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "UCX_NET_DEVICES"
+
+LOG_PROBABILITIES = ("logprobs", "prompt_logprobs")
+
+LEASE_S = 30.0
+"""vLLM's own default."""
+
+LEASE_END = "lease_end"
+"""Ours beside vLLM's own `kv_transfer_params`: the lease's end, unless a decode worker renews it, in s since 1970."""
+
+SAFE_SHARE = 1 / 3
+"""Of a lease that must be left when a decode worker gets a request: it renews all leases together, every sixth of one."""
+
+MAX_NAME = 1024
+
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+
+
+class HandOff(msgspec.Struct):
+    """What the connector of a decode worker takes from a request; it trusts the types."""
+
+    remote_engine_id: Name
+    remote_request_id: Name
+    remote_host: Name
+    remote_port: Annotated[int, Meta(ge=1, le=65535)]
+    remote_block_ids: list[list[Whole]]
+    remote_num_tokens: Whole | None = None
+    tp_size: Count = 1
+    dcp_size: Count = 1
+    pp_size: Count = 1
+
+
+def transfer_config(role: Role, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return vLLM's `kv_transfer_config` for a role; what the user gives of it wins."""
+    if role == "aggregated":
+        return None if given is None else dict(given)
+    # A decode worker that cannot read the KV computes the prompt itself, where vLLM's default is to fail the request.
+    ours = {"kv_connector": CONNECTOR, "kv_role": KV_ROLES[role], "kv_load_failure_policy": "recompute"}
+    return ours | dict(given or {})
+
+
+def uses_nixl(config: Mapping[str, Any] | None) -> bool:
+    """Whether vLLM's NIXL connector is to move the KV."""
+    return config is not None and config.get("kv_connector") == CONNECTOR
+
+
+def check_nixl() -> None:
+    """Make sure that NIXL is there: vLLM would only fail later, with less to say.
+
+    Raises:
+        EngineError: it is not.
+    """
+    if not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_rocm")):
+        raise EngineError(
+            f"vLLM's {CONNECTOR} needs the Python package nixl, which is not installed: pip install nixl "
+            "(beside vLLM's CPU build: pip install --no-deps nixl nixl-cu12)"
+        )
+
+
+class SideChannel:
+    """Where a worker's peers ask for the way to its KV: a port of its own on the loopback interface.
+
+    `VLLM_NIXL_SIDE_CHANNEL_HOST` and `VLLM_NIXL_SIDE_CHANNEL_PORT` choose another address. vLLM is to start in here.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._ports: PortReservation | None = None
+        self._before = {name: os.environ.get(name) for name in (HOST, PORT, DEVICES)}
+
+    def __enter__(self) -> None:
+        host = os.environ.setdefault(HOST, LOOPBACK)
+        if is_loopback(host):
+            os.environ.setdefault(DEVICES, "lo")  # NIXL's own sockets would listen on all interfaces
+        if PORT not in os.environ:
+            self._ports = PortReservation(host, self._num_ranks)
+            os.environ[PORT] = str(self._ports.first)
+
+    def __exit__(self, *_: object) -> None:
+        if self._ports is not None:
+            self._ports.close()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def lease_s(config: Mapping[str, Any]) -> float:
+    """Return for how long KV is held for a decode worker that says nothing."""
+    return float((config.get("kv_connector_extra_config") or {}).get("kv_lease_duration", LEASE_S))
+
+
+def hand_off(params: dict[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a prefill worker answers, from what vLLM gave with the end of a request.
+
+    Raises:
+        CallError: it gave nothing.
+    """
+    if params is None:
+        raise CallError("vLLM gave up the prompt, or its KV connector says nothing of where its KV is", "engine")
+    return params | ({LEASE_END: time.time() + lease_s(config)} if uses_nixl(config) else {})
+
+
+def take_over(params: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a decode worker passes to vLLM; None if the KV may be gone before vLLM renews its lease.
+
+    vLLM would read whatever is there by then. Without these parameters it computes the prompt itself.
+
+    Raises:
+        CallError: they are not what a prefill worker answers.
+    """
+    if not uses_nixl(config) or not params.get("do_remote_prefill"):
+        return params
+    try:
+        msgspec.convert(params, HandOff)
+        end = msgspec.convert(params.get(LEASE_END), float | None)
+    except msgspec.ValidationError as error:
+        raise CallError(f"kv_transfer_params: {error}", "invalid") from error
+    if end is not None and end - time.time() < lease_s(config) * SAFE_SHARE:
+        return None
+    return {name: value for name, value in params.items() if name != LEASE_END}
+
+
+def prompt_only(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request of which a prefill worker computes the prompt and no more."""
+    conditions = request["stop_conditions"] | {"max_tokens": 1, "min_tokens": 0, "ignore_eos": True}
+    options = {name: value for name, value in request["sampling_options"].items() if name not in LOG_PROBABILITIES}
+    return request | {"stop_conditions": conditions, "sampling_options": options}
+
+
+def times(stats: Any, *, is_decode: bool) -> dict[str, float]:
+    """Return when what happened, in s since vLLM's scheduler had the request; of transfers it says nothing."""
+    if stats is None:
+        return {}
+    begun, computed = stats.scheduled_ts - stats.queued_ts, stats.first_token_ts - stats.queued_ts
+    return {"decode_start": begun} if is_decode else {"admitted": begun, "prefill_end": computed}
