@@ -1,12 +1,22 @@
-"""Ports at which an engine's own processes will listen, for the engines that read its KV."""
+"""Where an engine's own processes listen for the engines that read its KV: ports, and the environment that says so."""
 
 import contextlib
+import os
 import socket
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
-from typing import Self
+from typing import Annotated, Self
+
+from msgspec import Meta
+
+from serving.worker.engine import EngineError
 
 LOOPBACK = "127.0.0.1"
 ATTEMPTS = 100
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+"""Of a host or an engine, in what another worker says."""
 
 
 class PortReservation:
@@ -17,7 +27,10 @@ class PortReservation:
     """
 
     def __init__(self, host: str = LOOPBACK, count: int = 1) -> None:
-        self._sockets = _consecutive(host, count)
+        try:
+            self._sockets = _consecutive(host, count)
+        except OSError as error:
+            raise EngineError(f"an engine is to listen at {host}, and cannot: {error}") from error
         self.first: int = self._sockets[0].getsockname()[1]
 
     def close(self) -> None:
@@ -30,6 +43,23 @@ class PortReservation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def defaults(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set variables that the user did not set, and leave the environment as it was, for another engine in this process."""
+    missing = environment.keys() - os.environ.keys()
+    os.environ.update({name: environment[name] for name in missing})
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def ucx_at(host: str) -> dict[str, str]:
+    """Return what keeps NIXL's own sockets on the loopback interface if the host is there: they are on all otherwise."""
+    return {"UCX_NET_DEVICES": "lo"} if is_loopback(host) else {}
 
 
 def is_loopback(host: str) -> bool:

@@ -8,15 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
-from serving.engines.package import call_with, require
+from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
 from serving.engines.vllm_on_cpu import keep_async_scheduling
 from serving.engines.vllm_roles import (
     PREFILL,
-    SideChannel,
-    check_nixl,
     hand_off,
     prompt_only,
+    side_channel,
     take_over,
     times,
     transfer_config,
@@ -114,8 +113,8 @@ class Vllm:
 
             arguments["kv_transfer_config"] = call_with(KVTransferConfig, self._transfer)
         if uses_nixl(self._transfer):
-            check_nixl()
-        with SideChannel(self._ranks) if uses_nixl(self._transfer) else contextlib.nullcontext():
+            require_nixl("vLLM's NixlConnector", " (beside vLLM's CPU build: pip install --no-deps nixl nixl-cu12)")
+        with side_channel(self._ranks) if uses_nixl(self._transfer) else contextlib.nullcontext():
             await self._processes.start(lambda: self._load(arguments))
         config = self._llm.vllm_config
         # The client adds up what its data-parallel engines have.

@@ -8,26 +8,24 @@ its memory                  <--------------------   reads the blocks, says so
 frees them                                          computes the prompt's last token, answers
 """
 
-import importlib.util
+import contextlib
 import os
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from foundation.settings import Count, Whole
-from serving.engines.side_channel import LOOPBACK, PortReservation, is_loopback
+from serving.engines.side_channel import LOOPBACK, Name, Port, PortReservation, defaults, ucx_at
 from serving.model.card import Role
 from serving.runtime.messages import CallError
-from serving.worker.engine import EngineError
 
 CONNECTOR = "NixlConnector"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
-HOST, PORT, DEVICES = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "UCX_NET_DEVICES"
+HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 
 LOG_PROBABILITIES = ("logprobs", "prompt_logprobs")
 
@@ -40,10 +38,6 @@ LEASE_END = "lease_end"
 SAFE_SHARE = 1 / 3
 """Of a lease that must be left when a decode worker gets a request: it renews all leases together, every sixth of one."""
 
-MAX_NAME = 1024
-
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
-
 
 class HandOff(msgspec.Struct):
     """What the connector of a decode worker takes from a request; it trusts the types."""
@@ -51,12 +45,13 @@ class HandOff(msgspec.Struct):
     remote_engine_id: Name
     remote_request_id: Name
     remote_host: Name
-    remote_port: Annotated[int, Meta(ge=1, le=65535)]
+    remote_port: Port
     remote_block_ids: list[list[Whole]]
     remote_num_tokens: Whole | None = None
     tp_size: Count = 1
     dcp_size: Count = 1
     pp_size: Count = 1
+    lease_end: float | None = None
 
 
 def transfer_config(role: Role, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -73,46 +68,18 @@ def uses_nixl(config: Mapping[str, Any] | None) -> bool:
     return config is not None and config.get("kv_connector") == CONNECTOR
 
 
-def check_nixl() -> None:
-    """Make sure that NIXL is there: vLLM would only fail later, with less to say.
+@contextlib.contextmanager
+def side_channel(num_ranks: int) -> Iterator[None]:
+    """Let vLLM start with a side channel of its own, where peers ask for the way to its KV: on the loopback interface.
 
-    Raises:
-        EngineError: it is not.
+    `VLLM_NIXL_SIDE_CHANNEL_HOST` and `VLLM_NIXL_SIDE_CHANNEL_PORT` choose another address.
     """
-    if not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_rocm")):
-        raise EngineError(
-            f"vLLM's {CONNECTOR} needs the Python package nixl, which is not installed: pip install nixl "
-            "(beside vLLM's CPU build: pip install --no-deps nixl nixl-cu12)"
-        )
-
-
-class SideChannel:
-    """Where a worker's peers ask for the way to its KV: a port of its own on the loopback interface.
-
-    `VLLM_NIXL_SIDE_CHANNEL_HOST` and `VLLM_NIXL_SIDE_CHANNEL_PORT` choose another address. vLLM is to start in here.
-    """
-
-    def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
-        self._ports: PortReservation | None = None
-        self._before = {name: os.environ.get(name) for name in (HOST, PORT, DEVICES)}
-
-    def __enter__(self) -> None:
-        host = os.environ.setdefault(HOST, LOOPBACK)
-        if is_loopback(host):
-            os.environ.setdefault(DEVICES, "lo")  # NIXL's own sockets would listen on all interfaces
-        if PORT not in os.environ:
-            self._ports = PortReservation(host, self._num_ranks)
-            os.environ[PORT] = str(self._ports.first)
-
-    def __exit__(self, *_: object) -> None:
-        if self._ports is not None:
-            self._ports.close()
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    host = os.environ.get(HOST, LOOPBACK)
+    with (
+        PortReservation(host, num_ranks) as ports,
+        defaults({HOST: host, PORT: str(ports.first)} | ucx_at(host)),
+    ):
+        yield
 
 
 def lease_s(config: Mapping[str, Any]) -> float:
@@ -142,8 +109,7 @@ def take_over(params: dict[str, Any], config: Mapping[str, Any]) -> dict[str, An
     if not uses_nixl(config) or not params.get("do_remote_prefill"):
         return params
     try:
-        msgspec.convert(params, HandOff)
-        end = msgspec.convert(params.get(LEASE_END), float | None)
+        end = msgspec.convert(params, HandOff).lease_end
     except msgspec.ValidationError as error:
         raise CallError(f"kv_transfer_params: {error}", "invalid") from error
     if end is not None and end - time.time() < lease_s(config) * SAFE_SHARE:
