@@ -158,9 +158,7 @@ class SgLang:
 
     async def close(self) -> None:
         """See `Engine`."""
-        if self._engine is not None:
-            await in_thread(self._engine.shutdown)
-        await self._processes.close()
+        await self._processes.close(None if self._engine is None else self._engine.shutdown)
         if self._readers is not None:
             await self._readers.close()
 

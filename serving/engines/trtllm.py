@@ -161,9 +161,7 @@ class TrtLlm:
     async def close(self) -> None:
         """See `Engine`."""
         await cancel_all(*self._polling)
-        if self._llm is not None:
-            await in_thread(self._llm.shutdown)
-        await self._processes.close()
+        await self._processes.close(None if self._llm is None else self._llm.shutdown)
 
     async def _poll_events(self, publisher: KvEventPublisher) -> None:
         while True:

@@ -194,9 +194,8 @@ class Vllm:
 
     async def close(self) -> None:
         """See `Engine`."""
-        if self._llm is not None:
-            await in_thread(lambda: self._llm.shutdown(timeout=CLOSE_TIMEOUT_S))
-        await self._processes.close()
+        llm = self._llm
+        await self._processes.close(None if llm is None else lambda: llm.shutdown(timeout=CLOSE_TIMEOUT_S))
         if self._readers is not None:
             await self._readers.close()
 
