@@ -26,7 +26,7 @@ LONG_LEASE_S, SHORT_LEASE_S = 100_000, 6
 
 
 class Engines:
-    """Two prefill engines and a decode engine, in an event loop of their own."""
+    """A prefill engine and a decode engine, in an event loop of their own."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -67,10 +67,15 @@ def engines(folder):
     try:
         made.prefill = made.start("prefill", kv_lease_duration=LONG_LEASE_S)
         made.decode = made.start("decode")
-        made.second = made.start("prefill", kv_lease_duration=SHORT_LEASE_S)
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def second(engines):
+    """Another prefill engine, whose leases end soon; started late, as each engine keeps a thread of NIXL's busy."""
+    return engines.start("prefill", kv_lease_duration=SHORT_LEASE_S)
 
 
 def request(prompt, max_tokens=8, options=None, **more):
@@ -181,7 +186,7 @@ def test_a_prompt_is_held_until_it_was_read_and_no_longer(engines):
         assert first["cached_tokens"] == 0
         assert engines.prefill.load(0).kv_active_blocks == 10
         waiting = asyncio.create_task(engines.prefill.released())
-        await items_of(engines.second, request([5]))  # time passes, and it is stepped
+        await items_of(engines.decode, request([5]))  # time passes
         assert not waiting.done()
         await items_of(engines.decode, asked | {"kv_transfer_params": first["kv_transfer_params"]})
         await waiting
@@ -219,50 +224,50 @@ def test_a_decode_engine_keeps_what_it_read_and_reads_only_the_rest(engines, ref
     engines.do(main())
 
 
-def test_two_prefill_engines_feed_one(engines, reference):
+def test_two_prefill_engines_feed_one(engines, second, reference):
     async def main():
         rng = random.Random(3)
         prompts = [tokens(f"many {number}", rng.randrange(20, 400)) for number in range(16)]
-        owners = [rng.choice([engines.prefill, engines.second]) for _ in prompts]
+        owners = [rng.choice([engines.prefill, second]) for _ in prompts]
         answers = await asyncio.gather(
             *(apart(owner, engines.decode, request(prompt)) for owner, prompt in zip(owners, prompts, strict=True))
         )
         for prompt, answer in zip(prompts, answers, strict=True):
             assert_likeliest(reference, prompt, answer)
-        for engine in (engines.prefill, engines.second, engines.decode):
+        for engine in (engines.prefill, second, engines.decode):
             await engine.released()
 
     engines.do(main())
 
 
-def test_nothing_is_left_of_requests_that_are_given_up_at_any_time(engines, reference):
+def test_nothing_is_left_of_requests_that_are_given_up_at_any_time(engines, second, reference):
     async def main():
         rng = random.Random(4)
 
         async def given_up(number):
             asked = request(tokens(f"given up {number}", rng.randrange(100, 900)), 200)
-            work = asyncio.create_task(apart(engines.second, engines.decode, asked))
+            work = asyncio.create_task(apart(second, engines.decode, asked))
             await asyncio.wait([work], timeout=rng.uniform(0, 1.5))
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-        await asyncio.gather(*map(given_up, range(20)))
-        for engine in (engines.second, engines.decode):
+        await asyncio.gather(*map(given_up, range(12)))
+        for engine in (second, engines.decode):
             await engine.released()  # at last with the lease of those that nobody took over
         prompt = tokens("after", 300)
-        assert_likeliest(reference, prompt, await apart(engines.second, engines.decode, request(prompt)))
+        assert_likeliest(reference, prompt, await apart(second, engines.decode, request(prompt)))
 
     engines.do(main())
 
 
-def test_a_hand_off_that_comes_too_late_is_computed_and_not_read(engines, reference):
+def test_a_hand_off_that_comes_too_late_is_computed_and_not_read(engines, second, reference):
     async def main():
-        await forgotten(engines.second, engines.decode)
+        await forgotten(second, engines.decode)
         asked = request(tokens("late", 10 * BLOCK))
-        first = await prefilled(engines.second, asked)
-        await engines.second.released()
+        first = await prefilled(second, asked)
+        await second.released()
         await asyncio.gather(  # what lay there is overwritten
-            *(prefilled(engines.second, request(tokens(f"over {number}", 900))) for number in range(7))
+            *(prefilled(second, request(tokens(f"over {number}", 99 * BLOCK))) for number in range(2))
         )
         items = await items_of(engines.decode, asked | {"kv_transfer_params": first["kv_transfer_params"]})
         assert_likeliest(reference, asked["token_ids"], items)
@@ -270,24 +275,18 @@ def test_a_hand_off_that_comes_too_late_is_computed_and_not_read(engines, refere
     engines.do(main())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"remote_port": "80"}, r"remote_port"),
-        ({"remote_port": 0}, r"remote_port"),
-        ({"remote_block_ids": [[-1]]}, r"remote_block_ids"),
-        ({"remote_block_ids": 3}, r"remote_block_ids"),
-        ({"remote_engine_id": None}, r"remote_engine_id"),
-        ({"tp_size": 0}, r"tp_size"),
-    ],
-)
-def test_a_hand_off_that_is_none_is_refused(engines, change, message):
+def test_a_hand_off_that_is_none_harms_nobody_else(engines, second, reference):
     async def main():
         asked = request(tokens("malformed", 40))
-        first = await prefilled(engines.second, asked)
-        with pytest.raises(CallError, match=message) as refused:
-            await items_of(engines.decode, asked | {"kv_transfer_params": first["kv_transfer_params"] | change})
+        first = (await prefilled(second, asked))["kv_transfer_params"]
+        with pytest.raises(CallError, match="remote_port") as refused:
+            await items_of(engines.decode, asked | {"kv_transfer_params": first | {"remote_port": "80"}})
         assert refused.value.kind == "invalid"
+        beyond = first | {"remote_block_ids": [[10_000, 10_001]]}  # which only the owner can know
+        assert_likeliest(
+            reference, asked["token_ids"], await items_of(engines.decode, asked | {"kv_transfer_params": beyond})
+        )
+        assert_likeliest(reference, asked["token_ids"], await apart(second, engines.decode, asked))
 
     engines.do(main())
 
@@ -310,12 +309,12 @@ def links(pid):
             yield str(file.readlink())
 
 
-def test_a_prompt_whose_owner_is_gone_is_computed(engines, reference):
+def test_a_prompt_whose_owner_is_gone_is_computed(engines, second, reference):
     """The last of all: it takes one of the engines away."""
 
     async def main():
         asked = request(tokens("orphan", 10 * BLOCK))
-        first = await prefilled(engines.second, asked)
+        first = await prefilled(second, asked)
         for process in engines.processes:  # those of the engine that was started last
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
