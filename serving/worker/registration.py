@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from serving.model.card import ModelCard, ModelType
+from serving.model.card import Bootstrap, ModelCard, ModelType, Role
 from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles, files_address, model_name
 from serving.model.watch import present_cards
@@ -29,6 +29,8 @@ async def register_llm(
     has_kv_events: bool = False,
     num_ranks: int = 1,
     files: ModelFiles | None = None,
+    role: Role = "aggregated",
+    bootstrap: Bootstrap | None = None,
 ) -> ModelCard:
     """Tell the network which model an endpoint serves; frontends then offer it.
 
@@ -45,6 +47,8 @@ async def register_llm(
         has_kv_events: whether the engine reports its KV events; otherwise routers predict what it holds.
         num_ranks: data-parallel ranks, each of which is routed to by itself.
         files: the model's files, if they were read already.
+        role: what the worker does with a request.
+        bootstrap: how a prefill worker is called together with a decode worker, if it can be.
 
     Raises:
         ModelError: the model's files cannot be found, or the endpoint serves another model already.
@@ -66,6 +70,8 @@ async def register_llm(
         component=address.component,
         endpoint=address.endpoint,
         instance_id=runtime.instance_id,
+        role=role,
+        bootstrap=bootstrap,
         model_path=model_path,
         context_length=_context(context_length, files),
         kv_cache_block_size=kv_cache_block_size or 16,
