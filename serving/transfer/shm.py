@@ -32,7 +32,7 @@ from serving.transfer.memory import SEALS, Memory, portions
 from serving.transfer.owner import Owner
 from serving.transfer.stream import CHUNK_BYTES, Stream
 from serving.transfer.way import OnNotice, OwnerAddress
-from serving.transfer.wire import ID_BYTES, WELCOME, expect_done, notice_request
+from serving.transfer.wire import ID_BYTES, WELCOME, leave_notice
 
 if sys.platform == "linux":
     import fcntl
@@ -82,13 +82,13 @@ class Shm:
         """
         if sys.platform != "linux":
             raise TransferError(f"shared memory for KV needs Linux, not {sys.platform}: choose tcp", "refused")
-        self._memory, self._id, self._name = memory, bytes.fromhex(id), f"{id}.kv"
+        self._memory, self._id, self._name = memory, bytes.fromhex(id), f"{id[:16]}.kv"
         path = self._path / self._name
         try:
             self._folder = PrivateFolder(self._path)
             _remove_orphans(self._path, self._folder)
             listener = _listen(socket_name(path.with_suffix(".new")))
-            self._folder.rename(f"{id}.new", self._name)
+            self._folder.rename(path.with_suffix(".new").name, self._name)
         except (RuntimeUnavailableError, OSError) as error:
             raise TransferError(f"no socket for KV can be made in {self._path}: {error}", "refused") from error
         self._owner = Owner(memory.view, on_notice, id=id, welcome=self._welcome)
@@ -117,12 +117,7 @@ class Shm:
 
     async def notify(self, owner: ShmAddress, notice: bytes) -> None:
         """Leave a notice."""
-
-        async def talk(link: Link) -> None:
-            await link.stream.send(notice_request(notice))
-            await expect_done(link.stream)
-
-        await self._links.use(owner, talk)
+        await self._links.use(owner, lambda link: leave_notice(link.stream, notice))
 
     async def close(self) -> None:
         """Hang up on everybody, and remove the socket."""

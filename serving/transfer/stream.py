@@ -13,12 +13,28 @@ class Stream:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.socket = connection
+        self._rest = b""
         self._in_this_turn = 0
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it."""
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
         await self._pause(len(data))
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        """Return what comes next.
+
+        Raises:
+            ConnectionError: the other side hung up.
+        """
+        data = await asyncio.get_running_loop().sock_recv(self.socket, max_bytes)
+        if not data:
+            raise ConnectionResetError("the other side hung up")
+        return data
+
+    def put_back(self, data: bytes) -> None:
+        """Let something that was received be received again."""
+        self._rest = data
 
     async def receive(self, num_bytes: int) -> bytes:
         """Return exactly so many bytes.
@@ -37,6 +53,10 @@ class Stream:
             ConnectionError: the other side hung up before.
         """
         loop = asyncio.get_running_loop()
+        if self._rest and target:
+            known, self._rest = self._rest[: len(target)], self._rest[len(target) :]
+            target[: len(known)] = known
+            target = target[len(known) :]
         while target:
             num_bytes = await loop.sock_recv_into(self.socket, target[:CHUNK_BYTES])
             if not num_bytes:

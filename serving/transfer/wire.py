@@ -39,11 +39,6 @@ def read_request(pieces: Sequence[Piece]) -> bytes:
     return HEADER.pack(READ, len(places)) + places
 
 
-def notice_request(notice: bytes) -> bytes:
-    """Return the request to take a notice."""
-    return HEADER.pack(NOTICE, len(notice)) + notice
-
-
 def refusal(why: str) -> bytes:
     """Return the answer to a request that is refused."""
     reason = why.encode()[:MAX_REASON_BYTES]
@@ -63,3 +58,13 @@ async def expect_done(stream: Stream) -> None:
         raise TransferError(f"the owner's answer ({status}, {length}) is none of this protocol", "refused")
     reason = (await stream.receive(length)).decode(errors="replace")
     raise TransferError(f"the owner refuses: {reason}", "refused")
+
+
+async def leave_notice(stream: Stream, notice: bytes) -> None:
+    """Ask an owner to take a notice.
+
+    Raises:
+        TransferError: it refuses.
+    """
+    await stream.send(HEADER.pack(NOTICE, len(notice)) + notice)
+    await expect_done(stream)
