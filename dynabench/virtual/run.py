@@ -18,6 +18,7 @@ from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import link_use, pool_use
 from mocker.timing.choose import SimulatedEngine
+from mocker.timing.kv_size import kv_size_of
 from mocker.timing.model import chunk
 from reports.metrics import spread
 from reports.records import Floats, Record, Requests

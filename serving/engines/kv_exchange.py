@@ -57,7 +57,8 @@ class KvExchange:
         )
         self.id = secrets.token_hex(8)
         self.counts = KvTransfers()
-        self.on_notice: Callable[[Notice], object] = lambda notice: None
+        self.on_notice: Callable[[Notice], object] = log.debug
+        """Is called with each notice that comes; set by who uses the exchange."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-content")
         self._notices: set[asyncio.Task[None]] = set()
 
@@ -112,5 +113,3 @@ class KvExchange:
             log.warning("a notice of %d bytes that says nothing we know is ignored", len(data))
         else:
             self.on_notice(notice)
-
-

@@ -1,11 +1,11 @@
 """What the agents of prefill and decode workers tell each other, in at most `MAX_NOTICE_BYTES`; it may come twice, or never.
 
-    decode worker                              prefill worker
-    Renew: it will still read     --------->   source first: extends the leases
-    Read: it has, or never will   --------->   frees the blocks
-    Begin: it has blocks          --------->   destination first: computes the prompt
-                                  <---------   Offered: where its KV is, in parts
-    Left: it needs no more        <-------->   Left: there will be no KV
+decode worker                              prefill worker
+Renew: it will still read     --------->   source first: extends the leases
+Read: it has, or never will   --------->   frees the blocks
+Begin: it has blocks          --------->   destination first: computes the prompt
+                              <---------   Offered: where its KV is, in parts
+Left: it needs no more        <-------->   Left: there will be no KV
 """
 
 from collections.abc import Iterator
@@ -71,9 +71,10 @@ _decoder = msgspec.msgpack.Decoder(Notice)
 def decode(data: bytes) -> Notice | None:
     """Return what a notice says, None if it says nothing that we know."""
     try:
-        return _decoder.decode(data)
+        notice: Notice = _decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
+    return notice
 
 
 def parts(room: int, kv: RemoteKv) -> Iterator[Offered]:

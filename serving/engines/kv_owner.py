@@ -13,6 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from serving.engines.kv_exchange import INLINE_BYTES, KvExchange
@@ -167,10 +168,10 @@ class KvOwner:
                 self._on_written(offer)
             else:
                 self._num_writing += 1
-                writing = self._exchange.in_thread(lambda placement=placement: self._shelf.fill(placement))
-                writing.add_done_callback(lambda done, offer=offer: self._on_written_elsewhere(done, offer))
+                writing = self._exchange.in_thread(partial(self._shelf.fill, placement))
+                writing.add_done_callback(partial(self._on_written_elsewhere, offer))
 
-    def _on_written_elsewhere(self, done: asyncio.Future[None], offer: Offer) -> None:
+    def _on_written_elsewhere(self, offer: Offer, done: asyncio.Future[None]) -> None:
         self._num_writing -= 1
         if not done.cancelled():
             done.result()

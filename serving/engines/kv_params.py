@@ -13,7 +13,7 @@ AGENT = "bootstrap_agent"
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Whole = Annotated[int, Meta(ge=0)]
-Room = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Room = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):

@@ -174,15 +174,14 @@ class KvReader:
             raise LoadError(f"no prefill worker offered it in {self._meeting_timeout_s:g} s") from None
         except TransferError as error:
             raise LoadError(f"the prefill worker cannot be told to begin: {error}", _kind(error)) from error
-        match load.offered.result():
-            case LoadError() as error:
-                raise error
-            case kv:
-                try:
-                    self._check(kv, load)
-                except ValueError as error:
-                    raise LoadError(str(error)) from error
-                return kv
+        said = load.offered.result()
+        if isinstance(said, LoadError):
+            raise said
+        try:
+            self._check(said, load)
+        except ValueError as error:
+            raise LoadError(str(error)) from error
+        return said
 
     async def _read(self, load: Load, kv: RemoteKv, first: int) -> tuple[int, str]:
         """Read the next blocks; return how many are good, and what is wrong with the one behind them.

@@ -39,6 +39,8 @@ from serving.worker.protocol import PreprocessedRequest
 MAX_WAITING = 4096
 """Requests waiting for a place in the batch beyond which an engine refuses more."""
 
+POLL_S = 0.02
+
 KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
     "aggregated": None,
     "prefill": "kv_producer",
@@ -127,7 +129,9 @@ class MockEngine:
         """
         handover = self._handover
         if handover is None:
-            raise ValueError("kv_transfer_params are for a prefill or decode worker; this one is started without --role")
+            raise ValueError(
+                "kv_transfer_params are for a prefill or decode worker; this one is started without --role"
+            )
         live.stream.on_cancel = lambda: handover.cancel(self, live)
         handover.begin(self, live, asked)
 
@@ -273,7 +277,9 @@ class Mocker:
         self._role = worker.role
         self._transfer = transfer
         self._lease = lease
-        self._layout = layout_of(transfer, timing, block_size=config.block_size) if worker.role != "aggregated" else None
+        self._layout = (
+            layout_of(transfer, timing, block_size=config.block_size) if worker.role != "aggregated" else None
+        )
         self._token: Callable[[], bytes] | None = None
         self._handover: Handover | None = None
         self._vocabulary = LETTERS
@@ -323,9 +329,10 @@ class Mocker:
         found = self._ranks[rank].load()
         return found if rank or self._handover is None else found._replace(kv_transfers=self._handover.transfers())
 
-    def num_held(self) -> int:
-        """See `TransferringEngine`."""
-        return 0 if self._handover is None else self._handover.transfers().num_held
+    async def released(self) -> None:
+        """See `HoldingEngine`."""
+        while self._handover is not None and self._handover.transfers().num_held:
+            await asyncio.sleep(POLL_S)
 
     async def failed(self) -> None:
         """See `Engine`."""

@@ -119,8 +119,7 @@ class PrefillSide:
         """See `Handover`."""
 
         def on_offered(kv: RemoteKv) -> None:
-            live.finish()
-            live.end |= {"kv_transfer_params": msgspec.to_builtins(kv)}
+            live.finish(kv_transfer_params=msgspec.to_builtins(kv))
             live.flush()
 
         def on_over() -> None:
@@ -229,14 +228,10 @@ def hand_over(role: Role, exchange: KvExchange, transfer: TransferRunConfig, lea
     if role == "prefill":
         return PrefillSide(exchange, KvOwner(exchange, lease, meeting_timeout_s=meeting_timeout_s))
     read_timeout_s = transfer.transfer_read_timeout_s
-    return DecodeSide(
-        exchange, KvReader(exchange, read_timeout_s=read_timeout_s, meeting_timeout_s=meeting_timeout_s)
-    )
+    return DecodeSide(exchange, KvReader(exchange, read_timeout_s=read_timeout_s, meeting_timeout_s=meeting_timeout_s))
 
 
-def block_keys(
-    tokens: npt.NDArray[np.uint32], hashes: Several[int], *, num_full: int, block_size: int
-) -> list[int]:
+def block_keys(tokens: npt.NDArray[np.uint32], hashes: Several[int], *, num_full: int, block_size: int) -> list[int]:
     """Return names for a prompt's blocks: their sequence hashes, and for a last one that is not full one of its own."""
     keys = list(hashes[:num_full])
     tail = tokens[num_full * block_size :]

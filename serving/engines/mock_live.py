@@ -86,13 +86,13 @@ class Live:
         elif tokens:
             stream.send(tokens)
 
-    def finish(self) -> None:
+    def finish(self, **more: Any) -> None:
         """Let what was made be followed by the end, when it is sent next."""
         sequence, load = self.sequence, self.load
         cached = sequence.cached_tokens
         if load is not None and load.error is None and load.kv is not None:
             cached = load.kv.remote_prefill_cached_tokens
-        self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached}
+        self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
         if load is None:
             self.end["times"] = self.times()
 

@@ -91,9 +91,7 @@ class FolderToken:
         try:
             self._last = discovery.share(FILE, make_up())
         except (OSError, ValueError) as error:
-            raise RuntimeUnavailableError(
-                f"the file {FILE} in the discovery folder cannot be used: {error}"
-            ) from error
+            raise RuntimeUnavailableError(f"the file {FILE} in the discovery folder cannot be used: {error}") from error
         if len(self._last) < MIN_BYTES:
             raise RuntimeUnavailableError(
                 f"the file {FILE} in the discovery folder holds {len(self._last)} bytes; at least {MIN_BYTES} were expected "

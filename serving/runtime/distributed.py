@@ -1,6 +1,7 @@
 """The runtime as a program sees it: `DistributedRuntime -> namespace -> component -> endpoint`."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import secrets
@@ -145,11 +146,11 @@ class DistributedRuntime:
             self._token = token
         return lambda: token.value
 
-    async def drain(self, num_held: Callable[[], int] = int) -> None:
+    async def drain(self, released: Callable[[], Awaitable[None]] | None = None) -> None:
         """Take no more work: leave discovery, refuse new calls, let those in progress finish up to the deadline.
 
         Args:
-            num_held: counts what else is waited for.
+            released: waits for what others may still ask of this process, up to the same deadline.
         """
         for key in self._keys:
             try:
@@ -160,10 +161,14 @@ class DistributedRuntime:
             self._services[target] = _refuse
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_s
-        while (self.num_streams or num_held()) and loop.time() < deadline:
+        while self.num_streams and loop.time() < deadline:
             await asyncio.sleep(0.02)
         for session in list(self._sessions):
             session.end_all("the process that served this had to end", "lost")
+        if released is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await released()
 
     async def close(self) -> None:
         """Leave: hang up on everybody and give up the lease."""

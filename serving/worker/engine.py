@@ -126,6 +126,11 @@ class TransferringEngine(Engine, Protocol):
         """Prove with the token that this returns, as it is then, to be of our cluster; called before it is started."""
         ...
 
-    def num_held(self) -> int:
-        """Count the requests whose KV others may still read here: a worker that drains waits for them."""
+
+@runtime_checkable
+class HoldingEngine(Engine, Protocol):
+    """An engine that may hold KV for others."""
+
+    async def released(self) -> None:
+        """Wait until nobody will read KV any more that it holds: a worker that drains does."""
         ...
