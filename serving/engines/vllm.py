@@ -13,6 +13,7 @@ from serving.engines.processes import EngineProcesses
 from serving.engines.vllm_on_cpu import keep_async_scheduling
 from serving.engines.vllm_roles import (
     PREFILL,
+    counted,
     hand_off,
     prompt_only,
     side_channel,
@@ -26,7 +27,7 @@ from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.runtime.threads import in_thread
 from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
-from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits, KvTransfers
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import end_tokens, engine_id, finish_reason, log_probabilities, sampling
 from serving.worker.registry import ENGINES
@@ -87,6 +88,7 @@ class Vllm:
         self._processes = EngineProcesses("vLLM", MEMORY)
         self._ranks = int(self._arguments.get("data_parallel_size") or 1)
         self._stats: dict[int, Any] = {}
+        self._transfers = KvTransfers()
         self._shape = (0, 0)  # KV blocks, sequences in a batch
         self._defaults: dict[str, Any] = {}
         self._readers: EventReaders | None = None
@@ -149,6 +151,7 @@ class Vllm:
                     yield self._item(request, output, is_first=is_first)
                 elif output.finished:
                     yield self._prefilled(output)
+                    self._transfers = self._transfers._replace(num_offered=self._transfers.num_offered + 1)
                 is_first = False
         except ValueError as error:
             raise CallError(str(error), "invalid") from error
@@ -163,10 +166,11 @@ class Vllm:
         """See `Engine`."""
         num_blocks, max_num_seqs = self._shape
         stats = self._stats.get(rank)
+        transfers = KvTransfers() if rank else self._transfers
         if stats is None:
             return EngineLoad(kv_total_blocks=num_blocks, max_num_seqs=max_num_seqs)
         active = round(stats.kv_cache_usage * num_blocks)
-        return EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, active, num_blocks, max_num_seqs)
+        return EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, active, num_blocks, max_num_seqs, transfers)
 
     async def failed(self) -> None:
         """See `Engine`."""
@@ -209,7 +213,7 @@ class Vllm:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        latest = self._stats
+        latest, adapter = self._stats, self
 
         class Watcher(StatLoggerBase):  # type: ignore[misc]
             """Keeps the scheduler's latest figures."""
@@ -220,6 +224,8 @@ class Vllm:
             def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, **options: Any) -> None:
                 if scheduler_stats is not None:
                     latest[self._index] = scheduler_stats
+                    if uses_nixl(adapter._transfer):
+                        adapter._transfers = counted(adapter._transfers, scheduler_stats)
 
             def log_engine_initialized(self) -> None:
                 pass

@@ -20,6 +20,7 @@ from foundation.settings import Count, Whole
 from serving.engines.side_channel import LOOPBACK, Name, Port, PortReservation, defaults, ucx_at
 from serving.model.card import Role
 from serving.runtime.messages import CallError
+from serving.worker.engine import KvTransfers
 
 CONNECTOR = "NixlConnector"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -115,6 +116,24 @@ def take_over(params: dict[str, Any], config: Mapping[str, Any]) -> dict[str, An
     if end is not None and end - time.time() < lease_s(config) * SAFE_SHARE:
         return None
     return {name: value for name, value in params.items() if name != LEASE_END}
+
+
+def counted(before: KvTransfers, stats: Any) -> KvTransfers:
+    """Return what was moved, with what the NIXL connector did in a step of vLLM's scheduler."""
+    found, stages = stats.kv_connector_stats or {}, stats.num_kv_fetch_reqs_by_stage
+
+    def number(*names: str) -> int:
+        return sum(len(found.get(name, ())) for name in names)
+
+    return before._replace(
+        num_waiting=stages.get("waiting_to_start", 0),
+        num_loading=stages.get("in_progress", 0),
+        num_read=before.num_read + number("transfer_duration"),
+        num_failed=before.num_failed + number("num_failed_transfers", "num_failed_handshakes"),
+        num_expired=before.num_expired + number("num_kv_expired_reqs"),
+        num_bytes=before.num_bytes + int(sum(found.get("bytes_transferred", ()))),
+        seconds=before.seconds + sum(found.get("transfer_duration", ())),
+    )
 
 
 def prompt_only(request: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,23 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from serving.engines.side_channel import is_loopback
-from serving.engines.vllm_roles import hand_off, prompt_only, side_channel, take_over, transfer_config, uses_nixl
+from serving.engines.vllm_roles import (
+    counted,
+    hand_off,
+    prompt_only,
+    side_channel,
+    take_over,
+    transfer_config,
+    uses_nixl,
+)
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.engine import KvTransfers
 from serving.worker.registry import make_engine
 
 PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -107,6 +117,20 @@ def test_each_worker_has_a_side_channel_of_its_own_on_the_loopback_interface(mon
     with side_channel(1):
         assert os.environ[PORT] == "5700"
     assert os.environ[PORT] == "5700"
+
+
+def test_what_was_moved_adds_up():
+    def stats(**found):
+        stages = {"waiting_to_start": 2, "in_progress": 1, "completed_waiting": 4}
+        return SimpleNamespace(kv_connector_stats=found or None, num_kv_fetch_reqs_by_stage=stages)
+
+    moved = {"transfer_duration": [0.5, 0.25], "bytes_transferred": [100, 50], "num_failed_transfers": [1]}
+    once = counted(KvTransfers(num_offered=1), stats(**moved))
+    assert once == KvTransfers(
+        num_waiting=2, num_loading=1, num_offered=1, num_read=2, num_failed=1, num_bytes=150, seconds=0.75
+    )
+    assert counted(once, stats()) == once
+    assert counted(once, stats(num_kv_expired_reqs=[1])).num_expired == 1
 
 
 def test_loopback_addresses_are_known():

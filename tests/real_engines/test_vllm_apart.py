@@ -21,6 +21,7 @@ from tests.support.waiting import in_time
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # vLLM warns as it is imported
 BLOCK = 32
+BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4  # K and V of 2 layers, 2 heads of 32 floats
 LONG_LEASE_S, SHORT_LEASE_S = 100_000, 6
 """The first prefill engine's are never over within a test: what it frees was read, or given up."""
 
@@ -191,6 +192,10 @@ def test_a_prompt_is_held_until_it_was_read_and_no_longer(engines):
         await items_of(engines.decode, asked | {"kv_transfer_params": first["kv_transfer_params"]})
         await waiting
         assert engines.prefill.load(0).kv_active_blocks == 0
+        assert engines.prefill.load(0).kv_transfers.num_offered > 0
+        moved = engines.decode.load(0).kv_transfers
+        assert moved.num_read > 0
+        assert moved.num_bytes >= 10 * BLOCK * BYTES_PER_TOKEN
         await engines.decode.released()
 
     engines.do(main())
