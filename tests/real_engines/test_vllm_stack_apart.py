@@ -98,12 +98,12 @@ def test_a_prefill_worker_that_drains_waits_until_its_kv_was_read(stack, referen
             prefill, decode = [await runtime.client(address) for address in addresses]
             for worker in (prefill, decode):
                 await worker.wait_for_instances(1)
-            [last] = [item async for item in prefill.direct(asked, prefill.instance_ids[0])]
+            [last] = [item async for item in prefill.direct(asked, prefill.instance_ids()[0])]
             os.kill(process, signal.SIGTERM)
-            await until_async(lambda: not prefill.instance_ids)
+            await until_async(lambda: not prefill.instance_ids())
             assert is_alive(process)
             shared = asked | {"kv_transfer_params": last["kv_transfer_params"]}
-            items = [item async for item in decode.direct(shared, decode.instance_ids[0])]
+            items = [item async for item in decode.direct(shared, decode.instance_ids()[0])]
             said = [token for item in items for token in (item["token_ids"] if isinstance(item, dict) else item)]
             assert said == reference.greedy(prompt, 8)[0]
 
