@@ -35,6 +35,8 @@ class EngineProcesses:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._others: dict[int, int] = {}  # processes below ours that were there before the engine
+        # Shared memory of the engine as it started: its processes may be gone in the end.
+        self._mapped: set[str] = set()
 
     async def start(self, work: Callable[[], Any]) -> Any:
         """Run what starts the engine in a thread that lives as long as the engine; return its result.
@@ -54,17 +56,20 @@ class EngineProcesses:
         engine_log = EngineLog()
         try:
             with engine_log.caught():
-                return await in_thread(work, until=self._is_over)
+                made = await in_thread(work, until=self._is_over)
         except EngineError:
             raise
         except Exception as error:
             cause = cause_of(error, await asyncio.to_thread(engine_log.last)).rstrip(".")
             advice = remedy(cause, self._memory_argument) if self._memory_argument else ""
             raise EngineError(f"{self._name} does not start: {cause}{advice}") from error
+        if self._reaper is not None:
+            self._mapped = await asyncio.to_thread(lambda: shared_memory(self._own()))
+        return made
 
     async def close(self, stop: Callable[[], Any] | None = None) -> None:
         """Let the engine stop, then end what is left of it, shared memory included: one that kills its own leaves theirs."""
-        mapped = shared_memory(self._own()) if self._reaper is not None else set()
+        mapped = self._mapped | (shared_memory(self._own()) if self._reaper is not None else set())
         if stop is not None:
             from serving.runtime.threads import in_thread
 

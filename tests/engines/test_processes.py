@@ -99,18 +99,24 @@ from serving.engines.processes import POLL_S, EngineProcesses
 
 async def main():
     processes = EngineProcesses()
-    child = await processes.start(lambda: subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdout=subprocess.PIPE))
-    name = child.stdout.readline().decode().strip()
+    def start():
+        child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdout=subprocess.PIPE)
+        return child, child.stdout.readline().decode().strip()
+
+    child, name = await processes.start(start)
     await asyncio.sleep(2 * POLL_S)  # the reaper is told of it
     print(name, flush=True)
     await asyncio.sleep(600 if sys.argv[1] == "stay" else 0)
+    if sys.argv[1] == "dies":
+        child.kill()
+        child.wait()
     await processes.close(child.kill)
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("ends", ["stay", "go"])
+@pytest.mark.parametrize("ends", ["stay", "go", "dies"])
 def test_shared_memory_goes_with_the_processes_that_had_it(ends):
     command = [sys.executable, "-c", SHARING_WORKER, ends, SHARING]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
