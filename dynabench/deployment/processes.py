@@ -9,6 +9,7 @@ from serving.frontend.server import programs as frontend_programs
 from serving.routing.service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import EngineError
 from serving.worker.programs import LightEngine, Workers, worker_programs
@@ -33,7 +34,7 @@ def programs(
     _check_whole(deployment)
     home = f"{namespace}-workers" if deployment.standalone_router else namespace
     wanted = [
-        Workers(pool.name, pool.replicas, _engine(pool), _worker_config(deployment, pool, home))
+        Workers(pool.name, pool.replicas, _engine(deployment, pool), _worker_config(deployment, pool, home))
         for pool in deployment.pools
     ]
     found = worker_programs(wanted, runtime)
@@ -41,7 +42,7 @@ def programs(
     if deployment.standalone_router:
         found.append(_router(deployment, frontend, runtime, home))
         frontend = replace(frontend, router_mode="round-robin")
-    return found + frontend_programs(frontend, deployment.router, runtime, descriptor)
+    return found + frontend_programs(frontend, deployment.router, deployment.disaggregation, runtime, descriptor)
 
 
 def check_engines(deployment: Deployment) -> None:
@@ -81,9 +82,11 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
     return replace(worker, endpoint=f"dyn://{home}.{component_of(deployment, pool)}.generate", model_name=name)
 
 
-def _engine(pool: Pool) -> EngineChoice | LightEngine:
+def _engine(deployment: Deployment, pool: Pool) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
-        return LightEngine("serving.mocker", settings=(pool.mocker, pool.timing))
+        transfer = TransferRunConfig(kv_bytes_per_token=deployment.transfer.kv_bytes_per_token)
+        settings = (pool.mocker, pool.timing, transfer, deployment.disaggregation)
+        return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))
     return EngineChoice(pool.engine, pool.run, pool.arguments)

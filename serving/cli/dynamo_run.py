@@ -41,6 +41,7 @@ from serving.cli.ways import (
 )
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
+from serving.life import DisaggregationConfig
 from serving.model.files import ModelFiles
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
@@ -206,7 +207,7 @@ async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) ->
             assert engine is not None
             await run_worker(job.runtime, job.worker, engine, stopping, default_name=job.default_name)
         case Http() if engine is None:
-            await run_frontends(job.frontend, job.router, job.runtime, stopping)
+            await run_frontends(job.frontend, job.router, DisaggregationConfig(), job.runtime, stopping)
         case _:
             return await run_all_in_one(job, engine, stopping)
     return 0
