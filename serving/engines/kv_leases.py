@@ -1,6 +1,6 @@
 """Leases: until when KV is kept for somebody who has said nothing yet, or not for long.
 
-    grant --> until now + duration -- renew --> until now + 2/3 duration, if that is later -- end, expire --> gone
+grant --> until now + duration -- renew --> until now + 2/3 duration, if that is later -- end, expire --> gone
 """
 
 from collections.abc import Hashable
