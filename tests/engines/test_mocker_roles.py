@@ -1,17 +1,26 @@
 """The mocker as a prefill and as a decode worker: what it says of itself, its ranks, and what it gives back."""
 
+import asyncio
 import tempfile
+from contextlib import AsyncExitStack
 
 import msgspec
+import numpy as np
 import pytest
 import uvloop
 
 from mocker import EngineConfig
 from serving.engines.mock import Mocker, TimingConfig
 from serving.model.files import ModelFiles
+from serving.model.watch import present_cards
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import CallError, DistributedRuntime
+from serving.runtime.messages import pack_u32
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import EngineError, HoldingEngine, KvTransfers, TransferringEngine
+from serving.worker.loop import serve_engine
+from serving.worker.protocol import PreprocessedRequest, StopConditions
 from tests.engines.kv_world import FIRST, TOKEN, Pair, expected
 from tests.support.waiting import in_time, until_async
 
@@ -104,3 +113,60 @@ def test_the_mocker_has_the_protocols_of_workers_that_share_requests():
     assert isinstance(mocker, HoldingEngine)
     assert mocker.calls[0].arguments["config"].kv_role is None
     assert Mocker(WorkerConfig(role="decode"), ENGINE).calls[0].arguments["config"].kv_role == "kv_consumer"
+
+
+def asked(prompt, max_tokens, params):
+    return PreprocessedRequest(
+        token_ids=pack_u32(np.array(prompt, np.uint32)),
+        stop_conditions=StopConditions(max_tokens=max_tokens),
+        sampling_options={"seed": 7},
+        kv_transfer_params=params,
+    )
+
+
+async def collect(stream):
+    """Return the tokens of an answer, and what else came."""
+    tokens, more = [], {}
+    async for item in stream:
+        tokens += item.get("token_ids", []) if isinstance(item, dict) else [item] if isinstance(item, int) else item
+        more |= item if isinstance(item, dict) else {}
+    return tokens, more
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_prefill_worker_that_drains_waits_for_its_readers(short_folder, tmp_path, is_read):
+    async def main():
+        async with in_time(), AsyncExitStack() as stack:
+            config = RuntimeConfig(discovery_dir=str(tmp_path / "d"), etcd_endpoints="", nats_server="")
+
+            async def join(**options):
+                return await stack.enter_async_context(await DistributedRuntime.connect(config, **options))
+
+            async def serve(role, component):
+                runtime = await join(drain_s=100.0 if is_read else 0.0)
+                worker = WorkerConfig(role=role, endpoint=f"dyn://x.{component}.generate", model_name="m")
+                timing = TimingConfig(timing="constant", speedup_ratio=20.0)
+                mocker = Mocker(worker, ENGINE, timing, transfer=TransferRunConfig(transfer="tcp"))
+                serving = asyncio.create_task(serve_engine(runtime, worker, mocker))
+                client = await (await join()).client(worker.address)
+                [id] = await client.wait_for_instances()
+                return runtime, serving, lambda *request: collect(client.direct(asked(*request), id))
+
+            prefill, prefilling, ask_prefill = await serve("prefill", "prefill")
+            decode, decoding, ask_decode = await serve("decode", "backend")
+            cards = await present_cards(prefill.discovery)
+            assert {(card.role, card.bootstrap is not None) for card in cards} == {("prefill", True), ("decode", False)}
+            _, said = await ask_prefill(PROMPT, 1, FIRST)
+            prefill.stopping.set()
+            if is_read:
+                await until_async(lambda: not prefill.num_streams)
+                tokens, _ = await ask_decode(PROMPT, 5, said["kv_transfer_params"])
+                assert tokens == expected(PROMPT, 5)
+            await prefilling
+            if not is_read:
+                with pytest.raises(CallError, match="the KV of its prompt did not come"):
+                    await ask_decode(PROMPT, 5, said["kv_transfer_params"])
+            decode.stopping.set()
+            await decoding
+
+    uvloop.run(main())
