@@ -23,6 +23,9 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import KvSize, kv_size_of
 from serving.transfer.config import TransferRunConfig
 
+MAX_SLOTS = 1 << 18
+"""However small they are."""
+
 HEADER = struct.Struct("<QQQQ")
 WORD_BYTES = 8
 PAGE: npt.NDArray[np.uint64] = np.arange(1, 8193, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -94,7 +97,7 @@ class Shelf:
 
     def __init__(self, memory: memoryview, layout: KvLayout) -> None:
         self.layout = layout
-        self.num_slots = len(memory) // layout.slot_bytes
+        self.num_slots = min(len(memory) // layout.slot_bytes, MAX_SLOTS)
         self._memory = memory
         self._free = list(range(self.num_slots))  # a heap: low ones first, so that memory once used is used again
         self._slots: dict[int, Slot] = {}

@@ -7,7 +7,7 @@ import pytest
 from mocker.timing.catalog import find_model
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size
-from serving.engines.kv_shelf import HEADER, KvLayout, Shelf, find_fault, layout_of
+from serving.engines.kv_shelf import HEADER, MAX_SLOTS, KvLayout, Shelf, find_fault, layout_of
 from serving.transfer.config import TransferRunConfig
 
 LAYOUT = KvLayout(80_000, 400, 2)
@@ -109,6 +109,15 @@ def test_whatever_is_placed_and_released_each_block_that_is_there_is_right(seed)
         assert ours.num_free == 12 - len(live)
         slot = rng.choice([slot for placement in (placed + released) for slot in placement.slots] or [None])
         assert slot is None or (fault(memory, slot) == "") is (id(slot) in live)
+
+
+def test_blocks_without_content_are_counted_too():
+    memory, ours = shelf(MAX_SLOTS + 1, KvLayout(0))
+    assert ours.num_free == MAX_SLOTS
+    placement = ours.place([5])
+    assert find_fault(memory[: HEADER.size], 5, 1, KvLayout(0)) == "it is not there, or no longer"
+    ours.fill(placement)
+    assert find_fault(memory[: HEADER.size], 5, 1, KvLayout(0)) == ""
 
 
 def test_a_block_has_its_share_of_the_models_bytes():
