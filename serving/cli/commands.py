@@ -33,7 +33,7 @@ from serving.supervision.process import report_failure, run
 from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
-from serving.worker.registry import ENGINES, check_installed, make_engine
+from serving.worker.registry import ENGINES, check_installed, make_engine, refuse_role
 
 FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
 WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
@@ -207,6 +207,7 @@ def echo(
     """
     set_up(verbose)
     worker, network = _resolve(worker, runtime or RuntimeConfig())
+    refuse_role(worker, f"echo_{kind}")
 
     run(lambda stopping: run_worker(network, worker, Echo(kind), stopping))
 
