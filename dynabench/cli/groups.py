@@ -46,7 +46,9 @@ Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]
-KvTransfer = Annotated[TransferRunConfig, flat("Prefill and decode workers", 7)]
+WITHOUT_BYTES = Parameter(parse="^(?!kv_bytes_per_token$)")
+"""Leaves out the flag of what the section `transfer` of a file says for both clocks."""
+KvTransfer = Annotated[TransferRunConfig, WITHOUT_BYTES, flat("Prefill and decode workers", 7)]
 Router = Annotated[RouterConfig, flat("Router", 8)]
 MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
 Frontend = Annotated[FrontendConfig, flat("Frontend", 9)]

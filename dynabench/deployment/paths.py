@@ -14,12 +14,14 @@ from typing import Any
 from dynabench.deployment.description import ECHOES, Deployment, Pool
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 
 DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
     WorkerConfig: ("endpoint", "role", "router_mode"),
     EngineConfig: ("kv_role",),
+    TransferRunConfig: ("kv_bytes_per_token",),  # of the section `transfer`
     Pool: ("name",),
     Deployment: ("name", "pools"),
 }

@@ -20,6 +20,7 @@ from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
+from serving.life import DisaggregationConfig
 from serving.model.errors import ModelError
 from serving.router import RouterConfig
 from serving.routing.service import RouterService, RouterServiceConfig
@@ -30,6 +31,7 @@ from serving.supervision.group import SETTINGS, USAGE_ERROR, GroupError, Program
 from serving.supervision.group import Group as Processes
 from serving.supervision.logs import LogError, set_up
 from serving.supervision.process import report_failure, run
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
@@ -41,6 +43,8 @@ RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
 RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 3)]
+DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 3)]
+TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode workers", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
@@ -59,6 +63,7 @@ def frontend(
     *,
     frontend: FrontendSettings = FrontendConfig(),  # noqa: B008 (frozen)
     router: RouterSettings = RouterConfig(),  # noqa: B008
+    disaggregation: DisaggregationSettings = DisaggregationConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     interactive: Annotated[bool, Parameter(name=["--interactive", "-i"], negative=())] = False,
     verbose: Verbosity = 0,
@@ -68,17 +73,18 @@ def frontend(
     Args:
         frontend: how to serve.
         router: settings of the router.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
         runtime: how to find the workers.
         interactive: talk to the first model that appears, in this terminal, until you leave.
         verbose: how much to log.
     """
     set_up(verbose, default="warn" if interactive else "info")
-    frontend, router, network = _resolve(frontend, router, runtime or RuntimeConfig())
+    frontend, router, disaggregation, network = _resolve(frontend, router, disaggregation, runtime or RuntimeConfig())
     if interactive and not frontend.http_port:
         raise ValueError("--interactive needs a --http-port to ask at")
 
     async def main(stopping: asyncio.Event) -> None:
-        serving = asyncio.create_task(run_frontends(frontend, router, network, stopping))
+        serving = asyncio.create_task(run_frontends(frontend, router, disaggregation, network, stopping))
         if interactive:
             serving.add_done_callback(lambda _: stopping.set())  # there is nobody left to talk to
             await _talk(frontend, stopping)

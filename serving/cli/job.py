@@ -30,9 +30,11 @@ from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
+from serving.life import DisaggregationConfig
 from serving.model.card import Role
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig
 from serving.worker.engine import Engine
 from serving.worker.registry import make_engine, refuse_role
@@ -77,6 +79,8 @@ class Job:
     frontend: FrontendConfig
     model_run: ModelRunConfig
     router: RouterConfig
+    disaggregation: DisaggregationConfig
+    transfer: TransferRunConfig
     runtime: RuntimeConfig
     arguments: Sequence[str]
 
@@ -148,6 +152,9 @@ def check_job(job: Job) -> None:
         raise UsageError(
             f"--role {job.launcher.role} is for workers on the network (in=dyn://): this engine is asked by nobody else"
         )
+    if not (isinstance(job.way_out, Mocked) and job.launcher.role != "aggregated"):
+        for name in changed(job.transfer):
+            raise UsageError(f"--{name.replace('_', '-')} is for out=mocker with --role prefill or decode")
     if job.arguments and isinstance(job.way_out, Remote | Mocked | Echoed):
         raise UsageError(f"out={job.way_out} takes no arguments after --")
     match job.way_out:

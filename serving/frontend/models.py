@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from serving.frontend.config import FrontendConfig
 from serving.frontend.preparing.preparer import Preparer
 from serving.frontend.preprocess import TextModel
+from serving.life import DisaggregationConfig
 from serving.life.life import PATIENCE_S
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
@@ -63,10 +64,17 @@ def _complain(task: asyncio.Task[None]) -> None:
 class Models:
     """Follows model cards."""
 
-    def __init__(self, runtime: DistributedRuntime, config: FrontendConfig, router: RouterConfig) -> None:
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        config: FrontendConfig,
+        router: RouterConfig,
+        disaggregation: DisaggregationConfig = DisaggregationConfig(),  # noqa: B008 (frozen)
+    ) -> None:
         self._runtime = runtime
         self._config = config
         self._router = router
+        self._disaggregation = disaggregation
         self._groups: dict[tuple[str, str], _Group] = {}  # by model name and card checksum
         self._contents: dict[str, bytes] = {}  # of models' files, by SHA-256
         self._seen: dict[str, None] = {}  # names of models that were known once, the oldest first

@@ -1,32 +1,41 @@
-"""How workers move KV to each other."""
+"""How KV travels."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta
-
-from foundation.settings import Count, Positive, check
+from foundation.settings import Count, Positive, Share, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRunConfig:
-    """How simulated workers that prefill hand KV to those that decode; engines that run models do it themselves."""
+    """Settings of workers between which KV travels; without effect on a worker that does all of a request."""
 
     transfer: Literal["auto", "shm", "tcp", "nixl"] = "auto"
-    """How KV moves: shared memory on one host, TCP between hosts, NIXL where its package is installed; or the best of them."""
+    """How KV travels: through shared memory, over TCP, or by NIXL (auto: shared memory on one host, else TCP)."""
 
     transfer_host: str = "127.0.0.1"
-    """Address on which a worker lets others read over TCP."""
+    """Address of this host at which other hosts' workers reach it."""
 
     transfer_memory_mb: Count = 256
-    """Memory for KV that is to be read (MiB)."""
+    """Memory for KV that leaves, or comes (MB)."""
 
-    kv_bytes_scale: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """Share of the model's bytes of KV that are really moved."""
+    kv_bytes_scale: Share = 0.01
+    """Share of the KV's bytes that is really moved; all of an 8,192-token prompt of Llama-3.1-8B are 1 GB."""
+
+    kv_bytes_per_token: Positive | None = None
+    """Bytes of a token's KV (default: the model's; where none is named, the 131,072 of Llama-3.1-8B)."""
 
     transfer_read_timeout_s: Positive = 30.0
-    """How long a transfer may take (s)."""
+    """How long a read may take (s)."""
+
+    transfer_meeting_timeout_s: Positive = 300.0
+    """Destination first: how long one worker of a request waits for the other (s)."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse what means nothing."""
         check(self)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory for KV."""
+        return self.transfer_memory_mb * 1_000_000
