@@ -12,11 +12,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from serving.frontend.generation.attempt import Attempts
+from serving.frontend.models import Pool
+
 PREFIX = "dynamo_frontend_"
+COMPONENT = "dynamo_component_"
 DURATIONS_S = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 LENGTHS = (50, 100, 500, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000)
 TTFTS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 240, 480)
 ITLS_S = (0.001, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
+
+TRANSFERS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_duration_seconds": ("Time from a request's arrival to its end", DURATIONS_S),
@@ -28,6 +34,14 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
         "Share of a prompt's tokens that the router expected in the worker's cache",
         (0.1, 0.25, 0.5, 0.75, 0.9, 1),
     ),
+    "kv_transfer_seconds": (
+        "Time in which a prompt's KV was read by its decode worker, as that one reports it",
+        TRANSFERS_S,
+    ),
+    "kv_transfer_estimated_latency_seconds": (
+        "Time from the end of a prompt's prefill to the first token of its decode worker",
+        TRANSFERS_S,
+    ),
 }
 COUNTERS: dict[str, tuple[str, list[str]]] = {
     "requests": ("Requests by outcome", ["endpoint", "request_type", "status"]),
@@ -38,7 +52,28 @@ COUNTERS: dict[str, tuple[str, list[str]]] = {
     "model_migration": ("Requests that went on at another instance", ["migration_type"]),
     "model_cancellation": ("Requests whose client hung up", ["endpoint", "request_type"]),
     "model_rejection": ("Requests turned away because of load", ["endpoint"]),
+    "remote_prefills": ("Prompts that a prefill worker computed", []),
+    "prefill_bypasses": ("Prompts that a decode worker computed although there are prefill workers", []),
+    "kv_transfer_bytes": ("Bytes of KV that decode workers read from prefill workers, as they report it", []),
 }
+
+REPORTED = {
+    "kv_active_blocks": ("KV blocks in use", "kv_active_blocks"),
+    "kv_total_blocks": ("KV blocks there are", "kv_total_blocks"),
+    "requests_running": ("Requests in the batch", "num_running"),
+    "requests_waiting": ("Requests that wait for a place in the batch", "num_waiting"),
+}
+"""Of each worker, what it reports."""
+
+BOOKED = {
+    "worker_active_decode_blocks": (
+        "KV blocks of the requests in flight there, as the router counts them",
+        "decode_blocks",
+    ),
+    "worker_active_prefill_tokens": ("Prompt tokens sent there and not computed yet", "prefill_tokens"),
+    "worker_requests": ("Requests in flight there", "num_requests"),
+}
+"""Of each worker, what the router has in its books."""
 
 
 class ModelMetrics:
@@ -59,6 +94,21 @@ class ModelMetrics:
         """Add samples to a histogram."""
         self.buckets[name][bisect_left(HISTOGRAMS[name][1], value)] += times
         self.sums[name] += value * times
+
+    def count_hand_over(self, attempts: Attempts) -> None:
+        """Count where a prompt was computed, and how its KV came to who answered, as far as that is known."""
+        if attempts.has_bypassed:
+            self.count("prefill_bypasses")
+        if attempts.prefill is None or attempts.decode is None:
+            return
+        self.count("remote_prefills")
+        if attempts.hand_over_s is not None:
+            self.observe("kv_transfer_estimated_latency_seconds", attempts.hand_over_s)
+        times = attempts.decode.times
+        if "transfer_start" in times and "transfer_end" in times:
+            self.observe("kv_transfer_seconds", max(times["transfer_end"] - times["transfer_start"], 0.0))
+        if attempts.decode.num_transfer_bytes:
+            self.count("kv_transfer_bytes", by=attempts.decode.num_transfer_bytes)
 
     def state(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -157,6 +207,37 @@ class FrontendMetrics:
                     buckets.append((bound, total))
                 histogram.add_metric([model], buckets=buckets, sum_value=metrics.sums[name])
             yield histogram
+
+
+def pool_gauges(pools: Collection[Pool]) -> list[Metric]:
+    """Return what the workers of each pool reported last, and what the router knows of them, as metrics.
+
+    `worker_type` is their role; NVIDIA Dynamo calls aggregated workers decode workers.
+    """
+    workers = GaugeMetricFamily(f"{PREFIX}workers", "Workers that can be routed to", labels=["model", "worker_type"])
+    for pool in pools:
+        workers.add_metric([pool.card.name, pool.card.role], len(pool.workers()))
+    return [*_reported(pools), *_booked(pools), workers]
+
+
+def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
+    for name, (text, attribute) in REPORTED.items():
+        gauge = GaugeMetricFamily(COMPONENT + name, text, labels=["model", "instance", "rank", "worker_type"])
+        for pool in pools:
+            for worker, report in sorted(pool.loads().items()):
+                labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
+                gauge.add_metric(labels, getattr(report, attribute))
+        yield gauge
+
+
+def _booked(pools: Collection[Pool]) -> Iterator[Metric]:
+    for name, (text, attribute) in BOOKED.items():
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model", "worker_id", "dp_rank", "worker_type"])
+        for pool in pools:
+            for worker, books in pool.books():
+                labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
+                gauge.add_metric(labels, getattr(books, attribute))
+        yield gauge
 
 
 class _Collected:

@@ -216,6 +216,7 @@ class CompletionResponse(Response):
             metrics.count("model_cancellation", *labels)
         metrics.observe("request_duration_seconds", time.perf_counter() - accepted.started)
         for choice in accepted.choices:
+            metrics.count_hand_over(choice.attempts)
             metrics.observe("output_sequence_tokens", choice.num_completion)
             if choice.num_cached:
                 metrics.count("cached_tokens", by=choice.num_cached)

@@ -80,6 +80,8 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         has_kv_events=has_events,
         num_ranks=traits.num_ranks,
         files=files,
+        role=worker.role,
+        bootstrap=traits.bootstrap,
     )
     await runtime.serve(address, engine.service)
     report_ready()

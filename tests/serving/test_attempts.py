@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.generation.attempt import Attempts, ChoiceRequest, Output
+from serving.frontend.generation.attempt import Attempts
+from serving.frontend.generation.call import ChoiceRequest
+from serving.frontend.generation.output import Output
 from serving.frontend.preprocess import Prompt
 from serving.life import DisaggregationConfig, Life
 from serving.router.router import AllFullError, NoWorkersError
+from serving.routing.stages import Stages
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError, End
 from serving.worker.protocol import StopConditions
@@ -86,7 +89,7 @@ class Fleet:
         self.refused: list[Exception] = []
         self._numbers = count()
 
-    def pick(self, num_tokens, hashes, instance_id, rank, *, avoid, session, is_refusable):
+    def pick(self, num_tokens, hashes, instance_id, rank, *, avoid, session, is_refusable, is_local):
         if self.refused:
             raise self.refused.pop(0)
         chosen = min(self.answers, key=lambda instance: (instance in avoid, instance))
@@ -121,7 +124,7 @@ def taken(fleet, limit=3, **conditions):
     """Return all tokens that the attempts bring, and how they finish."""
 
     async def run():
-        attempts = Attempts(fleet, request(**conditions), Life(limit))
+        attempts = Attempts(Stages(fleet), request(**conditions), Life(limit))
         tokens = []
         try:
             async with in_time():
@@ -179,7 +182,7 @@ def test_a_request_that_nobody_takes_is_refused_at_once(error, status):
 def test_a_request_that_must_be_prefilled_apart_is_refused_where_nobody_prefills():
     life = Life(3, config=DisaggregationConfig(enforce_disagg=True))
     with pytest.raises(ApiError, match="no prefill worker is there") as refused:
-        Attempts(Fleet(at_1=[7, ""]), request(), life)
+        Attempts(Stages(Fleet(at_1=[7, ""]), life.config), request(), life)
     assert refused.value.status == 503
 
 
