@@ -9,6 +9,7 @@ from serving.frontend.server import programs as frontend_programs
 from serving.routing.service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import EngineError
 from serving.worker.programs import LightEngine, Workers, worker_programs
@@ -32,7 +33,7 @@ def programs(
     """
     home = f"{namespace}-workers" if deployment.standalone_router else namespace
     wanted = [
-        Workers(pool.name, pool.replicas, _engine(pool), _worker_config(deployment, pool, home))
+        Workers(pool.name, pool.replicas, _engine(deployment, pool), _worker_config(deployment, pool, home))
         for pool in deployment.pools
     ]
     found = worker_programs(wanted, runtime)
@@ -75,9 +76,11 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
     return replace(worker, endpoint=endpoint, model_name=name, role=pool.role, router_mode=pool.router_mode)
 
 
-def _engine(pool: Pool) -> EngineChoice | LightEngine:
+def _engine(deployment: Deployment, pool: Pool) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
-        return LightEngine("serving.mocker", settings=(pool.mocker, pool.timing))
+        transfer = TransferRunConfig(kv_bytes_per_token=deployment.transfer.kv_bytes_per_token)
+        settings = (pool.mocker, pool.timing, transfer, deployment.disaggregation)
+        return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))
     return EngineChoice(pool.engine, pool.run, pool.arguments)

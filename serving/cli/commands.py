@@ -21,6 +21,7 @@ from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.life import DisaggregationConfig
+from serving.life.lease import LeaseConfig
 from serving.model.errors import ModelError
 from serving.router import RouterConfig
 from serving.routing.service import RouterService, RouterServiceConfig
@@ -44,7 +45,8 @@ DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decod
 RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 3)]
-TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode workers", 3)]
+TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode apart", 3)]
+LeaseSettings = Annotated[LeaseConfig, flat("Prefill and decode apart", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
@@ -114,6 +116,8 @@ def mocker(
     worker: WorkerSettings = WorkerConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
     timing: TimingSettings = TimingConfig(),  # noqa: B008
+    transfer: TransferSettings = TransferRunConfig(),  # noqa: B008
+    lease: LeaseSettings = LeaseConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     num_workers: int = 1,
     extra_engine_args: Path | None = None,
@@ -126,13 +130,17 @@ def mocker(
         worker: what to serve, and where.
         engine: settings of the simulated engine.
         timing: its step times.
+        transfer: how KV travels between workers that share requests.
+        lease: how long it waits.
         runtime: how to be found.
         num_workers: worker processes.
         extra_engine_args: JSON file with settings of the simulated engine; flags win over it.
         verbose: how much to log.
     """
     set_up(verbose)
-    worker, engine, timing, network = _resolve(worker, engine, timing, runtime or RuntimeConfig())
+    worker, engine, timing, transfer, lease, network = _resolve(
+        worker, engine, timing, transfer, lease, runtime or RuntimeConfig()
+    )
     worker = replace_model(worker, model)
     if extra_engine_args is not None:
         engine, timing = engine_settings(extra_engine_args, engine, timing)
@@ -141,10 +149,11 @@ def mocker(
 
     async def main(stopping: asyncio.Event) -> None:
         if num_workers > 1:
-            settings = [worker, engine, timing, network]
+            settings = [worker, engine, timing, transfer, lease, network]
             await run_copies("serving.mocker", num_workers, settings, worker.drain_s, stopping)
             return
-        await run_worker(network, worker, Mocker(worker, engine, timing), stopping, default_name="mock")
+        made = Mocker(worker, engine, timing, transfer=transfer, lease=lease)
+        await run_worker(network, worker, made, stopping, default_name="mock")
 
     run(main)
 

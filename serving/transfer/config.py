@@ -1,16 +1,16 @@
 """How KV travels."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from foundation.settings import Count, Positive, Share, check
+from serving.transfer.make import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRunConfig:
     """Settings of workers between which KV travels; without effect on a worker that does all of a request."""
 
-    transfer: Literal["auto", "shm", "tcp", "nixl"] = "auto"
+    transfer: Transport = "auto"
     """How KV travels: through shared memory, over TCP, or by NIXL (auto: shared memory on one host, else TCP)."""
 
     transfer_host: str = "127.0.0.1"
