@@ -9,7 +9,6 @@ from serving.frontend.server import programs as frontend_programs
 from serving.routing.service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
-from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import EngineError
 from serving.worker.programs import LightEngine, Workers, worker_programs
@@ -53,7 +52,7 @@ def check_engines(deployment: Deployment) -> None:
     for pool in deployment.pools:
         if pool.runs_model:
             try:
-                make_engine(pool.engine, pool.worker, pool.run, pool.arguments)
+                make_engine(pool.engine, replace(pool.worker, role=pool.role), pool.run, pool.arguments)
                 check_installed(pool.engine)
             except (EngineError, ValueError) as error:
                 raise UserError(str(error)) from error
@@ -78,7 +77,7 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
 
 def _engine(deployment: Deployment, pool: Pool) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
-        transfer = TransferRunConfig(kv_bytes_per_token=deployment.transfer.kv_bytes_per_token)
+        transfer = replace(deployment.kv_transfer, kv_bytes_per_token=deployment.transfer.kv_bytes_per_token)
         settings = (pool.mocker, pool.timing, transfer, deployment.disaggregation)
         return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:

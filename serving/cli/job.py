@@ -121,7 +121,7 @@ def make(job: Job) -> Engine | None:
         case Remote():
             return None
         case Mocked():
-            return Mocker(job.worker, *_simulated(job.model_run))
+            return Mocker(job.worker, *_simulated(job.model_run), transfer=job.transfer, lease=job.disaggregation)
         case Echoed(kind):
             refuse_role(job.worker, f"out={job.way_out}")
             return Echo(kind)
