@@ -40,7 +40,7 @@ def programs(
     if deployment.standalone_router:
         found.append(_router(deployment, frontend, runtime, home))
         frontend = replace(frontend, router_mode="round-robin")
-    return found + frontend_programs(frontend, deployment.router, runtime, descriptor, deployment.disaggregation)
+    return found + frontend_programs(frontend, deployment.router, deployment.disaggregation, runtime, descriptor)
 
 
 def check_engines(deployment: Deployment) -> None:

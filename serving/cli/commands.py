@@ -41,12 +41,12 @@ from serving.worker.registry import ENGINES, check_installed, make_engine, refus
 FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
 WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
 RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
-DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decode apart", 3)]
 RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 3)]
-TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode apart", 3)]
-LeaseSettings = Annotated[LeaseConfig, flat("Prefill and decode apart", 3)]
+DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 3)]
+TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode workers", 3)]
+LeaseSettings = Annotated[LeaseConfig, flat("Prefill and decode workers", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
@@ -75,7 +75,7 @@ def frontend(
     Args:
         frontend: how to serve.
         router: settings of the router.
-        disaggregation: what to do with workers that only prefill or only decode.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
         runtime: how to find the workers.
         interactive: talk to the first model that appears, in this terminal, until you leave.
         verbose: how much to log.
@@ -86,7 +86,7 @@ def frontend(
         raise ValueError("--interactive needs a --http-port to ask at")
 
     async def main(stopping: asyncio.Event) -> None:
-        serving = asyncio.create_task(run_frontends(frontend, router, network, stopping, disaggregation))
+        serving = asyncio.create_task(run_frontends(frontend, router, disaggregation, network, stopping))
         if interactive:
             serving.add_done_callback(lambda _: stopping.set())  # there is nobody left to talk to
             await _talk(frontend, stopping)

@@ -226,7 +226,7 @@ async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) ->
             assert engine is not None
             await run_worker(job.runtime, job.worker, engine, stopping, default_name=job.default_name)
         case Http() if engine is None:
-            await run_frontends(job.frontend, job.router, job.runtime, stopping, job.disaggregation)
+            await run_frontends(job.frontend, job.router, job.disaggregation, job.runtime, stopping)
         case _:
             return await run_all_in_one(job, engine, stopping)
     return 0

@@ -139,9 +139,9 @@ async def _drain(frontend: Frontend, drain_s: float) -> None:
 async def run_frontends(
     config: FrontendConfig,
     router: RouterConfig,
+    disaggregation: DisaggregationConfig,
     runtime_config: RuntimeConfig,
     stopping: asyncio.Event,
-    disaggregation: DisaggregationConfig = DisaggregationConfig(),  # noqa: B008 (frozen)
 ) -> None:
     """Run one frontend here, or several processes of it on one port.
 
@@ -156,7 +156,7 @@ async def run_frontends(
         return
     with listener:
         async with Group(restart=True) as group:
-            await group.start(*programs(config, router, runtime_config, listener.fileno(), disaggregation))
+            await group.start(*programs(config, router, disaggregation, runtime_config, listener.fileno()))
             log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
             await group.wait(stopping)
             await group.stop(config.drain_s + 5)
@@ -165,16 +165,17 @@ async def run_frontends(
 def programs(
     config: FrontendConfig,
     router: RouterConfig,
+    disaggregation: DisaggregationConfig,
     runtime: RuntimeConfig,
     descriptor: int,
-    disaggregation: DisaggregationConfig = DisaggregationConfig(),  # noqa: B008 (frozen)
 ) -> list[Program]:
     """Return the processes of a frontend that share a listening socket."""
     settings = (config, router, disaggregation, runtime)
-    first = Program("frontend", ["-m", "serving.frontend"], settings, {LISTEN_FD: str(descriptor)}, (descriptor,))
+    environment = {LISTEN_FD: str(descriptor)}
+    first = Program("frontend", ["-m", "serving.frontend"], settings, environment, (descriptor,))
     if config.http_workers == 1:
         return [first]
-    environment = first.environment | {GROUP: secrets.token_hex(4)}
+    environment |= {GROUP: secrets.token_hex(4)}
     return [replace(first, name=f"frontend-{number}", environment=environment) for number in range(config.http_workers)]
 
 
