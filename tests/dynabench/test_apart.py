@@ -21,16 +21,17 @@ from tests.support.commands import DYNAMO_RUN, dynabench
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, wait_for
 from workloads import Request, Workload
+from workloads.pacing import LoadConfig
 
 LITTLE = TransferRunConfig(kv_bytes_scale=0.001)
 FLOWS = ("source-first", "destination-first")
 
 
-def apart(**settings):
+def apart(router=MeasuredRouterConfig(), **settings):  # noqa: B008 (frozen)
     engine = {"mocker": EngineConfig(block_size=16, num_gpu_blocks=500), "timing": TimingConfig(speedup_ratio=20.0)}
     return Deployment(
         pools=tuple(Pool(name=role, role=role, **engine) for role in ("prefill", "decode")),
-        router=MeasuredRouterConfig(),
+        router=router,
         frontend=MeasuredFrontendConfig(),
         kv_transfer=LITTLE,
         **settings,
@@ -50,19 +51,30 @@ def test_a_live_run_says_where_the_ttft_of_each_request_went(flow):
     assert (found.prefill_worker.tolist(), found.worker.tolist()) == ([0] * 12, [1] * 12)
     for name in ("admitted", "prefill_end", "decode_blocks", "transfer_start", "transfer_end", "decode_start"):
         assert not getattr(found, f"{name}_s").mask.any(), name
-    assert (found.prefill_end_s >= found.admitted_s).all()
-    assert (found.transfer_end_s >= found.transfer_start_s).all()
+    for before, after in (
+        ("admitted", "prefill_end"),
+        ("decode_blocks", "transfer_end"),
+        ("transfer_end", "decode_start"),
+    ):
+        assert (getattr(found, f"{before}_s") <= getattr(found, f"{after}_s")).all(), (before, after)
     parts = split([record])
     assert (parts.apart, parts.requests, parts.blocks_first) == (1.0, 12, flow == "destination-first")
     assert sum(parts.parts.values()) == pytest.approx(parts.ttft)
     assert summarize([record]).shows_ttst
 
 
-def test_prompts_that_decode_workers_compute_themselves_have_no_prefill_worker():
-    local = DisaggregationConfig(conditional_disagg="isl_bounding", bypass_max_ratio=1.0)
-    record = measure(Plan.alone(Settings(apart(disaggregation=local), client=ClientConfig())), workload())
-    assert record.requests.prefill_worker.mask.all()
-    assert split([record]).apart == 0.0
+def test_prompts_that_a_decode_worker_mostly_has_are_not_sent_to_a_prefill_worker():
+    local = DisaggregationConfig(conditional_disagg="isl_bounding")
+    deployment = apart(
+        disaggregation=local, router=MeasuredRouterConfig(use_kv_events=False)
+    )  # predicts, and waits for none
+    alike = Workload("w", 16, [Request(0.0, 160, 5, (*range(9), 9 + n)) for n in range(4)])
+    settings = Settings(deployment, load=LoadConfig(concurrency=1), client=ClientConfig())
+    record = measure(Plan.alone(settings), alike)
+    assert record.requests.prefill_worker.tolist() == [0, None, None, None]
+    parts = split([record])
+    assert (parts.apart, parts.requests) == (0.25, 4)
+    assert sum(parts.parts.values()) == pytest.approx(parts.ttft)
 
 
 def test_the_command_ends_in_a_report_with_the_split_of_ttft(tmp_path):
