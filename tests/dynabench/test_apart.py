@@ -81,11 +81,11 @@ def test_the_command_ends_in_a_report_with_the_split_of_ttft(tmp_path):
     flags = ("--prefill-workers", 1, "--decode-workers", 1, "--transfer", "shm", "--kv-bytes-scale", 0.001)
     load = ("--max-requests", 10, "--speedup-ratio", 20, "--router-mode", "kv")
     done = dynabench("run", *flags, *load, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: a busy machine made the client late
     assert "Where does TTFT go?" in done.stdout
     assert "TTST" in done.stdout
     arm = json.loads((tmp_path / "out" / "summary.json").read_text())["arms"]["kv"]
-    assert arm["split"]["apart"] == 1.0
+    assert (arm["failed"], arm["split"]["apart"]) == (0, 1.0)
     assert [(pool["role"], pool["busy"]) for pool in arm["pools"]] == [("prefill", None), ("decode", None)]
     assert "Where does TTFT go?" in (tmp_path / "out" / "report.html").read_text()
 
