@@ -406,22 +406,24 @@ def test_where_disaggregation_is_enforced_a_request_fails_without_prefill_worker
     on_site(tmp_path, talk, enforce_disagg=True)
 
 
-def test_aggregated_workers_beside_prefill_workers_count_as_those_that_decode(tmp_path):
+def test_aggregated_workers_answer_whole_requests_whoever_is_beside_them(tmp_path, caplog):
     async def talk(site):
         prefill, whole = await site.worker("prefill"), await site.worker("aggregated")
-        await site.until_there(prefill, whole)
+        await site.until_there(whole)
+        await until_async(lambda: "the prefill workers serve only those with the role decode" in caplog.text)
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()
-        assert (len(prefill.asked), whole.num_local) == (1, 0)
+        assert (prefill.asked, whole.num_local) == ([], 1)
         decode = await site.worker("decode", component="decode")
-        await site.until_there(decode)
+        await site.until_there(prefill, decode)
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()
-        assert (len(decode.asked), len(whole.asked)) == (1, 1)
+        assert (len(prefill.asked), len(decode.asked), len(whole.asked)) == (1, 1, 1)
         await decode.runtime.close()
         await site.until_there(whole)
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()
-        assert len(whole.asked) == 2
+        assert whole.num_local == 2
 
-    on_site(tmp_path, talk)
+    with caplog.at_level(logging.WARNING):
+        on_site(tmp_path, talk)
 
 
 def test_pools_with_other_block_sizes_are_apart_and_the_log_says_so(tmp_path, caplog):
