@@ -9,6 +9,8 @@ import pytest
 
 from serving.frontend.api.errors import ApiError
 from serving.model.errors import ModelError
+from serving.router import RouterConfig
+from serving.routing.service import RouterService, RouterServiceConfig
 from serving.runtime.messages import CallError
 from tests.support.handover import CACHED, answer, on_site, tokens_of
 from tests.support.waiting import until_async
@@ -456,3 +458,32 @@ def test_each_pool_is_routed_to_in_the_mode_that_its_workers_ask_for(tmp_path):
         assert (stages.prefill.core.mode, stages.decode.core.mode) == ("kv", "round-robin")
 
     on_site(tmp_path, talk, router_mode="round-robin")
+
+
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_each_pool_may_have_a_router_of_its_own(tmp_path, flow):
+    async def talk(site):
+        prefills = [await site.worker("prefill", has_room=True) for _ in range(2)]
+        decodes = [await site.worker("decode") for _ in range(2)]
+        routers = {f"{await site.router(component):x}" for component in ("prefill", "backend")}
+        await until_async(lambda: site.models.instances() == routers)
+        for number in range(4):
+            prompt = PROMPT + number
+            assert (await tokens_of(site.attempts(prompt)))[0] == expected(prompt=prompt)
+        for pool in (prefills, decodes):
+            assert sum(len(worker.asked) for worker in pool) == 4
+            assert all(worker.asked and not worker.num_local for worker in pool)
+
+    on_site(tmp_path, talk, namespace="routers", flow=flow)
+
+
+def test_a_router_of_its_own_refuses_workers_that_only_a_frontend_can_pair(tmp_path):
+    async def talk(site):
+        await site.worker("prefill", has_room=True, is_needed=True)
+        service = RouterService(
+            await site.join(), RouterServiceConfig(workers="dyn://test.prefill.generate"), RouterConfig()
+        )
+        with pytest.raises(ModelError, match="let the frontend route to them itself"):
+            await service.run()
+
+    on_site(tmp_path, talk)
