@@ -65,6 +65,30 @@ def test_an_item_that_means_nothing_is_an_error(item):
         Output().read([item], 0)
 
 
+@pytest.mark.parametrize("count", [float("nan"), float("inf"), "many", None, []])
+@pytest.mark.parametrize("name", ["cached_tokens", "completion_tokens"])
+def test_a_number_of_tokens_that_is_none_is_an_error(name, count):
+    with pytest.raises(ApiError, match="number of tokens"):
+        Output().read([{name: count}], 0)
+
+
+def test_fewer_tokens_than_none_are_none():
+    output = Output()
+    output.read([{"cached_tokens": -5, "completion_tokens": -1}], 0)
+    assert (output.num_cached, output.num_completion) == (0, 0)
+
+
+def test_times_that_cannot_be_are_left_aside():
+    output = Output()
+    wrong = {"prefill_end": float("nan"), "decode_start": -1, "transfer_end": "soon", "transfer_start": 1e9, "other": 1}
+    output.read(
+        [{"times": {"admitted": 0.5, "transfer_bytes": 64, **wrong}}, {"times": {"decode_blocks": 1}}, {"times": 3}], 0
+    )
+    assert (output.times, output.num_transfer_bytes) == ({"admitted": 0.5, "decode_blocks": 1}, 64)
+    output.read([{"times": {"transfer_bytes": float("inf")}}], 0)
+    assert output.num_transfer_bytes == 64
+
+
 # The attempts
 
 
