@@ -33,8 +33,8 @@ class ExperimentConfig:
     """Run the first arm once more with other seeds (A/A): what differs as little as these two is called noise."""
 
     slo: tuple[str, ...] = ()
-    """Limit for goodput, such as 'ttft <= 2s', 'tpot <= 100ms' (of each request) or 'ttft.p99 <= 2s' (of a run), of ttft, ttst
-    (virtual time), tpot, itl or e2e; may be repeated."""
+    """Limit for goodput, such as 'ttft <= 2s', 'tpot <= 100ms' (of each request) or 'ttft.p99 <= 2s' (of a run), of ttft, ttst,
+    tpot, itl or e2e; may be repeated."""
 
     slo_preset: str | None = None
     """MLPerf's limits for a model, such as llama3.1-8b or llama2-70b-interactive."""

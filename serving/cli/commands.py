@@ -36,7 +36,7 @@ from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
-from serving.worker.registry import ENGINES, check_installed, make_engine
+from serving.worker.registry import ENGINES, check_installed, make_engine, refuse_role
 
 FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
 WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
@@ -45,8 +45,8 @@ RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 3)]
 DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 3)]
-TransferSettings = Annotated[TransferRunConfig, flat("Transfer", 3)]
-LeaseSettings = Annotated[LeaseConfig, flat("Transfer", 3)]
+TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode workers", 3)]
+LeaseSettings = Annotated[LeaseConfig, flat("Prefill and decode workers", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
@@ -222,6 +222,7 @@ def echo(
     """
     set_up(verbose)
     worker, network = _resolve(worker, runtime or RuntimeConfig())
+    refuse_role(worker, f"echo_{kind}")
 
     run(lambda stopping: run_worker(network, worker, Echo(kind), stopping))
 

@@ -103,8 +103,10 @@ class Live:
         if load is None:
             times = {"admitted": started_s, "prefill_end": sequence.first_token_s}
         else:  # a first token that came with the KV is sent when its first step is scheduled
-            times = load.times | {"decode_start": started_s if started_s >= 0 else monotonic()}
-        found = {name: round(time_s - self.arrival_s, 6) for name, time_s in times.items() if time_s >= 0}
+            came_s = load.times.get("transfer_end", 0.0)
+            times = load.times | {"decode_start": max(started_s, came_s) if started_s >= 0 else monotonic()}
+        # A step that was late begins before what came meanwhile, on its engine's clock.
+        found = {name: max(round(time_s - self.arrival_s, 6), 0.0) for name, time_s in times.items() if time_s >= 0}
         return found if load is None else found | {"transfer_bytes": load.num_bytes}
 
     def _more(self, tokens: list[int]) -> dict[str, Any]:

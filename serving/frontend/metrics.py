@@ -13,6 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from serving.frontend.generation.attempt import Attempts
+from serving.frontend.generation.choice import Choice
 from serving.frontend.models import Pool
 
 PREFIX = "dynamo_frontend_"
@@ -57,6 +58,13 @@ COUNTERS: dict[str, tuple[str, list[str]]] = {
     "kv_transfer_bytes": ("Bytes of KV that decode workers read from prefill workers, as they report it", []),
 }
 
+WORKER = ("worker_id", "dp_rank", "worker_type")
+LAST = {
+    "time_to_first_token_seconds": "Time from a request's arrival to its first token, of the last prompt computed there",
+    "input_sequence_tokens": "Tokens of the last prompt computed there",
+    "inter_token_latency_seconds": "Mean time between tokens of the last answer from there",
+}
+
 REPORTED = {
     "kv_active_blocks": ("KV blocks in use", "kv_active_blocks"),
     "kv_total_blocks": ("KV blocks there are", "kv_total_blocks"),
@@ -64,6 +72,19 @@ REPORTED = {
     "requests_waiting": ("Requests that wait for a place in the batch", "num_waiting"),
 }
 """Of each worker, what it reports."""
+
+TRANSFERRED = {
+    "kv_prompts_held": ("Prompts whose KV is kept for others now", "num_held"),
+    "kv_prompts_waiting": ("Prompts that wait for memory for their KV or for their other worker", "num_waiting"),
+    "kv_prompts_loading": ("Prompts whose KV is being read now", "num_loading"),
+}
+"""Of each worker that shares requests with others, what it reports."""
+
+TRANSFERS = {
+    "kv_prompts_expired": ("Prompts whose KV was given up because nobody read it in time", "num_expired"),
+    "kv_transfer_failures": ("Transfers of KV that failed", "num_failed"),
+}
+"""The same, of what only grows."""
 
 BOOKED = {
     "worker_active_decode_blocks": (
@@ -84,6 +105,8 @@ class ModelMetrics:
         self.counters: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in COUNTERS}
         self.buckets = {name: [0.0] * (len(bounds) + 1) for name, (_, bounds) in HISTOGRAMS.items()}
         self.sums = dict.fromkeys(HISTOGRAMS, 0.0)
+        self.last: dict[tuple[str, ...], float] = {}
+        """What was last observed of a worker, by its name and then the worker's labels."""
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Add to a counter."""
@@ -95,13 +118,32 @@ class ModelMetrics:
         self.buckets[name][bisect_left(HISTOGRAMS[name][1], value)] += times
         self.sums[name] += value * times
 
-    def count_hand_over(self, attempts: Attempts) -> None:
+    def count_choice(self, choice: Choice, started: float) -> None:
+        """Count how a choice was answered, of a request that came at `started`."""
+        attempts = choice.attempts
+        self.observe("output_sequence_tokens", choice.num_completion)
+        if choice.num_cached:
+            self.count("cached_tokens", by=choice.num_cached)
+        if attempts.life.num_migrations:
+            self.count("model_migration", "ongoing_request", by=attempts.life.num_migrations)
+        if attempts.decode is None or not attempts.first_token_s:
+            return
+        computed, said = attempts.prefill or attempts.decode, attempts.decode
+        self.last["time_to_first_token_seconds", *computed.worker_labels] = attempts.first_token_s - started
+        self.last["input_sequence_tokens", *computed.worker_labels] = choice.num_prompt
+        if choice.num_completion > 1:
+            decoding_s = attempts.last_token_s - attempts.first_token_s
+            self.last["inter_token_latency_seconds", *said.worker_labels] = decoding_s / (choice.num_completion - 1)
+        self._count_hand_over(attempts)
+
+    def _count_hand_over(self, attempts: Attempts) -> None:
         """Count where a prompt was computed, and how its KV came to who answered, as far as that is known."""
         if attempts.has_bypassed:
             self.count("prefill_bypasses")
         if attempts.prefill is None or attempts.decode is None:
             return
         self.count("remote_prefills")
+        self.count("router_decisions", attempts.decode.worker_labels[0])
         if attempts.hand_over_s is not None:
             self.observe("kv_transfer_estimated_latency_seconds", attempts.hand_over_s)
         times = attempts.decode.times
@@ -113,7 +155,14 @@ class ModelMetrics:
     def state(self) -> dict[str, Any]:
         """Return everything as plain values."""
         counters = {name: [[list(labels), value] for labels, value in s.items()] for name, s in self.counters.items()}
-        return {"inflight": self.inflight, "counters": counters, "buckets": self.buckets, "sums": self.sums}
+        last = [[list(labels), value] for labels, value in self.last.items()]
+        return {
+            "inflight": self.inflight,
+            "counters": counters,
+            "buckets": self.buckets,
+            "sums": self.sums,
+            "last": last,
+        }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add what another process counted."""
@@ -124,6 +173,7 @@ class ModelMetrics:
         for name, buckets in state["buckets"].items():
             self.buckets[name] = [mine + its for mine, its in zip(self.buckets[name], buckets, strict=True)]
             self.sums[name] += state["sums"][name]
+        self.last |= {tuple(labels): value for labels, value in state["last"]}
 
 
 class TokenTimer:
@@ -169,6 +219,7 @@ class FrontendMetrics:
             decisions = metrics.counters["router_decisions"]
             for labels in [labels for labels in decisions if labels[0] not in workers]:
                 del decisions[labels]
+            metrics.last = {labels: value for labels, value in metrics.last.items() if labels[1] in workers}
 
     def exposition(self, others: Iterable[dict[str, Any]], workers: Iterable[Metric]) -> bytes:
         """Return the metrics of this process and others as Prometheus text."""
@@ -188,6 +239,16 @@ class FrontendMetrics:
         yield gauge
         yield from self._counters()
         yield from self._histograms()
+        yield from self._last()
+
+    def _last(self) -> Iterator[Metric]:
+        for name, text in LAST.items():
+            gauge = GaugeMetricFamily(f"{PREFIX}worker_last_{name}", text, labels=["model", *WORKER])
+            for model, metrics in self.models.items():
+                for labels, value in metrics.last.items():
+                    if labels[0] == name:
+                        gauge.add_metric([model, *labels[1:]], value)
+            yield gauge
 
     def _counters(self) -> Iterator[Metric]:
         for name, (text, labels) in COUNTERS.items():
@@ -228,11 +289,23 @@ def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
                 labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
                 gauge.add_metric(labels, getattr(report, attribute))
         yield gauge
+    sharing = [pool for pool in pools if pool.card.role != "aggregated"]
+    families: dict[type[GaugeMetricFamily | CounterMetricFamily], dict[str, tuple[str, str]]]
+    families = {GaugeMetricFamily: TRANSFERRED, CounterMetricFamily: TRANSFERS}
+    for family, names in families.items():
+        for name, (text, attribute) in names.items():
+            metric = family(COMPONENT + name, text, labels=["model", "instance", "worker_type"])
+            for pool in sharing:
+                for worker, report in sorted(pool.loads().items()):
+                    if not worker.rank:  # which has those of all of them
+                        labels = [pool.card.name, f"{worker.instance_id:x}", pool.card.role]
+                        metric.add_metric(labels, getattr(report.kv_transfers, attribute))
+            yield metric
 
 
 def _booked(pools: Collection[Pool]) -> Iterator[Metric]:
     for name, (text, attribute) in BOOKED.items():
-        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model", "worker_id", "dp_rank", "worker_type"])
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model", *WORKER])
         for pool in pools:
             for worker, books in pool.books():
                 labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]

@@ -5,10 +5,10 @@ with one that prefills and agrees with it on the model (the checksum of their ca
 
     pools of a model        what happens to a request
     decode, prefill         prefilled by one, answered by the other
-    aggregated, prefill     the same: aggregated workers count as those that decode, as in NVIDIA Dynamo
     decode                  whole at a decode worker, unless `enforce_disagg`
+    aggregated, prefill     whole at an aggregated worker, which reads nobody's KV: who is to do so has the role decode
+    decode, aggregated      as if there were no aggregated one, until the decode pool has gone
     prefill                 the model is not there
-    decode, aggregated      at the decode pool; at the other one when that has gone
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Pool:
 
     def prefills_for(self, model: ServedModel) -> bool:
         """Tell whether it computes prompts for a model."""
-        return self.card.role == "prefill" and self.card.checksum == model.card.checksum
+        return (self.card.role, model.card.role) == ("prefill", "decode") and self.card.checksum == model.card.checksum
 
     def workers(self) -> list[Worker]:
         """Return the workers that can be routed to."""
@@ -140,7 +140,9 @@ class Models:
                 pool.leaving.cancel()
             if pool.opening is not None:
                 pool.opening.cancel()
-        await asyncio.gather(*(pool.preparer.close() for pool in self._pools.values() if pool.preparer))
+        pools = self._pools.values()
+        await asyncio.gather(*(pool.preparer.close() for pool in pools if pool.preparer is not None))
+        await asyncio.gather(*(pool.routing.close() for pool in pools if pool.routing is not None))
 
     def get(self, name: str) -> ServedModel | None:
         """Return a model by its name; of several pools that answer under one name the first, one that only decodes before all."""
@@ -229,6 +231,12 @@ class Models:
                     "%s is a %s worker of %s at the address of its %s workers: it is in a pool apart",
                     *(key, card.role, card.name, other.card.role),
                 )
+            elif {card.role, other.card.role} == {"prefill", "aggregated"}:
+                log.warning(
+                    "%s has aggregated workers, which answer whole requests: the prefill workers serve only those with the "
+                    "role decode",
+                    card.name,
+                )
 
     def _drop(self, key: _Key) -> None:
         pool = self._pools.pop(key)
@@ -292,13 +300,12 @@ class Models:
             if isinstance(failure, BaseException):
                 raise failure
         assert isinstance(text, TextModel)
-        stages = Stages(routing, self._disaggregation, find_prefill=partial(self._prefill_of, card))
-        pool.model = ServedModel(text, stages, pool.preparer)
+        stages = Stages(routing, self._disaggregation, find_prefill=lambda: self._prefill_of(model))
+        model = pool.model = ServedModel(text, stages, pool.preparer)
 
-    def _prefill_of(self, card: ModelCard) -> Routing | None:
-        """Return the routing to workers that prefill for those with this card; of several pools the first with any."""
+    def _prefill_of(self, model: ServedModel) -> Routing | None:
+        """Return the routing to workers that prefill for a model; of several pools to the first with any."""
         for pool in self._pools.values():
-            is_match = pool.card.role == "prefill" and pool.is_open and pool.card.checksum == card.checksum
-            if is_match and pool.routing is not None and pool.routing.num_workers:
+            if pool.is_open and pool.prefills_for(model) and pool.routing is not None and pool.routing.num_workers:
                 return pool.routing
         return None

@@ -77,6 +77,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         worker.model_name or (None if worker.model_path else default_name or None),
         context_length=context,
         kv_cache_block_size=traits.block_size,
+        router_mode=worker.router_mode,
         migration_limit=worker.migration_limit,
         has_kv_events=has_events,
         num_ranks=traits.num_ranks,

@@ -9,6 +9,8 @@ import pytest
 
 from serving.frontend.api.errors import ApiError
 from serving.model.errors import ModelError
+from serving.router import RouterConfig
+from serving.routing.service import RouterService, RouterServiceConfig
 from serving.runtime.messages import CallError
 from tests.support.handover import CACHED, answer, on_site, tokens_of
 from tests.support.waiting import until_async
@@ -406,22 +408,24 @@ def test_where_disaggregation_is_enforced_a_request_fails_without_prefill_worker
     on_site(tmp_path, talk, enforce_disagg=True)
 
 
-def test_aggregated_workers_beside_prefill_workers_count_as_those_that_decode(tmp_path):
+def test_aggregated_workers_answer_whole_requests_whoever_is_beside_them(tmp_path, caplog):
     async def talk(site):
         prefill, whole = await site.worker("prefill"), await site.worker("aggregated")
-        await site.until_there(prefill, whole)
+        await site.until_there(whole)
+        await until_async(lambda: "the prefill workers serve only those with the role decode" in caplog.text)
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()
-        assert (len(prefill.asked), whole.num_local) == (1, 0)
+        assert (prefill.asked, whole.num_local) == ([], 1)
         decode = await site.worker("decode", component="decode")
-        await site.until_there(decode)
+        await site.until_there(prefill, decode)
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()
-        assert (len(decode.asked), len(whole.asked)) == (1, 1)
+        assert (len(prefill.asked), len(decode.asked), len(whole.asked)) == (1, 1, 1)
         await decode.runtime.close()
         await site.until_there(whole)
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()
-        assert len(whole.asked) == 2
+        assert whole.num_local == 2
 
-    on_site(tmp_path, talk)
+    with caplog.at_level(logging.WARNING):
+        on_site(tmp_path, talk)
 
 
 def test_pools_with_other_block_sizes_are_apart_and_the_log_says_so(tmp_path, caplog):
@@ -454,3 +458,32 @@ def test_each_pool_is_routed_to_in_the_mode_that_its_workers_ask_for(tmp_path):
         assert (stages.prefill.core.mode, stages.decode.core.mode) == ("kv", "round-robin")
 
     on_site(tmp_path, talk, router_mode="round-robin")
+
+
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_each_pool_may_have_a_router_of_its_own(tmp_path, flow):
+    async def talk(site):
+        prefills = [await site.worker("prefill", has_room=True) for _ in range(2)]
+        decodes = [await site.worker("decode") for _ in range(2)]
+        routers = {f"{await site.router(component):x}" for component in ("prefill", "backend")}
+        await until_async(lambda: site.models.instances() == routers)
+        for number in range(4):
+            prompt = PROMPT + number
+            assert (await tokens_of(site.attempts(prompt)))[0] == expected(prompt=prompt)
+        for pool in (prefills, decodes):
+            assert sum(len(worker.asked) for worker in pool) == 4
+            assert all(worker.asked and not worker.num_local for worker in pool)
+
+    on_site(tmp_path, talk, namespace="routers", flow=flow)
+
+
+def test_a_router_of_its_own_refuses_workers_that_only_a_frontend_can_pair(tmp_path):
+    async def talk(site):
+        await site.worker("prefill", has_room=True, is_needed=True)
+        service = RouterService(
+            await site.join(), RouterServiceConfig(workers="dyn://test.prefill.generate"), RouterConfig()
+        )
+        with pytest.raises(ModelError, match="let the frontend route to them itself"):
+            await service.run()
+
+    on_site(tmp_path, talk)

@@ -16,6 +16,7 @@ from serving.frontend.preprocess import Prompt
 from serving.life import DisaggregationConfig, Life
 from serving.model.card import Bootstrap, ModelType
 from serving.router import RouterConfig
+from serving.routing.service import RouterService, RouterServiceConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime, Endpoint
@@ -129,8 +130,8 @@ class Site:
         return await self._stack.enter_async_context(await DistributedRuntime.connect(self._config, drain_s=0.0))
 
     async def start(self):
-        mode = self._settings.pop("router_mode", "kv")
-        config = FrontendConfig(router_mode=mode)
+        names = [name for name in ("router_mode", "namespace") if name in self._settings]
+        config = FrontendConfig(**{"router_mode": "kv"} | {name: self._settings.pop(name) for name in names})
         self.models = Models(await self.join(), config, RouterConfig(), DisaggregationConfig(**self._settings))
         await self.models.start()
         self._stack.push_async_callback(self.models.close)
@@ -155,6 +156,19 @@ class Site:
         )
         await runtime.serve(address, GeneratorService(made.generate))
         return made
+
+    async def router(self, component):
+        """Start a router of its own in front of the workers of a component, in a namespace of its own."""
+        runtime = await self.join()
+        places = {"workers": f"dyn://test.{component}.generate", "endpoint": f"dyn://routers.{component}.generate"}
+        running = asyncio.create_task(RouterService(runtime, RouterServiceConfig(**places), RouterConfig()).run())
+
+        async def stop():
+            runtime.stopping.set()
+            await running
+
+        self._stack.push_async_callback(stop)
+        return runtime.instance_id
 
     @property
     def model(self):

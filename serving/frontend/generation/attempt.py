@@ -54,7 +54,8 @@ class Attempts:
         self.prefilled: Output | None = None
         """What the one that prefilled said."""
         self.first_token_s = 0.0
-        """When the first token came, by the process's performance counter; 0 until then."""
+        self.last_token_s = 0.0
+        """When the first and the last token came, by the process's performance counter; 0 until then."""
         self.has_bypassed = False
         """Whether it could have been prefilled elsewhere, and was not for being short or for want of room there."""
         self._stages = stages
@@ -100,7 +101,8 @@ class Attempts:
                 output.finish_reason = await self._after(end)
                 if not output.finish_reason:
                     continue
-            self.first_token_s = self.first_token_s or time.perf_counter()
+            self.last_token_s = time.perf_counter()
+            self.first_token_s = self.first_token_s or self.last_token_s
             if self.prefill is not None:
                 await self._add_prefilled(output)
             self._num_output += len(output.texts or output.tokens)

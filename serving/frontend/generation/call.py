@@ -96,6 +96,12 @@ class Call:
         self._is_booked = True
 
     @property
+    def worker_labels(self) -> tuple[str, str, str]:
+        """Whom it calls, as metrics have it: instance, data-parallel rank, and what its pool does."""
+        worker = self.placement.worker
+        return f"{worker.instance_id:x}", str(worker.rank), self._routing.core.stage
+
+    @property
     def instance_id(self) -> int:
         """Whom it calls."""
         return self.placement.worker.instance_id
