@@ -1,8 +1,10 @@
 """Do `dynabench run` (real stack, speedup 1) and `dynabench simulate` agree? Prints the relative difference of each metric.
 
     python benchmarks/agreement.py [--repeats 1] [--workers 4]
+    python benchmarks/agreement.py --apart [--prefill-workers 2] [--decode-workers 2] [--transfer shm] [--flow source-first]
 
-Three workloads of moderate load: the bundled one, and synthetic ones with longer prompts and with much sharing.
+Three workloads of moderate load: the bundled one, and synthetic ones with longer prompts and with much sharing. With --apart
+prefill and decode workers are, and the exit code is 1 unless TTFT agrees within 5% or 3 ms and ITL within 2%.
 """
 
 import argparse
@@ -11,14 +13,18 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 METRICS = ("ttft", "itl", "tpot", "e2e")
 FIGURES = ("mean", "p90")
+MODES = ("round-robin", "kv")
 WORKLOADS = {
     "bundled": None,
     "long prompts": ["--requests", "200", "--isl", "6000", "--rate", "4", "--seed", "1"],
     "much sharing": ["--requests", "200", "--isl", "512", "--prefix-blocks", "8", "--rate", "5", "--seed", "2"],
 }
+TTFT_SHARE, TTFT_S, ITL_SHARE = 0.05, 0.003, 0.02
+"""By how much live and simulated runs with prefill and decode apart may differ."""
 
 
 def dynabench(*arguments: object) -> None:
@@ -28,12 +34,56 @@ def dynabench(*arguments: object) -> None:
         raise SystemExit(done.stdout + done.stderr)
 
 
+def flags_of(options: argparse.Namespace) -> dict[str, list[object]]:
+    """Return what is deployed, as flags of each command; both move the same KV, one of them for real."""
+    if not options.apart:
+        return {command: ["--workers", options.workers] for command in ("simulate", "run")}
+    pools = ["--prefill-workers", options.prefill_workers, "--decode-workers", options.decode_workers]
+    pools += ["--flow", options.flow]
+    bandwidth = options.bandwidth_gb_s / options.kv_bytes_scale
+    latency = options.transfer_latency_ms
+    return {
+        "simulate": [*pools, "--transfer-bandwidth-gb-s", bandwidth, "--transfer-latency-ms", latency],
+        "run": [*pools, "--transfer", options.transfer, "--kv-bytes-scale", options.kv_bytes_scale],
+    }
+
+
+def compare(simulated: dict[str, Any], live: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the differences of an arm's figures, and those that are beyond the limits."""
+    cells, beyond = [], []
+    for metric in METRICS:
+        for figure in FIGURES:
+            expected, found = simulated[metric][figure], live[metric][figure]
+            cells.append(f"{metric} {figure} {found * 1000:.2f} ms ({found / expected - 1:+.1%})")
+            off = abs(found - expected)
+            is_off = metric == "ttft" and off > max(TTFT_SHARE * expected, TTFT_S)
+            if is_off or (metric == "itl" and off > ITL_SHARE * expected):
+                beyond.append(cells[-1])
+    return cells, beyond
+
+
+def compare_split(simulated: dict[str, Any], live: dict[str, Any]) -> list[str]:
+    """Return the difference of each part of the mean TTFT, beside what is simulated."""
+    parts = ("queue", "prefill", "decode_queue", "transfer", "first_step")
+    found = [(part, simulated["split"][part], live["split"][part]) for part in parts]
+    return [f"{part} {there * 1000:.2f} ms ({(there - here) * 1000:+.2f} ms)" for part, here, there in found]
+
+
 def main() -> None:
     """Run and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--prefill-workers", type=int, default=2)
+    parser.add_argument("--decode-workers", type=int, default=2)
+    parser.add_argument("--flow", default="source-first")
+    parser.add_argument("--transfer", default="shm")
+    parser.add_argument("--kv-bytes-scale", type=float, default=0.01)
+    parser.add_argument("--bandwidth-gb-s", type=float, default=2.0, help="of that path here: benchmarks/transfer.py")
+    parser.add_argument("--transfer-latency-ms", type=float, default=0.4, help="fixed cost of a transfer on that path")
     options = parser.parse_args()
+    flags, beyond = flags_of(options), []
     with tempfile.TemporaryDirectory() as folder:
         for name, synth in WORKLOADS.items():
             workload = []
@@ -41,19 +91,22 @@ def main() -> None:
                 path = Path(folder) / f"{name.replace(' ', '-')}.jsonl"
                 dynabench("workload", "synth", path, *synth)
                 workload = [path]
-            summaries = {}
+            arms = {}
             for command in ("simulate", "run"):
                 out = Path(folder) / f"{name}-{command}"
-                common = ["--workers", options.workers, "--repeats", options.repeats, "--out", out]
-                dynabench(command, *workload, "--router-mode", "round-robin", "--router-mode", "kv", *common)
-                summaries[command] = json.loads((out / "summary.json").read_text())["arms"]
-            for arm in ("round-robin", "kv"):
-                cells = []
-                for metric in METRICS:
-                    for figure in FIGURES:
-                        simulated, live = (summaries[command][arm][metric][figure] for command in ("simulate", "run"))
-                        cells.append(f"{metric} {figure} {live * 1000:.2f} ms ({live / simulated - 1:+.1%})")
-                print(f"{name:13} {arm:12} " + "  ".join(cells), flush=True)
+                modes = [word for mode in MODES for word in ("--router-mode", mode)]
+                dynabench(command, *workload, *modes, *flags[command], "--repeats", options.repeats, "--out", out)
+                arms[command] = json.loads((out / "summary.json").read_text())["arms"]
+            for mode in MODES:
+                cells, off = compare(arms["simulate"][mode], arms["run"][mode])
+                print(f"{name:13} {mode:12} " + "  ".join(cells), flush=True)
+                if options.apart:
+                    parts = compare_split(arms["simulate"][mode], arms["run"][mode])
+                    print(f"{'':13} {'TTFT is':12} " + "  ".join(parts), flush=True)
+                    beyond += [f"{name}, {mode}: {cell}" for cell in off]
+    for line in beyond:
+        print(f"beyond the limits: {line}")
+    sys.exit(1 if beyond else 0)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from dynabench.deployment.flags import (
     LivePoolConfig,
     MeasuredFrontendConfig,
     MeasuredRouterConfig,
-    running_pool,
-    simulated_pool,
+    running_pools,
+    simulated_pools,
 )
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.fidelity.calibrate import calibrate
@@ -148,8 +148,8 @@ def main() -> None:
         experiment = ExperimentConfig(router_mode=modes, repeats=options.repeats, out=results, trace_block_size=BLOCK)
         flags = LivePoolConfig(workers=workers, engine="vllm", extra_engine_args=arguments_file(folder, blocks))
         router, frontend = MeasuredRouterConfig(), MeasuredFrontendConfig()
-        real = Deployment(pools=(running_pool(flags, model),), router=router, frontend=frontend)
-        simulated = Deployment(pools=(simulated_pool(flags, EngineConfig(), timing),), router=router)
+        real = Deployment(pools=running_pools(flags, model), router=router, frontend=frontend)
+        simulated = Deployment(pools=simulated_pools(flags, EngineConfig(), timing), router=router)
         settings = Settings(simulated, client=ClientConfig())
         found = validate((path,), ValidateConfig(), experiment, settings, console, real=real)
         for arm, part in found.fidelity.arms.items():

@@ -108,6 +108,11 @@ class Engine:
         loads, self.scheduler.loads = self.scheduler.loads, []
         return loads
 
+    @property
+    def shipped(self) -> list[Sequence]:
+        """Those that the last `schedule` admitted whose first token came with their KV: it is known now."""
+        return self.scheduler.shipped
+
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
         """Take a sequence's KV for loaded, now or when the step in flight ends.
 
@@ -153,6 +158,8 @@ class Engine:
             RuntimeError: sequences wait but none can ever be admitted.
         """
         assert self.step is None, "complete the step in flight first"
+        if self.scheduler.shipped:
+            self.scheduler.shipped = []
         batch = self._next_batch(now)
         if batch is None:
             return None

@@ -40,6 +40,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.holding: list[Sequence] = []  # these wait and hold blocks: their KV is on its way or has come
         self.loads: list[Sequence] = []  # those whose load has begun, until the driver takes them
+        self.shipped: list[Sequence] = []  # admitted lately, with a token that came with the KV
         self.retention = Retention(self.pool)
         self.iteration = 0  # the next to be scheduled
         self.num_ended = 0  # iterations that `update` was told of
@@ -296,6 +297,8 @@ class Scheduler:
             batch.resumed = [*batch.resumed, sequence]
         else:
             batch.admitted = [*batch.admitted, sequence]
+            if sequence.is_token_shipped:
+                self.shipped.append(sequence)
         batch.chunks.append((sequence, count))
         sequence.state = RUNNING
         self.running.append(sequence)

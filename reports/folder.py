@@ -207,6 +207,9 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
     for facts, rows, its_gaps in zip(head.runs, requests, gaps, strict=True):
         if not facts.facts.pop("tells_hits", 1.0):  # the last version's word for it
             rows = rows.replace(cached_tokens=None)
+        if facts.is_live:  # where the last version put the first byte
+            is_byte = (rows.admitted_s == rows.first_byte_s).filled(False)
+            rows = rows.replace(admitted_s=np.ma.MaskedArray(rows.admitted_s, is_byte))
         runs.append(Record(requests=rows, gaps=its_gaps, **msgspec.structs.asdict(facts)))
     return experiment, runs
 

@@ -26,14 +26,15 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class PoolUse(msgspec.Struct, frozen=True):
-    """A pool, and the share of the run during which its workers computed."""
+    """A pool, and the share of the run during which its workers computed, where that is known."""
 
     name: str
     role: str
     workers: Number
     """Data-parallel ranks count one by one."""
     gpus: Number
-    busy: Use
+    busy: Use | None = None
+    """Unknown of live runs."""
 
 
 class LinkUse(msgspec.Struct, frozen=True):
@@ -60,7 +61,7 @@ def averaged(repeats: Sequence[Sequence[Row]]) -> list[Row]:
 
 def _mean(rows: list[Row]) -> Row:
     """Average what is a share; the rest is alike."""
-    names = [name for name in ("busy", "egress", "ingress") if hasattr(rows[0], name)]
+    names = [name for name in ("busy", "egress", "ingress") if getattr(rows[0], name, None)]
     return structs.replace(rows[0], **{name: _averaged([getattr(row, name) for row in rows]) for name in names})
 
 

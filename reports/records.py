@@ -80,7 +80,7 @@ class Requests:
     worker: Annotated[MaybeInts, Column("the worker that answered it", limit=MAX_WORKERS)]
     intended_s: Annotated[Floats, Column("when the schedule wanted it sent", "s")]
     sent_s: Annotated[MaybeFloats, Column("when its bytes were written", "s")]
-    admitted_s: Annotated[MaybeFloats, Column("when an engine first scheduled it (live: first byte)", "s")]
+    admitted_s: Annotated[MaybeFloats, Column("when an engine first scheduled it (live: of our own stack)", "s")]
     prefill_worker: Annotated[MaybeInts, Column("the worker that computed its prompt, if another", limit=MAX_WORKERS)]
     prefill_queued_s: Annotated[MaybeFloats, Column("when it was sent to that worker", "s")]
     prefill_end_s: Annotated[MaybeFloats, Column("when its prompt was computed there", "s")]

@@ -53,8 +53,6 @@ class Split(msgspec.Struct, frozen=True):
 
 def split(runs: list[Record]) -> Split | None:
     """Return where the TTFT of an arm's runs goes; None where no server said when it began with a request."""
-    if any(run.is_live for run in runs):
-        return None
     requests = Requests.concatenate([run.requests for run in runs])
     requests = requests[~np.isnan(per_request(requests)["ttft"]) & ~requests.admitted_s.mask]
     if not len(requests):

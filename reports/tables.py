@@ -122,9 +122,9 @@ def split_note(splits: dict[str, Split | None]) -> str:
 
 
 def pool_grid(summary: Summary) -> Grid | None:
-    """Lay out how busy pools and links were; None where no arm has a pool that only prefills."""
+    """Lay out how busy pools and links were; None where no arm has a pool that only prefills, or it is not known."""
     arms = {arm: figures for arm, figures in summary.arms.items() if figures.pools}
-    if not any(figures.is_apart for figures in arms.values()):
+    if not any(figures.is_apart and any(pool.busy for pool in figures.pools or ()) for figures in arms.values()):
         return None
     lines = [(f"{arm}: {label}", cells) for arm, figures in arms.items() for label, cells in _pool_lines(figures)]
     return Grid(
@@ -142,7 +142,7 @@ def _pool_lines(arm: ArmSummary) -> list[tuple[str, list[str]]]:
     found = []
     for pool in arm.pools or ():
         label = pool.name if pool.name == pool.role else f"{pool.name} ({pool.role})"
-        cells = [number(pool.workers), number(pool.gpus), _use(pool.busy)]
+        cells = [number(pool.workers), number(pool.gpus), _use(pool.busy) if pool.busy else "-"]
         found.append((label, cells + links.pop(pool.name, ["-", "-"])))
     return found + [(name, ["-", "-", "-", *cells]) for name, cells in links.items()]
 

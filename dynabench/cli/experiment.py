@@ -11,6 +11,7 @@ from dynabench.cli.groups import (
     Disaggregation,
     Engine,
     Experiment,
+    KvTransfer,
     LivePool,
     Load,
     MeasuredFrontend,
@@ -21,9 +22,9 @@ from dynabench.cli.groups import (
     Shape,
     Timing,
     Transfers,
-    flags_of,
     plain_errors,
     refuse_beside,
+    refuse_without_roles,
 )
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read
@@ -32,7 +33,7 @@ from dynabench.deployment.flags import (
     MeasuredFrontendConfig,
     MeasuredRouterConfig,
     PoolConfig,
-    live_pool,
+    live_pools,
     simulated_pools,
 )
 from dynabench.deployment.overhead import OverheadConfig
@@ -49,6 +50,7 @@ from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
 from serving.router import ROUTER_MODES
 from serving.router.policies.modes import ADDITIONS
+from serving.transfer.config import TransferRunConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -108,6 +110,8 @@ def run(
     runtime: Runtime | None = None,
     engine: Engine | None = None,
     timing: Timing | None = None,
+    disaggregation: Disaggregation | None = None,
+    kv_transfer: KvTransfer | None = None,
 ) -> int:
     """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
 
@@ -124,10 +128,14 @@ def run(
         runtime: how the processes find and reach each other (default: in a folder of their own).
         engine: settings of each simulated engine's scheduler.
         timing: how long the steps of simulated engines take.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
+        kv_transfer: how KV gets from simulated prefill workers to decode workers.
     """
     with plain_errors():
         if deployment is not None:
-            refuse_beside(deployment, pool, router, frontend, runtime, engine, timing, hint=VARY)
+            refuse_beside(
+                deployment, pool, router, frontend, runtime, engine, timing, disaggregation, kv_transfer, hint=VARY
+            )
             if client.url is not None:
                 raise UserError(f"--deployment {deployment} describes a stack of our own; --url measures another")
             deployed = read(deployment, is_measured=True)
@@ -135,13 +143,21 @@ def run(
             pool = pool or LivePoolConfig()
             if client.url is not None and pool.engine != "mocker":
                 raise UserError(f"--engine {pool.engine} is for a stack of our own; --url measures another")
+            if client.url is not None and pool.names_roles:
+                raise UserError(
+                    "--prefill-workers and --decode-workers are for a stack of our own; --url measures another"
+                )
+            varied = [setting_of(text) for text in experiment.vary]
             deployed = Deployment(
-                pools=(live_pool(pool, engine or EngineConfig(), timing or TimingConfig()),),
+                pools=live_pools(pool, engine or EngineConfig(), timing or TimingConfig(), varied),
                 gpus=pool.gpus,
                 router=router or MeasuredRouterConfig(),
                 frontend=frontend or MeasuredFrontendConfig(),
                 runtime=runtime,
+                disaggregation=disaggregation or DisaggregationConfig(),
+                kv_transfer=kv_transfer or TransferRunConfig(),
             )
+            refuse_without_roles(deployed)
     settings = Settings(deployed, shape, load, client)
     return _compare("wall", workload, _with_modes(experiment, deployment, deployed), settings)
 
@@ -241,9 +257,7 @@ def _simulated(
         disaggregation=disaggregation or DisaggregationConfig(),
         transfer=transfer or TransferConfig(),
     )
-    if not deployed.is_disaggregated:
-        for flag in (*flags_of(deployed.disaggregation), *flags_of(deployed.transfer)):
-            raise UserError(f"{flag} is for prefill and decode workers; give --prefill-workers and --decode-workers")
+    refuse_without_roles(deployed)
     return deployed
 
 

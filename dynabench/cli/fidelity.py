@@ -19,7 +19,7 @@ from dynabench.cli.groups import (
 )
 from dynabench.cli.groups import Runtime as RuntimeFlags
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pool, simulated_pool
+from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pools, simulated_pools
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig, ValidateExperimentConfig, ValidatePoolConfig
 from dynabench.plan import ClientConfig, Settings
@@ -118,14 +118,14 @@ def validate(
         real = None
         if pool.engine != "mocker":
             real = Deployment(
-                pools=(running_pool(pool, timing.model),),
+                pools=running_pools(pool, timing.model),
                 gpus=pool.gpus,
                 router=router,
                 frontend=frontend,
                 runtime=runtime,
             )
         simulated = Deployment(
-            pools=(simulated_pool(pool, engine, timing),), gpus=pool.gpus, router=router, overhead=overhead
+            pools=simulated_pools(pool, engine, timing), gpus=pool.gpus, router=router, overhead=overhead
         )
         settings = Settings(simulated, shape, load, client)
         found = hold(workload, config, experiment, settings, console, real=real)

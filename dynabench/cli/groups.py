@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import (
     LivePoolConfig,
     MeasuredFrontendConfig,
@@ -28,6 +29,7 @@ from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
+from serving.transfer.config import TransferRunConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -44,6 +46,9 @@ Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]
+WITHOUT_BYTES = Parameter(parse="^(?!kv_bytes_per_token$)")
+"""Leaves out the flag of what the section `transfer` of a file says for both clocks."""
+KvTransfer = Annotated[TransferRunConfig, WITHOUT_BYTES, flat("Prefill and decode workers", 7)]
 Router = Annotated[RouterConfig, flat("Router", 8)]
 MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
 Frontend = Annotated[FrontendConfig, flat("Frontend", 9)]
@@ -82,6 +87,19 @@ def flags_of(group: Any, prefix: str = "") -> Iterator[str]:
             yield from flags_of(value, f"{name}-")
         else:
             yield f"--{prefix}{name.replace('_', '-')}"
+
+
+def refuse_without_roles(deployment: Deployment) -> None:
+    """Refuse flags of what lies between prefill and decode workers where there are none.
+
+    Raises:
+        UserError: there is one.
+    """
+    if deployment.is_disaggregated:
+        return
+    for group in (deployment.disaggregation, deployment.transfer, deployment.kv_transfer):
+        for flag in flags_of(group):
+            raise UserError(f"{flag} is for prefill and decode workers; give --prefill-workers and --decode-workers")
 
 
 VARY = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048"

@@ -5,24 +5,29 @@ from typing import Annotated
 
 from dynabench.cli.groups import (
     DeploymentFile,
+    Disaggregation,
     Engine,
     Frontend,
+    KvTransfer,
     Pool,
     Router,
     Runtime,
     Timing,
     plain_errors,
     refuse_beside,
+    refuse_without_roles,
 )
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read
-from dynabench.deployment.flags import PoolConfig, simulated_pool
+from dynabench.deployment.flags import PoolConfig, simulated_pools
 from dynabench.deployment.serve import serve as serve_deployment
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.frontend.config import FrontendConfig
+from serving.life import DisaggregationConfig
 from serving.router import RouterConfig
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 
 
@@ -49,35 +54,42 @@ def serve(
     runtime: Runtime | None = None,
     engine: Engine | None = None,
     timing: Timing | None = None,
+    disaggregation: Disaggregation | None = None,
+    kv_transfer: KvTransfer | None = None,
     served: Annotated[ServedConfig, flat("Model", 4)] | None = None,
 ) -> None:
     """Serve a deployment: a frontend, the router and workers as one supervised group, until Ctrl-C.
 
     Args:
         deployment: the deployment (YAML) to serve, instead of what the flags say; see docs/deployment.md.
-        pool: how many workers.
+        pool: how many workers, and whether some only prefill and some only decode.
         frontend: settings of the frontend.
         router: settings of the router.
         runtime: how the processes find and reach each other.
         engine: settings of each engine's scheduler.
         timing: how long the engines' steps take.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
+        kv_transfer: how KV gets from prefill to decode workers.
         served: the model, and where the router is.
     """
     if deployment is not None:
-        refuse_beside(deployment, pool, frontend, router, runtime, engine, timing, served)
+        refuse_beside(deployment, pool, frontend, router, runtime, engine, timing, disaggregation, kv_transfer, served)
         serve_deployment(read(deployment))
         return
     frontend, served, pool = frontend or FrontendConfig(), served or ServedConfig(), pool or PoolConfig()
     worker = WorkerConfig(model_path=served.model_path, model_name=served.model_name, migration_limit=3)
     with plain_errors():
-        workers = simulated_pool(pool, engine or EngineConfig(), timing or TimingConfig(), default_workers=2)
+        pools = simulated_pools(pool, engine or EngineConfig(), timing or TimingConfig(), default_workers=2)
         described = Deployment(
-            pools=(replace(workers, worker=worker),),
+            pools=tuple(replace(each, worker=worker) for each in pools),
             gpus=pool.gpus,
             router_mode=frontend.router_mode,
             router=router or RouterConfig(),
             standalone_router=served.standalone_router,
             frontend=frontend,
             runtime=runtime,
+            disaggregation=disaggregation or DisaggregationConfig(),
+            kv_transfer=kv_transfer or TransferRunConfig(),
         )
+        refuse_without_roles(described)
     serve_deployment(described)

@@ -4,7 +4,8 @@
       router_mode, router       how requests are spread over the workers of a model
       frontend, runtime         of the processes, on the wall clock
       overhead                  in virtual time, what lies between a client and the engines
-      transfer                  what carries KV from workers that prefill to those that decode
+      transfer                  in virtual time, what carries KV from workers that prefill to those that decode
+      kv_transfer               the same of processes
       disaggregation            how requests are spread over these two
       pools                     workers that are alike; pools with one model name serve that model together
         role, router_mode       which part of a request they do, and how requests are spread over them
@@ -37,11 +38,13 @@ from serving.model.card import Role
 from serving.model.files import model_name
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.registry import ENGINES
 
 EngineName = Literal["mocker", "echo_core", "echo_full", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"]
 ECHOES = ("echo_core", "echo_full")
-HAND_OVER = ("mocker", "vllm", "sglang", "trtllm")
+HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that hand KV to one another, or take it."""
 
 KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
@@ -184,6 +187,7 @@ class Deployment:
 
     overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009
     transfer: TransferConfig = TransferConfig()  # noqa: RUF009
+    kv_transfer: TransferRunConfig = TransferRunConfig()  # noqa: RUF009
     disaggregation: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009
 
     def __post_init__(self) -> None:
@@ -209,6 +213,10 @@ class Deployment:
             raise ValueError(
                 f"transfer.overlap is {self.transfer.overlap!r}; expected 'none' with disaggregation.flow 'source-first': who "
                 f"decodes is chosen after the prefill"
+            )
+        if self.standalone_router and self.is_disaggregated:
+            raise ValueError(
+                "standalone_router is true; expected false with prefill and decode workers: it routes to one endpoint"
             )
         if self.standalone_router and len(self.models) > 1:
             raise ValueError(
@@ -278,7 +286,8 @@ def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
         yield "kv_cache_dtype", other.timing.kv_cache_dtype, first.timing.kv_cache_dtype
     yield "kv_cache_block_size", other.run.kv_cache_block_size, first.run.kv_cache_block_size
     yield "model_path", other.worker.model_path, first.worker.model_path
-    yield "kv_events", other.worker.kv_events, first.worker.kv_events
+    if first.role == other.role:  # each stage has a router of its own
+        yield "kv_events", other.worker.kv_events, first.worker.kv_events
 
 
 def _check_roles(pools: tuple[Pool, ...], everywhere: tuple[Pool, ...]) -> None:

@@ -12,8 +12,7 @@ from cyclopts import Parameter, default_name_transform
 from msgspec import Meta
 
 from dynabench.deployment.description import Pool
-from dynabench.deployment.paths import change_pool
-from foundation.errors import UserError
+from dynabench.deployment.paths import change_pool, settings_of_pool
 from foundation.settings import Count, NotNegative, changed, check
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -114,7 +113,7 @@ class LivePoolConfig(PoolConfig):
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
-        check(self)
+        PoolConfig.__post_init__(self)
         for name in ("context_length", "extra_engine_args"):
             if self.engine == "mocker" and getattr(self, name) is not None:
                 raise ValueError(f"--{name.replace('_', '-')} is for an --engine other than the mocker")
@@ -148,7 +147,12 @@ SPLIT = frozenset({"prefill_workers", "pools.prefill.replicas"})
 
 
 def simulated_pools(
-    config: PoolConfig, engine: EngineConfig, timing: TimingConfig, varied: Collection[str] = ()
+    config: PoolConfig,
+    engine: EngineConfig,
+    timing: TimingConfig,
+    varied: Collection[str] = (),
+    *,
+    default_workers: int = DEFAULT_WORKERS,
 ) -> tuple[Pool, ...]:
     """Return simulated workers: one pool, or where flags or axes name roles, one that prefills and one that decodes.
 
@@ -157,11 +161,15 @@ def simulated_pools(
     Raises:
         ValueError: workers of only one role are named, or two flags say what cannot both be.
     """
+    return _divided(config, Pool(replicas=default_workers, mocker=engine, timing=timing), varied)
+
+
+def _divided(config: PoolConfig, pool: Pool, varied: Collection[str]) -> tuple[Pool, ...]:
+    """Return a pool with as many workers as flags say, or pools like it that each do one part of the requests."""
     if not config.names_roles and SPLIT.isdisjoint(varied):
-        return (simulated_pool(config, engine, timing),)
+        return (replace(pool, replicas=config.workers or pool.replicas),)
     _check_counts(config, varied)
-    whole = Pool(mocker=engine, timing=timing)
-    return tuple(_pool_of_role(whole, role, own) for role, own in config.roles.items())
+    return tuple(_pool_of_role(pool, role, own) for role, own in config.roles.items())
 
 
 def _check_counts(config: PoolConfig, varied: Collection[str]) -> None:
@@ -189,6 +197,8 @@ def _check_counts(config: PoolConfig, varied: Collection[str]) -> None:
 def _pool_of_role(pool: Pool, role: Role, own: RoleConfig) -> Pool:
     """Return workers like those of a pool that do one part of each request."""
     settings = changed(own)
+    for name in settings.keys() - {"workers", *settings_of_pool(pool.engine)}:
+        raise ValueError(f"--{role}-{name.replace('_', '-')} is for simulated engines, not for --engine {pool.engine}")
     pool = replace(pool, name=role, role=role, replicas=settings.pop("workers", 1))
     try:
         for name, value in settings.items():
@@ -198,48 +208,29 @@ def _pool_of_role(pool: Pool, role: Role, own: RoleConfig) -> Pool:
     return pool
 
 
-def simulated_pool(
-    config: PoolConfig, engine: EngineConfig, timing: TimingConfig, default_workers: int = DEFAULT_WORKERS
-) -> Pool:
-    """Return simulated workers that do whole requests.
+def running_pools(pool: LivePoolConfig, model: str | None, varied: Collection[str] = ()) -> tuple[Pool, ...]:
+    """Return workers with an engine that runs a model, all alike or of both roles.
 
     Raises:
-        UserError: flags name workers that do not.
+        ValueError: the model is not named, or as for `simulated_pools`.
     """
-    _refuse_roles(config)
-    return Pool(replicas=config.workers or default_workers, mocker=engine, timing=timing)
-
-
-def _refuse_roles(config: PoolConfig) -> None:
-    if config.names_roles:
-        raise UserError(
-            "--prefill-workers, --decode-workers and their sisters are for simulations (dynabench simulate, sweep): only "
-            "they have prefill and decode workers yet"
-        )
-
-
-def running_pool(pool: LivePoolConfig, model: str | None) -> Pool:
-    """Return workers with an engine that runs a model.
-
-    Raises:
-        UserError: the model is not named, or flags name workers that do not do whole requests.
-    """
-    _refuse_roles(pool)
     if model is None:
-        raise UserError(f"--engine {pool.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
+        raise ValueError(f"--engine {pool.engine} needs --model: a folder, a GGUF file or a Hugging Face id")
     worker = WorkerConfig(model_path=model, context_length=pool.context_length)
     run = ModelRunConfig(extra_engine_args=pool.extra_engine_args)
-    return Pool(replicas=pool.workers or DEFAULT_WORKERS, engine=pool.engine, worker=worker, run=run)
+    return _divided(pool, Pool(replicas=DEFAULT_WORKERS, engine=pool.engine, worker=worker, run=run), varied)
 
 
-def live_pool(pool: LivePoolConfig, engine: EngineConfig, timing: TimingConfig) -> Pool:
+def live_pools(
+    pool: LivePoolConfig, engine: EngineConfig, timing: TimingConfig, varied: Collection[str] = ()
+) -> tuple[Pool, ...]:
     """Return the workers of a stack on this host, simulated or not.
 
     Raises:
-        UserError: the model is not named, or step times are given for an engine that runs one.
+        ValueError: step times are given for an engine that runs a model, or as for `running_pools`.
     """
     if pool.engine == "mocker":
-        return simulated_pool(pool, engine, timing)
+        return simulated_pools(pool, engine, timing, varied)
     if timing.timing_name != "polynomial":
-        raise UserError(f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {pool.engine}")
-    return running_pool(pool, timing.model)
+        raise ValueError(f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {pool.engine}")
+    return running_pools(pool, timing.model, varied)

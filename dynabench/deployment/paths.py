@@ -15,12 +15,14 @@ from dynabench.deployment.description import ECHOES, Deployment, Pool
 from foundation.text import instead_of
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 
 DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
-    WorkerConfig: ("endpoint", "role"),
+    WorkerConfig: ("endpoint", "role", "router_mode"),
     EngineConfig: ("kv_role",),
+    TransferRunConfig: ("kv_bytes_per_token",),  # of the section `transfer`
     Pool: ("name",),
     Deployment: ("name", "pools"),
 }
@@ -133,7 +135,7 @@ def is_of_processes(deployment: Deployment, path: str) -> bool:
     """Tell whether a setting is of processes, which virtual time does not have."""
     head, _, rest = path.partition(".")
     if head != "pools":
-        return head in ("frontend", "runtime", "standalone_router")
+        return head in ("frontend", "runtime", "standalone_router", "kv_transfer")
     pool, _, name = rest.partition(".")
     return any(settings_of_pool(each.engine)[name][0] in ("worker", "run") for each in _pools(deployment, pool))
 

@@ -28,12 +28,11 @@ def programs(
         seed: of the router's random choices.
 
     Raises:
-        ValueError: an engine does not take its settings, there are too few GPUs, or a pool only prefills or decodes.
+        ValueError: an engine does not take its settings, or there are too few GPUs.
     """
-    _check_whole(deployment)
     home = f"{namespace}-workers" if deployment.standalone_router else namespace
     wanted = [
-        Workers(pool.name, pool.replicas, _engine(pool), _worker_config(deployment, pool, home))
+        Workers(pool.name, pool.replicas, _engine(deployment, pool), _worker_config(deployment, pool, home))
         for pool in deployment.pools
     ]
     found = worker_programs(wanted, runtime)
@@ -41,7 +40,7 @@ def programs(
     if deployment.standalone_router:
         found.append(_router(deployment, frontend, runtime, home))
         frontend = replace(frontend, router_mode="round-robin")
-    return found + frontend_programs(frontend, deployment.router, runtime, descriptor)
+    return found + frontend_programs(frontend, deployment.router, deployment.disaggregation, runtime, descriptor)
 
 
 def check_engines(deployment: Deployment) -> None:
@@ -53,37 +52,34 @@ def check_engines(deployment: Deployment) -> None:
     for pool in deployment.pools:
         if pool.runs_model:
             try:
-                make_engine(pool.engine, pool.worker, pool.run, pool.arguments)
+                make_engine(pool.engine, replace(pool.worker, role=pool.role), pool.run, pool.arguments)
                 check_installed(pool.engine)
             except (EngineError, ValueError) as error:
                 raise UserError(str(error)) from error
 
 
-def _check_whole(deployment: Deployment) -> None:
-    """Refuse workers that only prefill or only decode, which processes cannot do."""
-    for pool in deployment.pools:
-        if pool.role != "aggregated":
-            raise ValueError(
-                f"pools.{pool.name}.role is {pool.role!r}; expected 'aggregated': only simulations (dynabench simulate, "
-                "sweep) have prefill and decode workers yet"
-            )
-
-
 def component_of(deployment: Deployment, pool: Pool) -> str:
-    """Return the component in which all workers of a model serve it; each model has one of its own."""
-    return "backend" if len(deployment.models) == 1 else deployment.models[pool.served_name][0].name
+    """Return the component in which the workers of a model serve it; each model has one of its own, and its prefill workers another."""
+    is_prefill = pool.role == "prefill"
+    if len(deployment.models) == 1:
+        return "prefill" if is_prefill else "backend"
+    pools = deployment.models[pool.served_name]
+    return next(other.name for other in pools if (other.role == "prefill") == is_prefill)
 
 
 def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfig:
     """Return a pool's settings of a worker, with its address and the name of its model."""
     worker = pool.worker
     name = worker.model_name or ("" if worker.model_path else pool.served_name)
-    return replace(worker, endpoint=f"dyn://{home}.{component_of(deployment, pool)}.generate", model_name=name)
+    endpoint = f"dyn://{home}.{component_of(deployment, pool)}.generate"
+    return replace(worker, endpoint=endpoint, model_name=name, role=pool.role, router_mode=pool.router_mode)
 
 
-def _engine(pool: Pool) -> EngineChoice | LightEngine:
+def _engine(deployment: Deployment, pool: Pool) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
-        return LightEngine("serving.mocker", settings=(pool.mocker, pool.timing))
+        transfer = replace(deployment.kv_transfer, kv_bytes_per_token=deployment.transfer.kv_bytes_per_token)
+        settings = (pool.mocker, pool.timing, transfer, deployment.disaggregation)
+        return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))
     return EngineChoice(pool.engine, pool.run, pool.arguments)

@@ -5,11 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foundation.settings import Count, NotNegative, Positive, check
-from mocker.timing.catalog import find_model
-from mocker.timing.config import TimingConfig
-from mocker.timing.kv_size import KvSize, kv_size
-
-LLAMA_8B_BYTES, LLAMA_8B_LAYERS = 131_072.0, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,28 +65,3 @@ class TransferConfig:
     def block_s(self) -> float:
         """Cost of each block of a transfer (s)."""
         return self.block_us * 1e-6
-
-
-def kv_size_of(transfer: TransferConfig, timing: TimingConfig, *, block_size: int) -> KvSize:
-    """Return the size of the KV blocks that an engine reads; its tensor_parallel_size counts, not the sender's.
-
-    Raises:
-        ValueError: the model is not known, and kv_bytes_per_token is not given.
-    """
-    given = transfer.kv_bytes_per_token
-    if timing.model is None:
-        return KvSize(num_layers=LLAMA_8B_LAYERS, block=(given or LLAMA_8B_BYTES) * block_size)
-    try:
-        shape = find_model(timing.model)
-    except ValueError as error:
-        if given is None:
-            raise ValueError(f"{error}; or give kv_bytes_per_token, the size of what is transferred") from None
-        return KvSize(num_layers=LLAMA_8B_LAYERS, block=given * block_size)
-    if given is not None:
-        return KvSize(num_layers=shape.num_layers, block=given * block_size)
-    return kv_size(
-        shape,
-        block_size=block_size,
-        tensor_parallel_size=timing.tensor_parallel_size,
-        kv_dtype=timing.kv_cache_dtype,
-    )

@@ -22,8 +22,11 @@ SENT: dict[str, type] = {"shape": ShapeConfig, "load": LoadConfig, "client": Cli
 MAX_VALUES = 10_000
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 
-OF_ROLES = ("transfer", "disaggregation")
+OF_ROLES = ("transfer", "kv_transfer", "disaggregation")
 """Sections of a deployment that apply to prefill and decode workers only."""
+
+VIRTUAL = ("overhead", "transfer")
+"""Sections of a deployment that processes have no use for: they have the real thing."""
 
 
 def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
@@ -110,7 +113,7 @@ def path_of(name: str, settings: Settings) -> str:
 def known(settings: Settings) -> list[str]:
     """Return the short names of everything that can be varied on the clock of these settings."""
     is_virtual = settings.client is None
-    unused = {"frontend", "runtime"} if is_virtual else {"overhead"}
+    unused = {"frontend", "runtime", "kv_transfer"} if is_virtual else set(VIRTUAL)
     unused |= set() if settings.deployment.is_disaggregated else set(OF_ROLES)
     shown = [kind for name, kind in paths.sections(Deployment).items() if name not in unused]
     sent = [kind for part, kind in SENT.items() if getattr(settings, part) is not None]
@@ -151,7 +154,7 @@ def _hint(path: str, settings: Settings) -> Any:
             )
         if part in OF_ROLES and not settings.deployment.is_disaggregated:
             raise ValueError(f"{path} applies to prefill and decode workers, of which the deployment has none")
-        if settings.client is not None and part == "overhead":
+        if settings.client is not None and part in VIRTUAL:
             raise ValueError(f"{path} applies to virtual time; vary it with dynabench simulate")
         return hint
     hints = paths.hints(SENT[part])

@@ -37,8 +37,8 @@ class ExperimentConfig:
     """Relative difference that is worth telling; arms that differ by less are equal in practice."""
 
     slo: tuple[str, ...] = ()
-    """Limit for goodput, such as 'ttft <= 2s', 'tpot <= 100ms' (of each request) or 'ttft.p99 <= 2s' (of a run), of ttft, ttst
-    (virtual time), tpot, itl or e2e; may be repeated."""
+    """Limit for goodput, such as 'ttft <= 2s', 'tpot <= 100ms' (of each request) or 'ttft.p99 <= 2s' (of a run), of ttft, ttst,
+    tpot, itl or e2e; may be repeated."""
 
     slo_preset: str | None = None
     """MLPerf's limits for a model, such as llama3.1-8b or llama2-70b-interactive."""

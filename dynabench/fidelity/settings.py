@@ -27,6 +27,15 @@ class ValidatePoolConfig(LivePoolConfig):
     workers: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Engine workers, real and simulated; records of a past run do not say how many it had."""
 
+    def __post_init__(self) -> None:
+        """Refuse settings without a meaning, and workers that do one part of each request."""
+        LivePoolConfig.__post_init__(self)
+        if self.names_roles:
+            raise ValueError(
+                "--prefill-workers, --decode-workers and their sisters cannot be validated: real and simulated workers do whole "
+                "requests here; benchmarks/agreement.py --apart compares both clocks"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidateConfig:

@@ -8,7 +8,7 @@ import numpy as np
 from workloads import Request
 from workloads.tokens import TOKENS, as_words, prompt_tokens
 
-EXTRA_FIELDS = {"extra_fields": ["routing"]}
+EXTRA_FIELDS = {"extra_fields": ["routing", "timing"]}
 
 
 class Target(NamedTuple):
@@ -23,7 +23,10 @@ class Target(NamedTuple):
     tokens: range = TOKENS
     """What prompts are made of."""
     has_nvext: bool = False
-    """Whether answers say where they were routed, and why; the mocker there also takes the place of its EOS."""
+    """Whether answers say where they were routed and why, and when what happened to them; the mocker there also takes the
+    place of its EOS."""
+    num_prefill_workers: int = 0
+    """How many workers only prefill there; those that answer have the numbers behind theirs."""
     context: int | None = None
     """Tokens that the model holds for one request, where that is known."""
 

@@ -1,12 +1,27 @@
 """One request under way: what comes of its answer is stamped, counted and checked."""
 
+import math
 from collections.abc import Callable
 
 from dynabench.live.bodies import Target
-from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Usage
+from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Timing, Usage
 from dynabench.live.timeline import Timeline
 from foundation.text import one_line
 from workloads.pacing import LoadConfig
+
+STAGES = (
+    "admitted",
+    *(
+        "prefill_queued",
+        "prefill_end",
+        "decode_queued",
+        "decode_blocks",
+        "transfer_start",
+        "transfer_end",
+        "decode_start",
+    ),
+)
+"""What our own frontend times of a request; each has a column of `Requests`."""
 
 
 class Call:
@@ -66,7 +81,7 @@ class Call:
         timeline.first_byte_s[number] = now - self._start
         for column, header in ((timeline.worker, b"x-worker-slot"), (timeline.predicted_tokens, b"x-overlap-tokens")):
             if (value := _number(headers.get(header))) is not None:
-                column[number] = value
+                column[number] = value + (self._target.num_prefill_workers if column is timeline.worker else 0)
 
     def on_data(self, data: bytes, now: float) -> None:
         """Count the tokens of a read."""
@@ -122,6 +137,8 @@ class Call:
         else:
             timeline.first_token_s[self.number] = at
             timeline.first_chunk_tokens[self.number] = count
+        if self._count < 2 <= self._count + count:
+            timeline.second_token_s[self.number] = at
         self._count += count
         self._last = at
         timeline.total_tokens += count
@@ -146,6 +163,9 @@ class Call:
             if reader.routing.best_tokens >= 0:
                 timeline.best_tokens[number] = reader.routing.best_tokens
             timeline.queue_depth[number] = reader.routing.queue_depth
+            if reader.routing.prefill_slot is not None:
+                timeline.prefill_worker[number] = reader.routing.prefill_slot
+        self._note_stages(reader.timing)
         stated = usage.completion_tokens if usage is not None else None
         if not stated:
             timeline.num_unstated += 1
@@ -158,10 +178,25 @@ class Call:
             for gap, count in zip(chunks, chunks, strict=True):
                 timeline.gaps.extend((gap / count, 0.0, 0.0, 1.0, count))
 
+    def _note_stages(self, timing: Timing | None) -> None:
+        """Note when what happened, where our own frontend says it.
+
+        It counts from when it had the request. What lies between the two of us, there and back, is taken for a part of the
+        queue: so its stages end where its first token arrived here.
+        """
+        timeline, number = self._timeline, self.number
+        if timing is None or timing.ttft_s is None:
+            return
+        start = max(timeline.first_token_s[number] - timing.ttft_s, timeline.sent_s[number])
+        for stage in STAGES:
+            if (at := timing.seconds(stage)) is not None:
+                getattr(timeline, f"{stage}_s")[number] = start + at
+
     def _scale(self, stated: int) -> None:
         """Spread the stated tokens over the events, where some held several or none."""
         timeline, number = self._timeline, self.number
         timeline.osl[number] = stated
+        timeline.second_token_s[number] = math.nan
         timeline.total_tokens += stated - self._count
         # Which events held the tokens that are too many is not known; each of those came with at least one other.
         more = max(stated - self._count, 0)

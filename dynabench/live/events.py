@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from foundation.text import one_line
+from reports.records import MAX_S, MAX_WORKERS
 
 EVENT_LIMIT = 1 << 20
 """Bytes of one event, and of an error's body."""
@@ -72,12 +73,36 @@ class Routing(msgspec.Struct):
 
     best_tokens: int
     queue_depth: int
+    prefill_slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORKERS)] | None = None
+    """Of the worker that computed the prompt, if another than the one that answered."""
+
+
+class Timing(msgspec.Struct):
+    """When what happened, in milliseconds since our own frontend had the request."""
+
+    ttft_ms: Any = None
+    stages: dict[str, Any] = {}
+    """Workers say most of it, of whatever kind."""
+
+    def seconds(self, stage: str) -> float | None:
+        """Return when a stage was reached, None where nobody can know."""
+        return _seconds(self.stages.get(stage))
+
+    @property
+    def ttft_s(self) -> float | None:
+        """When the first token was there."""
+        return _seconds(self.ttft_ms)
+
+
+def _seconds(said: Any) -> float | None:
+    return said / 1000 if isinstance(said, int | float) and 0 <= said <= MAX_S else None
 
 
 class Extra(msgspec.Struct):
     """What our own frontend adds."""
 
     routing: Routing | None = None
+    timing: Timing | None = None
 
 
 class Event(msgspec.Struct):
@@ -108,6 +133,7 @@ class AnswerReader:
         "is_done",
         "num_tokens",
         "routing",
+        "timing",
         "usage",
     )
 
@@ -117,7 +143,7 @@ class AnswerReader:
         Args:
             max_tokens: what was asked for.
             counts_all: whether an event without text is a token, too: our frontend sends one for each.
-            has_nvext: whether to read what our frontend says about routing.
+            has_nvext: whether to read what our frontend says about routing and times.
         """
         self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
         self._num_events = 0
@@ -131,6 +157,7 @@ class AnswerReader:
         """Events that carried a token."""
         self.usage: Usage | None = None
         self.routing: Routing | None = None
+        self.timing: Timing | None = None
         self.finish_reason = ""
         self.is_done = False
 
@@ -203,8 +230,9 @@ class AnswerReader:
         self._last = data
         try:
             found = _decoder.decode(data)
-            if self._has_nvext and (extra := msgspec.json.decode(found.nvext, type=Extra | None)) and extra.routing:
-                self.routing = extra.routing
+            if self._has_nvext and (extra := msgspec.json.decode(found.nvext, type=Extra | None)):
+                self.routing = extra.routing or self.routing
+                self.timing = extra.timing or self.timing
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise AnswerError(f"an event is malformed ({error}): {one_line(data, 200)}") from error
         if found.error is not None:

@@ -13,6 +13,7 @@ import uvloop
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, check_one_model, engines_of
+from dynabench.deployment.engines import context_of as longest
 from dynabench.deployment.processes import check_engines
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import Target
@@ -24,7 +25,9 @@ from dynabench.live.validity import spoilt
 from dynabench.live.view import LiveView
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.plan import ClientConfig, Plan
+from reports.pools import PoolUse
 from reports.records import Record
+from serving.model.card import Role
 from serving.model.errors import ModelError
 from serving.model.files import vocab_size
 from serving.router import wants_kv_events
@@ -106,13 +109,25 @@ def _record(
         sent.requests,
         sent.gaps,
         wall_s,
-        sum(pool.replicas * pool.mocker.dp_size for pool in plan.deployment.pools),
+        sum(map(_num_workers, plan.deployment.pools)),
         repeat=plan.repeat,
         is_complete=is_complete,
         notes=tuple(notes),
         facts=sent.facts,
         is_live=True,
+        pools=_pools(plan.deployment) if client.url is None else (),
     )
+
+
+def _pools(deployment: Deployment) -> tuple[PoolUse, ...]:
+    """Return the pools in the order in which their workers are numbered: those that only prefill come first."""
+    pools = sorted(deployment.pools, key=lambda pool: pool.role != "prefill")
+    return tuple(PoolUse(pool.name, pool.role, _num_workers(pool), pool.num_gpus) for pool in pools if pool.replicas)
+
+
+def _num_workers(pool: Pool) -> int:
+    """Return the workers that a router tells apart."""
+    return pool.replicas * pool.mocker.dp_size
 
 
 def _on_this_host(plan: Plan) -> Plan:
@@ -123,12 +138,22 @@ def _on_this_host(plan: Plan) -> Plan:
     """
     deployment = plan.deployment
     check_one_model(deployment)
-    known: dict[str, Any] = {"kv_events": wants_kv_events(deployment.router_mode, deployment.router)}
+    known: dict[str, Any] = {}
     if deployment.pools[0].engine == "mocker":
-        known["context_length"] = min(engine.num_usable_tokens for engine in engines_of(deployment)) + 1
-    pools = tuple(replace(pool, worker=replace(pool.worker, **known)) for pool in deployment.pools)
+        known["context_length"] = longest(engines_of(deployment))
+    pools = tuple(
+        replace(pool, worker=replace(pool.worker, kv_events=_wants_kv_events(deployment, pool.role), **known))
+        for pool in deployment.pools
+    )
     settings = replace(plan.settings, deployment=replace(deployment, pools=pools))
     return replace(plan, arm=replace(plan.arm, settings=settings))
+
+
+def _wants_kv_events(deployment: Deployment, role: Role) -> bool:
+    """Tell whether a router wants to know what workers of a role have cached; of those that decode, only for local prompts."""
+    if role == "decode":
+        return deployment.disaggregation.conditional_disagg != "never" and deployment.router.use_kv_events
+    return wants_kv_events(deployment.mode_of(role), deployment.router)
 
 
 def _runs_model(deployment: Deployment) -> bool:
@@ -171,7 +196,13 @@ async def _target(
         # mistral.rs gives text: what it holds back of a character comes with the next piece.
         counts_events = pool.engine != "mistralrs"
         target = Target(
-            stack.url, stack.model, client.prompts, "", is_ours=counts_events, tokens=tokens, has_nvext=True
+            stack.url,
+            stack.model,
+            client.prompts,
+            is_ours=counts_events,
+            tokens=tokens,
+            has_nvext=True,
+            num_prefill_workers=sum(_num_workers(pool) for pool in deployment.pools if pool.role == "prefill"),
         )
         yield target, lambda: stack.group.dead
 

@@ -64,7 +64,6 @@ def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Req
     stated = np.array(timeline.isl)
     isl = np.where(stated > 0, stated, planned)
     requests = timeline.finish(
-        admitted_s=timeline.first_byte_s,
         isl=isl,
         planned_isl=planned,
         planned_osl=[request.output_length for request in workload.requests],

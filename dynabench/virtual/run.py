@@ -11,7 +11,6 @@ import numpy as np
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.deployment.overhead import Overhead, overhead_of
-from dynabench.deployment.transfer import kv_size_of
 from dynabench.interrupt import InterruptError
 from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
@@ -19,6 +18,7 @@ from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import link_use, pool_use
 from mocker.timing.choose import SimulatedEngine
+from mocker.timing.kv_size import kv_size_of
 from mocker.timing.model import chunk
 from reports.metrics import spread
 from reports.records import Floats, Record, Requests
@@ -168,7 +168,11 @@ def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggreg
         deployment.disaggregation,
         deployment.transfer,
         _router(plan, engines, "prefill"),
-        kv_size=kv_size_of(deployment.transfer, reader.timing, block_size=reader.mocker.block_size),
+        kv_size=kv_size_of(
+            reader.timing,
+            block_size=reader.mocker.block_size,
+            kv_bytes_per_token=deployment.transfer.kv_bytes_per_token,
+        ),
         num_gpus=[pool.timing.tensor_parallel_size for pool in pools for _ in range(pool.mocker.dp_size)],
     )
 

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
+from mocker.timing.catalog import find_model
+from mocker.timing.config import TimingConfig
 from mocker.timing.memory import size_of_token
 from mocker.timing.model_shape import BYTES, ModelShape
+
+LLAMA_8B_BYTES, LLAMA_8B_LAYERS = 131_072.0, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,4 +43,34 @@ def kv_size(shape: ModelShape, *, block_size: int, tensor_parallel_size: int = 1
         block=size_of_token(shape, tensor_parallel_size, kv_dtype) * readers * block_size,
         window_block=layer * num_windowed,
         num_window_blocks=-(-shape.sliding_window // block_size) + 1 if num_windowed else 0,
+    )
+
+
+def kv_size_of(timing: TimingConfig, *, block_size: int, kv_bytes_per_token: float | None = None) -> KvSize:
+    """Return the size of the KV blocks that an engine reads; its tensor_parallel_size counts, not the sender's.
+
+    Args:
+        timing: of the engine that reads.
+        block_size: tokens in a block.
+        kv_bytes_per_token: on all GPUs (default: the model's; where none is named, that of Llama-3.1-8B).
+
+    Raises:
+        ValueError: the model is not known, and kv_bytes_per_token is not given.
+    """
+    given = kv_bytes_per_token
+    if timing.model is None:
+        return KvSize(num_layers=LLAMA_8B_LAYERS, block=(given or LLAMA_8B_BYTES) * block_size)
+    try:
+        shape = find_model(timing.model)
+    except ValueError as error:
+        if given is None:
+            raise ValueError(f"{error}; or give kv_bytes_per_token, the size of what is transferred") from None
+        return KvSize(num_layers=LLAMA_8B_LAYERS, block=given * block_size)
+    if given is not None:
+        return KvSize(num_layers=shape.num_layers, block=given * block_size)
+    return kv_size(
+        shape,
+        block_size=block_size,
+        tensor_parallel_size=timing.tensor_parallel_size,
+        kv_dtype=timing.kv_cache_dtype,
     )

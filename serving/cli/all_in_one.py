@@ -40,7 +40,7 @@ async def run_all_in_one(job: Job, engine: Engine | None, stopping: asyncio.Even
         )
         ending = asyncio.Event()  # the engine and the frontend outlive the way in
         async with await DistributedRuntime.connect(network, stopping=ending) as connected:
-            models = Models(connected, frontend, job.router)
+            models = Models(connected, frontend, job.router, job.disaggregation)
             serving = [serve_frontend(connected, frontend, models, listener)]
             if engine is not None:
                 serving.append(run_worker(network, job.worker, engine, ending, default_name=job.default_name))

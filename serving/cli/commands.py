@@ -20,6 +20,8 @@ from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
+from serving.life import DisaggregationConfig
+from serving.life.lease import LeaseConfig
 from serving.model.errors import ModelError
 from serving.router import RouterConfig
 from serving.routing.service import RouterService, RouterServiceConfig
@@ -30,10 +32,11 @@ from serving.supervision.group import SETTINGS, USAGE_ERROR, GroupError, Program
 from serving.supervision.group import Group as Processes
 from serving.supervision.logs import LogError, set_up
 from serving.supervision.process import report_failure, run
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
-from serving.worker.registry import ENGINES, check_installed, make_engine
+from serving.worker.registry import ENGINES, check_installed, make_engine, refuse_role
 
 FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
 WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
@@ -41,6 +44,9 @@ RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
 RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 3)]
+DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 3)]
+TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode workers", 3)]
+LeaseSettings = Annotated[LeaseConfig, flat("Prefill and decode workers", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
@@ -59,6 +65,7 @@ def frontend(
     *,
     frontend: FrontendSettings = FrontendConfig(),  # noqa: B008 (frozen)
     router: RouterSettings = RouterConfig(),  # noqa: B008
+    disaggregation: DisaggregationSettings = DisaggregationConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     interactive: Annotated[bool, Parameter(name=["--interactive", "-i"], negative=())] = False,
     verbose: Verbosity = 0,
@@ -68,17 +75,18 @@ def frontend(
     Args:
         frontend: how to serve.
         router: settings of the router.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
         runtime: how to find the workers.
         interactive: talk to the first model that appears, in this terminal, until you leave.
         verbose: how much to log.
     """
     set_up(verbose, default="warn" if interactive else "info")
-    frontend, router, network = _resolve(frontend, router, runtime or RuntimeConfig())
+    frontend, router, disaggregation, network = _resolve(frontend, router, disaggregation, runtime or RuntimeConfig())
     if interactive and not frontend.http_port:
         raise ValueError("--interactive needs a --http-port to ask at")
 
     async def main(stopping: asyncio.Event) -> None:
-        serving = asyncio.create_task(run_frontends(frontend, router, network, stopping))
+        serving = asyncio.create_task(run_frontends(frontend, router, disaggregation, network, stopping))
         if interactive:
             serving.add_done_callback(lambda _: stopping.set())  # there is nobody left to talk to
             await _talk(frontend, stopping)
@@ -108,6 +116,8 @@ def mocker(
     worker: WorkerSettings = WorkerConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
     timing: TimingSettings = TimingConfig(),  # noqa: B008
+    transfer: TransferSettings = TransferRunConfig(),  # noqa: B008
+    lease: LeaseSettings = LeaseConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     num_workers: int = 1,
     extra_engine_args: Path | None = None,
@@ -120,13 +130,17 @@ def mocker(
         worker: what to serve, and where.
         engine: settings of the simulated engine.
         timing: its step times.
+        transfer: how KV travels between workers that share requests.
+        lease: how long it waits.
         runtime: how to be found.
         num_workers: worker processes.
         extra_engine_args: JSON file with settings of the simulated engine; flags win over it.
         verbose: how much to log.
     """
     set_up(verbose)
-    worker, engine, timing, network = _resolve(worker, engine, timing, runtime or RuntimeConfig())
+    worker, engine, timing, transfer, lease, network = _resolve(
+        worker, engine, timing, transfer, lease, runtime or RuntimeConfig()
+    )
     worker = replace_model(worker, model)
     if extra_engine_args is not None:
         engine, timing = engine_settings(extra_engine_args, engine, timing)
@@ -135,10 +149,11 @@ def mocker(
 
     async def main(stopping: asyncio.Event) -> None:
         if num_workers > 1:
-            settings = [worker, engine, timing, network]
+            settings = [worker, engine, timing, transfer, lease, network]
             await run_copies("serving.mocker", num_workers, settings, worker.drain_s, stopping)
             return
-        await run_worker(network, worker, Mocker(worker, engine, timing), stopping, default_name="mock")
+        made = Mocker(worker, engine, timing, transfer=transfer, lease=lease)
+        await run_worker(network, worker, made, stopping, default_name="mock")
 
     run(main)
 
@@ -207,6 +222,7 @@ def echo(
     """
     set_up(verbose)
     worker, network = _resolve(worker, runtime or RuntimeConfig())
+    refuse_role(worker, f"echo_{kind}")
 
     run(lambda stopping: run_worker(network, worker, Echo(kind), stopping))
 

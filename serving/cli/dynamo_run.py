@@ -15,10 +15,12 @@ from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
 from serving.cli.command_line import flat
 from serving.cli.commands import (
+    DisaggregationSettings,
     FrontendSettings,
     RouterSettings,
     RunSettings,
     RuntimeSettings,
+    TransferSettings,
     Verbosity,
     failing_in_one_line,
     split_arguments,
@@ -41,6 +43,7 @@ from serving.cli.ways import (
 )
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
+from serving.life import DisaggregationConfig
 from serving.model.files import ModelFiles
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
@@ -48,6 +51,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.stopping import until_stopped
 from serving.supervision.logs import set_up
 from serving.supervision.process import run
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig, replace_model
 from serving.worker.engine import Engine
 from serving.worker.loop import run_worker
@@ -126,6 +130,8 @@ def launch(
     frontend: FrontendSettings = FrontendConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     engine: RunSettings = ModelRunConfig(),  # noqa: B008
+    disaggregation: DisaggregationSettings = DisaggregationConfig(),  # noqa: B008
+    transfer: TransferSettings = TransferRunConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     verbose: Verbosity = 0,
@@ -142,6 +148,8 @@ def launch(
         frontend: how to serve it over HTTP; a worker (in=dyn://) has the migration limit and the drain of it.
         router: settings of the router.
         engine: how the engine runs the model.
+        disaggregation: what becomes of a request where prefill and decode workers are apart.
+        transfer: how KV gets from one simulated engine to another.
         runtime: how processes find and reach each other.
         dry_run: print the exact call of the engine, and end.
         verbose: how much to log.
@@ -156,7 +164,19 @@ def launch(
     served = replace_model(served, model)
     answers = read_way_out(way_out or default_engine(served.model_path))
     frontend, router = _fitting(asks, answers, frontend, router)
-    job = Job(asks, answers, served, launcher, frontend, engine, router, runtime or RuntimeConfig(), engine_arguments)
+    job = Job(
+        asks,
+        answers,
+        served,
+        launcher,
+        frontend,
+        engine,
+        router,
+        disaggregation,
+        transfer,
+        runtime or RuntimeConfig(),
+        engine_arguments,
+    )
     check_job(job)
     _warn_of_what_has_no_effect(launcher)
     made = make(job)
@@ -206,7 +226,7 @@ async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) ->
             assert engine is not None
             await run_worker(job.runtime, job.worker, engine, stopping, default_name=job.default_name)
         case Http() if engine is None:
-            await run_frontends(job.frontend, job.router, job.runtime, stopping)
+            await run_frontends(job.frontend, job.router, job.disaggregation, job.runtime, stopping)
         case _:
             return await run_all_in_one(job, engine, stopping)
     return 0

@@ -30,16 +30,23 @@ from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
+from serving.life import DisaggregationConfig
+from serving.model.card import Role
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig
 from serving.worker.engine import Engine
-from serving.worker.registry import make_engine
+from serving.worker.registry import make_engine, refuse_role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskConfig:
     """What only `dynamo-run` has."""
+
+    role: Role = "aggregated"
+    """in=dyn://: what the worker does with a request: all of it; compute its prompt, whose KV a decode worker reads; say its
+    answer."""
 
     kv_gpu_cache_usage_weight: float | None = None
     """Of guides before August 2025; has no effect."""
@@ -72,6 +79,8 @@ class Job:
     frontend: FrontendConfig
     model_run: ModelRunConfig
     router: RouterConfig
+    disaggregation: DisaggregationConfig
+    transfer: TransferRunConfig
     runtime: RuntimeConfig
     arguments: Sequence[str]
 
@@ -91,6 +100,7 @@ class Job:
         return WorkerConfig(
             **dataclasses.asdict(self.model),
             endpoint=self.way_in.address if isinstance(self.way_in, Endpoint) else "dyn://",
+            role=self.launcher.role,
             migration_limit=self.frontend.migration_limit or 0,
             drain_s=self.frontend.drain_s,
         )
@@ -111,10 +121,12 @@ def make(job: Job) -> Engine | None:
         case Remote():
             return None
         case Mocked():
-            return Mocker(job.worker, *_simulated(job.model_run))
+            return Mocker(job.worker, *_simulated(job.model_run), transfer=job.transfer, lease=job.disaggregation)
         case Echoed(kind):
+            refuse_role(job.worker, f"out={job.way_out}")
             return Echo(kind)
         case OwnFile(kind, file):
+            refuse_role(job.worker, f"out={job.way_out}")
             port = job.frontend.http_port
             return OwnEngine(kind, file, job.worker, job.model_run, job.arguments, http_port=port)
         case ModelEngine(name):
@@ -136,6 +148,13 @@ def check_job(job: Job) -> None:
     Raises:
         UsageError: something does not.
     """
+    if job.launcher.role != "aggregated" and not isinstance(job.way_in, Endpoint | NoInput):
+        raise UsageError(
+            f"--role {job.launcher.role} is for workers on the network (in=dyn://): this engine is asked by nobody else"
+        )
+    if not (isinstance(job.way_out, Mocked) and job.launcher.role != "aggregated"):
+        for name in changed(job.transfer):
+            raise UsageError(f"--{name.replace('_', '-')} is for out=mocker with --role prefill or decode")
     if job.arguments and isinstance(job.way_out, Remote | Mocked | Echoed):
         raise UsageError(f"out={job.way_out} takes no arguments after --")
     match job.way_out:

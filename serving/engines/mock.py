@@ -1,164 +1,53 @@
-"""The mocker as a live engine: the simulated engine core, driven by a loop that sleeps its step durations.
-
-Token `i` of an answer is a pure function of (prompt, seed, i), so that an answer which moved from one worker to another
-can be checked token by token.
-"""
+"""The mocker as a live engine: the simulated engine core, driven by a loop that sleeps its step durations."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
+from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
+from serving.engines.kv_exchange import KvExchange
+from serving.engines.kv_params import HandOff, parse
+from serving.engines.kv_shelf import layout_of
+from serving.engines.mock_answers import LETTERS, LogProbabilities, answer_tokens, eos_place, stop_place
+from serving.engines.mock_handover import Handover, block_keys, hand_over
+from serving.engines.mock_live import Live
 from serving.engines.timer import StepTimer
+from serving.life.lease import LeaseConfig
+from serving.model.card import Role
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.server import Stream
+from serving.transfer.agent import TransferError
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
-from serving.worker.engine import EngineCall, EngineLoad, EngineTraits
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
-
-LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
-"""What the mocker says where tokens are bytes."""
 
 MAX_WAITING = 4096
 """Requests waiting for a place in the batch beyond which an engine refuses more."""
 
+POLL_S = 0.02
+
+KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
+    "aggregated": None,
+    "prefill": "kv_producer",
+    "decode": "kv_consumer",
+}
+
 __all__ = ["EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide"]
-
-
-def answer_tokens(
-    prompt: npt.NDArray[np.uint32], seed: int, start: int, count: int, vocabulary: npt.NDArray[np.uint32]
-) -> list[int]:
-    """Return tokens `start` to `start + count` of the mocker's answer to a prompt: a pure function of its arguments."""
-    base = np.uint64(xxh3_64_intdigest(prompt.tobytes(), seed & 0xFFFF_FFFF_FFFF_FFFF))
-    with np.errstate(over="ignore"):  # splitmix64
-        x = base + np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    places = (x ^ (x >> np.uint64(31))) % np.uint64(len(vocabulary))
-    tokens: list[int] = vocabulary[places].tolist()
-    return tokens
-
-
-def answer_length(prompt: npt.NDArray[np.uint32], seed: int) -> int:
-    """Return how long the mocker's answer is where the request does not say: 16 to 271 tokens."""
-    return 16 + xxh3_64_intdigest(prompt.tobytes(), (seed + 1) & 0xFFFF_FFFF_FFFF_FFFF) % 256
-
-
-def eos_place(request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int) -> int | None:
-    """Return as which token the mocker says EOS, from 1: where the request asks for it, or names no limit."""
-    conditions = request.stop_conditions
-    if conditions.ignore_eos:
-        return None
-    if conditions.stop_after is not None:
-        return max(conditions.stop_after, conditions.min_tokens)
-    if conditions.is_default_limit:
-        return max(answer_length(prompt, seed) - request.num_generated, conditions.min_tokens, 1)
-    return None
-
-
-def stop_place(request: PreprocessedRequest, output: list[int]) -> int | None:
-    """Return as which token of its answer, from 1, a request's first stop token comes that is not within `min_tokens`."""
-    conditions = request.stop_conditions
-    stops = {*conditions.stop_token_ids, *(() if conditions.ignore_eos else request.eos_token_ids)}
-    if stops.isdisjoint(output):
-        return None
-    places = (place for place, token in enumerate(output, 1) if token in stops and place > conditions.min_tokens)
-    return next(places, None)
-
-
-def log_probability(token: int) -> float:
-    """Return the mocker's log-probability of a token, -0.6 to -4.6: a function of the token alone."""
-    return -0.6 - (token * 2_654_435_761 >> 8) % 4001 / 1000
-
-
-class LogProbabilities:
-    """Made-up log-probabilities, in the form in which engines give real ones."""
-
-    def __init__(self, words: list[int], sampling: dict[str, Any]) -> None:
-        self._words = words
-        self.num_output: int | None = sampling.get("logprobs")
-        self.num_prompt: int | None = sampling.get("prompt_logprobs")
-
-    @classmethod
-    def wanted(cls, words: list[int], sampling: dict[str, Any]) -> "LogProbabilities | None":
-        """Return those that a request asks for, None if it asks for none."""
-        return cls(words, sampling) if "logprobs" in sampling or "prompt_logprobs" in sampling else None
-
-    def of_output(self, tokens: list[int]) -> dict[str, Any]:
-        """Return those of generated tokens."""
-        if self.num_output is None:
-            return {}
-        tops = [self._top(token, self.num_output) for token in tokens]
-        return {"log_probs": [log_probability(token) for token in tokens], "top_logprobs": tops}
-
-    def of_prompt(self, tokens: list[int]) -> dict[str, Any]:
-        """Return those of the prompt's tokens; the first follows nothing and has none."""
-        if self.num_prompt is None:
-            return {}
-        tops = [self._top(token, self.num_prompt) for token in tokens[1:]]
-        found = [log_probability(token) for token in tokens[1:]]
-        return {"prompt_log_probs": [None, *found], "prompt_top_logprobs": [None, *tops]}
-
-    def _top(self, token: int, count: int) -> list[tuple[int, float]]:
-        """Return a token and others, each less likely than the one before."""
-        words = self._words
-        near = [words[(token + place) % len(words)] for place in range(min(count, len(words)))]
-        others = [other for other in near if other != token]
-        own = log_probability(token)
-        return [(other, own - place) for place, other in enumerate([token, *others][:count])]
-
-
-class _Live:
-    """A request in the engine: its answer, known from the start, and how much of it was made and sent."""
-
-    __slots__ = ("end", "log_probabilities", "made", "output", "prompt", "sent", "stream")
-
-    def __init__(
-        self,
-        prompt: npt.NDArray[np.uint32],
-        output: list[int],
-        stream: Stream,
-        log_probabilities: LogProbabilities | None,
-    ) -> None:
-        self.prompt = prompt
-        self.output = output
-        self.stream = stream
-        self.log_probabilities = log_probabilities
-        self.made = 0
-        self.sent = 0
-        self.end: dict[str, Any] | None = None
-
-    def flush(self) -> None:
-        """Send what was made and not sent, and the end, unless the reader is not ready."""
-        stream = self.stream
-        if stream.is_blocked or stream.is_over:
-            return
-        tokens = self.output[self.sent : self.made]
-        logs, item = self.log_probabilities, {"token_ids": tokens}
-        if logs is not None and tokens:
-            item |= logs.of_output(tokens) | (logs.of_prompt(self.prompt.tolist()) if not self.sent else {})
-        self.sent = self.made
-        if self.end is not None:
-            stream.send(item | self.end)
-            stream.end()
-        elif logs is not None and tokens:
-            stream.send(item)
-        elif tokens:
-            stream.send(tokens)
 
 
 class MockEngine:
@@ -171,6 +60,7 @@ class MockEngine:
         publisher: KvEventPublisher | None = None,
         vocabulary: npt.NDArray[np.uint32] = LETTERS,
         max_waiting: int = MAX_WAITING,
+        handover: Handover | None = None,
     ) -> None:
         config = self.config = simulated.config
         self.engine = Engine(config, simulated.timing, num_blocks=simulated.num_blocks, kv_events=publisher is not None)
@@ -178,6 +68,7 @@ class MockEngine:
         self._vocabulary = vocabulary
         self._words: list[int] = np.unique(vocabulary).tolist()
         self._max_waiting = max_waiting
+        self._handover = handover
         self._bell = asyncio.Event()
         self._order = 0
 
@@ -186,22 +77,28 @@ class MockEngine:
         if len(self.engine.scheduler.waiting) >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests wait for this engine already", "overloaded")
             return
+        try:
+            asked = parse(request.kv_transfer_params)
+        except ValueError as error:
+            stream.end(str(error), "invalid")
+            return
         size = self.config.block_size
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         prompt = tokens[: len(tokens) - request.num_generated]
         seed = int(request.sampling_options.get("seed") or 0)
         limit = request.stop_conditions.max_tokens or self.config.max_model_len or len(tokens)
         stop_after = eos_place(request, prompt, seed)
+        if asked is not None and asked.is_prefill:  # its one token is for nobody
+            limit, stop_after = 1, None
         length = limit if stop_after is None else min(stop_after, limit)
         output = answer_tokens(prompt, seed, request.num_generated, length, self._vocabulary)
-        stop_after = stop_place(request, output) or stop_after
+        if asked is None or not asked.is_prefill:
+            stop_after = stop_place(request, output) or stop_after
         output = output[:stop_after]
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
         self._order += 1
-        log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
-        live = _Live(tokens, output, stream, log_probabilities)
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),
@@ -209,15 +106,47 @@ class MockEngine:
             stop_after=stop_after,
             chain=BlockChain(ids),
             arrival=float(self._order),
-            payload=live,
         )
-        try:
-            self.engine.add(sequence)
-        except ValueError as error:
-            stream.end(str(error), "invalid")
-            return
+        log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
+        live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
         stream.on_cancel = lambda: self.engine.abort(sequence)
         stream.on_unblocked = live.flush
+        try:
+            if asked is None:
+                self.add(live)
+            else:
+                live.keys = block_keys(tokens, ids, num_full=len(tokens) // size, block_size=size)
+                self._share(live, asked)
+        except ValueError as error:
+            stream.on_cancel = None
+            stream.end(str(error), "invalid")
+
+    def _share(self, live: Live, asked: HandOff) -> None:
+        """Take up a request of which another worker does the rest.
+
+        Raises:
+            ValueError: it is not for this worker, or can never fit.
+        """
+        handover = self._handover
+        if handover is None:
+            raise ValueError(
+                "kv_transfer_params are for a prefill or decode worker; this one is started without --role"
+            )
+        live.stream.on_cancel = lambda: handover.cancel(self, live)
+        handover.begin(self, live, asked)
+
+    def add(self, live: Live) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it can never fit.
+        """
+        self.engine.add(live.sequence)
+        live.is_queued = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again whether there is something to do."""
         self._bell.set()
 
     def load(self) -> EngineLoad:
@@ -226,7 +155,7 @@ class MockEngine:
         pool = scheduler.pool
         return EngineLoad(
             len(scheduler.running),
-            len(scheduler.waiting),
+            len(scheduler.waiting) + len(scheduler.holding),
             pool.num_blocks - pool.num_free,
             pool.num_blocks,
             self.config.max_num_seqs,
@@ -243,9 +172,11 @@ class MockEngine:
     async def _step(self, engine: Engine, timer: StepTimer) -> None:
         now = monotonic()  # uvloop's own clock counts milliseconds
         while True:
+            self._bell.clear()  # whoever rings from here on may have come too late for this step
             step = engine.schedule(now)
+            if self._handover is not None:
+                self._follow_loads(self._handover)
             if step is None:
-                self._bell.clear()
                 await self._bell.wait()
                 now = monotonic()
                 continue
@@ -259,20 +190,54 @@ class MockEngine:
         output = engine.complete()
         for sequence in output.finished:
             live = sequence.payload
-            assert isinstance(live, _Live)
-            live.end = {"finish_reason": sequence.finish_reason, "cached_tokens": sequence.cached_tokens}
+            assert isinstance(live, Live)
+            if not sequence.is_remote_decode:
+                live.finish()
         for sequence in (*decoded, *output.sampled):
             live = sequence.payload
-            assert isinstance(live, _Live)
+            assert isinstance(live, Live)
             made = live.made = live.made + 1
-            is_plain = live.end is None and live.log_probabilities is None
-            if is_plain and live.sent == made - 1 and not live.stream.is_blocked:
+            if live.is_plain and live.end is None and live.sent == made - 1 and not live.stream.is_blocked:
                 live.stream.send(live.output[live.sent])
                 live.sent = made
             else:
                 live.flush()
+        if self._handover is not None:
+            self._end_shared(self._handover, output.finished)
         if self._publisher is not None and engine.has_events:
             self._publisher.publish(list(_translate(engine.take_events())))
+
+    def _follow_loads(self, handover: Handover) -> None:
+        """Read what there are blocks for now, and say the tokens that came with what was read."""
+        if loads := self.engine.take_loads():
+            handover.on_loads(self, loads)
+        for sequence in self.engine.shipped:
+            live = sequence.payload
+            assert isinstance(live, Live)
+            live.made += 1
+            live.flush()
+
+    def _end_shared(self, handover: Handover, finished: list[Sequence]) -> None:
+        """End those of the finished of which another worker did, or will do, a part."""
+        for sequence in finished:
+            live = sequence.payload
+            assert isinstance(live, Live)
+            if sequence.is_remote_decode:
+                handover.on_finished(self, live)
+            elif live.load is not None:
+                self.end(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Send the end of a request whose KV was to be read, unless it was sent."""
+        live = sequence.payload
+        assert isinstance(live, Live) and live.load is not None
+        if sequence.is_failed and live.load.error is not None:
+            live.stream.end(f"the KV of its prompt did not come: {live.load.error}", live.load.error.kind)
+            return
+        if sequence.is_token_shipped:
+            live.made = max(live.made, 1)  # it may be all that was asked for
+        live.finish()
+        live.flush()
 
 
 class Mocker:
@@ -283,12 +248,23 @@ class Mocker:
         worker: WorkerConfig,
         config: EngineConfig,
         timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
+        *,
+        transfer: TransferRunConfig = TransferRunConfig(),  # noqa: B008
+        lease: LeaseConfig = LeaseConfig(),  # noqa: B008
     ) -> None:
         """Find the engine's step times and blocks; nothing runs yet.
+
+        Args:
+            worker: what is served, and which part of each request.
+            config: settings of the simulated engine, but for its part.
+            timing: its step times.
+            transfer: how KV travels, if requests are shared with other workers.
+            lease: how long a prefill worker keeps KV.
 
         Raises:
             ValueError: they cannot be found.
         """
+        config = replace(config, kv_role=KV_ROLES[worker.role])
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
         self._simulated = resolve(config, timing)
         limit = config.max_model_len or min(self._simulated.num_usable_tokens, BYTES_CONTEXT)
@@ -298,14 +274,34 @@ class Mocker:
             num_ranks=config.dp_size,
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
         )
+        self._role = worker.role
+        self._transfer = transfer
+        self._lease = lease
+        self._layout = (
+            layout_of(transfer, timing, block_size=config.block_size) if worker.role != "aggregated" else None
+        )
+        self._token: Callable[[], bytes] | None = None
+        self._handover: Handover | None = None
         self._vocabulary = LETTERS
         self._ranks: list[MockEngine] = []
         self._stepping: list[asyncio.Task[None]] = []
         self._decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
 
+    def transfer_with(self, token: Callable[[], bytes]) -> None:
+        """See `TransferringEngine`."""
+        self._token = token
+
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`."""
         self._vocabulary = (await asyncio.to_thread(load, files)).speakable()
+        if self._layout is not None:
+            exchange = KvExchange(self._transfer, self._layout, self._token)
+            try:
+                await exchange.start()
+            except TransferError as error:
+                raise EngineError(f"KV cannot be transferred: {error}") from error
+            self._handover = hand_over(self._role, exchange, self._transfer, self._lease)
+            self.traits = replace(self.traits, bootstrap=self._handover.bootstrap)
 
     def publish_to(self, publishers: Several[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -314,6 +310,7 @@ class Mocker:
                 self._simulated,
                 publisher=publishers[rank] if publishers else None,
                 vocabulary=np.asarray(self._vocabulary),
+                handover=self._handover,
             )
             for rank in range(self.traits.num_ranks)
         ]
@@ -329,7 +326,13 @@ class Mocker:
 
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
-        return self._ranks[rank].load()
+        found = self._ranks[rank].load()
+        return found if rank or self._handover is None else found._replace(kv_transfers=self._handover.transfers())
+
+    async def released(self) -> None:
+        """See `HoldingEngine`."""
+        while self._handover is not None and self._handover.transfers().num_held:
+            await asyncio.sleep(POLL_S)
 
     async def failed(self) -> None:
         """See `Engine`."""
@@ -341,6 +344,8 @@ class Mocker:
         for task in self._stepping:
             task.cancel()
         await asyncio.gather(*self._stepping, return_exceptions=True)
+        if self._handover is not None:
+            await self._handover.close()
 
 
 def _translate(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:

@@ -1,6 +1,7 @@
 """An engine's own Python package: imported when it is needed, and called with what the user chose."""
 
 import importlib
+import importlib.util
 from typing import Any
 
 from foundation.text import one_line
@@ -26,6 +27,16 @@ def require(name: str) -> Any:
         raise not_installed(name) from error
     except (ImportError, OSError, RuntimeError) as error:
         raise EngineError(f"the Python package {package} does not load here: {error}") from error
+
+
+def require_nixl(user: str, hint: str = "") -> None:
+    """Make sure that NIXL is there, which engines would only find out later, with less to say.
+
+    Raises:
+        EngineError: it is not.
+    """
+    if not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_rocm")):
+        raise EngineError(f"{user} needs the Python package nixl, which is not installed: pip install nixl{hint}")
 
 
 def call_with(function: Any, arguments: dict[str, Any]) -> Any:

@@ -8,16 +8,21 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
 POLL_S = 0.5
 PROC = Path("/proc")
+SHARED_MEMORY = re.compile(r" (/dev/shm/(?:psm_|sem\.|ucx_shm_)[^/ ]+)$", re.M)
+"""In a process's maps: what Python, semaphores and UCX named themselves. Anything else there may be the user's."""
+MAX_EXIT_S = 5.0
 
 
 class EngineProcesses:
@@ -30,6 +35,8 @@ class EngineProcesses:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._others: dict[int, int] = {}  # processes below ours that were there before the engine
+        # Shared memory of the engine as it started: its processes may be gone in the end.
+        self._mapped: set[str] = set()
 
     async def start(self, work: Callable[[], Any]) -> Any:
         """Run what starts the engine in a thread that lives as long as the engine; return its result.
@@ -49,16 +56,24 @@ class EngineProcesses:
         engine_log = EngineLog()
         try:
             with engine_log.caught():
-                return await in_thread(work, until=self._is_over)
+                made = await in_thread(work, until=self._is_over)
         except EngineError:
             raise
         except Exception as error:
             cause = cause_of(error, await asyncio.to_thread(engine_log.last)).rstrip(".")
             advice = remedy(cause, self._memory_argument) if self._memory_argument else ""
             raise EngineError(f"{self._name} does not start: {cause}{advice}") from error
+        if self._reaper is not None:
+            self._mapped = await asyncio.to_thread(lambda: shared_memory(self._own()))
+        return made
 
-    async def close(self) -> None:
-        """End what is left."""
+    async def close(self, stop: Callable[[], Any] | None = None) -> None:
+        """Let the engine stop, then end what is left of it, shared memory included: one that kills its own leaves theirs."""
+        mapped = self._mapped | (shared_memory(self._own()) if self._reaper is not None else set())
+        if stop is not None:
+            from serving.runtime.threads import in_thread
+
+            await in_thread(stop)
         self._is_over.set()
         if self._watching is not None and self._reaper is not None:
             self._watching.cancel()
@@ -68,6 +83,7 @@ class EngineProcesses:
                 assert self._reaper.stdin is not None
                 self._reaper.stdin.close()
             await asyncio.to_thread(self._reaper.wait)
+            remove_unmapped(mapped)
 
     async def _watch(self, reaper: "subprocess.Popen[bytes]") -> None:
         told: dict[int, int] = {}
@@ -116,15 +132,44 @@ def _facts(pid: int) -> tuple[int, int] | None:
     return int(fields[1]), int(fields[19])
 
 
+def shared_memory(pids: Iterable[int]) -> set[str]:
+    """Return the files of shared memory that processes map."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone, or another user's
+            found.update(SHARED_MEMORY.findall((PROC / str(pid) / "maps").read_text()))
+    return found
+
+
+def remove_unmapped(files: set[str]) -> None:
+    """Remove shared memory that no process maps any more."""
+    if not files:
+        return
+    used = shared_memory(int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+    for file in files - used:
+        Path(file).unlink(missing_ok=True)
+
+
 def reap(told: IO[bytes]) -> None:
     """Read what there is until the input ends, then end what is left."""
     last = b"{}"
     for line in told:
         last = line
-    for pid, started in json.loads(last).items():
-        facts = _facts(int(pid))
-        if facts is not None and facts[1] == started:  # the number may be another's by now
-            os.kill(int(pid), signal.SIGKILL)
+    # A number may be another process's by now.
+    left = {int(pid): started for pid, started in json.loads(last).items() if _started(int(pid)) == started}
+    mapped = shared_memory(left)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + MAX_EXIT_S
+    while mapped & shared_memory(left) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    remove_unmapped(mapped)
+
+
+def _started(pid: int) -> int | None:
+    facts = _facts(pid)
+    return None if facts is None else facts[1]
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
 """SGLang, through its offline `Engine`: token ids in and out, KV events over ZeroMQ. Checked against 0.5.23's source, not run here."""
 
 import asyncio
+import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
-from serving.engines.package import call_with, require
+from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
+from serving.engines.sglang_roles import PORT, meeting_host, role_arguments, room
+from serving.engines.side_channel import LOOPBACK, PortReservation, defaults, ucx_at
+from serving.model.card import Bootstrap
 from serving.model.files import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
@@ -23,6 +28,8 @@ PAGE_SIZE = 16
 """SGLang's own is one token, which would make every token a KV event."""
 
 BAD_REQUEST = 400
+DEFAULT_PORT = 8998
+"""Of SGLang's bootstrap server."""
 
 
 class SgLang:
@@ -45,12 +52,20 @@ class SgLang:
             given["base_gpu_id"] = run.base_gpu_id
         if run.num_nodes > 1:
             given |= {"nnodes": run.num_nodes, "node_rank": run.node_rank, "dist_init_addr": run.leader_addr}
-        self._arguments = given | run.extra() | arguments
+        self._role = worker.role
+        self._arguments = given | role_arguments(worker.role) | run.extra() | arguments
         self._is_follower = run.node_rank > 0
+        self._host = LOOPBACK if worker.role == "aggregated" else meeting_host(self._arguments)
+        # Several nodes need the same port, so it is chosen by the user, or SGLang's default.
+        self._chooses_port = worker.role == "prefill" and run.num_nodes == 1 and PORT not in self._arguments
         self._ranks = int(self._arguments.get("dp_size") or 1)
         has_cache = not self._arguments.get("disable_radix_cache")
+        if worker.role == "decode":
+            has_cache = bool(self._arguments.get("disaggregation_decode_enable_radix_cache"))
         self._has_events = worker.kv_events and has_cache and not self._is_follower
         shown = self._arguments | self._events("tcp://127.0.0.1:<free port>")
+        if self._chooses_port:
+            shown |= {PORT: "<free port>"}
         self.calls = (EngineCall("sglang.Engine", shown),)
         self.traits = EngineTraits(
             block_size=int(self._arguments["page_size"]), num_ranks=self._ranks, has_kv_events=self._has_events
@@ -70,7 +85,21 @@ class SgLang:
         if self._has_events and "kv_events_config" not in arguments:
             self._readers = EventReaders(self._ranks)
             arguments |= self._events(self._readers.endpoint)
-        self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
+        if self._role == "aggregated":
+            self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
+            return
+        if arguments["disaggregation_transfer_backend"] == "nixl":
+            require_nixl("SGLang's transfer backend nixl")
+        port = PortReservation(self._host) if self._chooses_port else None
+        # On several nodes each has an address of its own, which SGLang finds itself.
+        own = {} if "dist_init_addr" in arguments else {"SGLANG_HOST_IP": self._host} | ucx_at(self._host)
+        with port or contextlib.nullcontext(), defaults(own):
+            if port is not None:
+                arguments[PORT] = port.first
+            self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
+        if self._role == "prefill":
+            params = {"bootstrap_host": self._host, "bootstrap_port": arguments.get(PORT, DEFAULT_PORT)}
+            self.traits = dataclasses.replace(self.traits, bootstrap=Bootstrap(params, is_needed=True))
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -79,6 +108,7 @@ class SgLang:
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Answer a request in token ids; leaving early aborts it in the engine."""
+        meeting = room(request, self._role)
         id = engine_id(request)
         rank, wanted = request["dp_rank"], request["sampling_options"].get("logprobs")
         is_first, is_over = True, False
@@ -92,19 +122,23 @@ class SgLang:
                 return_logprob=wanted is not None,
                 top_logprobs_num=wanted or 0,
                 routed_dp_rank=rank if self._ranks > 1 else None,
+                **meeting,
             )
             async for output in outputs:
                 facts = output["meta_info"]
-                item: dict[str, Any] = {"token_ids": list(output["output_ids"])}
-                if is_first:
+                # A prefill worker's one token travels with the KV: the decode worker says it.
+                tokens = [] if self._role == "prefill" else list(output["output_ids"])
+                item: dict[str, Any] = {"token_ids": tokens}
+                if is_first or self._role == "prefill":
                     item["cached_tokens"] = facts.get("cached_tokens", 0)
                     is_first = False
-                if wanted is not None:
+                if wanted is not None and self._role != "prefill":
                     item |= _logprobs(facts)
                 if (reason := facts.get("finish_reason")) is not None:
                     is_over = True
-                    item["finish_reason"] = _finish_reason(reason)
-                yield item
+                    item["finish_reason"] = self._finish_reason(reason)
+                if is_over or self._role != "prefill":
+                    yield item
         except ValueError as error:
             raise CallError(str(error), "invalid") from error
         finally:
@@ -124,11 +158,18 @@ class SgLang:
 
     async def close(self) -> None:
         """See `Engine`."""
-        if self._engine is not None:
-            await in_thread(self._engine.shutdown)
-        await self._processes.close()
+        await self._processes.close(None if self._engine is None else self._engine.shutdown)
         if self._readers is not None:
             await self._readers.close()
+
+    def _finish_reason(self, reason: dict[str, Any]) -> str:
+        if reason.get("type") != "abort":
+            return finish_reason(str(reason.get("type")))
+        message = f"SGLang gave the request up: {reason.get('message', 'it does not say why')}"
+        if reason.get("status_code") == BAD_REQUEST:
+            raise CallError(message, "invalid")
+        # Of two workers, the other may be at fault: another pair may do better.
+        raise CallError(message, "engine" if self._role == "aggregated" else "lost")
 
     def _events(self, endpoint: str) -> dict[str, Any]:
         if not self._has_events or "kv_events_config" in self._arguments:
@@ -150,13 +191,6 @@ def _parameters(request: dict[str, Any]) -> dict[str, Any]:
         "min_new_tokens": conditions["min_tokens"],
         "ignore_eos": conditions["ignore_eos"],
     }
-
-
-def _finish_reason(reason: dict[str, Any]) -> str:
-    if reason.get("type") == "abort":
-        kind = "invalid" if reason.get("status_code") == BAD_REQUEST else "engine"
-        raise CallError(f"SGLang gave the request up: {reason.get('message', 'it does not say why')}", kind)
-    return finish_reason(str(reason.get("type")))
 
 
 def _logprobs(facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from serving.engines.block_hashes import HashTranslator
 from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
+from serving.engines.trtllm_roles import context_only, generation_only, hand_off, role_arguments
 from serving.model.files import ModelFiles, local_weights
 from serving.router.events import BlocksEvent
 from serving.runtime.messages import CallError
@@ -53,7 +54,8 @@ class TrtLlm:
             given["gpus_per_node"] = run.tensor_parallel_size // run.num_nodes
         if worker.context_length is not None:
             given["max_seq_len"] = worker.context_length
-        given |= run.extra() | arguments
+        self._role = worker.role
+        given |= role_arguments(worker.role) | run.extra() | arguments
         cache = given.get(CACHE_CONFIG) or {}
         size = int(cache.get("tokens_per_block") or run.kv_cache_block_size or TOKENS_PER_BLOCK)
         self._has_events = worker.kv_events and cache.get("enable_block_reuse") is not False
@@ -89,12 +91,12 @@ class TrtLlm:
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Answer a request in token ids; leaving early aborts it in the engine."""
-        try:
-            result = self._llm.generate_async(
-                request["token_ids"], sampling_params=self._parameters(request), streaming=True
-            )
-        except ValueError as error:
-            raise CallError(str(error), "invalid") from error
+        if self._role == "prefill":
+            yield await self._prefilled(request)
+            return
+        params = request.get("kv_transfer_params")
+        phase = generation_only(self._package, params) if self._role == "decode" and params else None
+        result = self._begin(request, phase, streaming=True)
         wanted = request["sampling_options"].get("logprobs") is not None
         is_first, is_over = True, False
         try:
@@ -115,6 +117,36 @@ class TrtLlm:
             if not is_over:
                 result.abort()
 
+    async def _prefilled(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the only item of a prefill worker: token 1 travels with the KV, the decode worker says it."""
+        conditions = request["stop_conditions"]
+        limits = {"max_tokens": 1, "min_tokens": min(conditions["min_tokens"], 1)}
+        result = self._begin(
+            request | {"stop_conditions": conditions | limits}, context_only(self._package), streaming=False
+        )
+        try:
+            output = await result
+        except BaseException:
+            result.abort()
+            raise
+        return {
+            "token_ids": [],
+            "finish_reason": _finish_reason(output.outputs[0].finish_reason or "length"),
+            "cached_tokens": getattr(output, "cached_tokens", 0) or 0,
+            "kv_transfer_params": hand_off(output.disaggregated_params),
+        }
+
+    def _begin(self, request: dict[str, Any], phase: Any, *, streaming: bool) -> Any:
+        try:
+            return self._llm.generate_async(
+                request["token_ids"],
+                sampling_params=self._parameters(request),
+                streaming=streaming,
+                disaggregated_params=phase,
+            )
+        except ValueError as error:
+            raise CallError(str(error), "invalid") from error
+
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
         return self._load
@@ -129,9 +161,7 @@ class TrtLlm:
     async def close(self) -> None:
         """See `Engine`."""
         await cancel_all(*self._polling)
-        if self._llm is not None:
-            await in_thread(self._llm.shutdown)
-        await self._processes.close()
+        await self._processes.close(None if self._llm is None else self._llm.shutdown)
 
     async def _poll_events(self, publisher: KvEventPublisher) -> None:
         while True:

@@ -1,21 +1,33 @@
 """vLLM, through AsyncLLM: token ids in and out, KV events over ZeroMQ, data-parallel ranks."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
-from serving.engines.package import call_with, require
+from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
 from serving.engines.vllm_on_cpu import keep_async_scheduling
+from serving.engines.vllm_roles import (
+    PREFILL,
+    counted,
+    hand_off,
+    prompt_only,
+    side_channel,
+    take_over,
+    times,
+    transfer_config,
+    uses_nixl,
+)
 from serving.model.files import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.runtime.threads import in_thread
 from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_gpu_choice, required_model
-from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits, KvTransfers
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import end_tokens, engine_id, finish_reason, log_probabilities, sampling
 from serving.worker.registry import ENGINES
@@ -61,6 +73,10 @@ class Vllm:
                 "master_port": port,
                 "distributed_executor_backend": "mp",
             }
+        self._role = worker.role
+        self._transfer = transfer_config(worker.role, own.get("kv_transfer_config"))
+        if self._transfer is not None:
+            own["kv_transfer_config"] = self._transfer
         self._arguments = given | own
         self._wants_events = worker.kv_events and self._arguments.get("enable_prefix_caching") is not False
         self.calls = (
@@ -72,6 +88,7 @@ class Vllm:
         self._processes = EngineProcesses("vLLM", MEMORY)
         self._ranks = int(self._arguments.get("data_parallel_size") or 1)
         self._stats: dict[int, Any] = {}
+        self._transfers = KvTransfers()
         self._shape = (0, 0)  # KV blocks, sequences in a batch
         self._defaults: dict[str, Any] = {}
         self._readers: EventReaders | None = None
@@ -93,7 +110,14 @@ class Vllm:
             arguments["kv_events_config"] = KVEventsConfig(
                 enable_kv_cache_events=True, publisher="zmq", endpoint=self._readers.endpoint
             )
-        await self._processes.start(lambda: self._load(arguments))
+        if self._transfer is not None:
+            from vllm.config import KVTransferConfig
+
+            arguments["kv_transfer_config"] = call_with(KVTransferConfig, self._transfer)
+        if uses_nixl(self._transfer):
+            require_nixl("vLLM's NixlConnector", " (beside vLLM's CPU build: pip install --no-deps nixl nixl-cu12)")
+        with side_channel(self._ranks) if uses_nixl(self._transfer) else contextlib.nullcontext():
+            await self._processes.start(lambda: self._load(arguments))
         config = self._llm.vllm_config
         # The client adds up what its data-parallel engines have.
         num_blocks = (config.cache_config.num_gpu_blocks or 0) // self._ranks
@@ -123,22 +147,16 @@ class Vllm:
                 engine_id(request),
                 data_parallel_rank=request["dp_rank"] if self._ranks > 1 else None,
             ):
-                one = output.outputs[0]
-                tokens = list(one.token_ids)
-                item: dict[str, Any] = {}
-                if is_first:
-                    item["cached_tokens"] = output.num_cached_tokens or 0
-                    if output.prompt_logprobs:
-                        found = log_probabilities(request["token_ids"][1:], output.prompt_logprobs[1:])
-                        item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
-                    is_first = False
-                if one.logprobs is not None:
-                    item |= log_probabilities(tokens, one.logprobs)
-                if one.finish_reason is not None:
-                    item["finish_reason"] = finish_reason(one.finish_reason)
-                yield {"token_ids": tokens} | item if item else tokens
+                if self._role != "prefill":
+                    yield self._item(request, output, is_first=is_first)
+                elif output.finished:
+                    yield self._prefilled(output)
+                    self._transfers = self._transfers._replace(num_offered=self._transfers.num_offered + 1)
+                is_first = False
         except ValueError as error:
             raise CallError(str(error), "invalid") from error
+        except CallError:
+            raise
         except Exception as error:
             if self._llm.errored:
                 raise CallError("vLLM's engine process died", "lost") from error
@@ -148,10 +166,11 @@ class Vllm:
         """See `Engine`."""
         num_blocks, max_num_seqs = self._shape
         stats = self._stats.get(rank)
+        transfers = KvTransfers() if rank else self._transfers
         if stats is None:
             return EngineLoad(kv_total_blocks=num_blocks, max_num_seqs=max_num_seqs)
         active = round(stats.kv_cache_usage * num_blocks)
-        return EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, active, num_blocks, max_num_seqs)
+        return EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, active, num_blocks, max_num_seqs, transfers)
 
     async def failed(self) -> None:
         """See `Engine`."""
@@ -166,11 +185,21 @@ class Vllm:
                 reading.cancel()
         raise EngineError("vLLM's engine process died (its messages are above)")
 
+    async def released(self) -> None:
+        """Wait until no KV is held any more, for requests of our own or for other engines to read.
+
+        A scheduler's figures come with the end of a request, and with every step while it holds KV: it is stepped, with
+        empty batches, until that was read or its lease ended.
+        """
+        while True:
+            await asyncio.sleep(CHECK_S)  # the figures come just after the answer
+            if self._llm.errored or not any(stats.kv_cache_usage for stats in self._stats.values()):
+                return
+
     async def close(self) -> None:
         """See `Engine`."""
-        if self._llm is not None:
-            await in_thread(lambda: self._llm.shutdown(timeout=CLOSE_TIMEOUT_S))
-        await self._processes.close()
+        llm = self._llm
+        await self._processes.close(None if llm is None else lambda: llm.shutdown(timeout=CLOSE_TIMEOUT_S))
         if self._readers is not None:
             await self._readers.close()
 
@@ -184,7 +213,7 @@ class Vllm:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        latest = self._stats
+        latest, adapter = self._stats, self
 
         class Watcher(StatLoggerBase):  # type: ignore[misc]
             """Keeps the scheduler's latest figures."""
@@ -195,6 +224,8 @@ class Vllm:
             def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, **options: Any) -> None:
                 if scheduler_stats is not None:
                     latest[self._index] = scheduler_stats
+                    if uses_nixl(adapter._transfer):
+                        adapter._transfers = counted(adapter._transfers, scheduler_stats)
 
             def log_engine_initialized(self) -> None:
                 pass
@@ -203,7 +234,46 @@ class Vllm:
         keep_async_scheduling(settings)
         self._llm = AsyncLLM.from_engine_args(settings, stat_loggers=[Watcher])
 
+    def _item(self, request: dict[str, Any], output: Any, *, is_first: bool) -> Any:
+        one = output.outputs[0]
+        tokens = list(one.token_ids)
+        item: dict[str, Any] = {}
+        if is_first:
+            item["cached_tokens"] = output.num_cached_tokens or 0
+            item["times"] = times(output.metrics, is_decode=self._role == "decode")
+            if output.prompt_logprobs:
+                found = log_probabilities(request["token_ids"][1:], output.prompt_logprobs[1:])
+                item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
+        if one.logprobs is not None:
+            item |= log_probabilities(tokens, one.logprobs)
+        if one.finish_reason is not None:
+            item["finish_reason"] = _finish_reason(one.finish_reason)
+        return {"token_ids": tokens} | item if item else tokens
+
+    def _prefilled(self, output: Any) -> dict[str, Any]:
+        """Return the last item of a prefill worker; its one token is the decode worker's to say."""
+        assert self._transfer is not None
+        return {
+            "token_ids": [],
+            "finish_reason": _finish_reason(output.outputs[0].finish_reason),
+            "cached_tokens": output.num_cached_tokens or 0,
+            "kv_transfer_params": hand_off(output.kv_transfer_params, self._transfer),
+            "times": times(output.metrics, is_decode=False),
+        }
+
+    def _transfer_params(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what vLLM's connector is told of a request."""
+        params: dict[str, Any] | None = request.get("kv_transfer_params")
+        if self._role == "prefill":
+            return params or PREFILL
+        if params is None or self._transfer is None:
+            return None
+        return take_over(params, self._transfer)
+
     def _parameters(self, request: dict[str, Any]) -> Any:
+        params = self._transfer_params(request)
+        if self._role == "prefill":
+            request = prompt_only(request)
         conditions, options = request["stop_conditions"], request["sampling_options"]
         given = self._defaults | sampling(options, "seed", "logprobs", "prompt_logprobs")
         if bias := options.get("logit_bias"):
@@ -218,4 +288,11 @@ class Vllm:
             stop_token_ids=end_tokens(request) or None,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            extra_args=None if params is None else {"kv_transfer_params": dict(params)},
         )
+
+
+def _finish_reason(theirs: str) -> str:
+    if theirs in ("abort", "error"):
+        raise CallError(f"vLLM gave the request up ({theirs}): the KV of its prompt did not come, perhaps", "lost")
+    return finish_reason(theirs)

@@ -23,7 +23,7 @@ from serving.frontend.api.openai import KINDS, KindName
 from serving.frontend.api.openapi import openapi
 from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.choice import start_choices
-from serving.frontend.metrics import FrontendMetrics, ModelMetrics
+from serving.frontend.metrics import FrontendMetrics, ModelMetrics, pool_gauges
 from serving.frontend.model_info import ModelInfo, as_json
 from serving.frontend.models import Models, ServedModel
 from serving.frontend.passthrough import hand_through
@@ -76,16 +76,21 @@ class Frontend:
     async def health(self, request: Request) -> Response:
         """GET /health: whether requests can be served."""
         models = self._models.all()
-        endpoints = sorted({str(model.card.address) for model in models})
+        pools = self._models.pools()
+        endpoints = sorted({str(pool.card.address) for pool in pools})
         instances = [
-            {**dict(zip(("namespace", "component", "endpoint"), model.card.address, strict=True)), "instance_id": id}
-            for model in models
-            for id in sorted({worker.instance_id for worker in model.routing.workers()})
+            {
+                **dict(zip(("namespace", "component", "endpoint"), pool.card.address, strict=True)),
+                "instance_id": id,
+                "worker_type": pool.card.role,
+            }
+            for pool in pools
+            for id in sorted({worker.instance_id for worker in pool.workers()})
         ]
         facts = {"endpoints": endpoints, "instances": instances}
         if self.is_draining:
             return as_json({"status": "not_ready", "stage": "draining", **facts}, 503)
-        if not instances:
+        if not any(model.routing.num_workers for model in models):
             return as_json({"status": "unhealthy", "message": "No endpoints available", **facts}, 503)
         return as_json({"status": "healthy", **facts})
 
@@ -97,7 +102,7 @@ class Frontend:
         """GET /metrics."""
         others = await self._siblings() if self._siblings is not None else []
         self.metrics.keep_workers(self._models.instances())
-        body = self.metrics.exposition(others, self._models.worker_gauges())
+        body = self.metrics.exposition(others, pool_gauges(self._models.pools()))
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def state(self) -> dict[str, Any]:

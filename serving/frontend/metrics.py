@@ -12,11 +12,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from serving.frontend.generation.attempt import Attempts
+from serving.frontend.generation.choice import Choice
+from serving.frontend.models import Pool
+
 PREFIX = "dynamo_frontend_"
+COMPONENT = "dynamo_component_"
 DURATIONS_S = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 LENGTHS = (50, 100, 500, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000)
 TTFTS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 240, 480)
 ITLS_S = (0.001, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
+
+TRANSFERS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_duration_seconds": ("Time from a request's arrival to its end", DURATIONS_S),
@@ -28,6 +35,14 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
         "Share of a prompt's tokens that the router expected in the worker's cache",
         (0.1, 0.25, 0.5, 0.75, 0.9, 1),
     ),
+    "kv_transfer_seconds": (
+        "Time in which a prompt's KV was read by its decode worker, as that one reports it",
+        TRANSFERS_S,
+    ),
+    "kv_transfer_estimated_latency_seconds": (
+        "Time from the end of a prompt's prefill to the first token of its decode worker",
+        TRANSFERS_S,
+    ),
 }
 COUNTERS: dict[str, tuple[str, list[str]]] = {
     "requests": ("Requests by outcome", ["endpoint", "request_type", "status"]),
@@ -38,7 +53,48 @@ COUNTERS: dict[str, tuple[str, list[str]]] = {
     "model_migration": ("Requests that went on at another instance", ["migration_type"]),
     "model_cancellation": ("Requests whose client hung up", ["endpoint", "request_type"]),
     "model_rejection": ("Requests turned away because of load", ["endpoint"]),
+    "remote_prefills": ("Prompts that a prefill worker computed", []),
+    "prefill_bypasses": ("Prompts that a decode worker computed although there are prefill workers", []),
+    "kv_transfer_bytes": ("Bytes of KV that decode workers read from prefill workers, as they report it", []),
 }
+
+WORKER = ("worker_id", "dp_rank", "worker_type")
+LAST = {
+    "time_to_first_token_seconds": "Time from a request's arrival to its first token, of the last prompt computed there",
+    "input_sequence_tokens": "Tokens of the last prompt computed there",
+    "inter_token_latency_seconds": "Mean time between tokens of the last answer from there",
+}
+
+REPORTED = {
+    "kv_active_blocks": ("KV blocks in use", "kv_active_blocks"),
+    "kv_total_blocks": ("KV blocks there are", "kv_total_blocks"),
+    "requests_running": ("Requests in the batch", "num_running"),
+    "requests_waiting": ("Requests that wait for a place in the batch", "num_waiting"),
+}
+"""Of each worker, what it reports."""
+
+TRANSFERRED = {
+    "kv_prompts_held": ("Prompts whose KV is kept for others now", "num_held"),
+    "kv_prompts_waiting": ("Prompts that wait for memory for their KV or for their other worker", "num_waiting"),
+    "kv_prompts_loading": ("Prompts whose KV is being read now", "num_loading"),
+}
+"""Of each worker that shares requests with others, what it reports."""
+
+TRANSFERS = {
+    "kv_prompts_expired": ("Prompts whose KV was given up because nobody read it in time", "num_expired"),
+    "kv_transfer_failures": ("Transfers of KV that failed", "num_failed"),
+}
+"""The same, of what only grows."""
+
+BOOKED = {
+    "worker_active_decode_blocks": (
+        "KV blocks of the requests in flight there, as the router counts them",
+        "decode_blocks",
+    ),
+    "worker_active_prefill_tokens": ("Prompt tokens sent there and not computed yet", "prefill_tokens"),
+    "worker_requests": ("Requests in flight there", "num_requests"),
+}
+"""Of each worker, what the router has in its books."""
 
 
 class ModelMetrics:
@@ -49,6 +105,8 @@ class ModelMetrics:
         self.counters: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in COUNTERS}
         self.buckets = {name: [0.0] * (len(bounds) + 1) for name, (_, bounds) in HISTOGRAMS.items()}
         self.sums = dict.fromkeys(HISTOGRAMS, 0.0)
+        self.last: dict[tuple[str, ...], float] = {}
+        """What was last observed of a worker, by its name and then the worker's labels."""
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Add to a counter."""
@@ -60,10 +118,51 @@ class ModelMetrics:
         self.buckets[name][bisect_left(HISTOGRAMS[name][1], value)] += times
         self.sums[name] += value * times
 
+    def count_choice(self, choice: Choice, started: float) -> None:
+        """Count how a choice was answered, of a request that came at `started`."""
+        attempts = choice.attempts
+        self.observe("output_sequence_tokens", choice.num_completion)
+        if choice.num_cached:
+            self.count("cached_tokens", by=choice.num_cached)
+        if attempts.life.num_migrations:
+            self.count("model_migration", "ongoing_request", by=attempts.life.num_migrations)
+        if attempts.decode is None or not attempts.first_token_s:
+            return
+        computed, said = attempts.prefill or attempts.decode, attempts.decode
+        self.last["time_to_first_token_seconds", *computed.worker_labels] = attempts.first_token_s - started
+        self.last["input_sequence_tokens", *computed.worker_labels] = choice.num_prompt
+        if choice.num_completion > 1:
+            decoding_s = attempts.last_token_s - attempts.first_token_s
+            self.last["inter_token_latency_seconds", *said.worker_labels] = decoding_s / (choice.num_completion - 1)
+        self._count_hand_over(attempts)
+
+    def _count_hand_over(self, attempts: Attempts) -> None:
+        """Count where a prompt was computed, and how its KV came to who answered, as far as that is known."""
+        if attempts.has_bypassed:
+            self.count("prefill_bypasses")
+        if attempts.prefill is None or attempts.decode is None:
+            return
+        self.count("remote_prefills")
+        self.count("router_decisions", attempts.decode.worker_labels[0])
+        if attempts.hand_over_s is not None:
+            self.observe("kv_transfer_estimated_latency_seconds", attempts.hand_over_s)
+        times = attempts.decode.times
+        if "transfer_start" in times and "transfer_end" in times:
+            self.observe("kv_transfer_seconds", max(times["transfer_end"] - times["transfer_start"], 0.0))
+        if attempts.decode.num_transfer_bytes:
+            self.count("kv_transfer_bytes", by=attempts.decode.num_transfer_bytes)
+
     def state(self) -> dict[str, Any]:
         """Return everything as plain values."""
         counters = {name: [[list(labels), value] for labels, value in s.items()] for name, s in self.counters.items()}
-        return {"inflight": self.inflight, "counters": counters, "buckets": self.buckets, "sums": self.sums}
+        last = [[list(labels), value] for labels, value in self.last.items()]
+        return {
+            "inflight": self.inflight,
+            "counters": counters,
+            "buckets": self.buckets,
+            "sums": self.sums,
+            "last": last,
+        }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add what another process counted."""
@@ -74,6 +173,7 @@ class ModelMetrics:
         for name, buckets in state["buckets"].items():
             self.buckets[name] = [mine + its for mine, its in zip(self.buckets[name], buckets, strict=True)]
             self.sums[name] += state["sums"][name]
+        self.last |= {tuple(labels): value for labels, value in state["last"]}
 
 
 class TokenTimer:
@@ -119,6 +219,7 @@ class FrontendMetrics:
             decisions = metrics.counters["router_decisions"]
             for labels in [labels for labels in decisions if labels[0] not in workers]:
                 del decisions[labels]
+            metrics.last = {labels: value for labels, value in metrics.last.items() if labels[1] in workers}
 
     def exposition(self, others: Iterable[dict[str, Any]], workers: Iterable[Metric]) -> bytes:
         """Return the metrics of this process and others as Prometheus text."""
@@ -138,6 +239,16 @@ class FrontendMetrics:
         yield gauge
         yield from self._counters()
         yield from self._histograms()
+        yield from self._last()
+
+    def _last(self) -> Iterator[Metric]:
+        for name, text in LAST.items():
+            gauge = GaugeMetricFamily(f"{PREFIX}worker_last_{name}", text, labels=["model", *WORKER])
+            for model, metrics in self.models.items():
+                for labels, value in metrics.last.items():
+                    if labels[0] == name:
+                        gauge.add_metric([model, *labels[1:]], value)
+            yield gauge
 
     def _counters(self) -> Iterator[Metric]:
         for name, (text, labels) in COUNTERS.items():
@@ -157,6 +268,49 @@ class FrontendMetrics:
                     buckets.append((bound, total))
                 histogram.add_metric([model], buckets=buckets, sum_value=metrics.sums[name])
             yield histogram
+
+
+def pool_gauges(pools: Collection[Pool]) -> list[Metric]:
+    """Return what the workers of each pool reported last, and what the router knows of them, as metrics.
+
+    `worker_type` is their role; NVIDIA Dynamo calls aggregated workers decode workers.
+    """
+    workers = GaugeMetricFamily(f"{PREFIX}workers", "Workers that can be routed to", labels=["model", "worker_type"])
+    for pool in pools:
+        workers.add_metric([pool.card.name, pool.card.role], len(pool.workers()))
+    return [*_reported(pools), *_booked(pools), workers]
+
+
+def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
+    for name, (text, attribute) in REPORTED.items():
+        gauge = GaugeMetricFamily(COMPONENT + name, text, labels=["model", "instance", "rank", "worker_type"])
+        for pool in pools:
+            for worker, report in sorted(pool.loads().items()):
+                labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
+                gauge.add_metric(labels, getattr(report, attribute))
+        yield gauge
+    sharing = [pool for pool in pools if pool.card.role != "aggregated"]
+    families: dict[type[GaugeMetricFamily | CounterMetricFamily], dict[str, tuple[str, str]]]
+    families = {GaugeMetricFamily: TRANSFERRED, CounterMetricFamily: TRANSFERS}
+    for family, names in families.items():
+        for name, (text, attribute) in names.items():
+            metric = family(COMPONENT + name, text, labels=["model", "instance", "worker_type"])
+            for pool in sharing:
+                for worker, report in sorted(pool.loads().items()):
+                    if not worker.rank:  # which has those of all of them
+                        labels = [pool.card.name, f"{worker.instance_id:x}", pool.card.role]
+                        metric.add_metric(labels, getattr(report.kv_transfers, attribute))
+            yield metric
+
+
+def _booked(pools: Collection[Pool]) -> Iterator[Metric]:
+    for name, (text, attribute) in BOOKED.items():
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model", *WORKER])
+        for pool in pools:
+            for worker, books in pool.books():
+                labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
+                gauge.add_metric(labels, getattr(books, attribute))
+        yield gauge
 
 
 class _Collected:

@@ -1,24 +1,39 @@
-"""The models that the network serves, as the frontend sees them: grouped by name, there as long as an instance is."""
+"""The models that the network serves, as the frontend sees them, there as long as an instance is that answers.
+
+Instances that serve a model alike at one address are a pool. A pool that decodes, or is aggregated, answers; it is paired
+with one that prefills and agrees with it on the model (the checksum of their cards). They come and go in any order.
+
+    pools of a model        what happens to a request
+    decode, prefill         prefilled by one, answered by the other
+    decode                  whole at a decode worker, unless `enforce_disagg`
+    aggregated, prefill     whole at an aggregated worker, which reads nobody's KV: who is to do so has the role decode
+    decode, aggregated      as if there were no aggregated one, until the decode pool has gone
+    prefill                 the model is not there
+"""
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
-
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serving.frontend.config import FrontendConfig
 from serving.frontend.preparing.preparer import Preparer
 from serving.frontend.preprocess import TextModel
+from serving.life import DisaggregationConfig
 from serving.life.life import PATIENCE_S
-from serving.model.card import ModelCard
+from serving.model.card import ModelCard, Role
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
 from serving.model.watch import watch_cards
 from serving.router import RouterConfig
-from serving.routing.following import traits_of
+from serving.router.books import WorkerBooks
+from serving.routing.following import Worker, traits_of
 from serving.routing.live import Routing
+from serving.routing.stages import Stages
+from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
+from serving.worker.load_reports import LoadReport
 
 log = logging.getLogger(__name__)
 
@@ -30,29 +45,63 @@ MAX_SEEN = 1000
 class ServedModel:
     """A model that can be asked."""
 
-    def __init__(self, text: TextModel, routing: Routing, preparer: Preparer) -> None:
+    def __init__(self, text: TextModel, stages: Stages, preparer: Preparer) -> None:
         self.card = text.card
         self.text = text
-        self.routing = routing
+        self.stages = stages
         self.preparer = preparer
 
+    @property
+    def routing(self) -> Routing:
+        """To the workers that answer."""
+        return self.stages.decode
 
-class _Group:
-    """The instances that serve one model alike, and what was made of them."""
 
-    def __init__(self) -> None:
+class Pool:
+    """The instances that serve one model alike, in one role and at one address, and what was made of them."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self.card = card
+        """The first of its instances'."""
         self.cards: dict[str, ModelCard] = {}
         self.routing: Routing | None = None
         self.model: ServedModel | None = None
+        """Where they answer."""
         self.preparer: Preparer | None = None
         self.opening: asyncio.Task[None] | None = None
         self.leaving: asyncio.TimerHandle | None = None
         """Runs while there is no instance: requests in progress go on at one that comes back in time."""
 
     @property
-    def is_there(self) -> bool:
-        """Whether the model can be asked for."""
-        return self.model is not None and bool(self.cards)
+    def is_open(self) -> bool:
+        """Whether it can be asked, or asked to prefill."""
+        return bool(self.cards) and (
+            self.model is not None or (self.card.role == "prefill" and self.routing is not None)
+        )
+
+    def prefills_for(self, model: ServedModel) -> bool:
+        """Tell whether it computes prompts for a model."""
+        return (self.card.role, model.card.role) == ("prefill", "decode") and self.card.checksum == model.card.checksum
+
+    def workers(self) -> list[Worker]:
+        """Return the workers that can be routed to."""
+        return self.routing.workers() if self.routing is not None and self.is_open else []
+
+    def loads(self) -> Mapping[Worker, LoadReport]:
+        """Return what each of them reported last."""
+        return {} if self.routing is None else self.routing.loads
+
+    def books(self) -> list[tuple[Worker, WorkerBooks]]:
+        """Return what the router has in its books of each of them."""
+        return [] if self.routing is None else self.routing.books()
+
+
+_Key = tuple[str, EndpointAddress, Role]
+"""What instances of a pool have in common: what they serve (a card's checksum), where, and which part of it."""
+
+
+def _key(card: ModelCard) -> _Key:
+    return card.checksum, card.address, card.role
 
 
 def _complain(task: asyncio.Task[None]) -> None:
@@ -63,11 +112,18 @@ def _complain(task: asyncio.Task[None]) -> None:
 class Models:
     """Follows model cards."""
 
-    def __init__(self, runtime: DistributedRuntime, config: FrontendConfig, router: RouterConfig) -> None:
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        config: FrontendConfig,
+        router: RouterConfig,
+        disaggregation: DisaggregationConfig = DisaggregationConfig(),  # noqa: B008 (frozen)
+    ) -> None:
         self._runtime = runtime
         self._config = config
         self._router = router
-        self._groups: dict[tuple[str, str], _Group] = {}  # by model name and card checksum
+        self._disaggregation = disaggregation
+        self._pools: dict[_Key, Pool] = {}
         self._contents: dict[str, bytes] = {}  # of models' files, by SHA-256
         self._seen: dict[str, None] = {}  # names of models that were known once, the oldest first
         self._closing: set[asyncio.Task[None]] = set()
@@ -79,19 +135,24 @@ class Models:
 
     async def close(self) -> None:
         """End what was started for the models."""
-        for group in self._groups.values():
-            if group.leaving is not None:
-                group.leaving.cancel()
-            if group.opening is not None:
-                group.opening.cancel()
-        await asyncio.gather(*(group.preparer.close() for group in self._groups.values() if group.preparer))
+        for pool in self._pools.values():
+            if pool.leaving is not None:
+                pool.leaving.cancel()
+            if pool.opening is not None:
+                pool.opening.cancel()
+        pools = self._pools.values()
+        await asyncio.gather(*(pool.preparer.close() for pool in pools if pool.preparer is not None))
+        await asyncio.gather(*(pool.routing.close() for pool in pools if pool.routing is not None))
 
     def get(self, name: str) -> ServedModel | None:
-        """Return a model by its name; of several groups of instances under one name, the first."""
-        for (known, _), group in self._groups.items():
-            if known == name and group.is_there:
-                return group.model
-        return None
+        """Return a model by its name; of several pools that answer under one name the first, one that only decodes before all."""
+        found: ServedModel | None = None
+        for pool in self._pools.values():
+            if pool.card.name == name and pool.is_open and pool.model is not None:
+                if pool.card.role == "decode":
+                    return pool.model
+                found = found or pool.model
+        return found
 
     def is_expected(self, name: str) -> bool:
         """Tell whether a model that is not served now may be soon: it was known before, or nothing has been yet."""
@@ -99,54 +160,40 @@ class Models:
 
     def all(self) -> list[ServedModel]:
         """Return every model."""
-        there = [group.model for group in reversed(self._groups.values()) if group.model and group.is_there]
-        found = {model.card.name: model for model in there}
-        return [found[name] for name in sorted(found)]
+        names = {pool.card.name for pool in self._pools.values()}
+        return [model for name in sorted(names) if (model := self.get(name)) is not None]
+
+    def pools(self) -> list[Pool]:
+        """Return every pool that requests may go to now, in whichever role."""
+        return [
+            pool
+            for model in self.all()
+            for pool in self._pools.values()
+            if pool.is_open and (pool.model is model or pool.prefills_for(model))
+        ]
 
     def instances(self) -> set[str]:
         """Return the ids of the instances that can be routed to."""
-        return {f"{worker.instance_id:x}" for model in self.all() for worker in model.routing.workers()}
-
-    def worker_gauges(self) -> list[Metric]:
-        """Return what workers reported last, as metrics."""
-        names = {
-            "kv_active_blocks": ("KV blocks in use", "kv_active_blocks"),
-            "kv_total_blocks": ("KV blocks there are", "kv_total_blocks"),
-            "requests_running": ("Requests in the batch", "num_running"),
-            "requests_waiting": ("Requests that wait for a place in the batch", "num_waiting"),
-        }
-        gauges: list[Metric] = []
-        for name, (text, attribute) in names.items():
-            gauge = GaugeMetricFamily(f"dynamo_component_{name}", text, labels=["model", "instance", "rank"])
-            for model in self.all():
-                for worker, report in sorted(model.routing.loads.items()):
-                    labels = [model.card.name, f"{worker.instance_id:x}", str(worker.rank)]
-                    gauge.add_metric(labels, getattr(report, attribute))
-            gauges.append(gauge)
-        workers = GaugeMetricFamily("dynamo_frontend_workers", "Workers that can be routed to", labels=["model"])
-        for model in self.all():
-            workers.add_metric([model.card.name], model.routing.num_workers)
-        return [*gauges, workers]
+        return {f"{worker.instance_id:x}" for pool in self.pools() for worker in pool.workers()}
 
     def _on_card(self, key: str, card: ModelCard | None) -> None:
         if card is None:
             self._on_leave(key)
             return
         self._remember(card.name)
-        group = self._group_of(key, card)
-        group.cards[key] = card
-        if group.opening is None:
-            group.opening = asyncio.create_task(self._open(group, card))
-            group.opening.add_done_callback(_complain)
-        elif group.routing is not None:
-            group.routing.on_card(card.instance_id)
+        pool = self._pool_of(key, card)
+        pool.cards[key] = card
+        if pool.opening is None:
+            pool.opening = asyncio.create_task(self._open(pool, card))
+            pool.opening.add_done_callback(_complain)
+        elif pool.routing is not None:
+            pool.routing.on_card(card.instance_id)
 
     def _on_leave(self, key: str) -> None:
-        for (name, checksum), group in self._groups.items():
-            if group.cards.pop(key, None) is not None and not group.cards:
-                log.info("model %s is gone", name)
-                loop = asyncio.get_running_loop()
-                group.leaving = loop.call_later(PATIENCE_S, self._drop, name, checksum)
+        for pool_key, pool in self._pools.items():
+            if pool.cards.pop(key, None) is not None and not pool.cards:
+                log.info("the %s workers of model %s are gone", pool.card.role, pool.card.name)
+                pool.leaving = asyncio.get_running_loop().call_later(PATIENCE_S, self._drop, pool_key)
 
     def _remember(self, name: str) -> None:
         self._seen.pop(name, None)
@@ -154,58 +201,80 @@ class Models:
         if len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
 
-    def _group_of(self, key: str, card: ModelCard) -> _Group:
-        """Return the group that a card belongs to, a fresh one if there is none that serves the model alike."""
-        others = [checksum for (name, checksum), group in self._groups.items() if name == card.name and group.cards]
-        if others and card.checksum not in others:
-            log.warning(
-                "%s serves %s with other settings than the instances known before: it is a group of its own",
-                key,
-                card.name,
-            )
-        group = self._groups.setdefault((card.name, card.checksum), _Group())
-        if group.leaving is None:
-            return group
-        group.leaving.cancel()
-        group.leaving = None
-        if group.model is not None and card.is_like(group.model.card):
-            return group
-        self._drop(card.name, card.checksum)  # it comes back with other settings
-        group = self._groups[card.name, card.checksum] = _Group()
-        return group
+    def _pool_of(self, key: str, card: ModelCard) -> Pool:
+        """Return the pool that a card belongs to, a fresh one if there is none whose instances serve the model alike."""
+        if (pool := self._pools.get(_key(card))) is None:
+            self._compare(key, card)
+            pool = self._pools[_key(card)] = Pool(card)
+        if pool.leaving is None:
+            return pool
+        pool.leaving.cancel()
+        pool.leaving = None
+        if (pool.model is not None or card.role == "prefill") and card.is_like(pool.card):
+            return pool
+        self._drop(_key(card))  # it comes back with other settings
+        pool = self._pools[_key(card)] = Pool(card)
+        return pool
 
-    def _drop(self, name: str, checksum: str) -> None:
-        group = self._groups.pop((name, checksum))
+    def _compare(self, key: str, card: ModelCard) -> None:
+        """Say why the first instance of a pool does not join one that is there."""
+        for other in self._pools.values():
+            if not other.cards or other.card.name != card.name:
+                continue
+            if other.card.checksum != card.checksum:
+                log.warning(
+                    "%s serves %s with other settings than the %s workers at %s (%s): it is in a pool apart",
+                    *(key, card.name, other.card.role, other.card.address, card.differences(other.card)),
+                )
+            elif other.card.address == card.address:
+                log.warning(
+                    "%s is a %s worker of %s at the address of its %s workers: it is in a pool apart",
+                    *(key, card.role, card.name, other.card.role),
+                )
+            elif {card.role, other.card.role} == {"prefill", "aggregated"}:
+                log.warning(
+                    "%s has aggregated workers, which answer whole requests: the prefill workers serve only those with the "
+                    "role decode",
+                    card.name,
+                )
+
+    def _drop(self, key: _Key) -> None:
+        pool = self._pools.pop(key)
 
         async def close() -> None:
-            if group.opening is not None:
-                group.opening.cancel()
-                await asyncio.gather(group.opening, return_exceptions=True)
-            if group.preparer is not None:
-                await group.preparer.close()
-            if group.routing is not None:
-                await group.routing.close()
+            if pool.opening is not None:
+                pool.opening.cancel()
+                await asyncio.gather(pool.opening, return_exceptions=True)
+            if pool.preparer is not None:
+                await pool.preparer.close()
+            if pool.routing is not None:
+                await pool.routing.close()
 
         task = asyncio.create_task(close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _open(self, group: _Group, card: ModelCard) -> None:
-        """Make a group of instances ready to be asked."""
-        group.routing = routing = Routing(
+    async def _open(self, pool: Pool, card: ModelCard) -> None:
+        """Make a pool ready to be asked."""
+        pool.routing = routing = Routing(
             self._runtime,
             card.address,
             mode=card.router_mode or self._config.router_mode,
             config=self._router,
             block_size=card.kv_cache_block_size,
             seed=self._config.seed,
-            traits=partial(traits_of, group.cards),
+            traits=partial(traits_of, pool.cards),
+            stage=card.role,
+            follows_events=self._disaggregation.conditional_disagg != "never",
         )
         await routing.start()
+        if card.role == "prefill":
+            log.info("prompts of model %s are computed at %s, for workers that decode", card.name, card.address)
+            return
         while True:
             try:
                 await routing.wait_for_workers()
-                await self._load(group, card, routing)
+                await self._load(pool, card, routing)
             except (ModelError, CallError, TimeoutError, OSError) as error:
                 log.warning("model %s cannot be served yet: %s", card.name, error)
                 await asyncio.sleep(RETRY_S)
@@ -213,17 +282,17 @@ class Models:
                 log.info("model %s is served at %s", card.name, card.address)
                 return
 
-    async def _load(self, group: _Group, card: ModelCard, routing: Routing) -> None:
+    async def _load(self, pool: Pool, card: ModelCard, routing: Routing) -> None:
         """Load a model's tokenizer and template from the files of any instance."""
         files = await ModelFiles.receive(
             card.files, partial(routing.call_any, files_address(card.address)), self._contents
         )
         if files.contents:
             log.info("model %s: its tokenizer and chat template are being loaded", card.name)
-        if group.preparer is None:
-            group.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
+        if pool.preparer is None:
+            pool.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
         # Without files no template is the model's own, and hardly a request needs a preparer.
-        starting = group.preparer.start() if files.contents else asyncio.sleep(0)
+        starting = pool.preparer.start() if files.contents else asyncio.sleep(0)
         text, started = await asyncio.gather(
             asyncio.to_thread(TextModel, card, files), starting, return_exceptions=True
         )
@@ -231,4 +300,12 @@ class Models:
             if isinstance(failure, BaseException):
                 raise failure
         assert isinstance(text, TextModel)
-        group.model = ServedModel(text, routing, group.preparer)
+        stages = Stages(routing, self._disaggregation, find_prefill=lambda: self._prefill_of(model))
+        model = pool.model = ServedModel(text, stages, pool.preparer)
+
+    def _prefill_of(self, model: ServedModel) -> Routing | None:
+        """Return the routing to workers that prefill for a model; of several pools to the first with any."""
+        for pool in self._pools.values():
+            if pool.is_open and pool.prefills_for(model) and pool.routing is not None and pool.routing.num_workers:
+                return pool.routing
+        return None

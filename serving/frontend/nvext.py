@@ -1,6 +1,8 @@
 """What answers hold for NVIDIA's extensions of a request: annotations, extra fields, where it would go."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -31,25 +33,52 @@ def extra_fields(extension: NvExt, choice: Choice, started: float) -> dict[str, 
     """Return the `nvext` of an answer, if any of its fields were asked for; the request came at `started`."""
     if not extension.extra_fields:
         return None
-    placement = choice.attempts.placement
-    worker, overlaps = placement.worker, placement.decision.overlaps
-    block_size = choice.block_size
-    fields = {
-        "worker_id": {"decode_worker_id": worker.instance_id, "decode_dp_rank": worker.rank},
-        "timing": {
-            "total_time_ms": (time.perf_counter() - started) * 1000,
-            "kv_hit_rate": choice.num_cached / choice.num_prompt,
-            "router_queue_depth": placement.queue_depth,
-        },
-        "routing": {
-            "worker_slot": placement.slot,
-            "queue_depth": placement.queue_depth,
-            "predicted_tokens": choice.num_overlap_tokens,
-            "best_tokens": max(overlaps) * block_size if overlaps else -1,
-            "cached_tokens": choice.num_cached,
-        },
+    fields: dict[str, Callable[[Choice], dict[str, Any]]]
+    fields = {"worker_id": _workers, "timing": partial(_timing, started=started), "routing": _routing}
+    return {name: field(choice) for name, field in fields.items() if name in extension.extra_fields}
+
+
+def _workers(choice: Choice) -> dict[str, int]:
+    """Return who computed the prompt, if that was another, and who said the answer."""
+    attempts, workers = choice.attempts, dict[str, int]()
+    for stage, call in (("prefill", attempts.prefill), ("decode", attempts.decode)):
+        if call is not None:
+            worker = call.placement.worker
+            workers |= {f"{stage}_worker_id": worker.instance_id, f"{stage}_dp_rank": worker.rank}
+    return workers
+
+
+def _timing(choice: Choice, *, started: float) -> dict[str, Any]:
+    """Return what took how long, under Dynamo's names, and when it happened, as far as that is known."""
+    attempts = choice.attempts
+    stages = {name: (at - started) * 1000 for name, at in attempts.stamps().items()}
+    ttft = (attempts.first_token_s - started) * 1000 if attempts.first_token_s else None
+    begin, end = stages.get("admitted", stages.get("prefill_queued")), stages.get("prefill_end", ttft)
+    known = {
+        "prefill_wait_time_ms": begin,
+        "prefill_time_ms": None if begin is None or end is None else max(end - begin, 0.0),
+        "ttft_ms": ttft,
+        "total_time_ms": (time.perf_counter() - started) * 1000,
+        "kv_transfer_estimated_latency_ms": None if (seconds := attempts.hand_over_s) is None else seconds * 1000,
+        "kv_hit_rate": choice.num_cached / choice.num_prompt,
+        "router_queue_depth": attempts.prompt_placement.queue_depth,
+        "stages": stages,
     }
-    return {name: fields[name] for name in fields if name in extension.extra_fields}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _routing(choice: Choice) -> dict[str, int]:
+    """Return what the router knew and chose."""
+    placement, prompt_placement = choice.attempts.placement, choice.attempts.prompt_placement
+    overlaps = prompt_placement.decision.overlaps
+    facts = {
+        "worker_slot": placement.slot,
+        "queue_depth": prompt_placement.queue_depth,
+        "predicted_tokens": choice.num_overlap_tokens,
+        "best_tokens": max(overlaps) * choice.block_size if overlaps else -1,
+        "cached_tokens": choice.num_cached,
+    }
+    return facts | ({"prefill_slot": prompt_placement.slot} if choice.attempts.prefill is not None else {})
 
 
 def instance_query(model: ServedModel, prompt: Prompt, request_id: str) -> Response:

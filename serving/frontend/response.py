@@ -216,11 +216,7 @@ class CompletionResponse(Response):
             metrics.count("model_cancellation", *labels)
         metrics.observe("request_duration_seconds", time.perf_counter() - accepted.started)
         for choice in accepted.choices:
-            metrics.observe("output_sequence_tokens", choice.num_completion)
-            if choice.num_cached:
-                metrics.count("cached_tokens", by=choice.num_cached)
-            if num_migrations := choice.attempts.life.num_migrations:
-                metrics.count("model_migration", "ongoing_request", by=num_migrations)
+            metrics.count_choice(choice, accepted.started)
 
 
 class _ChoiceEvents:

@@ -19,6 +19,7 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.http.connection import Connection, sweep
 from serving.frontend.http.limits import Limits
 from serving.frontend.models import Models
+from serving.life import DisaggregationConfig
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
@@ -136,7 +137,11 @@ async def _drain(frontend: Frontend, drain_s: float) -> None:
 
 
 async def run_frontends(
-    config: FrontendConfig, router: RouterConfig, runtime_config: RuntimeConfig, stopping: asyncio.Event
+    config: FrontendConfig,
+    router: RouterConfig,
+    disaggregation: DisaggregationConfig,
+    runtime_config: RuntimeConfig,
+    stopping: asyncio.Event,
 ) -> None:
     """Run one frontend here, or several processes of it on one port.
 
@@ -147,24 +152,30 @@ async def run_frontends(
     listener = listen(config.http_host, config.http_port)
     if config.http_workers == 1 or LISTEN_FD in os.environ:
         async with await DistributedRuntime.connect(runtime_config, stopping=stopping) as runtime:
-            await serve_frontend(runtime, config, Models(runtime, config, router), listener)
+            await serve_frontend(runtime, config, Models(runtime, config, router, disaggregation), listener)
         return
     with listener:
         async with Group(restart=True) as group:
-            await group.start(*programs(config, router, runtime_config, listener.fileno()))
+            await group.start(*programs(config, router, disaggregation, runtime_config, listener.fileno()))
             log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
             await group.wait(stopping)
             await group.stop(config.drain_s + 5)
 
 
-def programs(config: FrontendConfig, router: RouterConfig, runtime: RuntimeConfig, descriptor: int) -> list[Program]:
+def programs(
+    config: FrontendConfig,
+    router: RouterConfig,
+    disaggregation: DisaggregationConfig,
+    runtime: RuntimeConfig,
+    descriptor: int,
+) -> list[Program]:
     """Return the processes of a frontend that share a listening socket."""
-    first = Program(
-        "frontend", ["-m", "serving.frontend"], (config, router, runtime), {LISTEN_FD: str(descriptor)}, (descriptor,)
-    )
+    settings = (config, router, disaggregation, runtime)
+    environment = {LISTEN_FD: str(descriptor)}
+    first = Program("frontend", ["-m", "serving.frontend"], settings, environment, (descriptor,))
     if config.http_workers == 1:
         return [first]
-    environment = first.environment | {GROUP: secrets.token_hex(4)}
+    environment |= {GROUP: secrets.token_hex(4)}
     return [replace(first, name=f"frontend-{number}", environment=environment) for number in range(config.http_workers)]
 
 

@@ -5,13 +5,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Positive, Whole, check
+from foundation.settings import Whole, check
+from serving.life.lease import LeaseConfig
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DisaggregationConfig:
+class DisaggregationConfig(LeaseConfig):
     """How requests are spread over prefill and decode workers; without effect where no pool prefills."""
 
     flow: Literal["source-first", "destination-first"] = "source-first"
@@ -40,13 +41,6 @@ class DisaggregationConfig:
 
     prefill_fallback: bool = False
     """Let decode workers compute a prompt whose prefill failed; otherwise the request fails."""
-
-    kv_lease_duration_s: Positive = 30.0
-    """How long a prefill worker keeps a prompt's KV for a decode worker that does not ask for it."""
-
-    kv_lease_renewal: bool = True
-    """Decode workers renew leases for requests that wait there, by two thirds of their duration every sixth of it; older
-    vLLM had one time limit of 480 s and no renewal."""
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""

@@ -95,10 +95,26 @@ class Life:
         return self.stage
 
     def on_end(
-        self, message: str, kind: str, instance_id: int, *, is_full: bool = False, now: float
+        self,
+        message: str,
+        kind: str,
+        instance_id: int,
+        *,
+        stage: Stage | None = None,
+        is_full: bool = False,
+        now: float,
     ) -> Finished | PlaceAgain | Refused:
-        """Decide what follows the end of a call; `is_full`: it has given as many tokens as the request may have."""
-        is_prefill = self.stage == "prefill"
+        """Decide what follows the end of a call.
+
+        Args:
+            message: what went wrong.
+            kind: that of a `CallError`, empty if nothing did.
+            instance_id: who was called.
+            stage: what for, where both workers of a request were called at once (default: the stage it is in).
+            is_full: whether it has given as many tokens as the request may have.
+            now: the time.
+        """
+        is_prefill = (stage or self.stage) == "prefill"
         if not kind and is_prefill:
             self.is_prefilled = True
             self.waits_until = now + PATIENCE_S

@@ -16,6 +16,9 @@ MAX_RANKS = 1024
 Role = Literal["aggregated", "prefill", "decode"]
 """What a worker does with a request: all of it, compute its prompt, or say its answer."""
 
+COMMON = ("name", "type", "namespace", "KV block size", "files of the model")
+"""What instances that serve one model together must agree on."""
+
 Migrations = Annotated[int, Meta(ge=0, le=1023)]
 """How often a request may move to another worker."""
 
@@ -97,10 +100,22 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checksum(self) -> str:
-        """What two instances must agree on to serve one model together."""
-        common = [self.name, self.model_type.value, *self.address, self.kv_cache_block_size, sorted(self.files.items())]
-        return hashlib.sha256(msgspec.json.encode(common)).hexdigest()
+        """What instances must agree on to serve one model together, whatever their roles and addresses."""
+        return hashlib.sha256(msgspec.json.encode(self._common())).hexdigest()
+
+    def differences(self, other: "ModelCard") -> str:
+        """Say in what this one and another, of the same name, do not agree so that they serve no model together."""
+        pairs = zip(self._common(), other._common(), strict=True)
+        differing = [(what, *pair) for what, pair in zip(COMMON, pairs, strict=True) if pair[0] != pair[1]]
+        return ", ".join(
+            what if isinstance(mine, list) else f"{what} {mine} and not {its}" for what, mine, its in differing
+        )
+
+    def _common(self) -> list[Any]:
+        files = sorted(self.files.items())
+        return [self.name, self.model_type.value, self.namespace, self.kv_cache_block_size, files]
 
     def is_like(self, other: "ModelCard") -> bool:
         """Tell whether two instances were started with the same settings."""
-        return msgspec.structs.replace(self, instance_id=other.instance_id, created=other.created) == other
+        own = {name: getattr(other, name) for name in ("instance_id", "created", "bootstrap")}
+        return msgspec.structs.replace(self, **own) == other

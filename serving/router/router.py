@@ -85,7 +85,7 @@ class Router:
         self._mode = parsed = Mode.parse(mode)
         self.mode = mode
         self.policy: Policy = parsed.policy(config, rng)
-        self._stage = stage
+        self.stage = stage
         self._has_overlap = follows_events if stage == "decode" else self.policy.needs_overlap
         # Beside the policy, conditional disaggregation asks what the workers of a stage have to do.
         self._has_load = self.policy.needs_load or stage != "aggregated"
@@ -183,7 +183,7 @@ class Router:
             AllBusyError: all are busy.
             AllFullError: all are full, and the request is refusable.
         """
-        is_remote = self._stage == "decode" and not is_local
+        is_remote = self.stage == "decode" and not is_local
         candidates = self._candidates(self._eligible(only, avoid, is_refusable), prompt, now, is_remote=is_remote)
         costs, place = self._score(candidates)
         return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
@@ -266,7 +266,7 @@ class Router:
 
     def _place_now(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
         """Place a request unless the queue at its best worker is too long."""
-        is_remote = self._stage == "decode"
+        is_remote = self.stage == "decode"
         candidates = self._candidates(self._workers, prompt, now, is_remote=is_remote)
         costs, place = self._score(candidates)
         if self._books[self._workers[place]].prefill_tokens >= self._mode.late:
@@ -334,7 +334,7 @@ class Router:
     def book(self, request_id: Hashable, worker: int, prompt: Prompt, prefill_tokens: int) -> None:
         """Enter a request in a worker's books: one of ours, or one that another router sent there."""
         books = self._books[worker]
-        if self._stage != "aggregated":
+        if self.stage != "aggregated":
             prompt = self._as_held(request_id, prompt)
         if self._has_load:
             books.add(prompt.blocks, has_tail=prompt.has_tail(self._block_size), prefill_tokens=prefill_tokens)
@@ -344,7 +344,7 @@ class Router:
 
     def _as_held(self, request_id: Hashable, prompt: Prompt) -> Prompt:
         """Return what a request holds at a worker of its stage: nothing that lasts, or blocks that it shares with none."""
-        if self._stage == "prefill":
+        if self.stage == "prefill":
             return Prompt(0, PromptBlocks.of(()))
         num_blocks = prompt.blocks.num_blocks
         own = PromptBlocks(((request_id,),), num_blocks, num_blocks) if num_blocks else PromptBlocks.of(())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from serving.model.card import ModelCard
+from serving.model.card import Bootstrap, ModelCard
 from serving.router import Router
 from serving.router.events import BlocksStored
 from serving.router.follower import KvFollower
@@ -40,17 +40,18 @@ class Worker(NamedTuple):
 
 
 class WorkerTraits(NamedTuple):
-    """What the router must know of an instance; its model card says it."""
+    """What must be known of an instance to send it requests; its model card says it."""
 
     num_ranks: int = 1
     has_kv_events: bool = False
+    bootstrap: Bootstrap | None = None
 
 
 def traits_of(cards: Mapping[str, ModelCard], instance_id: int) -> WorkerTraits | None:
     """Return what the cards say of an instance; None while its card is not there."""
     for card in cards.values():
         if card.instance_id == instance_id:
-            return WorkerTraits(card.num_ranks, card.has_kv_events)
+            return WorkerTraits(card.num_ranks, card.has_kv_events, card.bootstrap)
     return None
 
 

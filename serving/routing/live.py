@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from serving.model.card import Role
 from serving.router import Decision, Prompt, PromptBlocks, Router, RouterConfig
+from serving.router.books import WorkerBooks
 from serving.router.router import NoWorkersError
 from serving.routing.following import Following, Worker, WorkerTraits
 from serving.routing.peers import Peers
@@ -42,10 +44,21 @@ class Routing:
         block_size: int,
         seed: int,
         traits: Callable[[int], WorkerTraits | None],
+        stage: Role = "aggregated",
+        follows_events: bool = False,
     ) -> None:
-        self.core = Router(mode, config, block_size=block_size, rng=random.Random(f"router {seed}"))
+        """Prepare; `stage` and `follows_events` are those of the router core."""
+        self.core = Router(
+            mode,
+            config,
+            block_size=block_size,
+            rng=random.Random(f"router {seed}"),
+            stage=stage,
+            follows_events=follows_events,
+        )
         self.address = address
-        self._block_size = block_size
+        self.block_size = block_size
+        self._traits = traits
         self._following = Following(runtime, address, self.core, traits)
         self._peers = Peers(runtime, address, self.core, self._following.numbers)
         self._requests = itertools.count()
@@ -74,6 +87,14 @@ class Routing:
         """Return the workers that can be routed to, in order of their numbers in the core."""
         return [worker for _, worker in sorted(self._following.workers.items())]
 
+    def books(self) -> list[tuple[Worker, WorkerBooks]]:
+        """Return what the router core has in its books of each worker."""
+        return [(worker, self.core.load(number)) for number, worker in sorted(self._following.workers.items())]
+
+    def traits(self, instance_id: int) -> WorkerTraits | None:
+        """Return what is known of an instance."""
+        return self._traits(instance_id)
+
     def worker(self, slot: int) -> Worker:
         """Return the worker that the router core knows by this number."""
         return self._following.workers[slot]
@@ -96,8 +117,11 @@ class Routing:
         avoid: Collection[int] = (),
         session: str | None = None,
         is_refusable: bool = True,
+        is_local: bool = True,
     ) -> Placement:
         """Choose a worker, or take the one asked for, and book the request there; instances to avoid come last.
+
+        Its prompt is local unless a worker of another pool has computed it.
 
         Raises:
             NoWorkersError: there is none, or not the one asked for.
@@ -109,17 +133,28 @@ class Routing:
         only = None if instance_id is None else self._number(instance_id, rank or 0)
         request, now = next(self._requests), asyncio.get_running_loop().time()
         prompt = Prompt(num_tokens, PromptBlocks.of(hashes), session)
-        decision = self.core.pick(request, prompt, now, only, self._numbers(avoid), is_refusable)
+        decision = self.core.pick(request, prompt, now, only, self._numbers(avoid), is_refusable, is_local=is_local)
         worker, overlap = self.worker(decision.worker), decision.overlap_blocks
+        is_remote = self.core.stage == "decode" and not is_local
         self._peers.on_booked(
             request,
             worker,
             num_tokens=num_tokens,
             hashes=hashes,
-            prefill_tokens=num_tokens - overlap * self._block_size,
+            prefill_tokens=0 if is_remote else num_tokens - overlap * self.block_size,
         )
+        if is_remote:
+            self._peers.on_first_token(request)
         depth = self.core.load(decision.worker).num_requests - 1
         return Placement(request, worker, decision.worker, overlap, decision, depth)
+
+    def peek(self, num_tokens: int, hashes: list[int]) -> Decision:
+        """Return what `pick` would choose for a local prompt; nothing is booked.
+
+        Raises:
+            NoWorkersError, AllBusyError, AllFullError: as `pick`.
+        """
+        return self.core.peek(Prompt(num_tokens, PromptBlocks.of(hashes)), asyncio.get_running_loop().time())
 
     def _number(self, instance_id: int, rank: int) -> int:
         """Return the number in the core of the worker that a request must go to."""

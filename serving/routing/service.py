@@ -1,7 +1,8 @@
 """`python -m serving.router_service`: the router as a process of its own, between frontends and workers.
 
 It registers the workers' model under its own address and forwards. Frontends that see only its namespace
-(`--namespace`) then leave all routing to it.
+(`--namespace`) then leave all routing to it. In front of workers that only prefill or only decode it has their role: each of
+both pools has a router of its own.
 """
 
 import asyncio
@@ -85,7 +86,16 @@ class RouterService:
         await runtime.drain()
 
     async def _serve(self, card: ModelCard, target: EndpointAddress, own: EndpointAddress) -> None:
-        """Route to the workers at `target`, and serve their model at our own address."""
+        """Route to the workers at `target`, and serve their model at our own address.
+
+        Raises:
+            ModelError: their requests cannot be passed on.
+        """
+        if card.bootstrap is not None and card.bootstrap.is_needed:
+            raise ModelError(
+                f"the {card.role} workers at {target} must be called together with those that decode, by who knows which of "
+                "them a request goes to: let the frontend route to them itself"
+            )
         runtime = self._runtime
         self._routing = routing = Routing(
             runtime,
@@ -95,6 +105,7 @@ class RouterService:
             block_size=card.kv_cache_block_size,
             seed=self._config.seed,
             traits=partial(traits_of, self._cards),
+            stage=card.role,
         )
         await routing.start()
         await routing.wait_for_workers()
@@ -116,10 +127,10 @@ class RouterService:
         if self._routing is not None:
             self._routing.on_card(card.instance_id)
 
-    def _pick(self, num_tokens: int, hashes: list[int], *, is_refusable: bool) -> Placement:
+    def _pick(self, num_tokens: int, hashes: list[int], *, is_refusable: bool, is_local: bool = True) -> Placement:
         assert self._routing is not None
         try:
-            return self._routing.pick(num_tokens, hashes, is_refusable=is_refusable)
+            return self._routing.pick(num_tokens, hashes, is_refusable=is_refusable, is_local=is_local)
         except AllFullError as error:
             raise CallError(str(error), "full") from error
         except (NoWorkersError, AllBusyError) as error:
@@ -149,8 +160,9 @@ class RouterService:
         assert self._routing is not None
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
+        is_local = not (request.kv_transfer_params or {}).get("do_remote_prefill")
         try:
-            placement = self._pick(len(tokens), hashes, is_refusable=request.is_refusable)
+            placement = self._pick(len(tokens), hashes, is_refusable=request.is_refusable, is_local=is_local)
         except CallError as error:
             stream.end(str(error), error.kind)
             return
@@ -190,6 +202,7 @@ def _own_card(card: ModelCard, own: EndpointAddress, instance_id: int) -> ModelC
         instance_id=instance_id,
         num_ranks=1,
         has_kv_events=False,
+        bootstrap=None,  # it says where one worker is, and the router chooses among several
         router_mode="round-robin",
         created=int(time.time()),
     )

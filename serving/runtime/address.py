@@ -17,21 +17,22 @@ class EndpointAddress(NamedTuple):
     endpoint: str = "generate"
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str, *, component: str = "backend") -> Self:
         """Read `dyn://namespace.component.endpoint`, with defaults for missing parts, as Dynamo does.
 
-        One part names the component, two the namespace and component; more than three are joined into the endpoint.
+        One part names the component, two the namespace and component; more than three are joined into the endpoint. Where
+        there is none, `component` is the default.
         """
         parts = [part for part in re.split(r"[./]", text.strip().removeprefix("dyn://").strip(" ./")) if part]
         match [slug(part) for part in parts]:
             case []:
-                return cls()
-            case [component]:
                 return cls(component=component)
-            case [namespace, component]:
-                return cls(namespace, component)
-            case [namespace, component, *endpoint]:
-                return cls(namespace, component, "_".join(endpoint))
+            case [named]:
+                return cls(component=named)
+            case [namespace, named]:
+                return cls(namespace, named)
+            case [namespace, named, *endpoint]:
+                return cls(namespace, named, "_".join(endpoint))
         raise AssertionError(parts)
 
     @property

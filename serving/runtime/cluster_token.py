@@ -1,7 +1,7 @@
 """The token that processes of a cluster know, and that they prove to know when they call each other over TCP.
 
-The first process makes it up and puts it into etcd (docs/decisions/0015). So whoever may read etcd may call, and nobody
-has to hand out anything.
+The first process makes it up and puts it into etcd (docs/decisions/0015), or into the discovery folder. So whoever may read
+that may call, and nobody has to hand out anything.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import logging
 import secrets
 
 from serving.runtime.etcd import EtcdDiscovery
+from serving.runtime.folder import FolderDiscovery
 from serving.runtime.ports import RuntimeUnavailableError
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,12 @@ log = logging.getLogger(__name__)
 KEY = "v1/cluster_token"
 MIN_BYTES = 16
 RETRY_S = 1.0
+FILE = "token"
+
+
+def make_up() -> bytes:
+    """Return a new token."""
+    return secrets.token_hex(32).encode()
 
 
 class ClusterToken:
@@ -32,7 +39,7 @@ class ClusterToken:
         Raises:
             RuntimeUnavailableError: etcd does not let us, or holds something else under that key.
         """
-        value = await self._discovery.create(KEY, secrets.token_hex(32).encode())
+        value = await self._discovery.create(KEY, make_up())
         if len(value) < MIN_BYTES:
             raise RuntimeUnavailableError(
                 f"{KEY} in etcd holds {len(value)} bytes; at least {MIN_BYTES} were expected "
@@ -69,3 +76,38 @@ class ClusterToken:
                 await asyncio.sleep(RETRY_S)
             else:
                 return
+
+
+class FolderToken:
+    """The token as the discovery folder has it now; if somebody removed it there, whoever needs it puts it back."""
+
+    def __init__(self, discovery: FolderDiscovery) -> None:
+        """Fetch it, making it up if there is none.
+
+        Raises:
+            RuntimeUnavailableError: the folder does not let us, or holds something else under its name.
+        """
+        self._discovery = discovery
+        try:
+            self._last = discovery.share(FILE, make_up())
+        except (OSError, ValueError) as error:
+            raise RuntimeUnavailableError(f"the file {FILE} in the discovery folder cannot be used: {error}") from error
+        if len(self._last) < MIN_BYTES:
+            raise RuntimeUnavailableError(
+                f"the file {FILE} in the discovery folder holds {len(self._last)} bytes; at least {MIN_BYTES} were expected "
+                "(remove it and the next process makes up a new one)"
+            )
+
+    @property
+    def value(self) -> bytes:
+        """The token."""
+        try:
+            found = self._discovery.share(FILE, self._last)
+        except (OSError, ValueError) as error:
+            log.warning("the file %s in the discovery folder cannot be used; what it held stands: %s", FILE, error)
+        else:
+            self._last = found if len(found) >= MIN_BYTES else self._last
+        return self._last
+
+    def close(self) -> None:
+        """Do nothing: the file is for those who come later."""

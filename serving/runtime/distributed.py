@@ -1,6 +1,7 @@
 """The runtime as a program sees it: `DistributedRuntime -> namespace -> component -> endpoint`."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import secrets
@@ -11,7 +12,7 @@ import msgspec
 
 from serving.runtime.address import EndpointAddress, Instance, slug
 from serving.runtime.client import Client
-from serving.runtime.cluster_token import ClusterToken
+from serving.runtime.cluster_token import ClusterToken, FolderToken
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.etcd import EtcdDiscovery
 from serving.runtime.folder import FolderDiscovery
@@ -41,6 +42,7 @@ class DistributedRuntime:
         *,
         drain_s: float,
         stopping: asyncio.Event | None = None,
+        token: ClusterToken | FolderToken | None = None,
     ) -> None:
         self.instance_id = instance_id
         self.discovery = discovery
@@ -49,6 +51,7 @@ class DistributedRuntime:
         self.stopping = stopping or asyncio.Event()
         """Set when the process was asked to end."""
         self._drain_s = drain_s
+        self._token = token
         self._services: dict[str, Service] = {}
         self._sessions: set[Session] = set()
         self._clients: list[Client] = []
@@ -79,11 +82,11 @@ class DistributedRuntime:
         else:
             discovery = FolderDiscovery(config.folder, instance_id, lease_ttl_s=config.lease_ttl_s)
         try:
-            requests, events = await _planes(config, instance_id, discovery)
+            requests, events, token = await _planes(config, instance_id, discovery)
         except BaseException:
             await discovery.close()
             raise
-        return cls(instance_id, discovery, requests, events, drain_s=drain_s, stopping=stopping)
+        return cls(instance_id, discovery, requests, events, drain_s=drain_s, stopping=stopping, token=token)
 
     def namespace(self, name: str) -> "Namespace":
         """Name a namespace."""
@@ -126,8 +129,29 @@ class DistributedRuntime:
         self._clients.append(client)
         return await client.start()
 
-    async def drain(self) -> None:
-        """Take no more work: leave discovery, refuse new calls, let those in progress finish up to the deadline."""
+    async def cluster_token(self) -> Callable[[], bytes]:
+        """Return what returns the token that the processes of this network know, as it is then.
+
+        Raises:
+            RuntimeUnavailableError: it cannot be found or made up.
+        """
+        token = self._token
+        if token is None:
+            if isinstance(self.discovery, FolderDiscovery):
+                token = FolderToken(self.discovery)
+            else:
+                assert isinstance(self.discovery, EtcdDiscovery), "there is no other discovery"
+                token = ClusterToken(self.discovery)
+                await token.start()
+            self._token = token
+        return lambda: token.value
+
+    async def drain(self, released: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Take no more work: leave discovery, refuse new calls, let those in progress finish up to the deadline.
+
+        Args:
+            released: waits for what others may still ask of this process, up to the same deadline.
+        """
         for key in self._keys:
             try:
                 await self.discovery.delete(key)
@@ -141,6 +165,10 @@ class DistributedRuntime:
             await asyncio.sleep(0.02)
         for session in list(self._sessions):
             session.end_all("the process that served this had to end", "lost")
+        if released is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await released()
 
     async def close(self) -> None:
         """Leave: hang up on everybody and give up the lease."""
@@ -151,6 +179,8 @@ class DistributedRuntime:
             await client.close()
         await self.events.close()
         await self.requests.close()
+        if self._token is not None:
+            self._token.close()
         await self.discovery.close()
 
     async def shutdown(self) -> None:
@@ -241,12 +271,12 @@ def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any
 
 async def _planes(
     config: RuntimeConfig, instance_id: int, discovery: EtcdDiscovery | FolderDiscovery
-) -> tuple[RequestPlane, EventPlane]:
-    """Return how requests and events travel."""
+) -> tuple[RequestPlane, EventPlane, ClusterToken | None]:
+    """Return how requests and events travel, and the token if they need it."""
     if config.nats_server:
         nats = NatsPlane(config, instance_id)
         await nats.connect()
-        return nats, nats
+        return nats, nats, None
     if isinstance(discovery, EtcdDiscovery):
         host = config.rpc_host
         if config.is_etcd_open and host != "localhost" and not host.startswith(("127.", "::1")):
@@ -255,14 +285,15 @@ async def _planes(
             )
         token = ClusterToken(discovery)
         await token.start()
-        return SocketPlane(host=host, token=token), ZeroMqPlane(discovery, instance_id, path=None, host=host)
+        events = ZeroMqPlane(discovery, instance_id, path=None, host=host)
+        return SocketPlane(host=host, token=token), events, token
     path = config.folder / f"{instance_id:x}"
     socket_name(path.with_suffix(".sock"))
     requests = SocketPlane(path=path.with_suffix(".sock"))
     events = ZeroMqPlane(discovery, instance_id, path=path.with_suffix(".zmq"), host="")
     discovery.keep(path.with_suffix(".sock"), requests.restore)
     discovery.keep(path.with_suffix(".zmq"), events.restore)
-    return requests, events
+    return requests, events, None
 
 
 def _refuse(request: Any, stream: Stream) -> None:

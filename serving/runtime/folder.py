@@ -2,6 +2,7 @@
 
     {id}.lease   locked and touched by its process        {id}.sock   where it takes requests
     {id}.json    its keys, replaced as a whole            {id}.zmq    where it publishes events
+    token        what the processes of the folder prove to know when they call each other over TCP
 
 A lease whose lock is free belonged to a process that died, and is removed by whoever sees it first; a lease not
 touched for its time to live belongs to a process that hangs, and is ignored until it is touched again. Files of ours
@@ -30,6 +31,8 @@ POLL_S = 0.2
 MAX_BEAT_S = 1.0
 MAX_KEYS_BYTES = 16 << 20
 """More than any process registers."""
+
+MAX_SHARED_BYTES = 4096
 
 ORPHAN_S = 60.0
 """How long a file without a lease is left alone: its process may be about to make its lease again."""
@@ -78,6 +81,20 @@ class FolderDiscovery:
     def keep(self, path: Path, restore: Restore) -> None:
         """Call `restore` whenever this file of ours in the folder is gone."""
         self._files[path.name] = restore
+
+    def share(self, name: str, data: bytes) -> bytes:
+        """Return what a file holds that all processes share, making it of this if there is none.
+
+        Raises:
+            OSError: neither can be done.
+            ValueError: it holds too much.
+        """
+        try:
+            return self._folder.read(name, max_bytes=MAX_SHARED_BYTES)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                self._folder.create(name, data, by_way_of=f"{self._id}.tmp")
+            return self._folder.read(name, max_bytes=MAX_SHARED_BYTES)
 
     async def put(self, key: str, value: bytes) -> None:
         """Register a key."""

@@ -87,6 +87,20 @@ class PrivateFolder:
             self.remove(by_way_of)
             raise
 
+    def create(self, name: str, data: bytes, *, by_way_of: str) -> None:
+        """Write a file as a whole, unless there is one.
+
+        Raises:
+            OSError: there is (FileExistsError), or it cannot be written.
+        """
+        self.remove(by_way_of)
+        try:
+            with os.fdopen(self.open(by_way_of, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "wb") as file:
+                file.write(data)
+            os.link(by_way_of, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        finally:
+            self.remove(by_way_of)
+
     def rename(self, name: str, new_name: str) -> None:
         """Give a file another name."""
         os.rename(name, new_name, src_dir_fd=self._handle, dst_dir_fd=self._handle)

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Whole, changed, check
 from serving.model.card import Migrations, Role
+from serving.router import check_live_mode
 from serving.runtime.address import EndpointAddress
 
 Model = TypeVar("Model", bound="ModelConfig")
@@ -42,11 +43,15 @@ class ModelConfig:
 class WorkerConfig(ModelConfig):
     """Settings of a worker."""
 
-    endpoint: str = "dyn://dynamo.backend.generate"
-    """Where it serves: dyn://namespace.component.endpoint; missing parts get defaults."""
+    endpoint: str = "dyn://"
+    """Where it serves: dyn://namespace.component.endpoint; missing parts get defaults (dynamo.backend.generate; of prefill
+    workers dynamo.prefill.generate)."""
 
     role: Role = "aggregated"
     """What it does with a request: all of it; compute its prompt, whose KV a decode worker reads; say its answer."""
+
+    router_mode: str | None = None
+    """How requests are spread over workers like it (none: as the frontend says)."""
 
     migration_limit: Migrations = 0
     """How often a request may go on at another worker when its own is lost (0 to 1023)."""
@@ -57,10 +62,16 @@ class WorkerConfig(ModelConfig):
     drain_s: NotNegative = 30.0
     """How long requests in progress may take to finish once the process was asked to end (s)."""
 
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning."""
+        check(self)
+        if self.router_mode is not None:
+            check_live_mode(self.router_mode)
+
     @property
     def address(self) -> EndpointAddress:
         """Where it serves."""
-        return EndpointAddress.parse(self.endpoint)
+        return EndpointAddress.parse(self.endpoint, component="prefill" if self.role == "prefill" else "backend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

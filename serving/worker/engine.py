@@ -1,8 +1,8 @@
 """What an engine is to the rest of us: a protocol, and what an engine says of itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -43,6 +43,27 @@ class EngineTraits:
     """Of a prefill worker that may be called together with a decode worker."""
 
 
+class KvTransfers(NamedTuple):
+    """What a worker that shares its requests with others has done with their KV since it was started."""
+
+    num_held: int = 0
+    """Prompts whose KV it keeps for others now."""
+    num_waiting: int = 0
+    """Those that wait now, for room in its memory or for their other worker."""
+    num_loading: int = 0
+    """Those whose KV is on its way here now."""
+    num_offered: int = 0
+    num_read: int = 0
+    num_failed: int = 0
+    """Reads, or those that could not even begin."""
+    num_expired: int = 0
+    """Offers whose lease ran out."""
+    num_bytes: int = 0
+    """Read."""
+    seconds: float = 0.0
+    """That reads took, together."""
+
+
 class EngineLoad(NamedTuple):
     """What a rank of an engine is doing now."""
 
@@ -51,6 +72,8 @@ class EngineLoad(NamedTuple):
     kv_active_blocks: int = 0
     kv_total_blocks: int = 0
     max_num_seqs: int = 0
+    kv_transfers: KvTransfers = KvTransfers()
+    """Of the whole worker; its first rank has them."""
 
 
 class Engine(Protocol):
@@ -92,4 +115,22 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop everything and give everything back, also after a start that failed."""
+        ...
+
+
+@runtime_checkable
+class TransferringEngine(Engine, Protocol):
+    """An engine that moves KV between workers by agents of ours."""
+
+    def transfer_with(self, token: Callable[[], bytes]) -> None:
+        """Prove with the token that this returns, as it is then, to be of our cluster; called before it is started."""
+        ...
+
+
+@runtime_checkable
+class HoldingEngine(Engine, Protocol):
+    """An engine that may hold KV for others."""
+
+    async def released(self) -> None:
+        """Wait until nobody will read KV any more that it holds: a worker that drains does."""
         ...

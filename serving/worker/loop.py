@@ -11,7 +11,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.stopping import until_stopped
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
-from serving.worker.engine import Engine
+from serving.worker.engine import Engine, HoldingEngine, TransferringEngine
 from serving.worker.kv_events import KvEventPublisher, serve_snapshots
 from serving.worker.load_reports import LoadReport, LoadReporter
 from serving.worker.registration import register_llm
@@ -56,6 +56,8 @@ async def serve_engine(
 async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, default_name: str) -> None:
     files = await asyncio.to_thread(ModelFiles.read, worker.model_path, worker.model_config)
     ChatTemplate(files)  # a frontend could only refuse it later, again and again
+    if worker.role != "aggregated" and isinstance(engine, TransferringEngine):
+        engine.transfer_with(await runtime.cluster_token())
     if not await until_stopped(runtime.stopping, engine.start(files)):
         return
     traits = engine.traits
@@ -75,10 +77,13 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         worker.model_name or (None if worker.model_path else default_name or None),
         context_length=context,
         kv_cache_block_size=traits.block_size,
+        router_mode=worker.router_mode,
         migration_limit=worker.migration_limit,
         has_kv_events=has_events,
         num_ranks=traits.num_ranks,
         files=files,
+        role=worker.role,
+        bootstrap=traits.bootstrap,
     )
     await runtime.serve(address, engine.service)
     report_ready()
@@ -88,7 +93,9 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         [outcome] = await asyncio.gather(waiting, return_exceptions=True)
         if runtime.num_streams:
             log.info("finishing %d request(s); Ctrl-C again stops at once", runtime.num_streams)
-        await runtime.drain()  # also of an engine that failed: nobody should be sent to it while it is taken down
+        is_well = not isinstance(outcome, BaseException)
+        # Also of an engine that failed: nobody should be sent to it while it is taken down.
+        await runtime.drain(engine.released if is_well and isinstance(engine, HoldingEngine) else None)
     finally:
         await asyncio.gather(reports.close(), *(publisher.close() for publisher in publishers))
     if isinstance(outcome, BaseException):
@@ -100,6 +107,6 @@ def _reporter(
 ) -> Callable[[int], LoadReport]:
     def report(rank: int) -> LoadReport:
         told = (publishers[rank].epoch, publishers[rank].number) if publishers else (0, 0)
-        return LoadReport(runtime.instance_id, rank, *told, *engine.load(rank))
+        return LoadReport(runtime.instance_id, rank, *told, **engine.load(rank)._asdict())
 
     return report

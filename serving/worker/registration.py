@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from serving.model.card import ModelCard, ModelType
+from serving.model.card import Bootstrap, ModelCard, ModelType, Role
 from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles, files_address, model_name
 from serving.model.watch import present_cards
@@ -29,6 +29,8 @@ async def register_llm(
     has_kv_events: bool = False,
     num_ranks: int = 1,
     files: ModelFiles | None = None,
+    role: Role = "aggregated",
+    bootstrap: Bootstrap | None = None,
 ) -> ModelCard:
     """Tell the network which model an endpoint serves; frontends then offer it.
 
@@ -45,9 +47,11 @@ async def register_llm(
         has_kv_events: whether the engine reports its KV events; otherwise routers predict what it holds.
         num_ranks: data-parallel ranks, each of which is routed to by itself.
         files: the model's files, if they were read already.
+        role: what the engine does with a request. Workers that prefill and workers that decode have endpoints of their own.
+        bootstrap: how a prefill worker that may be called together with a decode worker meets it.
 
     Raises:
-        ModelError: the model's files cannot be found, or the endpoint serves another model already.
+        ModelError: the model's files cannot be found, or the endpoint serves another model or role already.
     """
     if files is None:
         files = await asyncio.to_thread(ModelFiles.read, model_path)
@@ -58,6 +62,8 @@ async def register_llm(
             raise ModelError(str(error)) from error
     if not 0 <= migration_limit <= 1023:
         raise ModelError(f"migration_limit must be from 0 to 1023, not {migration_limit}")
+    if role != "aggregated" and model_type is not ModelType.Backend:
+        raise ModelError(f"a {role} worker must take token ids (ModelType.Backend), not {model_type}")
     runtime, address = endpoint.runtime, endpoint.address
     card = ModelCard(
         name=model_name or _name(model_path),
@@ -66,6 +72,8 @@ async def register_llm(
         component=address.component,
         endpoint=address.endpoint,
         instance_id=runtime.instance_id,
+        role=role,
+        bootstrap=bootstrap,
         model_path=model_path,
         context_length=_context(context_length, files),
         kv_cache_block_size=kv_cache_block_size or 16,
@@ -85,12 +93,17 @@ async def register_llm(
 
 
 async def _check_alike(runtime: DistributedRuntime, card: ModelCard) -> None:
-    """Refuse to serve a model where another is served, or the same with another block size or tokenizer."""
+    """Refuse to serve a model where another is served, or the same in another role, block size or tokenizer."""
     for other in await present_cards(runtime.discovery, *card.address):
         if other.checksum != card.checksum:
             raise ModelError(
                 f"{card.address} serves {other.name!r} with KV blocks of {other.kv_cache_block_size} tokens already; "
                 f"{card.name!r} with blocks of {card.kv_cache_block_size} needs an address of its own, or the same files"
+            )
+        if other.role != card.role:
+            raise ModelError(
+                f"{card.address} has {other.role} workers of {other.name!r} already; its {card.role} workers need an "
+                f"address of their own (--endpoint), such as {card.address._replace(component=card.role)}"
             )
 
 

@@ -21,6 +21,8 @@ class EngineEntry(NamedTuple):
     description: str
     memory_argument: str = ""
     """Its argument for the share of a device's memory that it takes (none: it takes what the model and context need)."""
+    hands_over: bool = False
+    """Whether one of its workers can read the KV that another computed."""
 
 
 ENGINES = {
@@ -28,10 +30,15 @@ ENGINES = {
         "mistralrs.MistralRs", "mistralrs", "mistralrs", "mistral.rs: Hugging Face folders and GGUF, CPU or GPU"
     ),
     "llamacpp": EngineEntry("llamacpp.LlamaCpp", "llama_cpp", "llama_cpp", "llama.cpp: GGUF, CPU or GPU"),
-    "vllm": EngineEntry("vllm.Vllm", "vllm", "vllm", "vLLM", "gpu_memory_utilization"),
-    "sglang": EngineEntry("sglang.SgLang", "sglang", "sglang", "SGLang", "mem_fraction_static"),
+    "vllm": EngineEntry("vllm.Vllm", "vllm", "vllm", "vLLM", "gpu_memory_utilization", hands_over=True),
+    "sglang": EngineEntry("sglang.SgLang", "sglang", "sglang", "SGLang", "mem_fraction_static", hands_over=True),
     "trtllm": EngineEntry(
-        "trtllm.TrtLlm", "trtllm", "tensorrt_llm", "TensorRT-LLM", "kv_cache_config.free_gpu_memory_fraction"
+        "trtllm.TrtLlm",
+        "trtllm",
+        "tensorrt_llm",
+        "TensorRT-LLM",
+        "kv_cache_config.free_gpu_memory_fraction",
+        hands_over=True,
     ),
 }
 """Engines that run models, each behind a package of its own."""
@@ -56,10 +63,24 @@ def make_engine(name: str, worker: WorkerConfig, run: ModelRunConfig, arguments:
     Raises:
         ValueError: the settings do not fit the engine.
     """
-    module, _, adapter = ENGINES[name].adapter.partition(".")
+    entry = ENGINES[name]
+    if not entry.hands_over:
+        refuse_role(worker, name)
+    module, _, adapter = entry.adapter.partition(".")
     made = getattr(importlib.import_module(f"serving.engines.{module}"), adapter)
     engine: Engine = made(worker, run, flags_to_arguments(arguments))
     return engine
+
+
+def refuse_role(worker: WorkerConfig, engine: str) -> None:
+    """Refuse to be a worker that does one part of each request, for engines that cannot hand KV over.
+
+    Raises:
+        ValueError: it is to be one.
+    """
+    if worker.role != "aggregated":
+        able = ", ".join(("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over)))
+        raise ValueError(f"role is {worker.role!r}; expected 'aggregated' with {engine}: only {able} hand KV over")
 
 
 def check_installed(name: str) -> None:

@@ -18,6 +18,7 @@ from dynabench.live.validity import spoilt
 from dynabench.plan import ClientConfig, Plan, Settings
 from reports import metrics
 from reports.records import Record, Requests
+from reports.split import split
 from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
 from tests.support.waiting import PATIENCE_S
 from workloads import Request, Workload
@@ -62,6 +63,72 @@ def test_chat_messages_go_where_chats_go(quick):
     assert (set(columns.error), columns.osl.tolist()) == ({""}, [6] * 5)
 
 
+def test_the_second_token_has_a_time_of_its_own_unless_events_are_not_tokens():
+    texts = [EVENT * 3, FINISH]
+    with strange_server(says(*texts, usage(16, 3) + DONE)) as url:
+        together = send(url, workload(1)).requests
+    with strange_server(says(EVENT, EVENT, EVENT, FINISH, usage(16, 3) + DONE)) as url:
+        apart = send(url, workload(1)).requests
+    with strange_server(says(*texts, usage(16, 9) + DONE)) as url:
+        unknown = send(url, workload(1)).requests
+    assert together.second_token_s[0] == together.first_token_s[0]
+    assert apart.first_token_s[0] <= apart.second_token_s[0] <= apart.last_token_s[0]
+    assert unknown.second_token_s.mask.all()
+
+
+STAGES = {
+    "prefill_queued": 0.25,
+    "admitted": 0.5,
+    "prefill_end": 0.75,
+    "decode_queued": 1.0,
+    "decode_blocks": 1.25,
+    "transfer_start": 1.5,
+    "transfer_end": 1.75,
+    "decode_start": 2.0,
+}
+
+
+def told(timing, routing=None):
+    """Return what the client makes of what our frontend says in an answer's last event."""
+    extra = {"timing": timing, "routing": routing}
+    last = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "nvext": extra}
+    with strange_server(says(EVENT, EVENT, f"data: {json.dumps(last)}\n\n", usage(16, 2) + DONE)) as url:
+        columns = send(url, workload(1), has_nvext=True, is_ours=True).requests
+        ignored = send(url, workload(1)).requests
+    assert columns.error[0] == ignored.error[0] == ""
+    assert ignored.admitted_s.mask.all()  # others may mean anything by it
+    return columns
+
+
+def test_what_our_frontend_says_of_the_stages_of_a_request_is_in_its_record():
+    routing = {"best_tokens": -1, "queue_depth": 0, "prefill_slot": 3}
+    found = told({"ttft_ms": 2.5, "stages": STAGES}, routing)
+    columns = {name: getattr(found, f"{name}_s")[0] - found.admitted_s[0] for name in STAGES}
+    assert columns == pytest.approx({name: (at - 0.5) / 1000 for name, at in STAGES.items()})
+    assert found.admitted_s[0] >= found.sent_s[0] + 0.0005 - 1e-9
+    assert found.prefill_worker[0] == 3
+    parts = split([Record("a", found, np.empty((0, 5)), 0.0, 1, is_live=True)])
+    assert sum(parts.parts.values()) == pytest.approx(parts.ttft)
+    assert parts.apart == 1.0
+
+
+def test_the_way_between_client_and_frontend_is_a_part_of_the_queue():
+    found = told({"ttft_ms": 0.0, "stages": {"admitted": 0.0}})
+    assert found.admitted_s[0] == pytest.approx(found.first_token_s[0])
+
+
+@pytest.mark.parametrize("strange", ["soon", -1, 1e300, None, [], {}])
+def test_stages_without_a_meaning_are_unknown(strange):
+    found = told({"ttft_ms": 1.0, "stages": dict.fromkeys(STAGES, strange) | {"lunch": 3}})
+    assert all(getattr(found, f"{name}_s").mask.all() for name in STAGES)
+    assert found.prefill_worker.mask.all()
+
+
+@pytest.mark.parametrize("timing", [None, {}, {"stages": STAGES}, {"ttft_ms": "x", "stages": STAGES}])
+def test_stages_of_a_first_token_at_no_known_time_are_unknown(timing):
+    assert told(timing).admitted_s.mask.all()
+
+
 def test_a_salt_keeps_other_runs_caches_out_of_texts_too():
     def body(content, salt):
         one = Workload("w", 64, [Request(0.0, 4, 2, (0,), content=content)])
@@ -81,7 +148,7 @@ def test_chunks_of_several_tokens_are_several_gaps():
         for is_ours in (True, False):
             sent = send(url, workload(10, tokens=12), is_ours=is_ours)
             assert sent.requests.osl.tolist() == [12] * 10
-            assert set(sent.requests.first_chunk_tokens) <= {4, 8}
+            assert set(sent.requests.first_chunk_tokens) <= {4, 8, 12}  # a busy machine reads several at once
             assert metrics.TokenGaps(sent.gaps).count == (12 - sent.requests.first_chunk_tokens).sum()
             assert sent.facts["tokens_together"] == sent.facts["tokens"] == 120
 

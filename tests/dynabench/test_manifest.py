@@ -56,12 +56,6 @@ def test_settings_of_our_stack_are_not_varied_where_somebody_elses_answers(axis)
     assert len(comparison_of(experiment, settings).arms) == 2
 
 
-def test_a_limit_on_second_tokens_is_refused_in_a_live_run_before_anything_is_sent(tmp_path):
-    experiment = ExperimentConfig(out=tmp_path / "x", slo=("ttst <= 1s",))
-    with pytest.raises(ValueError, match="slo 'ttst <= 1000 ms' is for virtual time: live runs do not keep"):
-        run_experiment("wall", (), experiment, Settings(Deployment()), console=Terminal())
-
-
 def test_an_endpoint_where_nothing_listens_is_sent_nothing(tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     settings = Settings(client=ClientConfig(url=url))

@@ -13,7 +13,8 @@ from dynabench.deployment.flags import PoolConfig, RoleConfig, simulated_pools
 from dynabench.deployment.processes import programs
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Settings
+from dynabench.live.run import _on_this_host
+from dynabench.plan import Plan, Settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.life import DisaggregationConfig
@@ -182,9 +183,53 @@ def test_an_answer_may_be_as_long_as_decode_workers_hold():
     assert context_of(engines) == 1601
 
 
-def test_processes_have_no_roles_yet():
-    with pytest.raises(ValueError, match=r"pools.prefill.role is 'prefill'; expected 'aggregated': only simulations"):
-        programs(apart(), RuntimeConfig(), namespace="x", descriptor=0)
+def workers_of(deployment):
+    """Return the settings of each worker's process."""
+    found = programs(deployment, RuntimeConfig(), namespace="x", descriptor=0)
+    return {program.name: program.settings[0] for program in found if isinstance(program.settings[0], WorkerConfig)}
+
+
+def test_workers_are_told_their_role_and_prefill_workers_have_an_endpoint_of_their_own():
+    found = workers_of(Deployment(pools=(pool("prefill", 2, router_mode="kv"), pool("decode"))))
+    assert [(name, worker.role, worker.endpoint, worker.router_mode) for name, worker in found.items()] == [
+        ("prefill-0", "prefill", "dyn://x.prefill.generate", "kv"),
+        ("prefill-1", "prefill", "dyn://x.prefill.generate", "kv"),
+        ("decode-0", "decode", "dyn://x.backend.generate", None),
+    ]
+
+
+def test_each_of_two_models_has_two_endpoints():
+    pools = [
+        pool(role, name=f"{role[0]}-{model}", worker=WorkerConfig(model_name=model))
+        for model in ("x", "y")
+        for role in ("prefill", "decode")
+    ]
+    assert {name: worker.address.component for name, worker in workers_of(Deployment(pools=tuple(pools))).items()} == {
+        "p-x-0": "p-x",
+        "d-x-0": "d-x",
+        "p-y-0": "p-y",
+        "d-y-0": "d-y",
+    }
+
+
+def test_a_prefill_worker_that_names_no_endpoint_has_that_of_its_role():
+    assert str(WorkerConfig(role="prefill").address) == "dyn://dynamo.prefill.generate"
+    assert str(WorkerConfig(role="decode").address) == "dyn://dynamo.backend.generate"
+    assert str(WorkerConfig(role="prefill", endpoint="dyn://ns.mine").address) == "dyn://ns.mine.generate"
+
+
+def events_of(**settings):
+    """Return which roles report KV events in a run."""
+    deployment = _on_this_host(Plan.alone(Settings(apart(**settings)))).deployment
+    return {pool.role: pool.worker.kv_events for pool in deployment.pools}
+
+
+def test_workers_report_the_kv_events_that_the_router_of_their_stage_wants():
+    assert events_of() == {"prefill": False, "decode": False}
+    assert events_of(router_mode="kv") == {"prefill": True, "decode": False}
+    local = DisaggregationConfig(conditional_disagg="isl_bounding")
+    assert events_of(router_mode="kv", disaggregation=local) == {"prefill": True, "decode": True}
+    assert events_of(disaggregation=local) == {"prefill": False, "decode": True}
 
 
 def pools_of(*varied, **settings):
@@ -354,21 +399,42 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "1")
             "--decode-workers 2 cannot be used with --gpus 4 and --vary prefill_workers",
         ),
         ("sweep", ("--vary", "prefill_workers=1,2"), "--decode-workers is missing"),
+        ("run", ("--prefill-workers", "2"), "--decode-workers is missing; expected it beside --prefill-workers"),
+        ("run", ("--prefill-workers", "0"), "prefill_workers must be from 1 to 10000, not 0"),
         (
             "run",
-            ROLES,
-            "are for simulations (dynabench simulate, sweep): only they have prefill and decode workers yet",
+            (*ROLES, "--url", "http://x"),
+            "--prefill-workers and --decode-workers are for a stack of our own; --url",
+        ),
+        ("run", ("--transfer", "tcp"), "--transfer is for prefill and decode workers; give --prefill-workers and"),
+        ("run", (*ROLES, "--kv-bytes-scale", "2"), "kv_bytes_scale must be from 0 to 1, not 2"),
+        ("run", (*ROLES, "--transfer-latency-ms", "1"), "Unknown option: --transfer-latency-ms"),
+        (
+            "run",
+            (*ROLES, "--vary", "transfer.latency_ms=1,2"),
+            "transfer.latency_ms applies to virtual time; vary it with",
         ),
         (
-            "serve",
-            ROLES,
-            "are for simulations (dynabench simulate, sweep): only they have prefill and decode workers yet",
+            "simulate",
+            (*ROLES, "--vary", "kv_bytes_scale=0.1,1"),
+            "kv_transfer.kv_bytes_scale applies to processes, which",
         ),
         (
-            "validate",
-            ROLES,
-            "are for simulations (dynabench simulate, sweep): only they have prefill and decode workers",
+            "run",
+            (*ROLES, "--engine", "llamacpp", "--model", "x"),
+            "role is 'prefill'; expected 'aggregated' with engine llamacpp: only mocker, vllm, sglang, trtllm hand KV over",
         ),
+        (
+            "run",
+            (*ROLES, "--engine", "vllm", "--model", "x", "--decode-num-gpu-blocks", "9"),
+            "--decode-num-gpu-blocks is for simulated engines, not for --engine vllm",
+        ),
+        ("serve", ("--decode-workers", "2"), "--prefill-workers is missing; expected it beside --decode-workers"),
+        ("serve", ("--workers", "2", *ROLES), "--workers 2 does whole requests; with --prefill-workers and"),
+        ("serve", ("--flow", "destination-first"), "--flow is for prefill and decode workers; give"),
+        ("serve", (*ROLES, "--standalone-router"), "standalone_router is true; expected false with prefill and decode"),
+        ("serve", (*ROLES, "--decode-router-mode", "oracle-cache"), "late(H) and the oracles are for virtual time"),
+        ("validate", ROLES, "cannot be validated: real and simulated workers do whole requests here"),
     ],
 )
 def test_flags_of_roles_that_make_no_sense_are_one_line(tmp_path, monkeypatch, capsys, command, flags, message):
@@ -388,9 +454,6 @@ def refusal(monkeypatch, capsys, *words):
     return capsys.readouterr().err
 
 
-NOT_YET = "pools.prefill.role is 'prefill'; expected 'aggregated': only simulations"
-
-
 @pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
 @pytest.mark.parametrize(
     ("command", "flags", "message"),
@@ -400,13 +463,19 @@ NOT_YET = "pools.prefill.role is 'prefill'; expected 'aggregated': only simulati
             ("--prefill-workers", "2", "--transfer-latency-ms", "3"),
             "--prefill-workers, --transfer-latency-ms cannot be used with --deployment",
         ),
-        ("run", (), NOT_YET),
-        ("serve", (), NOT_YET),
+        (
+            "run",
+            ("--flow", "source-first", "--prefill-workers", "2"),
+            "--prefill-workers cannot be used with --deployment",
+        ),
+        (
+            "serve",
+            ("--transfer", "tcp", "--enforce-disagg"),
+            "--enforce-disagg, --transfer cannot be used with --deploy",
+        ),
     ],
 )
-def test_a_file_with_roles_takes_no_flags_of_them_and_is_not_for_processes(
-    tmp_path, monkeypatch, capsys, command, flags, message
-):
+def test_a_file_with_roles_takes_no_flags_of_them(tmp_path, monkeypatch, capsys, command, flags, message):
     (tmp_path / "d.yaml").write_text(APART)
     monkeypatch.chdir(tmp_path)
     said = refusal(monkeypatch, capsys, command, "-f", "d.yaml", *flags)

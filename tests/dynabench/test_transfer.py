@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from dynabench.deployment.transfer import TransferConfig, kv_size_of
+from dynabench.deployment.transfer import TransferConfig
 from mocker.timing.catalog import find_model
 from mocker.timing.config import TimingConfig
-from mocker.timing.kv_size import kv_size
+from mocker.timing.kv_size import kv_size, kv_size_of
 
 QWEN_8B, QWEN_235B, LLAMA_70B = "Qwen/Qwen3-8B", "Qwen/Qwen3-235B-A22B", "meta-llama/Llama-3.1-70B"
 GPT_OSS, DEEPSEEK = "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3"
@@ -43,18 +43,18 @@ def test_of_layers_with_a_window_only_the_window_is_sent():
 
 def test_the_reader_decides_the_bytes_of_a_block():
     timing = TimingConfig(model=QWEN_235B, gpu="h200", tensor_parallel_size=8, kv_cache_dtype="fp8")
-    assert kv_size_of(TransferConfig(), timing, block_size=64).of(10) == 640 * 385_024 / 2
-    assert kv_size_of(TransferConfig(kv_bytes_per_token=100), timing, block_size=64).of(10) == 64_000
+    assert kv_size_of(timing, block_size=64).of(10) == 640 * 385_024 / 2
+    assert kv_size_of(timing, block_size=64, kv_bytes_per_token=100).of(10) == 64_000
 
 
 def test_without_a_model_a_token_has_the_bytes_of_llama_8b_or_those_given():
-    size = kv_size_of(TransferConfig(), TimingConfig(), block_size=64)
+    size = kv_size_of(TimingConfig(), block_size=64)
     assert size == kv_size(find_model("meta-llama/Llama-3.1-8B"), block_size=64)
-    assert kv_size_of(TransferConfig(kv_bytes_per_token=70_272), TimingConfig(), block_size=1).of(1) == 70_272
+    assert kv_size_of(TimingConfig(), block_size=1, kv_bytes_per_token=70_272).of(1) == 70_272
     unknown = TimingConfig(model="nobody/nothing")
-    assert kv_size_of(TransferConfig(kv_bytes_per_token=5), unknown, block_size=1).of(1) == 5
+    assert kv_size_of(unknown, block_size=1, kv_bytes_per_token=5).of(1) == 5
     with pytest.raises(ValueError, match=r"model 'nobody/nothing' is neither bundled .* or give kv_bytes_per_token"):
-        kv_size_of(TransferConfig(), unknown, block_size=1)
+        kv_size_of(unknown, block_size=1)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import shared_memory
+from pathlib import Path
 
 import pytest
 
+from serving.engines import processes
 from serving.engines.processes import EngineProcesses, descendants
 from tests.support.processes import is_alive
 from tests.support.waiting import PATIENCE_S, until
@@ -80,3 +83,63 @@ def test_a_process_is_known_by_its_number_and_its_start():
         child.kill()
         child.wait()
     assert child.pid not in descendants(os.getpid())
+
+
+SHARING = """
+import os, time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None  # as if it had been killed with the rest
+made = shared_memory.SharedMemory(create=True, size=4096)
+print(made._name.lstrip("/"), flush=True)
+time.sleep(600)
+"""
+SHARING_WORKER = """
+import asyncio, subprocess, sys
+from serving.engines.processes import POLL_S, EngineProcesses
+
+async def main():
+    processes = EngineProcesses()
+    def start():
+        child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdout=subprocess.PIPE)
+        return child, child.stdout.readline().decode().strip()
+
+    child, name = await processes.start(start)
+    await asyncio.sleep(2 * POLL_S)  # the reaper is told of it
+    print(name, flush=True)
+    await asyncio.sleep(600 if sys.argv[1] == "stay" else 0)
+    if sys.argv[1] == "dies":
+        child.kill()
+        child.wait()
+    await processes.close(child.kill)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("ends", ["stay", "go", "dies"])
+def test_shared_memory_goes_with_the_processes_that_had_it(ends):
+    command = [sys.executable, "-c", SHARING_WORKER, ends, SHARING]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        file = Path("/dev/shm") / worker.stdout.readline().strip()
+        assert file.name.startswith("psm_")
+        if ends == "stay":
+            assert file.exists()
+            worker.kill()
+        worker.wait(PATIENCE_S)
+        until(lambda: not file.exists())
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_shared_memory_that_another_process_maps_stays():
+    mine = shared_memory.SharedMemory(create=True, size=4096)
+    try:
+        file = f"/dev/shm/{mine.name}"
+        assert file in processes.shared_memory([os.getpid()])
+        processes.remove_unmapped({file})
+        assert Path(file).exists()
+    finally:
+        mine.close()
+        mine.unlink()

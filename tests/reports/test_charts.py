@@ -107,7 +107,7 @@ def test_blocks_that_were_waited_for_first_are_drawn_first():
 
 
 def test_the_ttft_of_a_server_is_not_divided():
-    assert drawn("ttft_split", run(is_live=True)) is None
+    assert drawn("ttft_split", run(is_live=True, admitted_s=[None, None])) is None
 
 
 def test_prompts_count_where_they_were_computed():

@@ -114,6 +114,13 @@ def test_the_summary_has_pools_and_links_averaged_over_repeats(tmp_path):
     assert arm["ttst"]["mean"] == 6.0
 
 
+def test_first_bytes_that_the_last_version_took_for_admissions_are_none(tmp_path):
+    out = written(tmp_path / "x", run(is_live=True, admitted_s=[1.0, 2.5], first_byte_s=[1.0, 3.0]), run("b"))
+    first, second = folder.read(out)[1]
+    assert first.requests.admitted_s.tolist() == [None, 2.5]
+    assert second.requests.admitted_s.count() == 2
+
+
 def test_hits_that_the_last_version_marked_as_untold_are_unknown(tmp_path):
     out = tmp_path / "x"
     shutil.copytree(BEFORE, out)

@@ -45,7 +45,6 @@ def test_the_kv_that_comes_after_the_first_token_is_not_waited_for():
 
 
 def test_nobody_knows_where_the_ttft_of_a_server_went():
-    assert split([run(is_live=True)]) is None
     assert split([run(admitted_s=[None, None])]) is None
     assert split([run(error=["no", "no"])]) is None
 

@@ -96,7 +96,7 @@ def test_arms_that_took_blocks_before_the_prefill_are_named():
 
 
 def test_a_run_over_http_has_no_small_table():
-    assert tables.grids(summarize([run(is_live=True)])) == []
+    assert tables.grids(summarize([run(is_live=True, admitted_s=[None, None])])) == []
 
 
 def test_how_busy_pools_and_links_were_has_a_line_each():

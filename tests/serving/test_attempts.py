@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.generation.attempt import Attempts, ChoiceRequest, Output
+from serving.frontend.generation.attempt import Attempts
+from serving.frontend.generation.call import ChoiceRequest
+from serving.frontend.generation.output import Output
 from serving.frontend.preprocess import Prompt
 from serving.life import DisaggregationConfig, Life
 from serving.router.router import AllFullError, NoWorkersError
+from serving.routing.stages import Stages
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError, End
 from serving.worker.protocol import StopConditions
@@ -62,6 +65,30 @@ def test_an_item_that_means_nothing_is_an_error(item):
         Output().read([item], 0)
 
 
+@pytest.mark.parametrize("count", [float("nan"), float("inf"), "many", None, []])
+@pytest.mark.parametrize("name", ["cached_tokens", "completion_tokens"])
+def test_a_number_of_tokens_that_is_none_is_an_error(name, count):
+    with pytest.raises(ApiError, match="number of tokens"):
+        Output().read([{name: count}], 0)
+
+
+def test_fewer_tokens_than_none_are_none():
+    output = Output()
+    output.read([{"cached_tokens": -5, "completion_tokens": -1}], 0)
+    assert (output.num_cached, output.num_completion) == (0, 0)
+
+
+def test_times_that_cannot_be_are_left_aside():
+    output = Output()
+    wrong = {"prefill_end": float("nan"), "decode_start": -1, "transfer_end": "soon", "transfer_start": 1e9, "other": 1}
+    output.read(
+        [{"times": {"admitted": 0.5, "transfer_bytes": 64, **wrong}}, {"times": {"decode_blocks": 1}}, {"times": 3}], 0
+    )
+    assert (output.times, output.num_transfer_bytes) == ({"admitted": 0.5, "decode_blocks": 1}, 64)
+    output.read([{"times": {"transfer_bytes": float("inf")}}], 0)
+    assert output.num_transfer_bytes == 64
+
+
 # The attempts
 
 
@@ -86,7 +113,7 @@ class Fleet:
         self.refused: list[Exception] = []
         self._numbers = count()
 
-    def pick(self, num_tokens, hashes, instance_id, rank, *, avoid, session, is_refusable):
+    def pick(self, num_tokens, hashes, instance_id, rank, *, avoid, session, is_refusable, is_local):
         if self.refused:
             raise self.refused.pop(0)
         chosen = min(self.answers, key=lambda instance: (instance in avoid, instance))
@@ -121,7 +148,7 @@ def taken(fleet, limit=3, **conditions):
     """Return all tokens that the attempts bring, and how they finish."""
 
     async def run():
-        attempts = Attempts(fleet, request(**conditions), Life(limit))
+        attempts = Attempts(Stages(fleet), request(**conditions), Life(limit))
         tokens = []
         try:
             async with in_time():
@@ -179,7 +206,7 @@ def test_a_request_that_nobody_takes_is_refused_at_once(error, status):
 def test_a_request_that_must_be_prefilled_apart_is_refused_where_nobody_prefills():
     life = Life(3, config=DisaggregationConfig(enforce_disagg=True))
     with pytest.raises(ApiError, match="no prefill worker is there") as refused:
-        Attempts(Fleet(at_1=[7, ""]), request(), life)
+        Attempts(Stages(Fleet(at_1=[7, ""]), life.config), request(), life)
     assert refused.value.status == 503
 
 

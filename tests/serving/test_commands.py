@@ -215,6 +215,17 @@ def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_pat
         (["in=http", "out=mocker", "--max-inflight-requests", "0"], "max_inflight_requests must be from 1"),
         (["in=dyn://a", "out=mocker", "--migration-limit", "1024"], "migration_limit must be from 0 to 1023"),
         (["in=dyn://a", "out=mocker", "--bogus"], "Unknown option"),
+        (["in=http", "out=mocker", "--role", "prefill"], "--role prefill is for workers on the network (in=dyn://)"),
+        (["in=http", "out=dyn", "--role", "decode"], "--role decode is for workers on the network (in=dyn://)"),
+        (
+            ["in=dyn://", "out=echo_full", "--role", "prefill", "--model-name", "x"],
+            "role is 'prefill'; expected 'aggregated' with out=echo_full: only mocker, vllm, sglang, trtllm hand KV over",
+        ),
+        (
+            ["in=dyn://", "out=llamacpp", "--role", "decode", "x.gguf"],
+            "role is 'decode'; expected 'aggregated' with llamacpp: only mocker, vllm, sglang, trtllm hand KV over",
+        ),
+        (["in=dyn://", "out=mocker", "--role", "both"], 'Invalid value "both" for --role'),
         (
             ["in=dyn://a", "out=mistralrs", "--tensor-parallel-size", "256"],
             "tensor_parallel_size must be from 1 to 255",

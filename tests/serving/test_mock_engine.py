@@ -10,7 +10,8 @@ import uvloop
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from serving.engines.mock import LETTERS, MockEngine, Mocker, answer_length, answer_tokens
+from serving.engines.mock import MockEngine, Mocker
+from serving.engines.mock_answers import LETTERS, answer_length, answer_tokens
 from serving.engines.timer import StepTimer
 from serving.model.files import ModelFiles
 from serving.runtime.messages import pack_u32

@@ -334,7 +334,7 @@ def test_metrics_count_what_happened(client, stack):
     done = 'dynamo_frontend_requests_total{endpoint="completions",model="mock",request_type="stream",status="success"}'
     assert grown(done) == 1
     assert after['dynamo_frontend_inflight_requests{model="mock"}'] == 0
-    assert after['dynamo_frontend_workers{model="mock"}'] == 2
+    assert after['dynamo_frontend_workers{model="mock",worker_type="aggregated"}'] == 2
     assert (
         sum(value for name, value in after.items() if name.startswith("dynamo_component_kv_total_blocks")) == 2 * 1999
     )

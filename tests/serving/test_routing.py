@@ -61,7 +61,7 @@ def network(tmp_path, talk):
                 stack.push_async_callback(made.reports.close)
                 return made
 
-            async def router(traits=lambda _: WorkerTraits(1, True), **options):
+            async def router(traits=lambda _: WorkerTraits(1, True), stage="aggregated", **options):
                 made = Routing(
                     await join(),
                     ADDRESS,
@@ -70,6 +70,7 @@ def network(tmp_path, talk):
                     block_size=SIZE,
                     seed=0,
                     traits=traits,
+                    stage=stage,
                 )
                 await made.start()
                 return made
@@ -222,5 +223,27 @@ def test_garbage_in_discovery_is_ignored(tmp_path):
         await until_async(lambda: here.num_workers == 1)
         await asyncio.sleep(0.5)
         assert here.num_workers == 1
+
+    network(tmp_path, talk)
+
+
+@pytest.mark.parametrize(("is_local", "prefill_tokens"), [(True, 40), (False, 0)])
+def test_routers_of_decode_workers_tell_each_other_whether_a_prompt_is_still_to_be_computed(
+    tmp_path, is_local, prefill_tokens
+):
+    async def talk(worker, router):
+        await worker()
+        here, there = await router(stage="decode"), await router(stage="decode")
+        await until_async(lambda: here.num_workers == there.num_workers == 1)
+        await until_async(lambda: here._peers.ids and there._peers.ids)
+        placement = here.pick(40, [1, 2], is_local=is_local)
+
+        def books():
+            [(_, found)] = there.books()
+            return found.num_requests, found.prefill_tokens, found.decode_blocks, found.num_decoding
+
+        await until_async(lambda: books() == (1, prefill_tokens, 3, int(not is_local)))
+        here.on_finish(placement)
+        await until_async(lambda: books() == (0, 0, 0, 0))
 
     network(tmp_path, talk)

@@ -1,149 +1,87 @@
-"""The attempts to have a choice's tokens generated: each is a call to one instance, booked with the router.
+"""The attempts to have a choice's tokens generated: each is a call to one worker, or to two that share the request.
 
-    place: route, book, send ---> take what comes ---> the call ends ---> Finished, Refused
+    place: route, book, send ---> take what comes ---> a call ends ---> Finished, Refused
       ^                                                     |
       +---- what remains to be generated <---- PlaceAgain --+        `serving.life` decides which, and for what stage
 
-An instance may be lost: the tokens so far then become part of the prompt at another one. Each attempt is a call of its
+    source first        prefill: its answer says where the KV is ---> decode with that
+    destination first   prefill and decode at once; whichever fails takes the other with it
+
+An instance may be lost: the tokens so far then become part of the prompt at another one. Each attempt has calls of its
 own, so nothing late from a lost one can reach us.
 """
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
-import numpy as np
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 from serving.frontend.api.errors import ApiError, failed_call, no_worker
-from serving.frontend.preprocess import Prompt
+from serving.frontend.generation.call import Call, ChoiceRequest, whole
+from serving.frontend.generation.output import Output
 from serving.life import Finished, Life, Refused
-from serving.life.life import RETRY_S
+from serving.life.life import RETRY_S, Stage
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.live import Placement, Routing
-from serving.runtime.client import ReplyStream
-from serving.runtime.messages import CallError, End, pack_u32, pack_u64
-from serving.worker.protocol import PreprocessedRequest, StopConditions
+from serving.routing.stages import Stages
+from serving.runtime.messages import CallError, End
 
 UNPLACED = (NoWorkersError, AllBusyError, AllFullError, CallError)
 """Nobody takes a request now."""
 
+PROMPT_S = 30.0
+"""How long an answer waits for what its prefill worker says of the prompt, if the client asked for that."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceRequest:
-    """What one choice of an answer asks of an engine, and of the router."""
-
-    prompt: Prompt
-    conditions: StopConditions
-    sampling: dict[str, Any]
-    eos_token_ids: list[int]
-    request_id: str
-    instance_id: int | None = None
-    rank: int | None = None
-    session: str | None = None
-    num_generated: int = 0
-    """How many of the prompt's last tokens are part of the answer."""
-
-    def after(self, tokens: list[int]) -> "ChoiceRequest":
-        """Return what remains to be generated after these tokens."""
-        if not tokens:
-            return self
-        limit, end = self.conditions.max_tokens, self.conditions.stop_after
-        conditions = msgspec.structs.replace(
-            self.conditions,
-            max_tokens=None if limit is None else limit - len(tokens),
-            min_tokens=max(self.conditions.min_tokens - len(tokens), 0),
-            stop_after=None if end is None else max(end - len(tokens), 1),
-        )
-        prompt = Prompt(np.concatenate([self.prompt.tokens, np.array(tokens, np.uint32)]), self.prompt.block_size)
-        return replace(self, prompt=prompt, conditions=conditions, num_generated=self.num_generated + len(tokens))
-
-    def packed(self, rank: int, *, is_refusable: bool) -> PreprocessedRequest:
-        """Return it as it travels to a worker."""
-        return PreprocessedRequest(
-            token_ids=pack_u32(self.prompt.tokens),
-            sequence_hashes=pack_u64(np.array(self.prompt.hashes, np.uint64)),
-            stop_conditions=self.conditions,
-            sampling_options=self.sampling,
-            eos_token_ids=self.eos_token_ids,
-            num_generated=self.num_generated,
-            dp_rank=rank,
-            request_id=self.request_id,
-            is_refusable=is_refusable,
-        )
-
-
-class Output(msgspec.Struct, gc=False):
-    """What an engine said since the last look; `serving.worker.protocol` describes its items."""
-
-    tokens: list[int] = []
-    texts: list[str] = []
-    """From engines that give text with their tokens."""
-    finish_reason: str = ""
-    num_cached: int | None = None
-    num_completion: int | None = None
-    """Tokens of the answer so far, from engines that count them."""
-    logprobs: list[tuple[float, list[Any] | None]] = []
-    """Log-probability and likeliest alternatives of each token, if they were asked for."""
-    prompt_logprobs: list[tuple[float | None, list[Any] | None]] | None = None
-    """The same for the prompt."""
-
-    def read(self, items: list[Any], num_before: int) -> None:
-        """Add what these items say; `num_before` tokens are of earlier attempts.
-
-        Raises:
-            ApiError: an item means nothing.
-        """
-        for item in items:
-            if type(item) is int:
-                self.tokens.append(item)
-            elif type(item) is list:
-                self.tokens += item
-            else:
-                self._read_dict(item, num_before)
-
-    def _read_dict(self, item: Any, num_before: int) -> None:
-        if not isinstance(item, dict) or not isinstance(tokens := item.get("token_ids", []), list):
-            raise ApiError(500, "the engine sent something that is no answer")
-        self.tokens += tokens
-        if item.get("finish_reason"):
-            self.finish_reason = str(item["finish_reason"])
-        if "cached_tokens" in item:
-            self.num_cached = int(item["cached_tokens"])
-        if "text" in item:
-            self.texts.append(str(item["text"]))
-        if "completion_tokens" in item:
-            self.num_completion = num_before + int(item["completion_tokens"])
-        if item.get("prompt_log_probs") is not None and self.prompt_logprobs is None:
-            self.prompt_logprobs = list(zip(item["prompt_log_probs"], item["prompt_top_logprobs"], strict=False))
-        if item.get("log_probs") is not None:
-            tops = item.get("top_logprobs") or [None] * len(tokens)
-            self.logprobs += [(value, tops[index]) for index, value in enumerate(item["log_probs"])]
+LATE_S = 1.0
+"""How long its end waits for the number of cached tokens."""
 
 
 class Attempts:
-    """Calls one instance after the other until a choice's answer is whole; then, or on any way out, `close`."""
+    """Calls workers until a choice's answer is whole; then, or on any way out, `close`."""
 
-    def __init__(self, routing: Routing, request: ChoiceRequest, life: Life, *, is_refusable: bool = True) -> None:
+    def __init__(self, stages: Stages, request: ChoiceRequest, life: Life, *, is_refusable: bool = True) -> None:
         """Route and send it; what was accepted once, or is not refusable, is not refused because workers are full.
 
         Raises:
             ApiError: there is nobody to send it to.
         """
-        self.placement: Placement
         self.life = life
-        self._routing = routing
+        self.prefill: Call | None = None
+        """The last to a worker that only prefills."""
+        self.decode: Call | None = None
+        """The last to a worker that answers."""
+        self.prefilled: Output | None = None
+        """What the one that prefilled said."""
+        self.first_token_s = 0.0
+        self.last_token_s = 0.0
+        """When the first and the last token came, by the process's performance counter; 0 until then."""
+        self.has_bypassed = False
+        """Whether it could have been prefilled elsewhere, and was not for being short or for want of room there."""
+        self._stages = stages
         self._request = request
-        self._num_before = self._num_output = 0
+        self._num_output = 0
         self._generated: list[int] = []  # kept as long as it may be needed for another attempt
-        self._stream: ReplyStream | None = None
-        self._is_booked = False
-        self._is_computing_prompt = False
+        self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
+        self._has_prefill_failed = False
         try:
             self._place(request, is_refusable=is_refusable)
         except UNPLACED as error:
             raise no_worker(error) from error
+
+    @property
+    def placement(self) -> Placement:
+        """Where the answer comes from, or before that its prompt is computed."""
+        call = self.decode or self.prefill
+        assert call is not None
+        return call.placement
+
+    @property
+    def prompt_placement(self) -> Placement:
+        """Where the prompt is computed."""
+        call = self.prefill or self.decode
+        assert call is not None
+        return call.placement
 
     async def take(self) -> Output:
         """Wait for news of the engine, from this attempt or the next.
@@ -151,42 +89,108 @@ class Attempts:
         Raises:
             ApiError: the request failed.
         """
-        output = Output()
         while True:
-            stream = self._stream
-            assert stream is not None
-            items = await stream.take()
-            if self._is_computing_prompt and items:
-                self._is_computing_prompt = False
-                self._routing.on_first_token(self.placement)
-            output.read(items, self._num_before)
-            if not (output.tokens or output.texts or output.finish_reason):
-                if stream.end is None or stream.items:
+            if (call := self.decode) is None:
+                await self._take_prompt()
+                continue
+            output = Output()
+            end = await call.read(output)
+            if not output.has_news:
+                if end is None:
                     continue
-                output.finish_reason = await self._after(stream.end)
+                output.finish_reason = await self._after(end)
                 if not output.finish_reason:
                     continue
+            self.last_token_s = time.perf_counter()
+            self.first_token_s = self.first_token_s or self.last_token_s
+            if self.prefill is not None:
+                await self._add_prefilled(output)
             self._num_output += len(output.texts or output.tokens)
             if self.life.limit:
                 self._generated += output.tokens
             return output
 
+    @property
+    def hand_over_s(self) -> float | None:
+        """Time between the prompt's end at one worker and the first token at another (s), an upper bound of its KV's way."""
+        if self.prefill is None or not self.prefill.ended_s or not self.first_token_s:
+            return None
+        return max(self.first_token_s - self.prefill.ended_s, 0.0)
+
+    def stamps(self) -> dict[str, float]:
+        """Return when what happened, by the process's performance counter, as the results folder names it."""
+        prefill, decode, stamps = self.prefill, self.decode, dict[str, float]()
+        if prefill is not None:
+            stamps = {"prefill_queued": prefill.sent_s, "prefill_end": prefill.ended_s, **prefill.stamps()}
+        if decode is not None:
+            if prefill is not None or self.has_bypassed:
+                stamps["decode_queued"] = decode.sent_s
+            stamps |= {name: at for name, at in decode.stamps().items() if name not in stamps}
+        return {name: at for name, at in stamps.items() if at}
+
     def close(self) -> None:
-        """Release the booking, and tell the instance if it is still at work."""
-        if self._stream is not None:
-            self._stream.cancel()
-            self._stream = None
-        if self._is_booked:
-            self._is_booked = False
-            self._routing.on_finish(self.placement)
+        """Release the bookings, and report to the instances that are still at work."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        for call in (self.prefill, self.decode):
+            if call is not None:
+                call.close()
+
+    async def _take_prompt(self) -> None:
+        """Wait until the prompt is computed, and place what remains.
+
+        Raises:
+            ApiError: the request failed.
+        """
+        assert self.prefill is not None
+        output, end = await whole(self.prefill)
+        if not end.kind and output.kv_transfer_params is None:
+            worker = self.prefill.placement.worker
+            message = f"prefill worker {worker.instance_id:x} (rank {worker.rank}) did not say where the KV is"
+            end = End(0, f"{message}: kv_transfer_params were expected", "engine")
+        self.prefilled = output
+        await self._follow(end, self.prefill, "prefill")
+
+    async def _add_prefilled(self, output: Output) -> None:
+        """Add what is known of the prompt from the worker that computed it, which the one that answers cannot know."""
+        if (watching := self._watching) is not None:
+            wants_prompt = not self._num_output and "prompt_logprobs" in self._request.sampling
+            if wants_prompt or output.finish_reason:
+                await asyncio.wait([watching], timeout=PROMPT_S if wants_prompt else LATE_S)
+        prefilled = self.prefilled
+        output.num_cached = None if prefilled is None else prefilled.num_cached
+        output.prompt_logprobs = None if prefilled is None else prefilled.prompt_logprobs
+
+    async def _watch(self, prefill: Call, decode: Call) -> None:
+        """Read what a prefill worker says while another answers; if it fails before that one has all KV, both end."""
+        try:
+            self.prefilled, end = await whole(prefill)
+        except ApiError as error:
+            end = End(0, error.message, "engine")
+        if end.kind and not decode.has_begun:
+            self._has_prefill_failed = True
+            decode.abort(end.error, end.kind)
 
     async def _after(self, end: End) -> str:
         """Place what remains again after a call that ended early, or return why the answer is finished."""
+        assert self.decode is not None
+        if self._has_prefill_failed and self.prefill is not None:
+            return await self._follow(end, self.prefill, "prefill")
+        return await self._follow(end, self.decode, "decode")
+
+    async def _follow(self, end: End, call: Call, stage: Stage) -> str:
+        """Do what follows the end of a call; return why the answer is finished, if it is.
+
+        Raises:
+            ApiError: the request failed.
+        """
         loop, limit = asyncio.get_running_loop(), self._request.conditions.max_tokens
         step = self.life.on_end(
             end.error,
             end.kind,
-            self.placement.worker.instance_id,
+            call.instance_id,
+            stage=stage,
             is_full=limit is not None and self._num_output >= limit,
             now=loop.time(),
         )
@@ -212,7 +216,7 @@ class Attempts:
             await asyncio.sleep(RETRY_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self.life.waits_until):
-                    await self._routing.wait_for_workers()
+                    await self._stages.decode.wait_for_workers()
 
     def _place(self, request: ChoiceRequest, *, is_refusable: bool) -> None:
         """Route, book and send for the stage that comes next.
@@ -220,11 +224,60 @@ class Attempts:
         Raises:
             UNPLACED: nobody takes it now.
         """
-        stage = self.life.next_stage()
+        life, prefill, own, bypass = self.life, self._stages.prefill, request.kv_transfer_params, None
+        if not (life.is_prefilled or life.is_pinned or own):
+            bypass = self._stages.bypass(len(request.prompt.tokens), request.prompt.hashes)
+        stage = life.next_stage(has_prefill=prefill is not None, bypasses=bypass is not None or own is not None)
         if isinstance(stage, Refused):
             raise NoWorkersError(stage.message)
-        assert stage == "decode"  # there are no workers that only prefill
-        self.placement = self._routing.pick(
+        if stage == "prefill":
+            assert prefill is not None
+            self._place_both(prefill, request, is_refusable=is_refusable)
+            return
+        if life.is_prefilled:
+            assert self.prefilled is not None
+            request = request.to_decode(self.prefilled.kv_transfer_params or {})
+        else:
+            self.prefill, self.has_bypassed = None, bypass is not None
+            if bypass is not None:
+                request = replace(request, instance_id=bypass.instance_id, rank=bypass.rank)
+        is_for_prefill = own is not None and own.get("do_remote_decode") is True
+        routing = prefill if is_for_prefill and prefill is not None else self._stages.decode
+        call = self._book(routing, request, is_refusable=is_refusable)
+        with closed_unless_sent(call):
+            call.send(request, is_refusable=is_refusable)
+        self.decode = call
+
+    def _place_both(self, prefill: Routing, request: ChoiceRequest, *, is_refusable: bool) -> None:
+        """Have a prompt computed; where the workers that share a request are called at once, call the other one, too.
+
+        Raises:
+            UNPLACED: nobody takes it now.
+        """
+        self.prefilled = self.decode = None
+        self.has_bypassed = self._has_prefill_failed = False
+        call = self.prefill = self._book(prefill, request, is_refusable=is_refusable)
+        with closed_unless_sent(call):
+            meeting = self._stages.meet(prefill, call.placement)
+            if meeting is None:
+                call.send(request.to_prefill({}), is_refusable=is_refusable)
+                return
+            answer = request.to_decode({**meeting, "do_remote_prefill": True, "do_remote_decode": False})
+            other = self._book(self._stages.decode, answer, is_refusable=is_refusable)
+            with closed_unless_sent(other):
+                other.send(answer, is_refusable=is_refusable)
+                call.send(request.to_prefill(meeting), is_refusable=is_refusable)
+        self.decode = other
+        self._watching = asyncio.create_task(self._watch(call, other))
+
+    def _book(self, routing: Routing, request: ChoiceRequest, *, is_refusable: bool) -> Call:
+        """Choose a worker.
+
+        Raises:
+            UNPLACED: there is none now.
+        """
+        params = request.kv_transfer_params
+        placement = routing.pick(
             len(request.prompt.tokens),
             request.prompt.hashes,
             request.instance_id,
@@ -232,12 +285,16 @@ class Attempts:
             avoid=self.life.failed_at,
             session=request.session,
             is_refusable=is_refusable,
+            is_local=not (params and params.get("do_remote_prefill")),
         )
-        self._is_booked = self._is_computing_prompt = True
-        self._num_before = request.num_generated
-        packed = request.packed(self.placement.worker.rank, is_refusable=is_refusable)
-        try:
-            self._stream = self._routing.send(self.placement, packed)
-        except CallError:
-            self.close()
-            raise
+        return Call(routing, placement)
+
+
+@contextlib.contextmanager
+def closed_unless_sent(call: Call) -> Iterator[None]:
+    """Close a call where an error keeps it from being made."""
+    try:
+        yield
+    except BaseException:
+        call.close()
+        raise

@@ -6,7 +6,9 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob, name_tokens
 from serving.frontend.api.sse import unescape
 from serving.frontend.config import FrontendConfig
-from serving.frontend.generation.attempt import Attempts, ChoiceRequest, Output
+from serving.frontend.generation.attempt import Attempts
+from serving.frontend.generation.call import ChoiceRequest
+from serving.frontend.generation.output import Output
 from serving.frontend.generation.text import Text
 from serving.frontend.models import ServedModel
 from serving.frontend.preprocess import Prepared, Prompt
@@ -43,8 +45,8 @@ class Choice:
 
     @property
     def num_overlap_tokens(self) -> int:
-        """Tokens of the prompt that the router expected in the worker's cache."""
-        return self.attempts.placement.overlap_blocks * self.block_size
+        """Tokens of the prompt that the router expected in the cache of the worker that computes it."""
+        return self.attempts.prompt_placement.overlap_blocks * self.block_size
 
     async def pieces(self) -> list[bytes]:
         """Wait for news and return the text of each token that came, escaped for JSON.
@@ -144,8 +146,8 @@ def _start(
 ) -> Choice:
     is_pinned, conditions = request.instance_id is not None, request.conditions
     limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
-    life = Life(0 if is_pinned else limit, is_pinned=is_pinned)
-    attempts = Attempts(model.routing, request, life, is_refusable=is_refusable)
+    life = Life(0 if is_pinned else limit, is_pinned=is_pinned, config=model.stages.config)
+    attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
     text = Text(
         model.text.tokenizer.detokenizer(),
         stops=prepared.options.stops,

@@ -6,6 +6,7 @@ Its "model" answers with the prompt's tokens, one after the other, each plus one
 import asyncio
 import ctypes
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -17,7 +18,9 @@ import zmq
 SERVER_ARGS = {
     "model_path", "skip_tokenizer_init", "incremental_streaming_output", "page_size", "context_length", "tp_size",
     "base_gpu_id", "nnodes", "node_rank", "dist_init_addr", "dp_size", "disable_radix_cache", "kv_events_config",
-    "log_level", "max_running_requests", "mem_fraction_static",
+    "log_level", "max_running_requests", "mem_fraction_static", "host", "disaggregation_mode",
+    "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "disaggregation_ib_device",
+    "disaggregation_decode_enable_radix_cache",
 }  # fmt: skip
 SAMPLING = {
     "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
@@ -27,6 +30,9 @@ SAMPLING = {
 }  # fmt: skip
 CONTEXT = 400
 STEP_S = 0.002
+
+rooms = {}
+"""By host, port and number: what a decode engine said of its blocks, and a prefill engine of token 1."""
 
 
 def _die_with_parent():
@@ -41,6 +47,11 @@ class TokenizerManager:
         self.aborted.append(rid)
 
 
+def aborted(message, status):
+    reason = {"type": "abort", "message": message, "status_code": status}
+    return {"output_ids": [], "meta_info": {"finish_reason": reason, "cached_tokens": 0}}
+
+
 class Engine:
     latest = None
 
@@ -48,6 +59,9 @@ class Engine:
         if unknown := kwargs.keys() - SERVER_ARGS:
             raise TypeError(f"ServerArgs.__init__() got an unexpected keyword argument {sorted(unknown)[0]!r}")
         self.arguments = kwargs
+        self.environment = dict(os.environ)
+        self.mode = kwargs.get("disaggregation_mode", "null")
+        assert self.mode in ("null", "prefill", "decode")
         self.tokenizer_manager = TokenizerManager()
         self.asked = []
         self.was_shut_down = False
@@ -106,8 +120,48 @@ class Engine:
         if unknown := sampling_params.keys() - SAMPLING:
             raise TypeError(f"unexpected sampling parameter {sorted(unknown)[0]!r}")
         self.asked.append({"rid": rid, "rank": routed_dp_rank, "input_ids": input_ids, **sampling_params})
-        answers = self._generate(input_ids, sampling_params, return_logprob, top_logprobs_num)
+        if self.mode == "null":
+            answers = self._generate(input_ids, sampling_params, return_logprob, top_logprobs_num)
+        else:
+            place = (bootstrap_host, bootstrap_port, bootstrap_room)
+            meet = self._prefill if self.mode == "prefill" else self._decode
+            answers = meet(place, rid, input_ids, sampling_params, return_logprob, top_logprobs_num)
         return answers if stream else await anext(answers)
+
+    async def _prefill(self, place, rid, tokens, *more):
+        """As SGLang: wait for the other side's blocks, and end, with a length of 0, once all was sent."""
+        if place[2] is None:
+            yield aborted("Invalid request: Disaggregated request received without bootstrap room id.", 400)
+            return
+        meeting = rooms.setdefault(place, {"has_blocks": asyncio.Event(), "token": asyncio.Future()})
+        while not meeting["has_blocks"].is_set():
+            if rid in self.tokenizer_manager.aborted:
+                return
+            await asyncio.sleep(STEP_S)
+        if tokens[0] == 13:
+            meeting["token"].set_result(None)
+            yield aborted("Prefill transfer failed", 500)
+            return
+        meeting["token"].set_result(tokens[0] + 1)
+        facts = {"finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(tokens)}
+        yield {"output_ids": [tokens[0] + 1], "meta_info": facts | {"cached_tokens": self._store(tokens)}}
+
+    async def _decode(self, place, rid, tokens, *more):
+        if place[2] is None:
+            yield aborted("Invalid request: Disaggregated request received without bootstrap room id.", 400)
+            return
+        meeting = rooms.setdefault(place, {"has_blocks": asyncio.Event(), "token": asyncio.Future()})
+        meeting["has_blocks"].set()
+        while not meeting["token"].done():
+            if rid in self.tokenizer_manager.aborted:
+                return
+            await asyncio.sleep(STEP_S)
+        if (token := meeting["token"].result()) is None:
+            yield aborted("Decode transfer failed", 500)
+            return
+        assert token == tokens[0] + 1
+        async for answer in self._generate(tokens, *more):
+            yield answer
 
     async def _generate(self, tokens, parameters, with_logprobs, num_top):
         if len(tokens) >= CONTEXT:
@@ -117,8 +171,7 @@ class Engine:
             await asyncio.sleep(STEP_S)  # until somebody subscribes: what is sent before is lost
         cached = self._store(tokens)
         if tokens[0] == 13:
-            reason = {"type": "abort", "message": "out of luck", "status_code": 500}
-            yield {"output_ids": [], "meta_info": {"finish_reason": reason, "cached_tokens": 0}}
+            yield aborted("out of luck", 500)
             return
         count = parameters["max_new_tokens"]
         ends = set(parameters.get("stop_token_ids") or ())

@@ -5,17 +5,20 @@ Its "model" answers with the prompt's tokens, one after the other, each plus one
 
 import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 LLM_ARGS = {
     "model", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "trust_remote_code", "tensor_parallel_size", "dtype",
     "revision", "tokenizer_revision", "backend", "gpus_per_node", "kv_cache_config", "max_seq_len", "max_batch_size",
-    "max_num_tokens", "enable_iter_perf_stats", "enable_chunked_prefill",
+    "max_num_tokens", "enable_iter_perf_stats", "enable_chunked_prefill", "cache_transceiver_config",
+    "disable_overlap_scheduler",
 }  # fmt: skip
 KV_CACHE = {
     "enable_block_reuse", "max_tokens", "free_gpu_memory_fraction", "host_cache_size", "event_buffer_max_size",
     "tokens_per_block", "dtype", "enable_partial_reuse",
 }  # fmt: skip
+TRANSCEIVER = {"backend", "transceiver_runtime", "max_tokens_in_buffer", "kv_transfer_timeout_ms"}
 STEP_S = 0.002
 
 
@@ -54,6 +57,28 @@ class Logprob:
     rank: int | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class DisaggregatedParams:
+    request_type: str | None = None
+    first_gen_tokens: list[int] | None = None
+    first_gen_log_probs: list | None = None
+    first_gen_logits: list | None = None
+    ctx_request_id: int | None = None
+    opaque_state: bytes | None = None
+    draft_tokens: list[int] | None = None
+    disagg_request_id: int | None = None
+    ctx_dp_rank: int | None = None
+    ctx_info_endpoint: str | None = None
+    schedule_style: int | None = None
+
+    def __post_init__(self):
+        assert self.request_type in (None, "context_only", "generation_only", "context_and_generation")
+
+
+llmapi = SimpleNamespace(DisaggregatedParams=DisaggregatedParams)
+executor = SimpleNamespace(result=SimpleNamespace(Logprob=Logprob))
+
+
 @dataclass
 class CompletionOutput:
     index: int = 0
@@ -72,7 +97,9 @@ class CompletionOutput:
 
 
 class RequestOutput:
-    def __init__(self, tokens, parameters, cached):
+    def __init__(self, tokens, parameters, cached, phase=None):
+        self.disaggregated_params = None
+        self._phase = phase
         self.outputs = [CompletionOutput()]
         self.cached_tokens = cached
         self.was_aborted = False
@@ -84,15 +111,41 @@ class RequestOutput:
     def __aiter__(self):
         return self
 
+    def __await__(self):
+        return self._whole().__await__()
+
+    async def _whole(self):
+        async for _ in self:
+            pass
+        if self._phase is not None and self._tokens[0] != 13:  # which is out of luck
+            one = self.outputs[0]
+            self.disaggregated_params = DisaggregatedParams(
+                request_type="context_only",
+                first_gen_tokens=one.token_ids[:1],
+                first_gen_log_probs=one.logprobs[:1] or None,
+                ctx_request_id=self._phase.disagg_request_id,
+                disagg_request_id=self._phase.disagg_request_id,
+                opaque_state=b"\x80\x00state",
+                ctx_dp_rank=0,
+            )
+        return self
+
     async def __anext__(self):
         one, parameters = self.outputs[0], self._parameters
         if one.finish_reason is not None:
             raise StopAsyncIteration
         await asyncio.sleep(STEP_S)
+        while self._tokens[0] == 14 and not self.was_aborted:  # a prompt that takes its time
+            await asyncio.sleep(STEP_S)
         one._last = len(one.token_ids)
         token = self._tokens[one._last % len(self._tokens)] + 1
+        is_given = one._last == 0 and self._phase is not None and self._phase.request_type == "generation_only"
+        if is_given:
+            [token] = self._phase.first_gen_tokens
         one.token_ids.append(token)
-        if parameters.logprobs is not None:
+        if is_given and self._phase.first_gen_log_probs:
+            one.logprobs += self._phase.first_gen_log_probs
+        elif parameters.logprobs is not None:
             one.logprobs.append(
                 {token + rank: Logprob(-0.5 - rank, rank + 1) for rank in range(max(parameters.logprobs, 1))}
             )
@@ -113,8 +166,12 @@ class LLM:
         for key in kwargs["kv_cache_config"]:
             if key not in KV_CACHE:
                 raise ValueError(f"KvCacheConfig got invalid argument: {key}")
+        for key in kwargs.get("cache_transceiver_config", ()):
+            if key not in TRANSCEIVER:
+                raise ValueError(f"CacheTransceiverConfig got invalid argument: {key}")
         self.arguments = {"model": model, "skip_tokenizer_init": skip_tokenizer_init, **kwargs}
         self.results = []
+        self.phases = []
         self.was_shut_down = False
         self._size = kwargs["kv_cache_config"]["tokens_per_block"]
         self._held = {}
@@ -135,12 +192,15 @@ class LLM:
         scheduling_params=None,
         cache_salt=None,
     ):
-        assert streaming
+        if disaggregated_params is not None:
+            assert "cache_transceiver_config" in self.arguments
+            assert streaming == (disaggregated_params.request_type == "generation_only")
+        self.phases.append(disaggregated_params)
         assert isinstance(inputs, list)
         assert sampling_params.end_id is not None, "without a tokenizer an end_id is required"
         if len(inputs) + sampling_params.max_tokens > 400:
             raise ValueError(f"The sum of prompt length ({len(inputs)}) and max_tokens should not exceed 400")
-        result = RequestOutput(inputs, sampling_params, self._store(inputs))
+        result = RequestOutput(inputs, sampling_params, self._store(inputs), disaggregated_params)
         self.results.append(result)
         return result
 

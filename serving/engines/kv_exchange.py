@@ -1,0 +1,115 @@
+"""What the transfers of a worker have in common, whichever side it is on: an agent, a thread, notices, and counts."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from serving.engines.kv_notices import Notice, decode, encode
+from serving.engines.kv_shelf import KvLayout
+from serving.transfer.agent import Agent, TransferError
+from serving.transfer.config import TransferRunConfig
+from serving.transfer.make import make_agent
+from serving.worker.engine import KvTransfers
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 256 << 10
+"""What is written or checked in the loop: some 0.1 ms. More goes to a thread."""
+
+NOTICE_S = 5.0
+"""How long a notice may take."""
+
+MAX_NOTICES = 4096
+"""On their way at once; more are dropped, as if they were lost."""
+
+
+class KvExchange:
+    """One worker's."""
+
+    def __init__(
+        self,
+        transfer: TransferRunConfig,
+        layout: KvLayout,
+        token: Callable[[], bytes] | None = None,
+        *,
+        folder: Path | None = None,
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            transfer: how KV travels.
+            layout: of its blocks.
+            token: returns what the processes of our cluster know, for TCP.
+            folder: for the socket of shared memory (default: one of this user's).
+        """
+        self.layout = layout
+        self.agent: Agent = make_agent(
+            transfer.transfer,
+            transfer.num_bytes,
+            on_notice=self._receive,
+            folder=folder,
+            host=transfer.transfer_host,
+            token=token,
+        )
+        self.id = secrets.token_hex(8)
+        self.counts = KvTransfers()
+        self.on_notice: Callable[[Notice], object] = log.debug
+        """Is called with each notice that comes; set by who uses the exchange."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-content")
+        self._notices: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Take memory, and be reached.
+
+        Raises:
+            TransferError: that cannot be done here.
+        """
+        await self.agent.start()
+
+    async def close(self) -> None:
+        """Give everything back."""
+        for task in self._notices:
+            task.cancel()
+        await asyncio.gather(*self._notices, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+        await self.agent.close()
+
+    def count(self, **more: float) -> None:
+        """Add to the counts."""
+        self.counts = self.counts._replace(**{name: getattr(self.counts, name) + more[name] for name in more})
+
+    def in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Do work that takes long; one piece after the other."""
+        return asyncio.wrap_future(self._thread.submit(work))
+
+    def tell(self, agent: dict[str, Any], notice: Notice) -> None:
+        """Send a notice in the background; where it does not arrive, time-outs and leases make up for it."""
+        if len(self._notices) < MAX_NOTICES:
+            task = asyncio.create_task(self._tell(agent, notice))
+            self._notices.add(task)
+            task.add_done_callback(self._notices.discard)
+
+    async def ask(self, agent: dict[str, Any], notice: Notice) -> None:
+        """Send a notice.
+
+        Raises:
+            TransferError: it did not arrive.
+        """
+        await self.agent.notify(agent, encode(notice), timeout_s=NOTICE_S)
+
+    async def _tell(self, agent: dict[str, Any], notice: Notice) -> None:
+        try:
+            await self.ask(agent, notice)
+        except TransferError as error:
+            log.debug("a notice did not arrive: %s", error)
+
+    def _receive(self, data: bytes) -> None:
+        notice = decode(data)
+        if notice is None:
+            log.warning("a notice of %d bytes that says nothing we know is ignored", len(data))
+        else:
+            self.on_notice(notice)

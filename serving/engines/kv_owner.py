@@ -1,0 +1,282 @@
+"""The prefill worker's side of transfers: KV that it offers, and keeps until it was read or its lease has run out.
+
+    offer --> waits for room on the shelf --> is written --> offered, under a lease --- read, expired or withdrawn --> over
+                       |                          |
+                       +------- withdrawn --------+---------------------------------------------------------------> over
+
+While an offer lasts its engine's blocks are held. Destination first, the prompt is computed only when its reader has begun.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from serving.engines.kv_exchange import INLINE_BYTES, KvExchange
+from serving.engines.kv_leases import Leases
+from serving.engines.kv_notices import Begin, Left, Notice, Read, Renew, parts
+from serving.engines.kv_params import RemoteKv
+from serving.engines.kv_shelf import Placement, Shelf
+from serving.engines.rooms import Room, RoomError, Rooms
+from serving.life.lease import LeaseConfig
+
+log = logging.getLogger(__name__)
+
+
+class RoomCall(NamedTuple):
+    """A request that waits in a room for its reader."""
+
+    on_begin: Callable[[], object]
+    on_left: Callable[[str], object]
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """The KV of one prompt."""
+
+    id: str
+    keys: Sequence[int]
+    num_tokens: int
+    num_cached_tokens: int
+    room: int | None
+    on_offered: Callable[[RemoteKv], object]
+    """Is called once, unless it is over before."""
+    on_over: Callable[[], object]
+    """Is called once."""
+    state: Literal["waiting", "written", "offered", "over"] = "waiting"
+    placement: Placement | None = None
+
+
+class KvOwner:
+    """See the module."""
+
+    def __init__(self, exchange: KvExchange, lease: LeaseConfig, *, meeting_timeout_s: float) -> None:
+        """Own what an exchange offers, which was started."""
+        self._exchange = exchange
+        self._lease = lease
+        self._shelf = Shelf(exchange.agent.memory, exchange.layout)
+        self._offers: dict[str, Offer] = {}
+        self._waiting: deque[Offer] = deque()
+        self._num_writing = 0
+        self._leases: Leases[str] = Leases(lease.kv_lease_duration_s)
+        self._rooms: Rooms[RoomCall] = Rooms(meeting_timeout_s)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        exchange.on_notice = self._on_notice
+
+    @property
+    def num_held(self) -> int:
+        """Offers that last."""
+        return len(self._offers)
+
+    @property
+    def num_waiting(self) -> int:
+        """Those of them for which there is no room yet."""
+        return len(self._waiting)
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that a prompt may have."""
+        return self._shelf.num_slots
+
+    @property
+    def address(self) -> dict[str, Any]:
+        """How readers reach us."""
+        return dict(self._exchange.agent.address)
+
+    def come(self, room: int, call: RoomCall) -> bool:
+        """Let a request into a room; return whether its reader has begun, which else is told later.
+
+        Raises:
+            RoomError: the room cannot be used.
+        """
+        is_reader_there = self._rooms.come(room, call, self._loop.time())
+        self._arm(self._rooms.next_s())
+        return is_reader_there
+
+    def leave(self, room: int, reason: str) -> None:
+        """End what was to happen in a room on our side."""
+        left = self._rooms.leave(room)
+        if left is not None and left.reader is not None:
+            self._exchange.tell(left.reader, Left(room, reason))
+
+    def offer(
+        self,
+        keys: Sequence[int],
+        *,
+        num_tokens: int,
+        num_cached_tokens: int,
+        room: int | None,
+        on_offered: Callable[[RemoteKv], object],
+        on_over: Callable[[], object],
+    ) -> Offer:
+        """Offer the KV of a prompt as soon as there is room for it.
+
+        Args:
+            keys: of its blocks.
+            num_tokens: of the prompt.
+            num_cached_tokens: that were not computed.
+            room: in which its reader waits.
+            on_offered: is called when it can be read.
+            on_over: is called when nobody will read it any more.
+        """
+        id = secrets.token_hex(8)
+        offer = Offer(id, keys, num_tokens, num_cached_tokens, room, on_offered, on_over)
+        self._offers[id] = offer
+        self._waiting.append(offer)
+        self._place()
+        return offer
+
+    def withdraw(self, offer: Offer) -> None:
+        """End an offer, unless it is over."""
+        if offer.state != "over":
+            if offer.room is not None:
+                self.leave(offer.room, "its KV is no longer offered")
+            self._end(offer)
+
+    def close(self) -> None:
+        """Withdraw everything."""
+        for offer in list(self._offers.values()):
+            self.withdraw(offer)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self, offer: Offer) -> None:
+        was, offer.state = offer.state, "over"
+        del self._offers[offer.id]
+        self._leases.end(offer.id)
+        if was == "waiting":
+            self._waiting.remove(offer)
+        elif was == "offered":
+            self._release(offer)  # what is being written is released then
+        offer.on_over()
+        self._place()
+
+    def _place(self) -> None:
+        """Write what waits, in order, as long as there is room."""
+        while self._waiting and (placement := self._shelf.place(self._waiting[0].keys)) is not None:
+            offer = self._waiting.popleft()
+            offer.state, offer.placement = "written", placement
+            num_bytes = len(placement.fresh) * self._exchange.layout.slot_bytes
+            # Blocks that it shares may still be being written: then it is ready after them.
+            if num_bytes <= INLINE_BYTES and not self._num_writing:
+                self._shelf.fill(placement)
+                self._on_written(offer)
+            else:
+                self._num_writing += 1
+                writing = self._exchange.in_thread(partial(self._shelf.fill, placement))
+                writing.add_done_callback(partial(self._on_written_elsewhere, offer))
+
+    def _on_written_elsewhere(self, offer: Offer, done: asyncio.Future[None]) -> None:
+        self._num_writing -= 1
+        if not done.cancelled():
+            done.result()
+            self._on_written(offer)
+
+    def _on_written(self, offer: Offer) -> None:
+        """Tell that it can be read."""
+        if offer.state == "over":
+            self._release(offer)
+            self._place()
+            return
+        assert offer.placement is not None
+        offer.state = "offered"
+        now = self._loop.time()
+        self._leases.grant(offer.id, now)
+        self._arm(now + self._lease.kv_lease_duration_s)
+        self._exchange.count(num_offered=1)
+        offer.on_offered(self._describe(offer))
+        if offer.room is not None and (caller := self._rooms.reader(offer.room)) is not None:
+            self._tell_reader(offer, caller)
+
+    def _describe(self, offer: Offer) -> RemoteKv:
+        assert offer.placement is not None
+        lease, slots = self._lease, offer.placement.slots
+        return RemoteKv(
+            remote_engine_id=self._exchange.id,
+            remote_request_id=offer.id,
+            remote_block_ids=[slot.number for slot in slots],
+            remote_generations=[slot.generation for slot in slots],
+            remote_num_tokens=offer.num_tokens,
+            remote_prefill_cached_tokens=offer.num_cached_tokens,
+            remote_slot_bytes=self._exchange.layout.slot_bytes,
+            remote_lease_s=lease.kv_lease_duration_s if lease.kv_lease_renewal else None,
+            remote_agent=self.address,
+        )
+
+    def _release(self, offer: Offer) -> None:
+        assert offer.placement is not None
+        self._shelf.release(offer.placement)
+
+    # What happens by itself
+
+    def _on_notice(self, notice: Notice) -> None:
+        match notice:
+            case Renew(requests):
+                now = self._loop.time()
+                for id in requests if self._lease.kv_lease_renewal else ():
+                    self._leases.renew(id, now)
+            case Read(id):
+                if (offer := self._offers.get(id)) is not None and offer.state == "offered":
+                    if offer.room is not None:
+                        self._rooms.leave(offer.room)
+                    self._end(offer)
+            case Begin(room, reader):
+                self._on_begin(room, reader)
+            case Left(room, reason):
+                left = self._rooms.leave(room)
+                if left is not None and left.call is not None:
+                    left.call.on_left(reason or "the decode worker has given up")
+
+    def _on_begin(self, room: int, reader: dict[str, Any]) -> None:
+        """Compute the prompt of a room, or say again where its KV is."""
+        now = self._loop.time()
+        is_first = self._rooms.reader(room) is None
+        try:
+            call = self._rooms.begin(room, reader, now)
+        except RoomError as error:
+            self._exchange.tell(reader, Left(room, str(error)))
+            return
+        offer = next((offer for offer in self._offers.values() if offer.room == room), None)
+        if offer is not None and offer.state == "offered":
+            self._leases.renew(offer.id, now)
+            self._tell_reader(offer, reader)
+        elif call is None:
+            self._arm(self._rooms.next_s())
+        elif is_first:
+            call.on_begin()
+
+    def _tell_reader(self, offer: Offer, reader: dict[str, Any]) -> None:
+        assert offer.room is not None
+        for part in parts(offer.room, self._describe(offer)):
+            self._exchange.tell(reader, part)
+
+    def _arm(self, when: float | None) -> None:
+        """Look after leases and rooms at a time, or earlier."""
+        if when is None or (self._timer is not None and self._timer.when() <= when):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for id in self._leases.expire(now):
+            self._exchange.count(num_expired=1)
+            log.warning("KV that was offered as %s was not read before its lease had run out", id)
+            self.withdraw(self._offers[id])
+        for room in self._rooms.expire(now):
+            self._on_vain(room)
+        ends = (self._leases.next_s(), self._rooms.next_s())
+        self._arm(min((end for end in ends if end is not None), default=None))
+
+    def _on_vain(self, room: Room[RoomCall]) -> None:
+        if room.reader is not None:
+            self._exchange.tell(room.reader, Left(room.number, "no prefill call came for it"))
+        if room.call is not None:
+            room.call.on_left("no decode worker had blocks for it in time")

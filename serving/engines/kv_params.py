@@ -1,0 +1,89 @@
+"""What travels in `kv_transfer_params`: who computes a prompt, where its KV is, and in which room both workers meet.
+
+Names are vLLM's where they mean the same.
+"""
+
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+ROOM = "bootstrap_room"
+AGENT = "bootstrap_agent"
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Whole = Annotated[int, Meta(ge=0)]
+Room = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
+    """Where the KV of a prompt is, as its prefill worker answers it."""
+
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+    remote_engine_id: Id
+    remote_request_id: Id
+    remote_block_ids: list[Whole]
+    """Slots in the memory of the agent, one for each block of the prompt ..."""
+    remote_generations: list[Whole]
+    """... and what was written there at that time."""
+    remote_num_tokens: Whole
+    remote_prefill_cached_tokens: Whole
+    remote_slot_bytes: Whole
+    remote_lease_s: Annotated[float, Meta(gt=0, le=1e9)] | None
+    """The lease's duration, if it can be renewed."""
+    remote_agent: dict[str, Any]
+
+    def check(self, *, num_tokens: int, num_blocks: int, slot_bytes: int) -> None:
+        """See whether this is the KV of a prompt.
+
+        Raises:
+            ValueError: it is that of another.
+        """
+        if self.remote_num_tokens != num_tokens:
+            raise ValueError(f"KV of {self.remote_num_tokens} tokens for a prompt of {num_tokens}")
+        if not len(self.remote_block_ids) == len(self.remote_generations) == num_blocks:
+            raise ValueError(f"KV in {len(self.remote_block_ids)} blocks for a prompt of {num_blocks}")
+        if self.remote_slot_bytes != slot_bytes:
+            raise ValueError(
+                f"KV blocks of {self.remote_slot_bytes} bytes, and this worker's have {slot_bytes}: are --model, "
+                "--kv-bytes-scale and --block-size the same?"
+            )
+
+
+class Meeting(msgspec.Struct, kw_only=True, frozen=True):
+    """Where both workers of a request meet that were called at once."""
+
+    bootstrap_room: Room
+    bootstrap_agent: dict[str, Any] = {}
+    """The prefill worker's."""
+
+
+class HandOff(NamedTuple):
+    """What a request that two workers share asks of one of them."""
+
+    is_prefill: bool
+    """Whether it is to compute the prompt; otherwise it is to say the answer."""
+    meeting: Meeting | None = None
+    kv: RemoteKv | None = None
+
+
+def parse(params: dict[str, Any] | None) -> HandOff | None:
+    """Return what a request's parameters ask for, None if it is to be answered by one worker.
+
+    Raises:
+        ValueError: they make no sense.
+    """
+    if not params:
+        return None
+    is_prefill, is_decode = params.get("do_remote_decode") is True, params.get("do_remote_prefill") is True
+    if is_prefill and is_decode:
+        raise ValueError("kv_transfer_params ask for do_remote_decode and do_remote_prefill; one was expected")
+    if not (is_prefill or is_decode):
+        return None
+    try:
+        if params.get(ROOM) is not None:
+            return HandOff(is_prefill, meeting=msgspec.convert(params, Meeting))
+        return HandOff(is_prefill, kv=None if is_prefill else msgspec.convert(params, RemoteKv))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"kv_transfer_params: {error}") from error

@@ -1,0 +1,286 @@
+"""The decode worker's side of transfers: KV that it reads into blocks which are its own.
+
+    expect --> leases are renewed --> load --> read in lots that fit, each block checked --> arrived, in whole or in part
+       |                               |
+       +---------- give_up ------------+  a read under way ends by itself; the owner is told in either case
+
+Destination first, the owner is told that there are blocks, again and again until it says where the KV is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from serving.engines.kv_exchange import INLINE_BYTES, KvExchange
+from serving.engines.kv_notices import Assembly, Begin, Left, Notice, Offered, Read
+from serving.engines.kv_params import Meeting, RemoteKv
+from serving.engines.kv_renewals import Renewals
+from serving.engines.kv_shelf import HEADER, find_fault
+from serving.transfer.agent import Piece, TransferError
+
+log = logging.getLogger(__name__)
+
+BEGIN_AGAIN_S = 5.0
+"""How often the owner is told that there are blocks, in case that it did not hear it, or we did not hear its answer."""
+
+MAX_READ_BYTES = 16 << 20
+"""What is read, and then checked, at once."""
+
+
+MAX_READ_BLOCKS = 1024
+
+LOTS = 8
+"""That may be read at once."""
+
+
+class LoadError(Exception):
+    """KV that did not come; the message says why, `kind` is that of a `CallError`."""
+
+    def __init__(self, message: str, kind: str = "engine") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """The KV of one prompt, on its way here; made in a running loop."""
+
+    keys: Sequence[int]
+    """Of its blocks."""
+    num_tokens: int
+    kv: RemoteKv | None
+    """Where it is; destination first, that is said later."""
+    meeting: Meeting | None
+    is_over: bool = False
+    """Whether nobody waits for it any more; if it has begun, it goes on to its end."""
+    has_begun: bool = False
+    error: LoadError | None = None
+    times: dict[str, float] = field(default_factory=dict)
+    """By the clock `time.monotonic`."""
+    num_bytes: int = 0
+    assembly: Assembly = field(init=False)
+    offered: asyncio.Future[RemoteKv | LoadError] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Be ready for what the owner says."""
+        self.assembly = Assembly(len(self.keys), self.meeting.bootstrap_agent if self.meeting is not None else {})
+        self.offered = asyncio.get_running_loop().create_future()
+
+    def offer(self, what: RemoteKv | LoadError) -> None:
+        """Take note of what the owner says first."""
+        if not self.offered.done():
+            self.offered.set_result(what)
+
+
+OnArrived = Callable[[int | None], object]
+
+
+class KvReader:
+    """See the module."""
+
+    def __init__(self, exchange: KvExchange, *, read_timeout_s: float, meeting_timeout_s: float) -> None:
+        """Read by an exchange, which was started."""
+        self._exchange = exchange
+        self._read_timeout_s = read_timeout_s
+        self._meeting_timeout_s = meeting_timeout_s
+        self._renewals = Renewals(exchange.tell)
+        num_slots = len(exchange.agent.memory) // exchange.layout.slot_bytes
+        self._lot = max(min(num_slots, MAX_READ_BYTES // exchange.layout.slot_bytes, MAX_READ_BLOCKS), 1)
+        self._landing = Landing(min(num_slots, LOTS * self._lot))
+        self._rooms: dict[int, Load] = {}
+        self._loading: set[asyncio.Task[None]] = set()
+        exchange.on_notice = self._on_notice
+
+    @property
+    def num_loading(self) -> int:
+        """Requests whose KV is on its way."""
+        return len(self._loading)
+
+    def expect(self, keys: Sequence[int], num_tokens: int, *, kv: RemoteKv | None, meeting: Meeting | None) -> Load:
+        """Take note of KV that will be read when there are blocks for it.
+
+        Raises:
+            ValueError: it cannot be this prompt's, or another request meets there.
+        """
+        load = Load(keys, num_tokens, kv, meeting)
+        if kv is not None:
+            self._check(kv, load)
+            self._renewals.begin(kv)
+        if meeting is not None:
+            if meeting.bootstrap_room in self._rooms:
+                raise ValueError(f"another request is in bootstrap_room {meeting.bootstrap_room}")
+            self._rooms[meeting.bootstrap_room] = load
+        return load
+
+    def begin(self, load: Load, num_cached_blocks: int, on_arrived: OnArrived) -> None:
+        """Read what is missing behind cached blocks, and say how many blocks are good if not all are."""
+        load.has_begun = True
+        load.times["decode_blocks"] = monotonic()
+        if load.is_over:
+            on_arrived(num_cached_blocks)
+            return
+        task = asyncio.create_task(self._load(load, num_cached_blocks, on_arrived))
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
+
+    def give_up(self, load: Load) -> None:
+        """Let the owner know that nobody waits for this any more."""
+        if load.is_over:
+            return
+        load.is_over = True
+        load.offer(LoadError("the request was given up"))
+        if not load.has_begun:
+            self._end(load)
+
+    async def close(self) -> None:
+        """End everything."""
+        self._renewals.close()
+        for task in self._loading:
+            task.cancel()
+        await asyncio.gather(*self._loading, return_exceptions=True)
+
+    async def _load(self, load: Load, num_valid: int, on_arrived: OnArrived) -> None:
+        times = load.times
+        try:
+            if load.kv is None:
+                load.kv = await self._meet(load)
+            times["transfer_start"] = monotonic()
+            while num_valid < len(load.keys):
+                num_good, fault = await self._read(load, load.kv, num_valid)
+                num_valid += num_good
+                if fault:
+                    raise LoadError(f"block {num_valid} of {len(load.keys)}: {fault}")
+        except LoadError as error:
+            load.error = error
+        times["transfer_end"] = end = monotonic()
+        times.setdefault("transfer_start", end)
+        self._end(load)
+        if load.error is None:
+            self._exchange.count(num_read=1, seconds=end - times["transfer_start"])
+        elif not load.is_over:
+            self._exchange.count(num_failed=1)
+            log.warning("the KV of a prompt of %d tokens did not come: %s", load.num_tokens, load.error)
+        on_arrived(None if load.error is None else num_valid)
+
+    async def _meet(self, load: Load) -> RemoteKv:
+        """Tell the owner that there are blocks, and wait until it says where the KV is.
+
+        Raises:
+            LoadError: it does not, or says something else.
+        """
+        assert load.meeting is not None
+        begin = Begin(load.meeting.bootstrap_room, dict(self._exchange.agent.address))
+        try:
+            async with asyncio.timeout(self._meeting_timeout_s):
+                while not load.offered.done():
+                    await self._exchange.ask(load.meeting.bootstrap_agent, begin)
+                    await asyncio.wait([load.offered], timeout=BEGIN_AGAIN_S)
+        except TimeoutError:
+            raise LoadError(f"no prefill worker offered it in {self._meeting_timeout_s:g} s") from None
+        except TransferError as error:
+            raise LoadError(f"the prefill worker cannot be told to begin: {error}", _kind(error)) from error
+        said = load.offered.result()
+        if isinstance(said, LoadError):
+            raise said
+        try:
+            self._check(said, load)
+        except ValueError as error:
+            raise LoadError(str(error)) from error
+        return said
+
+    async def _read(self, load: Load, kv: RemoteKv, first: int) -> tuple[int, str]:
+        """Read the next blocks; return how many are good, and what is wrong with the one behind them.
+
+        Raises:
+            LoadError: they cannot be read.
+        """
+        layout, num_blocks = self._exchange.layout, len(load.keys)
+        blocks = range(first, min(first + self._lot, num_blocks))
+        slots = await self._landing.take(len(blocks))
+        try:
+            pieces = [
+                Piece(
+                    kv.remote_block_ids[block] * layout.slot_bytes,
+                    slot * layout.slot_bytes,
+                    layout.num_bytes(num_blocks - 1 - block),
+                )
+                for block, slot in zip(blocks, slots, strict=True)
+            ]
+            await self._exchange.agent.read(kv.remote_agent, pieces, timeout_s=self._read_timeout_s)
+            num_bytes = sum(piece.num_bytes - HEADER.size for piece in pieces)
+            load.num_bytes += num_bytes
+            self._exchange.count(num_bytes=num_bytes)
+            wanted = [(load.keys[block], kv.remote_generations[block]) for block in blocks]
+            if num_bytes <= INLINE_BYTES:
+                return self._find_fault(pieces, wanted)
+            found: tuple[int, str] = await self._exchange.in_thread(lambda: self._find_fault(pieces, wanted))
+            return found
+        except TransferError as error:
+            raise LoadError(f"it cannot be read from the prefill worker: {error}", _kind(error)) from error
+        finally:
+            self._landing.give_back(slots)
+
+    def _find_fault(self, pieces: list[Piece], wanted: list[tuple[int, int]]) -> tuple[int, str]:
+        """Return how many of the blocks that were read are good, and what is wrong with the first that is not."""
+        memory, layout = self._exchange.agent.memory, self._exchange.layout
+        for number, (piece, (key, generation)) in enumerate(zip(pieces, wanted, strict=True)):
+            with memory[piece.target : piece.target + piece.num_bytes] as block:
+                if fault := find_fault(block, key, generation, layout):
+                    return number, fault
+        return len(pieces), ""
+
+    def _check(self, kv: RemoteKv, load: Load) -> None:
+        """See whether this is the KV of a prompt.
+
+        Raises:
+            ValueError: it is not.
+        """
+        kv.check(num_tokens=load.num_tokens, num_blocks=len(load.keys), slot_bytes=self._exchange.layout.slot_bytes)
+
+    def _end(self, load: Load) -> None:
+        """Tell the owner that this was read, or never will be."""
+        if load.kv is not None:
+            self._renewals.end(load.kv)
+            self._exchange.tell(load.kv.remote_agent, Read(load.kv.remote_request_id))
+        if load.meeting is not None:
+            room = load.meeting.bootstrap_room
+            self._rooms.pop(room, None)
+            if load.kv is None:
+                self._exchange.tell(load.meeting.bootstrap_agent, Left(room, "the decode worker has given up"))
+
+    def _on_notice(self, notice: Notice) -> None:
+        match notice:
+            case Offered(room) if (load := self._rooms.get(room)) is not None:
+                if (kv := load.assembly.add(notice)) is not None:
+                    load.offer(kv)
+            case Left(room, reason) if (load := self._rooms.get(room)) is not None:
+                load.offer(LoadError(reason or "the prefill worker has given up", "lost"))
+
+
+class Landing:
+    """The slots of our memory into which is read: who needs some waits in line."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots))
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def take(self, count: int) -> list[int]:
+        """Return so many slots, in order, as soon as they are free."""
+        async with self._turn:
+            while len(self._free) < count:
+                self._freed.clear()
+                await self._freed.wait()
+            taken, self._free = self._free[:count], self._free[count:]
+            return taken
+
+    def give_back(self, slots: list[int]) -> None:
+        """Free slots for those who wait."""
+        self._free = sorted(self._free + slots)
+        self._freed.set()
+
+
+def _kind(error: TransferError) -> str:
+    return "lost" if error.kind == "lost" else "engine"

@@ -1,0 +1,99 @@
+"""What the mocker says: made-up answers and log-probabilities.
+
+Token `i` of an answer is a pure function of (prompt, seed, i), so that an answer which moved from one worker to another
+can be checked token by token.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from serving.worker.protocol import PreprocessedRequest
+
+LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
+"""What the mocker says where tokens are bytes."""
+
+
+def answer_tokens(
+    prompt: npt.NDArray[np.uint32], seed: int, start: int, count: int, vocabulary: npt.NDArray[np.uint32]
+) -> list[int]:
+    """Return tokens `start` to `start + count` of the mocker's answer to a prompt: a pure function of its arguments."""
+    base = np.uint64(xxh3_64_intdigest(prompt.tobytes(), seed & 0xFFFF_FFFF_FFFF_FFFF))
+    with np.errstate(over="ignore"):  # splitmix64
+        x = base + np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    places = (x ^ (x >> np.uint64(31))) % np.uint64(len(vocabulary))
+    tokens: list[int] = vocabulary[places].tolist()
+    return tokens
+
+
+def answer_length(prompt: npt.NDArray[np.uint32], seed: int) -> int:
+    """Return how long the mocker's answer is where the request does not say: 16 to 271 tokens."""
+    return 16 + xxh3_64_intdigest(prompt.tobytes(), (seed + 1) & 0xFFFF_FFFF_FFFF_FFFF) % 256
+
+
+def eos_place(request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int) -> int | None:
+    """Return as which token the mocker says EOS, from 1: where the request asks for it, or names no limit."""
+    conditions = request.stop_conditions
+    if conditions.ignore_eos:
+        return None
+    if conditions.stop_after is not None:
+        return max(conditions.stop_after, conditions.min_tokens)
+    if conditions.is_default_limit:
+        return max(answer_length(prompt, seed) - request.num_generated, conditions.min_tokens, 1)
+    return None
+
+
+def stop_place(request: PreprocessedRequest, output: list[int]) -> int | None:
+    """Return as which token of its answer, from 1, a request's first stop token comes that is not within `min_tokens`."""
+    conditions = request.stop_conditions
+    stops = {*conditions.stop_token_ids, *(() if conditions.ignore_eos else request.eos_token_ids)}
+    if stops.isdisjoint(output):
+        return None
+    places = (place for place, token in enumerate(output, 1) if token in stops and place > conditions.min_tokens)
+    return next(places, None)
+
+
+def log_probability(token: int) -> float:
+    """Return the mocker's log-probability of a token, -0.6 to -4.6: a function of the token alone."""
+    return -0.6 - (token * 2_654_435_761 >> 8) % 4001 / 1000
+
+
+class LogProbabilities:
+    """Made-up log-probabilities, in the form in which engines give real ones."""
+
+    def __init__(self, words: list[int], sampling: dict[str, Any]) -> None:
+        self._words = words
+        self.num_output: int | None = sampling.get("logprobs")
+        self.num_prompt: int | None = sampling.get("prompt_logprobs")
+
+    @classmethod
+    def wanted(cls, words: list[int], sampling: dict[str, Any]) -> "LogProbabilities | None":
+        """Return those that a request asks for, None if it asks for none."""
+        return cls(words, sampling) if "logprobs" in sampling or "prompt_logprobs" in sampling else None
+
+    def of_output(self, tokens: list[int]) -> dict[str, Any]:
+        """Return those of generated tokens."""
+        if self.num_output is None:
+            return {}
+        tops = [self._top(token, self.num_output) for token in tokens]
+        return {"log_probs": [log_probability(token) for token in tokens], "top_logprobs": tops}
+
+    def of_prompt(self, tokens: list[int]) -> dict[str, Any]:
+        """Return those of the prompt's tokens; the first follows nothing and has none."""
+        if self.num_prompt is None:
+            return {}
+        tops = [self._top(token, self.num_prompt) for token in tokens[1:]]
+        found = [log_probability(token) for token in tokens[1:]]
+        return {"prompt_log_probs": [None, *found], "prompt_top_logprobs": [None, *tops]}
+
+    def _top(self, token: int, count: int) -> list[tuple[int, float]]:
+        """Return a token and others, each less likely than the one before."""
+        words = self._words
+        near = [words[(token + place) % len(words)] for place in range(min(count, len(words)))]
+        others = [other for other in near if other != token]
+        own = log_probability(token)
+        return [(other, own - place) for place, other in enumerate([token, *others][:count])]

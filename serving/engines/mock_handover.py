@@ -1,0 +1,238 @@
+"""What a mocker does with requests that it shares with another worker: it computes their prompts, or says their answers."""
+
+from collections.abc import Sequence as Several
+from functools import partial
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from mocker import Engine, Sequence
+from serving.engines.kv_exchange import KvExchange
+from serving.engines.kv_owner import KvOwner, RoomCall
+from serving.engines.kv_params import AGENT, HandOff, RemoteKv
+from serving.engines.kv_reader import KvReader
+from serving.engines.mock_live import Live
+from serving.engines.rooms import RoomError
+from serving.life.lease import LeaseConfig
+from serving.model.card import Bootstrap, Role
+from serving.transfer.config import TransferRunConfig
+from serving.worker.engine import KvTransfers
+
+
+class Rank(Protocol):
+    """The engine of a data-parallel rank, which is driven elsewhere."""
+
+    engine: Engine
+
+    def add(self, live: Live) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it can never fit.
+        """
+        ...
+
+    def end(self, sequence: Sequence) -> None:
+        """Send the end of a request that the engine has ended between steps."""
+        ...
+
+    def wake(self) -> None:
+        """Look again whether there is something to do."""
+        ...
+
+
+class Handover(Protocol):
+    """What a worker does that shares its requests with others."""
+
+    bootstrap: Bootstrap | None
+
+    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+        """Take up a request of which another worker does the rest.
+
+        Raises:
+            ValueError: it is not for this worker, can never fit, or what is said of its KV makes no sense.
+        """
+        ...
+
+    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
+        """Read KV for which there are blocks now."""
+        ...
+
+    def on_finished(self, rank: Rank, live: Live) -> None:
+        """Take over a request whose prompt was computed for another worker, its end included."""
+        ...
+
+    def cancel(self, rank: Rank, live: Live) -> None:
+        """Give up a request that was begun."""
+        ...
+
+    def transfers(self) -> KvTransfers:
+        """Return what was transferred."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class PrefillSide:
+    """A prefill worker's: it computes prompts, and offers their KV."""
+
+    def __init__(self, exchange: KvExchange, owner: KvOwner) -> None:
+        self.bootstrap: Bootstrap | None = Bootstrap({AGENT: owner.address})
+        self._exchange = exchange
+        self._owner = owner
+
+    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+        """See `Handover`."""
+        owner = self._owner
+        if not asked.is_prefill:
+            raise ValueError("do_remote_prefill is for a decode worker; this one is started with --role prefill")
+        if len(live.keys) > owner.max_blocks:
+            raise ValueError(
+                f"KV of {len(live.keys)} blocks is to be handed over and there is memory for {owner.max_blocks}: more needs a "
+                "larger --transfer-memory-mb or a smaller --kv-bytes-scale"
+            )
+        live.sequence.is_remote_decode = True
+        if asked.meeting is None:
+            rank.add(live)
+            return
+        room = asked.meeting.bootstrap_room
+        try:
+            is_reader_there = owner.come(
+                room, RoomCall(lambda: self._start(rank, live), lambda why: self._on_left(rank, live, why))
+            )
+        except RoomError as error:
+            raise ValueError(str(error)) from error
+        live.room = room
+        if is_reader_there:
+            self._start(rank, live)
+
+    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
+        """See `Handover`."""
+        raise AssertionError("a prefill worker reads no KV")
+
+    def on_finished(self, rank: Rank, live: Live) -> None:
+        """See `Handover`."""
+
+        def on_offered(kv: RemoteKv) -> None:
+            live.finish(kv_transfer_params=msgspec.to_builtins(kv))
+            live.flush()
+
+        def on_over() -> None:
+            rank.engine.let_go(live.sequence)
+            rank.wake()
+
+        live.offer = self._owner.offer(
+            live.keys,
+            num_tokens=live.sequence.num_prompt,
+            num_cached_tokens=live.sequence.cached_tokens,
+            room=live.room,
+            on_offered=on_offered,
+            on_over=on_over,
+        )
+
+    def cancel(self, rank: Rank, live: Live) -> None:
+        """See `Handover`."""
+        if live.offer is not None:
+            self._owner.withdraw(live.offer)
+            return
+        if live.is_queued:
+            rank.engine.abort(live.sequence)
+        if live.room is not None:
+            self._owner.leave(live.room, "the prefill worker's call was given up")
+
+    def transfers(self) -> KvTransfers:
+        """See `Handover`."""
+        return self._exchange.counts._replace(num_held=self._owner.num_held, num_waiting=self._owner.num_waiting)
+
+    async def close(self) -> None:
+        """See `Handover`."""
+        self._owner.close()
+        await self._exchange.close()
+
+    def _start(self, rank: Rank, live: Live) -> None:
+        """Compute the prompt of a room whose reader is there."""
+        try:
+            rank.add(live)
+        except ValueError as error:
+            self.cancel(rank, live)
+            live.stream.end(str(error), "invalid")
+
+    def _on_left(self, rank: Rank, live: Live, why: str) -> None:
+        self.cancel(rank, live)
+        live.stream.end(why, "engine")
+
+
+class DecodeSide:
+    """A decode worker's: it reads the KV of prompts, and goes on from there."""
+
+    def __init__(self, exchange: KvExchange, reader: KvReader) -> None:
+        self.bootstrap: Bootstrap | None = None
+        self._exchange = exchange
+        self._reader = reader
+
+    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+        """See `Handover`."""
+        if asked.is_prefill:
+            raise ValueError("do_remote_decode is for a prefill worker; this one is started with --role decode")
+        sequence = live.sequence
+        load = self._reader.expect(live.keys, sequence.num_prompt, kv=asked.kv, meeting=asked.meeting)
+        live.read(load)
+        sequence.is_remote_prefill = True
+        sequence.is_token_shipped = asked.meeting is not None
+        try:
+            rank.add(live)
+        except ValueError:
+            self._reader.give_up(load)
+            raise
+
+    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
+        """See `Handover`."""
+        for sequence in sequences:
+            live = sequence.payload
+            assert isinstance(live, Live) and live.load is not None
+            self._reader.begin(live.load, sequence.num_cached_blocks, partial(self._on_arrived, rank, sequence))
+
+    def on_finished(self, rank: Rank, live: Live) -> None:
+        """See `Handover`."""
+        raise AssertionError("a decode worker offers no KV")
+
+    def cancel(self, rank: Rank, live: Live) -> None:
+        """See `Handover`."""
+        rank.engine.abort(live.sequence)
+        assert live.load is not None
+        self._reader.give_up(live.load)
+
+    def transfers(self) -> KvTransfers:
+        """See `Handover`."""
+        return self._exchange.counts._replace(num_loading=self._reader.num_loading)
+
+    async def close(self) -> None:
+        """See `Handover`."""
+        await self._reader.close()
+        await self._exchange.close()
+
+    def _on_arrived(self, rank: Rank, sequence: Sequence, num_valid_blocks: int | None) -> None:
+        for over in rank.engine.arrive(sequence, num_valid_blocks):
+            rank.end(over)
+        rank.wake()
+
+
+def hand_over(role: Role, exchange: KvExchange, transfer: TransferRunConfig, lease: LeaseConfig) -> Handover:
+    """Return what a worker of a role does by an exchange that was started."""
+    meeting_timeout_s = transfer.transfer_meeting_timeout_s
+    if role == "prefill":
+        return PrefillSide(exchange, KvOwner(exchange, lease, meeting_timeout_s=meeting_timeout_s))
+    read_timeout_s = transfer.transfer_read_timeout_s
+    return DecodeSide(exchange, KvReader(exchange, read_timeout_s=read_timeout_s, meeting_timeout_s=meeting_timeout_s))
+
+
+def block_keys(tokens: npt.NDArray[np.uint32], hashes: Several[int], *, num_full: int, block_size: int) -> list[int]:
+    """Return names for a prompt's blocks: their sequence hashes, and for a last one that is not full one of its own."""
+    keys = list(hashes[:num_full])
+    tail = tokens[num_full * block_size :]
+    return [*keys, xxh3_64_intdigest(tail.tobytes(), keys[-1] if keys else 0)] if len(tail) else keys

@@ -1,0 +1,121 @@
+"""A request in the mocker: its answer, known from the start, and how much of it was made and sent."""
+
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mocker import Sequence
+from serving.engines.kv_owner import Offer
+from serving.engines.kv_reader import Load
+from serving.engines.mock_answers import LogProbabilities
+from serving.runtime.server import Stream
+
+
+class Live:
+    """See the module."""
+
+    __slots__ = (
+        "arrival_s",
+        "end",
+        "is_plain",
+        "is_queued",
+        "keys",
+        "load",
+        "log_probabilities",
+        "made",
+        "offer",
+        "output",
+        "prompt",
+        "room",
+        "sent",
+        "sequence",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        prompt: npt.NDArray[np.uint32],
+        output: list[int],
+        stream: Stream,
+        log_probabilities: LogProbabilities | None,
+        sequence: Sequence,
+    ) -> None:
+        self.sequence = sequence
+        """As the engine has it."""
+        self.is_queued = False
+        """Whether the engine has it."""
+        self.prompt = prompt
+        self.output = output
+        self.stream = stream
+        self.log_probabilities = log_probabilities
+        self.arrival_s = monotonic()
+        self.is_plain = log_probabilities is None
+        """Whether nothing but tokens is to be sent until the end."""
+        self.made = 0
+        self.sent = 0
+        self.end: dict[str, Any] | None = None
+        self.keys: list[int] = []
+        """Of its prompt's blocks, if it is shared with another worker."""
+        self.load: Load | None = None
+        """Of its prompt's KV, which another worker has computed."""
+        self.offer: Offer | None = None
+        """Of its prompt's KV, which another worker will read."""
+        self.room: int | None = None
+        """In which it meets that worker."""
+
+    def read(self, load: Load) -> None:
+        """Take the prompt's KV from another worker."""
+        self.load = load
+        self.is_plain = False  # its first token comes with times
+
+    def flush(self) -> None:
+        """Send what was made and not sent, and the end, unless the reader is not ready."""
+        stream = self.stream
+        if stream.is_blocked or stream.is_over:
+            return
+        tokens = self.output[self.sent : self.made]
+        more = self._more(tokens) if tokens and not self.is_plain else {}
+        self.sent = self.made
+        if self.end is not None:
+            stream.send({"token_ids": tokens} | more | self.end)
+            stream.end()
+        elif more:
+            stream.send({"token_ids": tokens} | more)
+        elif tokens:
+            stream.send(tokens)
+
+    def finish(self, **more: Any) -> None:
+        """Let what was made be followed by the end, when it is sent next."""
+        sequence, load = self.sequence, self.load
+        cached = sequence.cached_tokens
+        if load is not None and load.error is None and load.kv is not None:
+            cached = load.kv.remote_prefill_cached_tokens
+        self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
+        if load is None:
+            self.end["times"] = self.times()
+
+    def times(self) -> dict[str, float]:
+        """Return what happened when, since the request came; and the bytes that it took."""
+        sequence, load = self.sequence, self.load
+        started_s = sequence.first_scheduled_s
+        if load is None:
+            times = {"admitted": started_s, "prefill_end": sequence.first_token_s}
+        else:  # a first token that came with the KV is sent when its first step is scheduled
+            came_s = load.times.get("transfer_end", 0.0)
+            times = load.times | {"decode_start": max(started_s, came_s) if started_s >= 0 else monotonic()}
+        # A step that was late begins before what came meanwhile, on its engine's clock.
+        found = {name: max(round(time_s - self.arrival_s, 6), 0.0) for name, time_s in times.items() if time_s >= 0}
+        return found if load is None else found | {"transfer_bytes": load.num_bytes}
+
+    def _more(self, tokens: list[int]) -> dict[str, Any]:
+        """Return what comes with tokens."""
+        more: dict[str, Any] = {}
+        logs, is_first = self.log_probabilities, not self.sent
+        if logs is not None:
+            more |= logs.of_output(tokens) | (logs.of_prompt(self.prompt.tolist()) if is_first else {})
+        if is_first and self.load is not None:
+            more["times"] = self.times()
+        self.is_plain = logs is None
+        return more

@@ -1,0 +1,106 @@
+"""Rooms: where a prefill worker's calls meet the decode workers that have blocks for them (destination first).
+
+    a call comes ------> it waits for its reader ---- `begin` ----+
+                                                                  +--> both are there --> leave --> closed
+    a reader begins ---> it waits for the call ------ `come` -----+
+                    each waits for so long at most: `expire` --> closed
+
+Who comes to a room that is closed is told so; of the oldest that is forgotten.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+MAX_ROOMS = 4096
+MAX_CLOSED = 4096
+
+Call = TypeVar("Call")
+Reader = dict[str, Any]
+
+
+class RoomError(Exception):
+    """A room that cannot be used; the message says why."""
+
+
+@dataclass(slots=True)
+class Room(Generic[Call]):
+    """Who is in a room."""
+
+    number: int
+    expires_s: float
+    call: Call | None = None
+    reader: Reader | None = None
+
+
+class Rooms(Generic[Call]):
+    """The rooms of a prefill worker."""
+
+    def __init__(self, timeout_s: float, *, max_rooms: int = MAX_ROOMS) -> None:
+        self._timeout_s = timeout_s
+        self._max_rooms = max_rooms
+        self._rooms: dict[int, Room[Call]] = {}
+        self._closed: dict[int, None] = {}  # in order
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def come(self, number: int, call: Call, now: float) -> bool:
+        """Let a call in; return whether its reader is there.
+
+        Raises:
+            RoomError: the room is closed or has a call, or there are too many rooms.
+        """
+        room = self._room(number, now)
+        if room.call is not None:
+            raise RoomError(f"another request is in bootstrap_room {number}")
+        room.call = call
+        return room.reader is not None
+
+    def begin(self, number: int, reader: Reader, now: float) -> Call | None:
+        """Let a reader in, perhaps again; return the call that waits, or waited, for it.
+
+        Raises:
+            RoomError: the room is closed, or there are too many rooms.
+        """
+        room = self._room(number, now)
+        room.reader = reader
+        return room.call
+
+    def reader(self, number: int) -> Reader | None:
+        """Return who reads in a room, None if nobody does."""
+        room = self._rooms.get(number)
+        return None if room is None else room.reader
+
+    def leave(self, number: int) -> Room[Call] | None:
+        """Close a room and return who was in it, None if there is none."""
+        room = self._rooms.pop(number, None)
+        self._closed[number] = None
+        if len(self._closed) > MAX_CLOSED:
+            del self._closed[next(iter(self._closed))]
+        return room
+
+    def expire(self, now: float) -> list[Room[Call]]:
+        """Close the rooms in which somebody waited in vain."""
+        over = [
+            room
+            for room in self._rooms.values()
+            if room.expires_s <= now and (room.call is None or room.reader is None)
+        ]
+        for room in over:
+            self.leave(room.number)
+        return over
+
+    def next_s(self) -> float | None:
+        """Return when the next may have waited in vain."""
+        waiting = [room.expires_s for room in self._rooms.values() if room.call is None or room.reader is None]
+        return min(waiting, default=None)
+
+    def _room(self, number: int, now: float) -> Room[Call]:
+        if number in self._closed:
+            raise RoomError(f"the other side has left bootstrap_room {number}")
+        room = self._rooms.get(number)
+        if room is None:
+            if len(self._rooms) >= self._max_rooms:
+                raise RoomError(f"{self._max_rooms} requests wait for their other worker already")
+            room = self._rooms[number] = Room(number, now + self._timeout_s)
+        return room

@@ -1,0 +1,111 @@
+"""TensorRT-LLM as a prefill or decode worker: what the context side hands to the generation side, as plain data.
+
+prefill worker (context_only)               decode worker (generation_only)
+computes the prompt and token 1
+answers kv_transfer_params  --- frontend ---> its cache transceiver asks that of the other for the KV
+                                            says token 1, and the rest
+"""
+
+import base64
+import binascii
+import dataclasses
+import secrets
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from foundation.settings import Whole
+from serving.engines.side_channel import Name
+from serving.model.card import Role
+from serving.runtime.messages import CallError
+
+TRANSCEIVER = "cache_transceiver_config"
+FIRST_GLOBAL_ID = 1 << 42
+"""TensorRT-LLM's own ids of requests are below, those that two workers share are above."""
+
+LogProbability = tuple[Whole, float, Whole | None]
+"""A token, its log-probability and rank."""
+
+
+class ContextPhase(msgspec.Struct, kw_only=True):
+    """What `DisaggregatedParams` holds after the context phase; what is opaque to us travels in base64."""
+
+    first_gen_tokens: Annotated[list[Whole], Meta(min_length=1, max_length=64)]
+    first_gen_log_probs: list[list[LogProbability]] | None = None
+    ctx_request_id: Whole | None = None
+    disagg_request_id: Whole | None = None
+    encoded_opaque_state: str | None = None
+    draft_tokens: list[Whole] | None = None
+    ctx_dp_rank: Whole | None = None
+    ctx_info_endpoint: Name | None = None
+
+
+PLAIN = ("ctx_request_id", "disagg_request_id", "draft_tokens", "ctx_dp_rank", "ctx_info_endpoint")
+"""Fields that are the same there; older versions lack some."""
+
+
+def role_arguments(role: Role) -> dict[str, Any]:
+    """Return the arguments of TensorRT-LLM that make a worker what it is."""
+    match role:
+        case "aggregated":
+            return {}
+        case "prefill":  # there is no next step that the scheduler could prepare meanwhile
+            return {TRANSCEIVER: {"backend": "DEFAULT"}, "disable_overlap_scheduler": True}
+        case "decode":
+            return {TRANSCEIVER: {"backend": "DEFAULT"}}
+
+
+def context_only(package: Any) -> Any:
+    """Return the `DisaggregatedParams` of a request to a prefill worker."""
+    id = secrets.randbelow(2**63 - FIRST_GLOBAL_ID) + FIRST_GLOBAL_ID
+    return _made(package, {"request_type": "context_only", "disagg_request_id": id})
+
+
+def hand_off(params: Any) -> dict[str, Any]:
+    """Return what a prefill worker answers, from the `DisaggregatedParams` that it got.
+
+    Raises:
+        CallError: it got none.
+    """
+    if params is None or not params.first_gen_tokens:
+        raise CallError("TensorRT-LLM does not say where the KV of the prompt is", "engine")
+    phase: dict[str, Any] = {name: getattr(params, name, None) for name in PLAIN}
+    phase["first_gen_tokens"] = list(params.first_gen_tokens)
+    if found := getattr(params, "first_gen_log_probs", None):
+        phase["first_gen_log_probs"] = [
+            [(token, each.logprob, each.rank) for token, each in place.items()] for place in found
+        ]
+    if params.opaque_state is not None:
+        phase["encoded_opaque_state"] = base64.b64encode(params.opaque_state).decode()
+    told = {name: value for name, value in phase.items() if value is not None}
+    return told | {"do_remote_prefill": True, "do_remote_decode": False}
+
+
+def generation_only(package: Any, params: dict[str, Any]) -> Any:
+    """Return the `DisaggregatedParams` of a request to a decode worker.
+
+    Raises:
+        CallError: these are not what a prefill worker answers.
+    """
+    try:
+        phase = msgspec.convert(params, ContextPhase)
+        state = None
+        if phase.encoded_opaque_state is not None:
+            state = base64.b64decode(phase.encoded_opaque_state, validate=True)
+    except (msgspec.ValidationError, binascii.Error) as error:
+        raise CallError(f"kv_transfer_params: {error}", "invalid") from error
+    given = {name: getattr(phase, name) for name in PLAIN}
+    if phase.first_gen_log_probs is not None:
+        make = package.executor.result.Logprob
+        places = [{token: make(value, rank) for token, value, rank in place} for place in phase.first_gen_log_probs]
+        given["first_gen_log_probs"] = places
+    given |= {"first_gen_tokens": phase.first_gen_tokens, "opaque_state": state, "request_type": "generation_only"}
+    return _made(package, given)
+
+
+def _made(package: Any, values: dict[str, Any]) -> Any:
+    """Make `DisaggregatedParams` of what this version of the package knows."""
+    make = package.llmapi.DisaggregatedParams
+    known = {field.name for field in dataclasses.fields(make)}
+    return make(**{name: value for name, value in values.items() if name in known})

@@ -1,0 +1,151 @@
+"""vLLM as a prefill or decode worker: what its KV connector is told, and what the two sides hand to each other.
+
+prefill worker                                      decode worker
+computes the prompt, holds its KV under a lease
+answers kv_transfer_params  ----- frontend ----->   renews the lease, takes blocks
+its side channel            <--------------------   asks once where the memory is
+its memory                  <--------------------   reads the blocks, says so
+frees them                                          computes the prompt's last token, answers
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from foundation.settings import Count, Whole
+from serving.engines.side_channel import LOOPBACK, Name, Port, PortReservation, defaults, ucx_at
+from serving.model.card import Role
+from serving.runtime.messages import CallError
+from serving.worker.engine import KvTransfers
+
+CONNECTOR = "NixlConnector"
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
+
+LOG_PROBABILITIES = ("logprobs", "prompt_logprobs")
+
+LEASE_S = 30.0
+"""vLLM's own default."""
+
+LEASE_END = "lease_end"
+"""Ours beside vLLM's own `kv_transfer_params`: the lease's end, unless a decode worker renews it, in s since 1970."""
+
+SAFE_SHARE = 1 / 3
+"""Of a lease that must be left when a decode worker gets a request: it renews all leases together, every sixth of one."""
+
+
+class HandOff(msgspec.Struct):
+    """What the connector of a decode worker takes from a request; it trusts the types."""
+
+    remote_engine_id: Name
+    remote_request_id: Name
+    remote_host: Name
+    remote_port: Port
+    remote_block_ids: list[list[Whole]]
+    remote_num_tokens: Whole | None = None
+    tp_size: Count = 1
+    dcp_size: Count = 1
+    pp_size: Count = 1
+    lease_end: float | None = None
+
+
+def transfer_config(role: Role, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return vLLM's `kv_transfer_config` for a role; what the user gives of it wins."""
+    if role == "aggregated":
+        return None if given is None else dict(given)
+    # A decode worker that cannot read the KV computes the prompt itself, where vLLM's default is to fail the request.
+    ours = {"kv_connector": CONNECTOR, "kv_role": KV_ROLES[role], "kv_load_failure_policy": "recompute"}
+    return ours | dict(given or {})
+
+
+def uses_nixl(config: Mapping[str, Any] | None) -> bool:
+    """Whether vLLM's NIXL connector is to move the KV."""
+    return config is not None and config.get("kv_connector") == CONNECTOR
+
+
+@contextlib.contextmanager
+def side_channel(num_ranks: int) -> Iterator[None]:
+    """Let vLLM start with a side channel of its own, where peers ask for the way to its KV: on the loopback interface.
+
+    `VLLM_NIXL_SIDE_CHANNEL_HOST` and `VLLM_NIXL_SIDE_CHANNEL_PORT` choose another address.
+    """
+    host = os.environ.get(HOST, LOOPBACK)
+    with (
+        PortReservation(host, num_ranks) as ports,
+        defaults({HOST: host, PORT: str(ports.first)} | ucx_at(host)),
+    ):
+        yield
+
+
+def lease_s(config: Mapping[str, Any]) -> float:
+    """Return for how long KV is held for a decode worker that says nothing."""
+    return float((config.get("kv_connector_extra_config") or {}).get("kv_lease_duration", LEASE_S))
+
+
+def hand_off(params: dict[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a prefill worker answers, from what vLLM gave with the end of a request.
+
+    Raises:
+        CallError: it gave nothing.
+    """
+    if params is None:
+        raise CallError("vLLM gave up the prompt, or its KV connector says nothing of where its KV is", "engine")
+    return params | ({LEASE_END: time.time() + lease_s(config)} if uses_nixl(config) else {})
+
+
+def take_over(params: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a decode worker passes to vLLM; None if the KV may be gone before vLLM renews its lease.
+
+    vLLM would read whatever is there by then. Without these parameters it computes the prompt itself.
+
+    Raises:
+        CallError: they are not what a prefill worker answers.
+    """
+    if not uses_nixl(config) or not params.get("do_remote_prefill"):
+        return params
+    try:
+        end = msgspec.convert(params, HandOff).lease_end
+    except msgspec.ValidationError as error:
+        raise CallError(f"kv_transfer_params: {error}", "invalid") from error
+    if end is not None and end - time.time() < lease_s(config) * SAFE_SHARE:
+        return None
+    return {name: value for name, value in params.items() if name != LEASE_END}
+
+
+def counted(before: KvTransfers, stats: Any) -> KvTransfers:
+    """Return what was moved, with what the NIXL connector did in a step of vLLM's scheduler."""
+    found, stages = stats.kv_connector_stats or {}, stats.num_kv_fetch_reqs_by_stage
+
+    def number(*names: str) -> int:
+        return sum(len(found.get(name, ())) for name in names)
+
+    return before._replace(
+        num_waiting=stages.get("waiting_to_start", 0),
+        num_loading=stages.get("in_progress", 0),
+        num_read=before.num_read + number("transfer_duration"),
+        num_failed=before.num_failed + number("num_failed_transfers", "num_failed_handshakes"),
+        num_expired=before.num_expired + number("num_kv_expired_reqs"),
+        num_bytes=before.num_bytes + int(sum(found.get("bytes_transferred", ()))),
+        seconds=before.seconds + sum(found.get("transfer_duration", ())),
+    )
+
+
+def prompt_only(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request of which a prefill worker computes the prompt and no more."""
+    conditions = request["stop_conditions"] | {"max_tokens": 1, "min_tokens": 0, "ignore_eos": True}
+    options = {name: value for name, value in request["sampling_options"].items() if name not in LOG_PROBABILITIES}
+    return request | {"stop_conditions": conditions, "sampling_options": options}
+
+
+def times(stats: Any, *, is_decode: bool) -> dict[str, float]:
+    """Return when what happened, in s since vLLM's scheduler had the request; of transfers it says nothing."""
+    if stats is None:
+        return {}
+    begun, computed = stats.scheduled_ts - stats.queued_ts, stats.first_token_ts - stats.queued_ts
+    return {"decode_start": begun} if is_decode else {"admitted": begun, "prefill_end": computed}

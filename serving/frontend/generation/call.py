@@ -1,0 +1,163 @@
+"""A call to one worker, and what is sent there."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from serving.frontend.generation.output import Output
+from serving.frontend.preprocess import Prompt
+from serving.routing.live import Placement, Routing
+from serving.runtime.client import ReplyStream
+from serving.runtime.messages import End, pack_u32, pack_u64
+from serving.worker.protocol import PreprocessedRequest, StopConditions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRequest:
+    """What one choice of an answer asks of an engine, and of the router."""
+
+    prompt: Prompt
+    conditions: StopConditions
+    sampling: dict[str, Any]
+    eos_token_ids: list[int]
+    request_id: str
+    instance_id: int | None = None
+    rank: int | None = None
+    session: str | None = None
+    num_generated: int = 0
+    """How many of the prompt's last tokens are part of the answer."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """For the worker: of a request that two of them share, or as a client that shares it out itself has them."""
+
+    def after(self, tokens: list[int]) -> "ChoiceRequest":
+        """Return what remains to be generated after these tokens."""
+        if not tokens:
+            return self
+        limit, end = self.conditions.max_tokens, self.conditions.stop_after
+        conditions = msgspec.structs.replace(
+            self.conditions,
+            max_tokens=None if limit is None else limit - len(tokens),
+            min_tokens=max(self.conditions.min_tokens - len(tokens), 0),
+            stop_after=None if end is None else max(end - len(tokens), 1),
+        )
+        prompt = Prompt(np.concatenate([self.prompt.tokens, np.array(tokens, np.uint32)]), self.prompt.block_size)
+        return replace(self, prompt=prompt, conditions=conditions, num_generated=self.num_generated + len(tokens))
+
+    def to_prefill(self, params: dict[str, Any]) -> "ChoiceRequest":
+        """Return what a worker that prefills is asked: one token, which nobody reads, whatever it is."""
+        return replace(
+            self,
+            conditions=StopConditions(max_tokens=1, ignore_eos=True),
+            sampling={name: value for name, value in self.sampling.items() if name != "logprobs"},
+            eos_token_ids=[],
+            kv_transfer_params={**params, "do_remote_decode": True, "do_remote_prefill": False},
+        )
+
+    def to_decode(self, params: dict[str, Any]) -> "ChoiceRequest":
+        """Return what a worker is asked that gets the prompt's KV; the other one says what there is to say of the prompt."""
+        sampling = {name: value for name, value in self.sampling.items() if name != "prompt_logprobs"}
+        return replace(self, sampling=sampling, kv_transfer_params=params)
+
+    def packed(self, rank: int, *, is_refusable: bool) -> PreprocessedRequest:
+        """Return it as it travels to a worker."""
+        return PreprocessedRequest(
+            token_ids=pack_u32(self.prompt.tokens),
+            sequence_hashes=pack_u64(np.array(self.prompt.hashes, np.uint64)),
+            stop_conditions=self.conditions,
+            sampling_options=self.sampling,
+            eos_token_ids=self.eos_token_ids,
+            num_generated=self.num_generated,
+            dp_rank=rank,
+            request_id=self.request_id,
+            is_refusable=is_refusable,
+            kv_transfer_params=self.kv_transfer_params,
+        )
+
+
+class Call:
+    """A call to one worker, which is booked with its router from the placement until it is closed."""
+
+    def __init__(self, routing: Routing, placement: Placement) -> None:
+        self.placement = placement
+        self.sent_s = self.ended_s = 0.0
+        """When, by the process's performance counter; 0 until then."""
+        self.has_begun = False
+        """Whether the worker has said something."""
+        self.times: dict[str, float] = {}
+        """What the worker said of when what happened there, in seconds since it had the request."""
+        self.num_transfer_bytes = 0.0
+        """Bytes of KV that it read."""
+        self._routing = routing
+        self._stream: ReplyStream | None = None
+        self._num_before = 0
+        self._is_booked = True
+
+    @property
+    def worker_labels(self) -> tuple[str, str, str]:
+        """Whom it calls, as metrics have it: instance, data-parallel rank, and what its pool does."""
+        worker = self.placement.worker
+        return f"{worker.instance_id:x}", str(worker.rank), self._routing.core.stage
+
+    @property
+    def instance_id(self) -> int:
+        """Whom it calls."""
+        return self.placement.worker.instance_id
+
+    def stamps(self) -> dict[str, float]:
+        """Return what the worker said of when what happened there, by the process's performance counter."""
+        return {name: self.sent_s + at for name, at in self.times.items()}
+
+    def send(self, request: ChoiceRequest, *, is_refusable: bool) -> None:
+        """Make it.
+
+        Raises:
+            CallError: the instance is gone.
+        """
+        self._num_before, self.sent_s = request.num_generated, time.perf_counter()
+        packed = request.packed(self.placement.worker.rank, is_refusable=is_refusable)
+        self._stream = self._routing.send(self.placement, packed)
+
+    async def read(self, output: Output) -> End | None:
+        """Wait for news and add it to an output; return the end once there is nothing more.
+
+        Raises:
+            ApiError: the engine says something that means nothing.
+        """
+        stream = self._stream
+        assert stream is not None
+        items = await stream.take()
+        if items and not self.has_begun:
+            self.has_begun = True
+            self._routing.on_first_token(self.placement)
+        output.read(items, self._num_before)
+        self.times |= output.times
+        self.num_transfer_bytes = output.num_transfer_bytes or self.num_transfer_bytes
+        if stream.end is None or stream.items:
+            return None
+        self.ended_s = self.ended_s or time.perf_counter()
+        return stream.end
+
+    def abort(self, message: str, kind: str) -> None:
+        """End it, and have its reader see this end."""
+        if self._stream is not None:
+            self._stream.abort(message, kind)
+
+    def close(self) -> None:
+        """Release the booking, and report to the instance that nobody waits any more, if it is still at work."""
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._is_booked:
+            self._is_booked = False
+            self._routing.on_finish(self.placement)
+
+
+async def whole(call: Call) -> tuple[Output, End]:
+    """Wait for the end of a call, and close it."""
+    output = Output()
+    while (end := await call.read(output)) is None:
+        pass
+    call.close()
+    return output, end

@@ -1,0 +1,85 @@
+"""The workers of a model, stage by stage: those that answer, and those that compute prompts for them, if there are any."""
+
+import secrets
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from serving.life import DisaggregationConfig
+from serving.life.bypass import bypasses, room
+from serving.router.router import AllBusyError, AllFullError, NoWorkersError
+from serving.routing.following import Worker
+from serving.routing.live import Placement, Routing
+
+ROOM = "bootstrap_room"
+
+
+def _nobody() -> Routing | None:
+    return None
+
+
+class Stages:
+    """Where a request may go, and how two workers that share it meet."""
+
+    def __init__(
+        self,
+        decode: Routing,
+        config: DisaggregationConfig = DisaggregationConfig(),  # noqa: B008 (frozen)
+        *,
+        find_prefill: Callable[[], Routing | None] = _nobody,
+    ) -> None:
+        """Join the routing to workers that answer and to those that prefill for them, which come and go.
+
+        Args:
+            decode: to those that answer.
+            config: how requests are spread.
+            find_prefill: returns the other one, while there is one.
+        """
+        self.decode = decode
+        self.config = config
+        self._find_prefill = find_prefill
+
+    @property
+    def prefill(self) -> Routing | None:
+        """The routing to workers that prefill, if there are any now."""
+        routing = self._find_prefill()
+        return routing if routing is not None and routing.num_workers else None
+
+    def bypass(self, num_tokens: int, hashes: list[int]) -> Worker | None:
+        """Return the worker that is to compute a prompt as well as answer it, if one is."""
+        prefill, decode = self.prefill, self.decode
+        if prefill is None or self.config.conditional_disagg == "never":
+            return None
+        try:
+            there = decode.peek(num_tokens, hashes)
+        except (NoWorkersError, AllBusyError, AllFullError):
+            return None
+        try:
+            prefill_tokens = prefill.core.load(prefill.peek(num_tokens, hashes).worker).prefill_tokens
+        except (NoWorkersError, AllBusyError, AllFullError):
+            prefill_tokens = sys.maxsize  # it would be turned away there
+        worker, block_size = decode.worker(there.worker), decode.block_size
+        report, usage = decode.loads.get(worker), None
+        if report is not None and report.kv_total_blocks:
+            num_needed = -(-num_tokens // block_size) - there.overlap_blocks
+            usage = (report.kv_active_blocks + num_needed) / report.kv_total_blocks
+        is_bypassed = bypasses(
+            self.config,
+            num_tokens=num_tokens,
+            num_cached=there.overlap_blocks * block_size,
+            prefill_tokens=prefill_tokens,
+            decode_usage=usage,
+        )
+        return worker if is_bypassed else None
+
+    def meet(self, prefill: Routing, placement: Placement) -> dict[str, Any] | None:
+        """Return what both calls of a request hold so that its workers meet, None if the prompt is computed first."""
+        traits = prefill.traits(placement.worker.instance_id)
+        bootstrap = None if traits is None else traits.bootstrap
+        if traits is None or bootstrap is None:
+            return None  # such a worker can only go first
+        if self.config.flow != "destination-first" and not bootstrap.is_needed:
+            return None
+        # Not drawn from a seed: the rooms of several frontends are to differ.
+        number = room(secrets.randbits(63), rank=placement.worker.rank, dp_size=traits.num_ranks)
+        return {**bootstrap.params, ROOM: number}

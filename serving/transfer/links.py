@@ -1,0 +1,153 @@
+"""The reader's side: connections to owners, and the time that everything may take."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Generic
+
+from serving.transfer.agent import TransferError
+from serving.transfer.stream import Stream
+from serving.transfer.way import Address
+from serving.transfer.wire import ID_BYTES, WELCOME
+
+MAX_LINKS = 8
+"""Connections to one owner at once; who needs one more waits."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """A connection to an owner that knows who we are."""
+
+    stream: Stream
+    handle: int = -1
+    """Of the owner's memory, where it gave us one."""
+
+    def close(self) -> None:
+        """Hang up."""
+        self.stream.close()
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
+
+@dataclass(slots=True)
+class Peer:
+    """What we have of one owner."""
+
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LINKS))
+    idle: list[Link] = field(default_factory=list)
+    num_users: int = 0
+
+
+class Links(Generic[Address]):
+    """Connections are made when needed and kept; one whose owner hangs up is closed at once, and its memory let go."""
+
+    def __init__(self, dial: Callable[[Address], Awaitable[Link]]) -> None:
+        self._dial = dial
+        self._peers: dict[str, Peer] = {}
+
+    async def use(self, owner: Address, talk: Callable[[Link], Awaitable[None]]) -> None:
+        """Talk to an owner on a connection of our own; what is said may be said again on another one."""
+        peer = self._peers.setdefault(owner.id, Peer())
+        peer.num_users += 1
+        try:
+            async with peer.slots:
+                while True:
+                    link, is_fresh = self._take(peer), False
+                    if link is None:
+                        link, is_fresh = await self._dial(owner), True
+                    try:
+                        await talk(link)
+                    except BaseException as error:
+                        link.close()
+                        if is_fresh or not isinstance(error, ConnectionError):
+                            raise
+                    else:
+                        self._keep(owner.id, peer, link)
+                        return
+        finally:
+            peer.num_users -= 1
+            self._forget(owner.id, peer)
+
+    def close(self) -> None:
+        """Hang up on every owner."""
+        for peer in self._peers.values():
+            while link := self._take(peer):
+                link.close()
+        self._peers.clear()
+
+    def _take(self, peer: Peer) -> Link | None:
+        if not peer.idle:
+            return None
+        link = peer.idle.pop()
+        asyncio.get_running_loop().remove_reader(link.stream.socket)
+        return link
+
+    def _keep(self, id: str, peer: Peer, link: Link) -> None:
+        peer.idle.append(link)
+        asyncio.get_running_loop().add_reader(link.stream.socket, self._lose, id, peer, link)
+
+    def _lose(self, id: str, peer: Peer, link: Link) -> None:
+        """An idle connection has something to say: that its owner is gone, or nothing that we asked for."""
+        asyncio.get_running_loop().remove_reader(link.stream.socket)
+        peer.idle.remove(link)
+        link.close()
+        self._forget(id, peer)
+
+    def _forget(self, id: str, peer: Peer) -> None:
+        if not peer.num_users and not peer.idle:
+            self._peers.pop(id, None)
+
+
+class Deadlines:
+    """Each thing that an agent asks of others has its time, which is over when the agent is closed."""
+
+    def __init__(self) -> None:
+        self._timeouts: set[asyncio.Timeout] = set()
+        self._one_ended = asyncio.Event()
+        self._is_closed = False
+
+    @contextlib.asynccontextmanager
+    async def within(self, timeout_s: float, what: str) -> AsyncIterator[None]:
+        """Bound what is done within; failures of the system become those of a transfer."""
+        try:
+            if self._is_closed:
+                raise TimeoutError
+            async with asyncio.timeout(timeout_s) as timeout:
+                self._timeouts.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._timeouts.discard(timeout)
+                    self._one_ended.set()
+        except TimeoutError as error:
+            if self._is_closed:
+                raise TransferError(f"{what}: this agent was closed", "lost") from error
+            raise TransferError(f"{what}: not done after {timeout_s:g} s", "late") from error
+        except OSError as error:
+            raise TransferError(f"{what}: {error}", "lost") from error
+
+    async def close(self) -> None:
+        """End everything that is under way, and wait until it has ended."""
+        self._is_closed = True
+        for timeout in self._timeouts:
+            if not timeout.expired():
+                timeout.reschedule(asyncio.get_running_loop().time())
+        while self._timeouts:
+            self._one_ended.clear()
+            await self._one_ended.wait()
+
+
+def check_welcome(said: bytes, id: str) -> None:
+    """See that it is the owner that was meant who welcomes us.
+
+    Raises:
+        TransferError: it is another, or no agent at all.
+    """
+    if said != WELCOME + bytes.fromhex(id):
+        kind = said[: len(WELCOME)] == WELCOME and len(said) == len(WELCOME) + ID_BYTES
+        raise TransferError(
+            "it is gone, and another agent is in its place" if kind else "there is no agent of this version", "lost"
+        )

@@ -1,0 +1,50 @@
+"""Agents by the name of their transport."""
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from serving.transfer.agent import Agent
+from serving.transfer.memory_agent import MemoryAgent
+from serving.transfer.shm import Shm
+from serving.transfer.tcp import Tcp, Token
+from serving.transfer.way import OnNotice, Way
+
+Transport = Literal["auto", "shm", "tcp", "nixl"]
+
+
+def make_agent(
+    kind: Transport,
+    num_bytes: int,
+    *,
+    on_notice: OnNotice,
+    folder: Path | None = None,
+    host: str = "127.0.0.1",
+    token: Token | None = None,
+) -> Agent:
+    """Return an agent, which is to be started in a running loop, and closed.
+
+    Args:
+        kind: `auto` is shared memory to agents on this host and, where there is a token, TCP to the others.
+        num_bytes: of its memory.
+        on_notice: is called in the loop with each notice that comes; one may come twice, or late.
+        folder: for shared memory: where its socket will be; nobody else may write there.
+        host: for TCP: the address of this host to listen at, which others are told.
+        token: for TCP: returns the token that the processes of this cluster know, as it is now.
+    """
+    return MemoryAgent(num_bytes, _ways(kind, folder, host, token), on_notice)
+
+
+def _ways(kind: Transport, folder: Path | None, host: str, token: Token | None) -> list[Way[Any]]:
+    match kind:
+        case "shm":
+            return [Shm(folder)]
+        case "tcp":
+            return [Tcp(host, token)]
+        case "nixl":
+            from serving.transfer.nixl import Nixl
+
+            return [Nixl(host)]
+        case "auto":
+            near: list[Way[Any]] = [Shm(folder)] if sys.platform == "linux" else []
+            return near if near and token is None else [*near, Tcp(host, token)]

@@ -1,0 +1,120 @@
+"""The agent: memory, and the ways in which it is reached."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from serving.transfer.agent import MAX_NOTICE_BYTES, AgentAddress, Piece, TransferError
+from serving.transfer.links import Deadlines
+from serving.transfer.memory import Memory, runs
+from serving.transfer.way import OnNotice, OwnerAddress, Way
+
+SEVERAL = "auto"
+"""The transport of an address that lists several."""
+
+MAX_WAYS = 8
+
+
+class MemoryAgent:
+    """See `Agent`."""
+
+    def __init__(self, num_bytes: int, ways: Sequence[Way[Any]], on_notice: OnNotice) -> None:
+        """Prepare an agent.
+
+        Args:
+            num_bytes: of its memory.
+            ways: in which others reach it and it reaches others, the best first.
+            on_notice: is called in the loop, with each notice.
+        """
+        self._num_bytes = num_bytes
+        self._ways = ways
+        self._on_notice = on_notice
+        self._memory: Memory | None = None
+        self._address: AgentAddress = {}
+        self._deadlines = Deadlines()
+
+    @property
+    def address(self) -> AgentAddress:
+        """How others reach it, once started."""
+        return self._address
+
+    @property
+    def memory(self) -> memoryview:
+        """Its own, writable."""
+        assert self._memory is not None, "an agent has no memory before it is started"
+        return self._memory.view
+
+    async def start(self) -> None:
+        """Take memory and begin to serve it.
+
+        Raises:
+            TransferError: that cannot be done here.
+        """
+        id = secrets.token_hex(16)
+        self._memory = Memory(self._num_bytes)
+        try:
+            addresses = [
+                msgspec.to_builtins(await way.open(self._memory, self._on_notice, id=id)) for way in self._ways
+            ]
+        except BaseException:
+            await self.close()
+            raise
+        self._address = addresses[0] if len(addresses) == 1 else {"transport": SEVERAL, "ways": addresses}
+
+    async def read(self, owner: AgentAddress, pieces: Sequence[Piece], *, timeout_s: float) -> None:
+        """Read pieces of another agent's memory into our own.
+
+        Raises:
+            TransferError: not all was read.
+        """
+        async with self._deadlines.within(timeout_s, "a read of KV"):
+            way, address = self._choose(owner)
+            wanted = runs(pieces, source_bytes=address.num_bytes, target_bytes=len(self.memory))
+            await way.read(address, wanted)
+
+    async def notify(self, owner: AgentAddress, notice: bytes, *, timeout_s: float) -> None:
+        """Tell another agent something.
+
+        Raises:
+            TransferError: it did not get there.
+        """
+        if len(notice) > MAX_NOTICE_BYTES:
+            raise TransferError(f"a notice of {len(notice)} bytes; at most {MAX_NOTICE_BYTES} are sent", "refused")
+        async with self._deadlines.within(timeout_s, "a notice"):
+            way, address = self._choose(owner)
+            await way.notify(address, notice)
+
+    async def close(self) -> None:
+        """End what is under way, and give everything back."""
+        await self._deadlines.close()
+        for way in self._ways:
+            await way.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    def _choose(self, owner: AgentAddress) -> tuple[Way[Any], OwnerAddress]:
+        """Return our best way to an owner, and its address by that way."""
+        several = owner.get("ways") if owner.get("transport") == SEVERAL else [owner]
+        offered = [one for one in several[:MAX_WAYS] if isinstance(one, dict)] if isinstance(several, list) else []
+        found = [
+            (way, _parsed(one, way)) for way in self._ways for one in offered if one.get("transport") == _transport(way)
+        ]
+        if not found:
+            theirs = ", ".join(str(one.get("transport"))[:20] for one in offered) or "none that we know"
+            ours = ", ".join(map(_transport, self._ways))
+            raise TransferError(f"the owner is reached by {theirs}, and this agent reads by {ours}", "refused")
+        return next(((way, address) for way, address in found[:-1] if way.reaches(address)), found[-1])
+
+
+def _transport(way: Way[Any]) -> str:
+    return str(way.address_kind.__struct_config__.tag)
+
+
+def _parsed(address: AgentAddress, way: Way[Any]) -> OwnerAddress:
+    try:
+        parsed: OwnerAddress = msgspec.convert(address, way.address_kind)
+    except msgspec.ValidationError as error:
+        raise TransferError(f"the owner's address is none of {_transport(way)}: {error}", "refused") from error
+    return parsed

@@ -1,0 +1,249 @@
+"""Shared memory, between processes of one user on one host.
+
+An owner's memory has no name. Whoever connects to its Unix socket, in a folder that is this user's alone, is handed it,
+and reads it without the owner's help. That connection stays: it carries notices, and ends with the owner, so that
+memory whose owner is gone is neither read nor kept.
+
+    FOLDER/{id}.kv     an owner's socket; one that nobody listens at is removed by the next agent
+    FOLDER/{id}.new    the same for the moment until it is listened at
+
+Readers read through the handle (`preadv`) instead of mapping it: the system copies as fast, without this process's
+interpreter lock, and nothing that an owner does can end a reader with SIGBUS.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.private_folder import PrivateFolder, for_us_alone, socket_name
+from serving.transfer.agent import Piece, TransferError
+from serving.transfer.links import Link, Links, check_welcome
+from serving.transfer.memory import SEALS, Memory, portions
+from serving.transfer.owner import Owner
+from serving.transfer.stream import CHUNK_BYTES, Stream
+from serving.transfer.way import OnNotice, OwnerAddress
+from serving.transfer.wire import ID_BYTES, WELCOME, leave_notice
+
+if sys.platform == "linux":
+    import fcntl
+
+BACKLOG = 1024
+MAX_HALF_MADE_S = 60.0
+THREADS = 2
+"""That copy for one agent; memory is no faster with more."""
+
+LARGE_BYTES = 16 * CHUNK_BYTES
+"""What a thread copies at a time: some 2 ms, which a read that is given up has to wait for."""
+
+
+class ShmAddress(OwnerAddress, frozen=True, tag="shm"):
+    """Where its socket is."""
+
+    host: str
+    """Which start of which host."""
+    socket: str
+
+
+class Shm:
+    """The way through shared memory."""
+
+    address_kind = ShmAddress
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Prepare it.
+
+        Args:
+            folder: where our socket will be; nobody else may write there. Without one, a folder of this user's.
+        """
+        self._path = folder or _default_folder()
+        self._id = b""
+        self._memory: Memory | None = None
+        self._folder: PrivateFolder | None = None
+        self._name = ""
+        self._owner: Owner | None = None
+        self._links: Links[ShmAddress] = Links(self._dial)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-copy")
+
+    async def open(self, memory: Memory, on_notice: OnNotice, *, id: str) -> ShmAddress:
+        """Listen at a socket of our own.
+
+        Raises:
+            TransferError: that cannot be done here.
+        """
+        if sys.platform != "linux":
+            raise TransferError(f"shared memory for KV needs Linux, not {sys.platform}: choose tcp", "refused")
+        self._memory, self._id, self._name = memory, bytes.fromhex(id), f"{id[:16]}.kv"
+        path = self._path / self._name
+        try:
+            self._folder = PrivateFolder(self._path)
+            _remove_orphans(self._path, self._folder)
+            listener = _listen(socket_name(path.with_suffix(".new")))
+            self._folder.rename(path.with_suffix(".new").name, self._name)
+        except (RuntimeUnavailableError, OSError) as error:
+            raise TransferError(f"no socket for KV can be made in {self._path}: {error}", "refused") from error
+        self._owner = Owner(memory.view, on_notice, id=id, welcome=self._welcome)
+        self._owner.serve(listener)
+        return ShmAddress(id=id, num_bytes=len(memory.view), host=_host(), socket=str(path))
+
+    def reaches(self, owner: ShmAddress) -> bool:
+        """Return whether it is on this host, and we see its socket."""
+        return owner.host == _host() and Path(owner.socket).exists()
+
+    async def read(self, owner: ShmAddress, pieces: Sequence[Piece]) -> None:
+        """Copy from the owner's memory to ours, much at once in a thread, little at once here."""
+
+        async def copy(link: Link) -> None:
+            link.stream.check()
+            for lot in portions(pieces, LARGE_BYTES):
+                if sum(piece.num_bytes for piece in lot) >= len(lot) * CHUNK_BYTES:
+                    await _to_its_end(self._threads.submit(self._copy, link.handle, lot))
+                    continue
+                for small in portions(lot, CHUNK_BYTES):
+                    self._copy(link.handle, small)
+                    await asyncio.sleep(0)
+            link.stream.check()  # what came from memory whose owner is gone may be anything
+
+        await self._links.use(owner, copy)
+
+    async def notify(self, owner: ShmAddress, notice: bytes) -> None:
+        """Leave a notice."""
+        await self._links.use(owner, lambda link: leave_notice(link.stream, notice))
+
+    async def close(self) -> None:
+        """Hang up on everybody, and remove the socket."""
+        self._links.close()
+        if self._owner is not None:
+            await self._owner.close()
+        if self._folder is not None:
+            self._folder.remove(self._name, f"{Path(self._name).stem}.new")
+            self._folder.close()
+            self._folder = None
+        self._threads.shutdown()
+
+    async def _welcome(self, stream: Stream, words: bytes) -> None:
+        assert self._memory is not None
+        _check_user(stream.socket)
+        socket.send_fds(stream.socket, [words], [self._memory.handle])
+
+    async def _dial(self, owner: ShmAddress) -> Link:
+        if owner.host != _host():
+            raise TransferError("the owner is on another host, where shared memory does not reach", "refused")
+        link = Link(Stream(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)))
+        try:
+            await asyncio.get_running_loop().sock_connect(link.stream.socket, owner.socket)
+            _check_user(link.stream.socket)
+            words, link.handle = await _receive_handle(link.stream.socket, len(WELCOME) + ID_BYTES)
+            check_welcome(words, owner.id)
+            _check_memory(link.handle, owner.num_bytes)
+            await link.stream.send(self._id)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _copy(self, handle: int, lot: list[Piece]) -> None:
+        assert self._memory is not None
+        for source, target, num_bytes in lot:
+            with self._memory.view[target : target + num_bytes] as view:
+                if os.preadv(handle, [view], source) != num_bytes:
+                    raise ConnectionResetError("the owner's memory is shorter than it said")
+
+
+def _default_folder() -> Path:
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(base) / f"dynabench-kv-{os.getuid()}"
+
+
+@functools.cache
+def _host() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _listen(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with for_us_alone():
+            listener.bind(name)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_orphans(path: Path, folder: PrivateFolder) -> None:
+    """Remove the sockets of processes that were killed."""
+    for name in folder.names():
+        with contextlib.suppress(OSError, RuntimeUnavailableError):
+            is_orphan = name.endswith(".kv") and _is_deserted(socket_name(path / name))
+            if is_orphan or (name.endswith(".new") and folder.stat(name).st_mtime < time.time() - MAX_HALF_MADE_S):
+                folder.remove(name)
+
+
+def _is_deserted(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(name)
+        except ConnectionRefusedError:
+            return True
+        return False
+
+
+def _check_user(connection: socket.socket) -> None:
+    """See that the process at the other end is this user's."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user != os.getuid():
+        raise TransferError(f"the process at the other end is user {user}'s", "refused")
+
+
+async def _receive_handle(connection: socket.socket, num_bytes: int) -> tuple[bytes, int]:
+    """Return what an owner says first, and the handle that comes with it."""
+    loop = asyncio.get_running_loop()
+    is_there = asyncio.Event()
+    loop.add_reader(connection, is_there.set)
+    try:
+        await is_there.wait()
+    finally:
+        loop.remove_reader(connection)
+    words, handles, _, _ = socket.recv_fds(connection, num_bytes, 1, socket.MSG_CMSG_CLOEXEC)
+    if not handles:
+        raise ConnectionResetError("the other side gave us no memory")
+    return words, handles[0]
+
+
+def _check_memory(handle: int, num_bytes: int) -> None:
+    """See that a handle is memory that stays as it is: of anything else a read might wait, or end, at its maker's will."""
+    facts = os.fstat(handle)
+    try:
+        seals = fcntl.fcntl(handle, fcntl.F_GET_SEALS)
+    except OSError:
+        seals = 0
+    if not stat.S_ISREG(facts.st_mode) or seals & SEALS != SEALS or facts.st_size != num_bytes:
+        raise TransferError(f"the other side gave us something else than {num_bytes} bytes of sealed memory", "refused")
+
+
+async def _to_its_end(work: Future[None]) -> None:
+    """Wait for a thread even if nobody waits for us any more: it writes into memory."""
+    waited = asyncio.wrap_future(work)
+    was_cancelled = False
+    while not waited.done():
+        try:
+            await asyncio.wait([waited])
+        except asyncio.CancelledError:
+            was_cancelled = True
+    if was_cancelled:
+        waited.exception()
+        raise asyncio.CancelledError
+    waited.result()
