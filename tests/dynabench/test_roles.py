@@ -67,9 +67,7 @@ def test_the_role_of_a_pool_decides_the_part_of_its_engines(tmp_path):
 
 
 def test_nobody_gives_an_engine_another_part_than_its_pool(tmp_path):
-    with pytest.raises(
-        file.DeploymentError, match=r"pools.a.kv_role is unknown; did you mean role?"
-    ):
+    with pytest.raises(file.DeploymentError, match=r"pools.a.kv_role is unknown; did you mean role?"):
         read(tmp_path, "pools: {a: {kv_role: kv_producer}}")
     with pytest.raises(ValueError, match=r"kv_role is 'kv_consumer'; expected none: it follows from the pool's role"):
         Pool(mocker=EngineConfig(kv_role="kv_consumer"))
