@@ -30,7 +30,7 @@ class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
     remote_num_tokens: Whole
     remote_prefill_cached_tokens: Whole
     remote_slot_bytes: Whole
-    remote_lease_s: float | None
+    remote_lease_s: Annotated[float, Meta(gt=0, le=1e9)] | None
     """The lease's duration, if it can be renewed."""
     remote_agent: dict[str, Any]
 

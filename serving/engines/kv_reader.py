@@ -29,6 +29,12 @@ MAX_READ_BYTES = 16 << 20
 """What is read, and then checked, at once."""
 
 
+MAX_READ_BLOCKS = 1024
+
+LOTS = 8
+"""That may be read at once."""
+
+
 class LoadError(Exception):
     """KV that did not come; the message says why, `kind` is that of a `CallError`."""
 
@@ -80,8 +86,9 @@ class KvReader:
         self._read_timeout_s = read_timeout_s
         self._meeting_timeout_s = meeting_timeout_s
         self._renewals = Renewals(exchange.tell)
-        self._landing = Landing(len(exchange.agent.memory) // exchange.layout.slot_bytes)
-        self._lot = max(min(self._landing.num_slots, MAX_READ_BYTES // exchange.layout.slot_bytes), 1)
+        num_slots = len(exchange.agent.memory) // exchange.layout.slot_bytes
+        self._lot = max(min(num_slots, MAX_READ_BYTES // exchange.layout.slot_bytes, MAX_READ_BLOCKS), 1)
+        self._landing = Landing(min(num_slots, LOTS * self._lot))
         self._rooms: dict[int, Load] = {}
         self._loading: set[asyncio.Task[None]] = set()
         exchange.on_notice = self._on_notice
@@ -256,7 +263,6 @@ class Landing:
     """The slots of our memory into which is read: who needs some waits in line."""
 
     def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
         self._free = list(range(num_slots))
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()

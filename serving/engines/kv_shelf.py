@@ -16,15 +16,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import KvSize, kv_size_of
 from serving.transfer.config import TransferRunConfig
 
+MAX_SLOTS = 1 << 18
+"""However small they are."""
+
 HEADER = struct.Struct("<QQQQ")
 WORD_BYTES = 8
-PAGE_WORDS = 512
+PAGE: npt.NDArray[np.uint64] = np.arange(1, 8193, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+PAGE_STEP = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class KvLayout(NamedTuple):
@@ -92,7 +97,7 @@ class Shelf:
 
     def __init__(self, memory: memoryview, layout: KvLayout) -> None:
         self.layout = layout
-        self.num_slots = len(memory) // layout.slot_bytes
+        self.num_slots = min(len(memory) // layout.slot_bytes, MAX_SLOTS)
         self._memory = memory
         self._free = list(range(self.num_slots))  # a heap: low ones first, so that memory once used is used again
         self._slots: dict[int, Slot] = {}
@@ -166,15 +171,14 @@ def find_fault(memory: memoryview, key: int, generation: int, layout: KvLayout) 
 
 
 def _write_content(body: memoryview, key: int) -> None:
-    """Write what a block of this key holds."""
+    """Write what a block of this key holds: a page of numbers, each raised by one that only this key's page has."""
     if not body:
         return
     words = np.frombuffer(body, np.uint64)
-    page = (np.arange(1, PAGE_WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(key)
-    num_pages, num_left = divmod(len(words), PAGE_WORDS)
-    pages = np.arange(num_pages + 1, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
-    np.add.outer(pages[:-1], page, out=words[: num_pages * PAGE_WORDS].reshape(num_pages, PAGE_WORDS))
-    words[len(words) - num_left :] = page[:num_left] + pages[-1]
+    num_pages, num_left = divmod(len(words), len(PAGE))
+    more = np.uint64(key) + np.arange(num_pages + 1, dtype=np.uint64) * PAGE_STEP
+    np.add.outer(more[:-1], PAGE, out=words[: num_pages * len(PAGE)].reshape(num_pages, len(PAGE)))
+    np.add(PAGE[:num_left], more[-1], out=words[len(words) - num_left :])
 
 
 def _checksums(body: memoryview, key: int, layout: KvLayout) -> tuple[int, int]:

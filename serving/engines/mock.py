@@ -172,11 +172,11 @@ class MockEngine:
     async def _step(self, engine: Engine, timer: StepTimer) -> None:
         now = monotonic()  # uvloop's own clock counts milliseconds
         while True:
+            self._bell.clear()  # whoever rings from here on may have come too late for this step
             step = engine.schedule(now)
             if self._handover is not None:
                 self._follow_loads(self._handover)
             if step is None:
-                self._bell.clear()
                 await self._bell.wait()
                 now = monotonic()
                 continue

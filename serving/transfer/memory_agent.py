@@ -105,7 +105,7 @@ class MemoryAgent:
             theirs = ", ".join(str(one.get("transport"))[:20] for one in offered) or "none that we know"
             ours = ", ".join(map(_transport, self._ways))
             raise TransferError(f"the owner is reached by {theirs}, and this agent reads by {ours}", "refused")
-        return next(((way, address) for way, address in found if way.reaches(address)), found[-1])
+        return next(((way, address) for way, address in found[:-1] if way.reaches(address)), found[-1])
 
 
 def _transport(way: Way[Any]) -> str:

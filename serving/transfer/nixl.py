@@ -34,7 +34,7 @@ from serving.transfer.wire import ID_BYTES
 
 log = logging.getLogger(__name__)
 
-INSTALL = "pip install 'dynabench[nixl]'"
+INSTALL = "pip install 'dynabench[nixl]' (without torch: pip install --no-deps nixl nixl-cu12)"
 
 STAGE_BYTES = 8 << 20
 MAX_STAGES = 8
@@ -159,6 +159,8 @@ class Nixl:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        tasks.clear()
+        self._polling = None  # what a cancelled task still holds would keep the library alive, and its sockets
         if self._library is not None:
             await self._call(self._stop)
         self._thread.shutdown()
@@ -244,7 +246,7 @@ class Nixl:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                found = await self._call(self._library.get_new_notifs)
+                found = await self._call(lambda: self._library.get_new_notifs())
             except TransferError as error:
                 log.warning("notices of KV could not be fetched: %s", error)
                 await asyncio.sleep(1.0)

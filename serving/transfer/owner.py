@@ -5,7 +5,6 @@ that stops reading holds up nobody, and loses its connection after a while.
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -54,11 +53,13 @@ class Owner:
         self._welcome = welcome
         self._unproven: dict[asyncio.Task[None], None] = {}  # the oldest first, here and below
         self._proven: dict[asyncio.Task[None], bytes] = {}  # and whose they are
+        self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
 
     def serve(self, listener: socket.socket) -> None:
         """Let others in; the listener is ours from now on."""
         listener.setblocking(False)
+        self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))
 
     async def close(self) -> None:
@@ -67,40 +68,43 @@ class Owner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        with listener:
-            while True:
-                try:
-                    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-                except OSError as error:  # no file handles are left; there will be some
-                    log.warning("a connection for KV could not be taken: %s", error)
-                    await asyncio.sleep(1.0)
-                    continue
-                if len(self._unproven) >= MAX_UNPROVEN:
-                    self._drop(next(iter(self._unproven)))
-                task = asyncio.create_task(self._attend(Stream(connection)))
-                self._unproven[task] = None
-                task.add_done_callback(self._forget)
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:  # no file handles are left; there will be some
+                log.warning("a connection for KV could not be taken: %s", error)
+                await asyncio.sleep(1.0)
+                continue
+            if len(self._unproven) >= MAX_UNPROVEN:
+                self._drop(next(iter(self._unproven)))
+            stream = Stream(connection)
+            task = asyncio.create_task(self._attend(stream))
+            self._unproven[task] = None
+            task.add_done_callback(lambda task, stream=stream: self._end(task, stream))  # type: ignore[misc]
 
     async def _attend(self, stream: Stream) -> None:
-        """Serve one connection to its end."""
+        """Serve one connection, once it has proven itself."""
         try:
             async with asyncio.timeout(PROOF_S):
                 await self._welcome(stream, WELCOME + self._id)
                 reader = await stream.receive(ID_BYTES)
             self._admit(reader)
-            while True:
-                header = await stream.receive(HEADER.size)  # may take as long as the reader lives
+            await self._serve(stream)
+        except (OSError, TransferError) as error:  # a stranger is told nothing
+            log.info("a connection for KV ended: %s", error or "it took too long")
+
+    async def _serve(self, stream: Stream) -> None:
+        while True:
+            header = await stream.receive(HEADER.size)  # may take as long as the reader lives
+            try:
                 await self._answer(stream, *HEADER.unpack(header))
-        except TransferError as error:
-            with contextlib.suppress(OSError):
-                async with asyncio.timeout(STALL_S):
-                    await stream.send(refusal(str(error)))
-        except OSError as error:  # which TimeoutError is too
-            log.debug("a connection for KV ended: %s", error)
-        finally:
-            stream.close()
+            except TransferError as error:
+                await self._send(stream, refusal(str(error)))
+                raise
 
     def _admit(self, reader: bytes) -> None:
         task = asyncio.current_task()
@@ -117,15 +121,19 @@ class Owner:
         self._forget(task)
         task.cancel()
 
+    def _end(self, task: asyncio.Task[None], stream: Stream) -> None:
+        self._forget(task)
+        stream.close()
+
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._unproven.pop(task, None)
         self._proven.pop(task, None)
 
     async def _answer(self, stream: Stream, kind: int, length: int) -> None:
-        if length > (most := MAX_BODY_BYTES.get(kind, 0)):
-            raise TransferError(
-                f"a request of kind {kind} with {length} bytes; at most {most} were expected", "refused"
-            )
+        if (most := MAX_BODY_BYTES.get(kind)) is None:
+            raise TransferError(f"there are no requests of kind {kind}", "refused")
+        if length > most:
+            raise TransferError(f"a request of {length} bytes; at most {most} were expected", "refused")
         async with asyncio.timeout(STALL_S):
             body = await stream.receive(length)
         if kind == READ:

@@ -13,6 +13,7 @@ interpreter lock, and nothing that an owner does can end a reader with SIGBUS.
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import stat
@@ -164,6 +165,7 @@ def _default_folder() -> Path:
     return Path(base) / f"dynabench-kv-{os.getuid()}"
 
 
+@functools.cache
 def _host() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

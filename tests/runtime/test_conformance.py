@@ -325,3 +325,34 @@ def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config, nu
             process.wait()
 
     network(config, talk)
+
+
+def test_all_processes_of_a_network_know_one_token(config):
+    async def talk(net):
+        tokens = [await runtime.cluster_token() for runtime in await asyncio.gather(*(net.join() for _ in range(3)))]
+        assert len({token() for token in tokens}) == 1
+        assert len(tokens[0]()) >= 16
+        assert (await (await net.join()).cluster_token())() == tokens[0]()
+
+    network(config, talk)
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_who_drains_waits_for_what_others_may_still_ask_but_not_for_ever(config, is_released):
+    async def talk(net):
+        released, seen = asyncio.Event(), []
+
+        async def wait():
+            seen.append("waits")
+            await released.wait()
+            seen.append("released")
+
+        runtime = await net.join(drain_s=100.0 if is_released else 0.05)
+        draining = asyncio.create_task(runtime.drain(wait))
+        await until_async(lambda: seen)
+        if is_released:
+            released.set()
+        await draining
+        assert seen == (["waits", "released"] if is_released else ["waits"])
+
+    network(config, talk)

@@ -17,6 +17,7 @@ import uvloop
 
 from serving.runtime import folder as folder_module
 from serving.runtime.address import EndpointAddress
+from serving.runtime.cluster_token import FolderToken
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.folder import FolderDiscovery
@@ -483,5 +484,37 @@ def test_a_second_process_with_the_same_id_is_refused(tmp_path):
             ):
                 FolderDiscovery(tmp_path / "d", 1, lease_ttl_s=1.0)
             assert names(tmp_path / "d") == ["1.json", "1.lease"]
+
+    uvloop.run(main())
+
+
+def test_a_token_that_is_removed_is_put_back_as_it_was(tmp_path, caplog):
+    async def main():
+        place = tmp_path / "d"
+        async with joined(place, 1) as one, joined(place, 2) as two:
+            token, other = FolderToken(one), FolderToken(two)
+            before = token.value
+            assert other.value == before
+            assert stat.S_IMODE((place / "token").stat().st_mode) == 0o600
+            (place / "token").unlink()
+            assert other.value == token.value == before
+            assert names(place) == ["1.lease", "2.lease", "token"]
+            (place / "token").write_bytes(b"short")
+            assert token.value == before  # not what anyone could guess
+            (place / "token").unlink()
+            (place / "token").mkdir()
+            assert token.value == before
+            assert "cannot be used; what it held stands" in caplog.text
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize(("content", "what"), [(b"short", "holds 5 bytes"), (b"x" * 5000, "more than 4096 bytes")])
+def test_a_token_that_is_none_is_refused(tmp_path, content, what):
+    async def main():
+        async with joined(tmp_path / "d", 1) as one:
+            (tmp_path / "d" / "token").write_bytes(content)
+            with pytest.raises(RuntimeUnavailableError, match=what):
+                FolderToken(one)
 
     uvloop.run(main())

@@ -1,0 +1,474 @@
+"""KV that one mocker computes and another reads: the answers, the faults, and that nothing is left."""
+
+import asyncio
+import random
+
+import pytest
+
+from serving.engines.kv_notices import Read, Renew, decode
+from serving.transfer.agent import TransferError
+from tests.engines.kv_world import BLOCK, FIRST, expected, with_pair
+from tests.support.waiting import until_async
+from tests.transfer.world import KINDS
+
+LONG = list(range(1, 60))
+
+
+class Wrapped:
+    """An agent of which some things go wrong."""
+
+    def __init__(self, agent, *, read=None, notify=None):
+        self._agent = agent
+        self._read, self._notify = read, notify
+
+    def __getattr__(self, name):
+        return getattr(self._agent, name)
+
+    async def read(self, owner, pieces, **more):
+        if self._read is not None:
+            await self._read()
+        await self._agent.read(owner, pieces, **more)
+
+    async def notify(self, owner, notice, **more):
+        if self._notify is None or self._notify(notice):
+            await self._agent.notify(owner, notice, **more)
+
+
+# Answers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_decoded_elsewhere_is_that_of_one_worker(kind):
+    async def talk(pair):
+        for prompt in (LONG, LONG[:8], LONG[:1], LONG):
+            call = await pair.answer(prompt, 9, await pair.kv(prompt)).over()
+            assert call.end.error == ""
+            assert call.tokens == expected(prompt, 9)
+            assert call.items[-1]["finish_reason"] == "length"
+        await pair.at_rest()
+        assert pair.prefill.exchange.counts.num_expired == 0
+        assert pair.decode.exchange.counts.num_read == 4
+
+    with_pair(talk, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_workers_of_a_request_may_be_called_at_once(kind):
+    async def talk(pair):
+        for prompt in (LONG, LONG[:8], LONG[:1], LONG):
+            decode, prefill = pair.meet(prompt, 9)
+            assert (await decode.over()).end.error == (await prefill.over()).end.error == ""
+            assert decode.tokens == expected(prompt, 9)
+        await pair.at_rest()
+
+    with_pair(talk, kind)
+
+
+def test_a_first_token_that_comes_with_the_kv_may_be_the_only_one():
+    async def talk(pair):
+        decode, prefill = pair.meet(LONG, 1)
+        assert (await decode.over()).tokens == expected(LONG, 1)
+        assert decode.said("finish_reason") == "length"
+        await prefill.over()
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
+def test_log_probabilities_are_those_of_one_worker():
+    async def talk(pair):
+        options = {"seed": 7, "logprobs": 2, "prompt_logprobs": 1}
+        whole = await pair.ask(pair.decode, LONG, 5, sampling_options=options).over()
+        for call in (
+            pair.answer(LONG, 5, await pair.kv(LONG), sampling_options=options),
+            pair.meet(LONG, 5, sampling_options=options)[0],
+        ):
+            await call.over()
+            for name in ("log_probs", "top_logprobs", "prompt_log_probs"):
+                assert [item.get(name) for item in call.items] == [item.get(name) for item in whole.items]
+
+    with_pair(talk)
+
+
+def test_an_answer_ends_where_it_would_at_one_worker():
+    async def talk(pair):
+        whole = expected(LONG, 9)
+        stop = next(token for token in whole[1:] if token != whole[0])
+        first = await pair.ask(pair.prefill, LONG, kv_transfer_params=FIRST, stop_token_ids=[whole[0]]).over()
+        call = await pair.answer(LONG, 9, first.said("kv_transfer_params"), stop_token_ids=[stop]).over()
+        assert call.tokens == whole[: whole.index(stop) + 1]
+        assert call.said("finish_reason") == "stop"
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
+def test_only_blocks_that_the_decode_worker_lacks_are_read():
+    async def talk(pair):
+        await pair.answer(LONG, 2, await pair.kv(LONG)).over()
+        longer = [*LONG, *range(100, 120)]
+        call = await pair.answer(longer, 2, await pair.kv(longer)).over()
+        block = pair.decode.exchange.layout.block_bytes
+        assert call.said("times")["transfer_bytes"] == block * (-(-len(longer) // BLOCK) - len(LONG) // BLOCK)
+        assert call.said("cached_tokens") == len(LONG) // BLOCK * BLOCK  # as the prefill worker had them
+
+    with_pair(talk)
+
+
+def test_each_worker_says_when_what_happened():
+    async def talk(pair):
+        first = await pair.ask(pair.prefill, LONG, kv_transfer_params=FIRST).over()
+        times = first.said("times")
+        assert 0 <= times["admitted"] < times["prefill_end"]
+        call = await pair.answer(LONG, 3, first.said("kv_transfer_params")).over()
+        order = ("decode_blocks", "transfer_start", "transfer_end", "decode_start")
+        found = [call.said("times")[name] for name in order]
+        assert found == sorted(found)
+        assert found[0] >= 0
+
+    with_pair(talk)
+
+
+def test_a_decode_worker_takes_whole_requests_too():
+    async def talk(pair):
+        call = await pair.ask(pair.decode, LONG, 5).over()
+        assert call.tokens == expected(LONG, 5)
+        assert call.said("times").keys() == {"admitted", "prefill_end"}
+        call = await pair.ask(pair.prefill, LONG, 5, kv_transfer_params={"do_remote_decode": False}).over()
+        assert call.tokens == expected(LONG, 5)
+
+    with_pair(talk)
+
+
+def test_blocks_of_large_models_are_checked_outside_the_loop():
+    async def talk(pair):
+        for _ in range(2):
+            assert (await pair.answer(LONG, 3, await pair.kv(LONG)).over()).tokens == expected(LONG, 3)
+        assert pair.decode.exchange.counts.num_bytes > 8_000_000
+
+    with_pair(talk, kv_bytes_scale=1.0, transfer_memory_mb=20)
+
+
+def test_without_contents_their_headers_are_read_and_checked():
+    async def talk(pair):
+        assert (await pair.answer(LONG, 5, await pair.kv(LONG)).over()).tokens == expected(LONG, 5)
+
+    with_pair(talk, kv_bytes_scale=0.0)
+
+
+# What makes no sense
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"remote_num_tokens": 5}, "KV of 5 tokens for a prompt of 59"),
+        ({"remote_block_ids": [0]}, "KV in 1 blocks for a prompt of 15"),
+        ({"remote_slot_bytes": 8}, "KV blocks of 8 bytes"),
+        ({"remote_block_ids": "all"}, "Expected `array`, got `str`"),
+        ({"remote_request_id": ""}, "length >= 1"),
+        ({"do_remote_decode": True}, "one was expected"),
+    ],
+)
+def test_kv_that_is_not_the_prompts_is_refused(change, message):
+    async def talk(pair):
+        kv = await pair.kv(LONG)
+        call = await pair.answer(LONG, 3, kv | change).over()
+        assert call.end.kind == "invalid"
+        assert message in call.end.error
+        assert (await pair.answer(LONG, 3, kv).over()).tokens == expected(LONG, 3)
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
+def test_a_worker_refuses_the_other_ones_part():
+    async def talk(pair):
+        wrong = await pair.ask(pair.decode, LONG, kv_transfer_params=FIRST).over()
+        assert (wrong.end.kind, "--role decode" in wrong.end.error) == ("invalid", True)
+        wrong = await pair.ask(pair.prefill, LONG, kv_transfer_params=await pair.kv(LONG)).over()
+        assert (wrong.end.kind, "--role prefill" in wrong.end.error) == ("invalid", True)
+
+    with_pair(talk)
+
+
+def test_a_prompt_whose_kv_has_no_room_at_all_is_refused():
+    async def talk(pair):
+        call = await pair.ask(pair.prefill, LONG, kv_transfer_params=FIRST).over()
+        assert (call.end.kind, "--transfer-memory-mb" in call.end.error) == ("invalid", True)
+        await pair.at_rest()
+
+    with_pair(talk, kv_bytes_scale=1.0, transfer_memory_mb=1)
+
+
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_a_prompt_that_fits_no_cache_is_refused(flow):
+    async def talk(pair):
+        prompt = list(range(1, 100))
+        if flow == "source-first":
+            call = await pair.answer(prompt, 3, await pair.kv(prompt)).over()
+        else:
+            call, first = pair.meet(prompt, 3)
+            assert (await first.over()).end.kind == "engine"
+        assert ((await call.over()).end.kind, "KV blocks" in call.end.error) == ("invalid", True)
+        await pair.at_rest()
+
+    with_pair(talk, decode={"num_gpu_blocks": 20})
+
+
+# Faults of contents
+
+
+def spoil(pair, kv):
+    """Change one byte of the third block."""
+    place = kv["remote_block_ids"][2] * kv["remote_slot_bytes"] + 100
+    pair.prefill.exchange.agent.memory[place] ^= 1
+
+
+async def get_read(pair, kv):
+    """Let the owner believe that KV was read."""
+    await pair.decode.exchange.ask(kv["remote_agent"], Read(kv["remote_request_id"]))
+    await until_async(lambda: not pair.prefill.handover.transfers().num_held)
+
+
+@pytest.mark.parametrize("fault", ["wrong content", "early", "recycled"])
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_blocks_that_are_not_right_are_found(fault, policy):
+    async def talk(pair):
+        kv = await pair.kv(LONG)
+        if fault == "wrong content":
+            spoil(pair, kv)
+        else:
+            await get_read(pair, kv)
+        if fault == "recycled":
+            await pair.kv(list(range(200, 259)))
+        call = await pair.answer(LONG, 5, kv).over()
+        if policy == "recompute":
+            assert call.tokens == expected(LONG, 5)
+        else:
+            said = {
+                "wrong content": "block 2 of 15: its checksum does not match its content",
+                "early": "block 0 of 15: it is not there, or no longer",
+                "recycled": "block 0 of 15: another block has taken its place",
+            }
+            assert (call.end.kind, call.tokens) == ("engine", [])
+            assert said[fault] in call.end.error
+        assert pair.decode.exchange.counts.num_failed == 1
+        await until_async(lambda: pair.decode.is_full)
+
+    with_pair(talk, decode={"kv_load_failure_policy": policy})
+
+
+# Faults of workers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_owner_that_is_gone_is_noticed(kind):
+    async def talk(pair):
+        kv = await pair.kv(LONG)
+        pair.decode.exchange.agent = Wrapped(pair.decode.exchange.agent, read=pair.prefill.close)
+        call = await pair.answer(LONG, 5, kv).over()
+        assert (call.end.kind, call.tokens) == ("lost", [])
+        await until_async(lambda: pair.decode.is_full)
+
+    with_pair(talk, kind)
+
+
+def test_a_read_that_takes_too_long_fails():
+    async def late():
+        raise TransferError("not done after 30 s", "late")
+
+    async def talk(pair):
+        kv = await pair.kv(LONG)
+        pair.decode.exchange.agent = Wrapped(pair.decode.exchange.agent, read=late)
+        call = await pair.answer(LONG, 5, kv).over()
+        assert (call.end.kind, "not done after 30 s" in call.end.error) == ("engine", True)
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
+def test_kv_that_nobody_reads_is_free_when_its_lease_has_run_out():
+    async def talk(pair):
+        kv = await pair.kv(LONG)
+        await pair.at_rest()
+        assert pair.prefill.exchange.counts.num_expired == 1
+        call = await pair.answer(LONG, 5, kv).over()
+        assert call.end.kind == "engine"
+        await pair.at_rest()
+
+    with_pair(talk, lease={"kv_lease_duration_s": 0.05})
+
+
+def test_a_notice_that_is_lost_costs_a_lease():
+    async def talk(pair):
+        pair.decode.exchange.agent = Wrapped(
+            pair.decode.exchange.agent, notify=lambda notice: not isinstance(decode(notice), Read)
+        )
+        call = await pair.answer(LONG, 5, await pair.kv(LONG)).over()
+        assert call.tokens == expected(LONG, 5)
+        await pair.at_rest()
+        assert pair.prefill.exchange.counts.num_expired == 1
+
+    with_pair(talk, lease={"kv_lease_duration_s": 3.0})
+
+
+def test_the_leases_of_requests_that_wait_for_blocks_are_renewed():
+    async def talk(pair):
+        kv = await pair.kv(LONG)
+        blocker = pair.ask(pair.decode, LONG[:40], 10_000)
+        call = pair.answer(LONG, 5, kv)
+        await until_async(lambda: Renew([kv["remote_request_id"]]) in pair.prefill.notices)
+        assert call.items == []
+        blocker.stream.cancel()
+        assert (await call.over()).tokens == expected(LONG, 5)
+        await pair.at_rest()
+
+    with_pair(
+        talk,
+        lease={"kv_lease_duration_s": 6.0},
+        decode={"num_gpu_blocks": 2600, "max_num_seqs": 1},
+    )
+
+
+def test_notices_that_come_twice_change_nothing():
+    async def talk(pair):
+        agent = pair.decode.exchange.agent
+
+        class Twice(Wrapped):
+            async def notify(self, owner, notice, **more):
+                await agent.notify(owner, notice, **more)
+                await agent.notify(owner, notice, **more)
+
+        pair.decode.exchange.agent = Twice(agent)
+        for _ in range(3):
+            decode, prefill = pair.meet(LONG, 5)
+            assert (await decode.over()).tokens == expected(LONG, 5)
+            await prefill.over()
+            assert (await pair.answer(LONG, 5, await pair.kv(LONG)).over()).tokens == expected(LONG, 5)
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
+# Room
+
+
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_more_requests_than_fit_take_turns(flow):
+    prompts = [list(range(100 * n, 100 * n + 59)) for n in range(8)]
+
+    async def source_first(pair, prompt):
+        return await pair.answer(prompt, 9, await pair.kv(prompt)).over()
+
+    async def talk(pair):
+        if flow == "source-first":
+            calls = await asyncio.gather(*(source_first(pair, prompt) for prompt in prompts))
+        else:
+            calls = [pair.meet(prompt, 9)[0] for prompt in prompts]
+        for prompt, call in zip(prompts, calls, strict=True):
+            assert (await call.over()).tokens == expected(prompt, 9)
+        await pair.at_rest()
+
+    # Of these prompts, of 15 blocks of 52 kB, the shelf holds 2, the prefill worker's cache 4, and the decode worker's 1.
+    with_pair(talk, kv_bytes_scale=0.1, prefill={"num_gpu_blocks": 64}, decode={"num_gpu_blocks": 20})
+
+
+def test_what_waits_for_room_can_be_given_up():
+    async def talk(pair):
+        kv = await pair.kv(LONG)
+        others = [pair.ask(pair.prefill, range(100 * n, 100 * n + 59), kv_transfer_params=FIRST) for n in (1, 2)]
+        await until_async(lambda: pair.prefill.handover.transfers().num_waiting == 2)
+        others[0].stream.cancel()
+        assert pair.prefill.handover.transfers().num_waiting == 1
+        assert (await pair.answer(LONG, 5, kv).over()).tokens == expected(LONG, 5)
+        await others[1].over()
+        kv = others[1].said("kv_transfer_params")
+        assert (await pair.answer(range(200, 259), 5, kv).over()).tokens == expected(range(200, 259), 5)
+        await pair.at_rest()
+
+    with_pair(talk, kv_bytes_scale=0.2)  # the shelf holds one
+
+
+# Rooms
+
+
+def test_a_room_in_which_nobody_comes_ends_the_call():
+    async def talk(pair):
+        params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
+        prefill = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
+        params["bootstrap_room"] = 6
+        decode = pair.ask(pair.decode, LONG, 3, kv_transfer_params=params | {"do_remote_prefill": True})
+        assert ((await prefill.over()).end.kind, (await decode.over()).end.kind) == ("engine", "engine")
+        await pair.at_rest()
+
+    with_pair(talk, transfer_meeting_timeout_s=0.1)
+
+
+@pytest.mark.parametrize("leaver", ["prefill", "decode"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_who_leaves_a_room_ends_the_call_of_the_other(leaver, is_first):
+    async def talk(pair):
+        params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
+
+        def prefill():
+            return pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
+
+        def decode():
+            return pair.ask(pair.decode, LONG, 3, kv_transfer_params=params | {"do_remote_prefill": True})
+
+        leave, stay = (prefill, decode) if leaver == "prefill" else (decode, prefill)
+        if is_first:
+            leave().stream.cancel()
+            if leaver == "decode":
+                await until_async(lambda: pair.prefill.notices)
+            left = stay()
+        else:
+            left = stay()
+            leave().stream.cancel()
+        assert (await left.over()).end.error
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
+# Everything at once
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_aborts_at_random_phases_leave_nothing(flow, seed):
+    rng = random.Random(seed)
+
+    async def one(pair, number):
+        prompt = [number % 7, *range(rng.randint(0, 60))]
+        length = rng.randint(1, 20)
+        will_abort = rng.random() < 0.5
+        await asyncio.sleep(rng.random() * 0.2)
+        calls = []
+        if flow == "destination-first":
+            calls = list(pair.meet(prompt, length))
+        else:
+            calls.append(pair.ask(pair.prefill, prompt, kv_transfer_params=FIRST))
+        if will_abort:
+            await asyncio.sleep(rng.random() * 0.05)
+            calls[0].stream.cancel()
+        for call in calls:
+            await call.over()
+        if flow == "source-first" and (kv := calls[0].said("kv_transfer_params")) is not None and calls[0].end:
+            will_abort = rng.random() < 0.5
+            calls[0] = pair.answer(prompt, length, kv)
+            if will_abort:
+                await asyncio.sleep(rng.random() * 0.05)
+                calls[0].stream.cancel()
+            await calls[0].over()
+        if not will_abort:
+            assert calls[0].end.error == ""
+            assert calls[0].tokens == expected(prompt, length)
+
+    async def talk(pair):
+        await asyncio.gather(*(one(pair, number) for number in range(60)))
+        await pair.at_rest()
+        assert pair.prefill.exchange.counts.num_expired == 0
+
+    with_pair(talk, kv_bytes_scale=0.1, prefill={"num_gpu_blocks": 64}, decode={"num_gpu_blocks": 50})

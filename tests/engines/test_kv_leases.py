@@ -1,0 +1,138 @@
+"""Leases, rooms and notices: the pure parts of handing KV over."""
+
+import pytest
+
+from serving.engines.kv_leases import Leases
+from serving.engines.kv_notices import Assembly, Left, Offered, decode, encode, parts
+from serving.engines.kv_params import RemoteKv, parse
+from serving.engines.rooms import RoomError, Rooms
+from serving.transfer.agent import MAX_NOTICE_BYTES
+
+READER = {"transport": "shm"}
+
+
+def remote(num_blocks):
+    return RemoteKv(
+        remote_engine_id="e" * 64,
+        remote_request_id="r" * 64,
+        remote_block_ids=[(1 << 40) + number for number in range(num_blocks)],
+        remote_generations=[(1 << 40) + number for number in range(num_blocks)],
+        remote_num_tokens=1 << 40,
+        remote_prefill_cached_tokens=1 << 40,
+        remote_slot_bytes=1 << 40,
+        remote_lease_s=30.0,
+        remote_agent={},
+    )
+
+
+def test_a_lease_runs_out_unless_it_is_renewed():
+    leases = Leases(30.0)
+    leases.grant("a", 0.0)
+    leases.grant("b", 1.0)
+    leases.renew("a", 5.0)  # to 25 s, which is earlier
+    assert (leases.next_s(), leases.expire(29.0)) == (30.0, [])
+    leases.renew("a", 20.0)
+    assert (leases.next_s(), leases.expire(31.0)) == (31.0, ["b"])
+    assert (leases.expire(39.9), leases.expire(40.0), leases.next_s()) == ([], ["a"], None)
+
+
+def test_a_lease_that_has_ended_is_not_renewed():
+    leases = Leases(30.0)
+    leases.grant("a", 0.0)
+    leases.end("a")
+    leases.renew("a", 1.0)
+    assert leases.next_s() is None
+
+
+def test_a_call_and_its_reader_meet_whoever_comes_first():
+    rooms = Rooms(10.0)
+    assert rooms.come(1, "call", 0.0) is False
+    assert rooms.begin(1, READER, 1.0) == "call"
+    assert rooms.begin(2, READER, 0.0) is None
+    assert rooms.come(2, "other", 1.0) is True
+    assert (rooms.next_s(), rooms.expire(100.0), len(rooms)) == (None, [], 2)
+    assert (rooms.reader(2), rooms.reader(3)) == (READER, None)
+
+
+def test_who_waits_in_vain_leaves():
+    rooms = Rooms(10.0)
+    rooms.come(1, "call", 0.0)
+    rooms.begin(2, READER, 5.0)
+    assert (rooms.next_s(), [room.call for room in rooms.expire(12.0)]) == (10.0, ["call"])
+    assert [room.reader for room in rooms.expire(15.0)] == [READER]
+
+
+def test_a_room_is_used_once():
+    rooms = Rooms(10.0)
+    rooms.come(1, "call", 0.0)
+    with pytest.raises(RoomError, match="another request is in bootstrap_room 1"):
+        rooms.come(1, "other", 0.0)
+    assert rooms.leave(1).call == "call"
+    assert rooms.leave(1) is None
+    for enter in (rooms.come, rooms.begin):
+        with pytest.raises(RoomError, match="the other side has left bootstrap_room 1"):
+            enter(1, READER, 0.0)
+
+
+def test_there_are_so_many_rooms_at_most():
+    rooms = Rooms(10.0, max_rooms=2)
+    rooms.come(1, "call", 0.0)
+    rooms.begin(2, READER, 0.0)
+    with pytest.raises(RoomError, match="2 requests wait"):
+        rooms.come(3, "call", 0.0)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 150, 151, 1000])
+def test_an_offer_of_any_size_travels_in_notices(num_blocks):
+    kv, agent = remote(num_blocks), {"transport": "tcp"}
+    assembly = Assembly(num_blocks, agent)
+    sent = [encode(part) for part in parts((1 << 63) - 1, kv)]
+    assert max(map(len, sent)) <= MAX_NOTICE_BYTES
+    heard = [decode(data) for data in reversed([*sent, *sent])]
+    found = [assembly.add(part) for part in heard]
+    assert found[-1].remote_agent == agent
+    assert found[-1].remote_block_ids == kv.remote_block_ids
+    assert found[len(sent) - 1] == found[-1]
+    assert not any(found[: len(sent) - 1])
+
+
+def test_parts_that_do_not_fit_are_ignored():
+    assembly = Assembly(3, {})
+    for first, num_blocks in ((0, 2), (3, 3), (10**9, 3)):
+        assert assembly.add(Offered(1, remote(0), first, num_blocks, [(1, 1)])) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x90",
+        encode(["left"]),
+        encode(["left", -1]),
+        encode(["left", 1, "x" * 501]),
+        encode(["what", 1]),
+    ],
+)
+def test_a_notice_that_says_nothing_we_know_is_none(data):
+    assert decode(data) is None
+    assert decode(encode(Left(1, "why"))) == Left(1, "why")
+
+
+def test_what_asks_for_nothing_is_answered_by_one_worker():
+    for params in (None, {}, {"do_remote_decode": False, "do_remote_prefill": None}, {"x": 1}):
+        assert parse(params) is None
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"do_remote_decode": True, "bootstrap_room": -1}, "Expected `int` >= 0"),
+        ({"do_remote_decode": True, "bootstrap_room": 1 << 63}, "bootstrap_room"),
+        ({"do_remote_prefill": True, "bootstrap_room": 1, "bootstrap_agent": 3}, "Expected `object`"),
+        ({"do_remote_prefill": True}, "missing required field `remote_engine_id`"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(params, message):
+    with pytest.raises(ValueError, match=message):
+        parse(params)
