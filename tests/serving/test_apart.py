@@ -265,3 +265,29 @@ def test_every_request_has_one_end_while_a_prefill_worker_is_killed_and_clients_
         for name in ("worker_requests", "worker_active_prefill_tokens", "worker_active_decode_blocks"):
             assert stack.total(f"dynamo_frontend_{name}") == 0
         assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
+
+
+def test_a_prompt_that_its_decode_worker_has_cached_stays_there(tmp_path):
+    with apart(tmp_path / "d", conditional_disagg="isl_bounding") as stack:
+        stack.worker("prefill", "prefill")
+        stack.worker("decode", "decode")
+        stack.until_there(2)
+
+        def bypasses():
+            assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
+            return stack.total("dynamo_frontend_prefill_bypasses_total")
+
+        assert bypasses() == 0
+        until(bypasses)  # the router hears of what is cached a moment later
+        assert stack.total("dynamo_frontend_remote_prefills_total") >= 1
+
+
+def test_where_disaggregation_is_enforced_a_model_without_prefill_workers_is_503(tmp_path):
+    with apart(tmp_path / "d", enforce_disagg=True) as stack:
+        stack.worker("decode", "decode")
+        stack.until_there(1)
+        answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "apart", "prompt": "x"})
+        assert (answer.status_code, "no prefill worker is there" in answer.text) == (503, True)
+        stack.worker("prefill", "prefill")
+        stack.until_there(2)
+        assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
