@@ -138,7 +138,7 @@ class Frontend:
             raise
         for choice in choices:
             metrics.observe("router_overlap_share", choice.num_overlap_tokens / choice.num_prompt)
-            metrics.count("router_decisions", f"{choice.attempts.placement.worker.instance_id:x}")
+            metrics.count("router_decisions", f"{choice.attempts.prompt_placement.worker.instance_id:x}")
         accepted = AcceptedRequest(prepared=prepared, id=request_id, choices=choices, metrics=metrics, started=started)
         return CompletionResponse(accepted, self._responses)
 

@@ -99,10 +99,16 @@ def test_a_chat_is_answered_as_by_one_worker(stack):
 
 def test_cached_tokens_are_those_that_the_prefill_worker_found(stack):
     prompt = f"once more: {PROMPT}, and so on"
-    first, again = (complete(stack, prompt, model="apart", max_tokens=3) for _ in range(2))
-    assert not (first["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
-    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == len(prompt) // 16 * 16
+    counts = []
+
+    def is_found():
+        answer = complete(stack, prompt, model="apart", max_tokens=3)
+        counts.append((answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+        return counts[-1]
+
+    until(is_found)  # the router hears of what is cached a moment later, and there are two prefill workers
+    assert counts[0] == 0
+    assert counts[-1] == len(prompt) // 16 * 16
 
 
 def test_an_answer_says_who_did_what_and_when(stack):
@@ -264,4 +270,30 @@ def test_every_request_has_one_end_while_a_prefill_worker_is_killed_and_clients_
             until(lambda name=name: stack.total(f"dynamo_{name}") == 0)
         for name in ("worker_requests", "worker_active_prefill_tokens", "worker_active_decode_blocks"):
             assert stack.total(f"dynamo_frontend_{name}") == 0
+        assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
+
+
+def test_a_prompt_that_its_decode_worker_has_cached_stays_there(tmp_path):
+    with apart(tmp_path / "d", conditional_disagg="isl_bounding") as stack:
+        stack.worker("prefill", "prefill")
+        stack.worker("decode", "decode")
+        stack.until_there(2)
+
+        def bypasses():
+            assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
+            return stack.total("dynamo_frontend_prefill_bypasses_total")
+
+        assert bypasses() == 0
+        until(bypasses)  # the router hears of what is cached a moment later
+        assert stack.total("dynamo_frontend_remote_prefills_total") >= 1
+
+
+def test_where_disaggregation_is_enforced_a_model_without_prefill_workers_is_503(tmp_path):
+    with apart(tmp_path / "d", enforce_disagg=True) as stack:
+        stack.worker("decode", "decode")
+        stack.until_there(1)
+        answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "apart", "prompt": "x"})
+        assert (answer.status_code, "no prefill worker is there" in answer.text) == (503, True)
+        stack.worker("prefill", "prefill")
+        stack.until_there(2)
         assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)

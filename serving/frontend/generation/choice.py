@@ -31,6 +31,8 @@ class Choice:
         """Of the last pieces, if they were asked for."""
         self.prompt_logprobs: list[TokenLogprob] | None = None
         """Of the prompt, if they were asked for, once the first pieces have come."""
+        self.kv_transfer_params: dict[str, Any] | None = None
+        """What a worker said of the prompt's KV, to a client that shares out a request itself."""
         self.attempts = attempts
         self._text = text
         self._request = request
@@ -65,6 +67,7 @@ class Choice:
         else:
             pieces = self._text.push(output.tokens, output.finish_reason)
         self.finish_reason = self._text.finish_reason
+        self.kv_transfer_params = output.kv_transfer_params or self.kv_transfer_params
         if self._has_logprobs:
             self._read_logprobs(output, pieces)
         return pieces
