@@ -71,7 +71,7 @@ def test_passwords_are_not_written_down(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pools: {a: {replica: 2}}", "pools.a.replica is unknown; expected one of "),
+        ("pools: {a: {replica: 2}}", "pools.a.replica is unknown; did you mean replicas?"),
         ("pools: {a: {replicas: two}}", "pools.a.replicas is 'two'; expected a whole number from 0 to 10000"),
         ("pools: {a: {replicas: 0}}", "pools have 0 replicas in all; at least one worker was expected"),
         ("pools: {a: {replicas: 10000000}}", "pools.a.replicas is 10000000; expected from 0 to 10000"),
@@ -97,7 +97,7 @@ def test_passwords_are_not_written_down(tmp_path):
         ("pools: {}", "pools is empty; at least one pool was expected"),
         ("pools: [a]", "pools is ['a']; expected a mapping of names to values"),
         ("pools: {a.b: {}}", "pools.a.b: name 'a.b' cannot be used; expected a letter, then letters, digits, - and _"),
-        ("pools: {a: {}}\nrouters: {}", "routers is unknown; expected one of "),
+        ("pools: {a: {}}\nrouters: {}", "routers is unknown; did you mean router?"),
         ("pools: {a: {}}\nrouter: {kv: 1}", "router.kv is unknown; expected one of "),
         ("pools: {a: {}}\nrouter: {router_temperature: -1}", "router.router_temperature is -1; expected at least 0"),
         ("pools: {a: {}}\nfrontend: {router_mode: kv}", "frontend.router_mode is unknown; expected one of "),
@@ -166,7 +166,7 @@ def test_a_short_name_stands_for_the_path_it_can_only_mean():
     ("path", "message"),
     [
         ("pools.mid.replicas", "pools.mid is unknown; expected one of new, old"),
-        ("pools.new.replica", "pools.new.replica is unknown; expected one of "),
+        ("pools.new.replica", "pools.new.replica is unknown; did you mean replicas?"),
         ("pools.new", "pools.new is unknown; expected one of "),
         ("pool.new.replicas", "pool.new.replicas is unknown; expected gpus, router_mode, "),
         ("router.kv", "router.kv is unknown; expected one of "),

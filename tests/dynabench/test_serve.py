@@ -87,7 +87,7 @@ def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [
-        ("pools: {a: {block_sise: 3}}", (), "pools.a.block_sise is unknown; expected one of "),
+        ("pools: {a: {block_sise: 3}}", (), "pools.a.block_sise is unknown; did you mean block_size?"),
         ("pools: {a: {}}\nfrontend: {http_port: 99999}", (), "frontend.http_port is 99999; expected from 0 to 65535"),
         ("pools: {a: {engine: vllm, model: gone, max_num_seqs: 3}}", (), "pools.a.max_num_seqs is unknown"),
         ("pools: {a: {}}", ("--workers", 3), "--workers cannot be used with --deployment "),
