@@ -1,10 +1,11 @@
 """The prefill worker's side of transfers: KV that it offers, and keeps until it was read or its lease has run out.
 
-    offer --> waits for room on the shelf --> is written --> offered, under a lease --- read, expired or withdrawn --> over
-                       |                          |
-                       +------- withdrawn --------+---------------------------------------------------------------> over
+    prepare --> waits for room on the shelf --> is written --> offered, under a lease --- read, expired or withdrawn --> over
+                         |                          |
+                         +------- withdrawn --------+---------------------------------------------------------------> over
 
-While an offer lasts its engine's blocks are held. Destination first, the prompt is computed only when its reader has begun.
+An engine writes KV while it computes: an offer is prepared when the last step of its prompt begins, and made (`offer`) when
+that has ended; from then on until it is over the engine's blocks are held. Destination first, the prompt is computed only when its reader has begun.
 """
 
 import asyncio
@@ -40,15 +41,16 @@ class Offer:
 
     id: str
     keys: Sequence[int]
-    num_tokens: int
-    num_cached_tokens: int
     room: int | None
     on_offered: Callable[[RemoteKv], object]
     """Is called once, unless it is over before."""
     on_over: Callable[[], object]
-    """Is called once."""
-    state: Literal["waiting", "written", "offered", "over"] = "waiting"
+    """Is called once, if the prompt was computed."""
+    state: Literal["waiting", "being written", "written", "offered", "over"] = "waiting"
     placement: Placement | None = None
+    is_computed: bool = False
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 class KvOwner:
@@ -70,8 +72,8 @@ class KvOwner:
 
     @property
     def num_held(self) -> int:
-        """Offers that last."""
-        return len(self._offers)
+        """Offers of prompts that were computed, and that last."""
+        return sum(offer.is_computed for offer in self._offers.values())
 
     @property
     def num_waiting(self) -> int:
@@ -104,38 +106,44 @@ class KvOwner:
         if left is not None and left.reader is not None:
             self._exchange.tell(left.reader, Left(room, reason))
 
-    def offer(
+    def prepare(
         self,
         keys: Sequence[int],
         *,
-        num_tokens: int,
-        num_cached_tokens: int,
         room: int | None,
         on_offered: Callable[[RemoteKv], object],
         on_over: Callable[[], object],
     ) -> Offer:
-        """Offer the KV of a prompt as soon as there is room for it.
+        """Write the KV of a prompt that is being computed, as soon as there is room for it.
 
         Args:
             keys: of its blocks.
-            num_tokens: of the prompt.
-            num_cached_tokens: that were not computed.
             room: in which its reader waits.
             on_offered: is called when it can be read.
             on_over: is called when nobody will read it any more.
         """
         id = secrets.token_hex(8)
-        offer = Offer(id, keys, num_tokens, num_cached_tokens, room, on_offered, on_over)
-        self._offers[id] = offer
+        offer = self._offers[id] = Offer(id, keys, room, on_offered, on_over)
         self._waiting.append(offer)
         self._place()
         return offer
+
+    def offer(self, offer: Offer, *, num_tokens: int, num_cached_tokens: int) -> None:
+        """Offer what was prepared, once it is written: its prompt of so many tokens is computed, but for the cached ones."""
+        offer.is_computed, offer.num_tokens, offer.num_cached_tokens = True, num_tokens, num_cached_tokens
+        if offer.state == "written":
+            self._make(offer)
 
     def withdraw(self, offer: Offer) -> None:
         """End an offer, unless it is over."""
         if offer.state != "over":
             if offer.room is not None:
                 self.leave(offer.room, "its KV is no longer offered")
+            self._end(offer)
+
+    def drop(self, offer: Offer) -> None:
+        """Give up what was prepared for a prompt that is not computed."""
+        if offer.state != "over":
             self._end(offer)
 
     def close(self) -> None:
@@ -151,16 +159,17 @@ class KvOwner:
         self._leases.end(offer.id)
         if was == "waiting":
             self._waiting.remove(offer)
-        elif was == "offered":
-            self._release(offer)  # what is being written is released then
-        offer.on_over()
+        elif was != "being written":  # that is released when it is written
+            self._release(offer)
+        if offer.is_computed:
+            offer.on_over()
         self._place()
 
     def _place(self) -> None:
         """Write what waits, in order, as long as there is room."""
         while self._waiting and (placement := self._shelf.place(self._waiting[0].keys)) is not None:
             offer = self._waiting.popleft()
-            offer.state, offer.placement = "written", placement
+            offer.state, offer.placement = "being written", placement
             num_bytes = len(placement.fresh) * self._exchange.layout.slot_bytes
             # Blocks that it shares may still be being written: then it is ready after them.
             if num_bytes <= INLINE_BYTES and not self._num_writing:
@@ -178,12 +187,16 @@ class KvOwner:
             self._on_written(offer)
 
     def _on_written(self, offer: Offer) -> None:
-        """Tell that it can be read."""
         if offer.state == "over":
             self._release(offer)
             self._place()
             return
-        assert offer.placement is not None
+        offer.state = "written"
+        if offer.is_computed:
+            self._make(offer)
+
+    def _make(self, offer: Offer) -> None:
+        """Tell that it can be read."""
         offer.state = "offered"
         now = self._loop.time()
         self._leases.grant(offer.id, now)

@@ -180,6 +180,8 @@ class MockEngine:
                 await self._bell.wait()
                 now = monotonic()
                 continue
+            if self._handover is not None:
+                self._handover.on_step(self, step)
             # Deadlines are absolute: a late timer delays one step, not all that follow.
             await timer.until(step.end)
             self._send(engine)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mocker import Engine, Sequence
+from mocker import Engine, Sequence, Step
 from serving.engines.kv_exchange import KvExchange
-from serving.engines.kv_owner import KvOwner, RoomCall
+from serving.engines.kv_owner import KvOwner, Offer, RoomCall
 from serving.engines.kv_params import AGENT, HandOff, RemoteKv
 from serving.engines.kv_reader import KvReader
 from serving.engines.mock_live import Live
@@ -61,6 +61,10 @@ class Handover(Protocol):
         """Read KV for which there are blocks now."""
         ...
 
+    def on_step(self, rank: Rank, step: Step) -> None:
+        """Take note of what a step computes, as it begins."""
+        ...
+
     def on_finished(self, rank: Rank, live: Live) -> None:
         """Take over a request whose prompt was computed for another worker, its end included."""
         ...
@@ -85,6 +89,7 @@ class PrefillSide:
         self.bootstrap: Bootstrap | None = Bootstrap({AGENT: owner.address})
         self._exchange = exchange
         self._owner = owner
+        self._prepared: list[tuple[Live, int]] = []  # and how often it had been preempted
 
     def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
         """See `Handover`."""
@@ -115,9 +120,24 @@ class PrefillSide:
         """See `Handover`."""
         raise AssertionError("a prefill worker reads no KV")
 
-    def on_finished(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
+    def on_step(self, rank: Rank, step: Step) -> None:
+        """Write the KV of prompts whose last chunk is being computed; what was preempted is not, for the time being."""
+        waiting = []
+        for live, num_preemptions in self._prepared:
+            if live.sequence.num_preemptions > num_preemptions and live.offer is not None:
+                self._owner.drop(live.offer)
+                live.offer = None
+            elif live.offer is not None and not live.offer.is_computed:
+                waiting.append((live, num_preemptions))
+        self._prepared = waiting
+        for sequence, _ in step.batch.chunks:
+            begun = sequence.payload
+            assert isinstance(begun, Live)
+            if sequence.is_remote_decode and begun.offer is None and sequence.num_computed >= sequence.num_prompt:
+                begun.offer = self._prepare(rank, begun)
+                self._prepared.append((begun, sequence.num_preemptions))
 
+    def _prepare(self, rank: Rank, live: Live) -> Offer:
         def on_offered(kv: RemoteKv) -> None:
             live.finish(kv_transfer_params=msgspec.to_builtins(kv))
             live.flush()
@@ -126,20 +146,21 @@ class PrefillSide:
             rank.engine.let_go(live.sequence)
             rank.wake()
 
-        live.offer = self._owner.offer(
-            live.keys,
-            num_tokens=live.sequence.num_prompt,
-            num_cached_tokens=live.sequence.cached_tokens,
-            room=live.room,
-            on_offered=on_offered,
-            on_over=on_over,
-        )
+        return self._owner.prepare(live.keys, room=live.room, on_offered=on_offered, on_over=on_over)
+
+    def on_finished(self, rank: Rank, live: Live) -> None:
+        """See `Handover`."""
+        offer = live.offer = live.offer or self._prepare(rank, live)
+        sequence = live.sequence
+        self._owner.offer(offer, num_tokens=sequence.num_prompt, num_cached_tokens=sequence.cached_tokens)
 
     def cancel(self, rank: Rank, live: Live) -> None:
         """See `Handover`."""
-        if live.offer is not None:
+        if live.offer is not None and live.offer.is_computed:
             self._owner.withdraw(live.offer)
             return
+        if live.offer is not None:
+            self._owner.drop(live.offer)
         if live.is_queued:
             rank.engine.abort(live.sequence)
         if live.room is not None:
@@ -196,6 +217,9 @@ class DecodeSide:
             live = sequence.payload
             assert isinstance(live, Live) and live.load is not None
             self._reader.begin(live.load, sequence.num_cached_blocks, partial(self._on_arrived, rank, sequence))
+
+    def on_step(self, rank: Rank, step: Step) -> None:
+        """See `Handover`."""
 
     def on_finished(self, rank: Rank, live: Live) -> None:
         """See `Handover`."""
