@@ -18,6 +18,7 @@ from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.command_line import INTERRUPTED, flat, open_standard_streams, reason
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
+from serving.engines.openai import OpenAiServer
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.life import DisaggregationConfig
@@ -33,7 +34,7 @@ from serving.supervision.group import Group as Processes
 from serving.supervision.logs import LogError, set_up
 from serving.supervision.process import report_failure, run
 from serving.transfer.config import TransferRunConfig
-from serving.worker.config import ModelRunConfig, WorkerConfig, read_arguments, replace_model
+from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments, read_arguments, replace_model
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
 from serving.worker.registry import ENGINES, check_installed, make_engine, refuse_role
@@ -57,6 +58,10 @@ mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines 
 
 
 echo_app = App(name="serving.echo", help="An echo engine as a worker.")
+openai_app = App(
+    name="serving.openai",
+    help="An OpenAI server, as vllm serve, as a worker. What goes after -- joins each request to it.",
+)
 router_app = App(name="serving.router_service", help="The router as a process of its own.")
 
 
@@ -203,6 +208,38 @@ def engine_app(name: str) -> App:
     return engine_command
 
 
+@openai_app.default
+def openai(
+    url: Annotated[str, Parameter(name="URL")],
+    /,
+    *,
+    worker: WorkerSettings = WorkerConfig(),  # noqa: B008 (frozen)
+    engine: RunSettings = ModelRunConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    verbose: Verbosity = 0,
+    arguments: Annotated[list[str] | None, Parameter(parse=False, show=False)] = None,
+) -> None:
+    """Serve what an OpenAI server answers.
+
+    Args:
+        url: where it is, as http://HOST:PORT; its key is taken from OPENAI_API_KEY.
+        worker: what to serve, and where; --model-path is the tokenizer's.
+        engine: its KV block size (default: vLLM's, 16), and more fields of each request; the rest is for the server to know.
+        runtime: how to be found.
+        dry_run: print the exact call of the engine, and end.
+        verbose: how much to log.
+        arguments: what stood after --.
+    """
+    set_up(verbose)
+    made = OpenAiServer(url, worker, engine, flags_to_arguments(arguments or []))
+    if dry_run:
+        print(*made.calls, sep="\n")
+        return
+
+    run(lambda stopping: run_worker(runtime or RuntimeConfig(), worker, made, stopping))
+
+
 @echo_app.default
 def echo(
     kind: Literal["core", "full"] = "full",
@@ -303,8 +340,12 @@ def run_app(app: App, name: str) -> None:
 
 def run_engine(name: str) -> None:
     """Run the command line of an engine that runs models."""
-    app = engine_app(name)
-    with failing_in_one_line(f"serving.{ENGINES[name].command}"):
+    run_with_arguments(engine_app(name), f"serving.{ENGINES[name].command}")
+
+
+def run_with_arguments(app: App, name: str) -> None:
+    """Run a command line whose words after -- are not for us."""
+    with failing_in_one_line(name):
         words, arguments = split_arguments(sys.argv[1:])
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         if "dry_run" in bound.signature.parameters:  # not --help

@@ -75,6 +75,7 @@ Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
   out=mocker      simulated engine
   out=echo_core   echo in tokens; echo_full: echo of the last message
   out=pystr:FILE  your own engine, in text; pytok:FILE: in tokens
+  out=http://...  an OpenAI server, as vllm serve
 
   MODEL           folder, Hugging Face id or GGUF file (--model-path)
 

@@ -20,6 +20,7 @@ from serving.cli.ways import (
     NoInput,
     OwnFile,
     Remote,
+    Server,
     Stdin,
     Text,
     UsageError,
@@ -28,6 +29,7 @@ from serving.cli.ways import (
 )
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig
+from serving.engines.openai import OpenAiServer
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
@@ -35,7 +37,7 @@ from serving.model.card import Role
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import TransferRunConfig
-from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig
+from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig, flags_to_arguments
 from serving.worker.engine import Engine
 from serving.worker.registry import make_engine, refuse_role
 
@@ -129,6 +131,8 @@ def make(job: Job) -> Engine | None:
             refuse_role(job.worker, f"out={job.way_out}")
             port = job.frontend.http_port
             return OwnEngine(kind, file, job.worker, job.model_run, job.arguments, http_port=port)
+        case Server(url):
+            return OpenAiServer(url, job.worker, job.model_run, flags_to_arguments(job.arguments))
         case ModelEngine(name):
             return make_engine(name, job.worker, job.model_run, job.arguments)
 

@@ -88,6 +88,16 @@ class OwnFile:
 
 
 @dataclass(frozen=True)
+class Server:
+    """An OpenAI server, as `vllm serve`."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True)
 class ModelEngine:
     """An engine that runs models: one of `ENGINES`."""
 
@@ -98,7 +108,7 @@ class ModelEngine:
 
 
 WayIn: TypeAlias = Text | Stdin | Batch | Http | Endpoint | NoInput
-WayOut: TypeAlias = Remote | Mocked | Echoed | OwnFile | ModelEngine
+WayOut: TypeAlias = Remote | Mocked | Echoed | OwnFile | Server | ModelEngine
 
 _SIMPLE_IN: dict[str, WayIn] = {"text": Text(), "stdin": Stdin(), "http": Http(), "none": NoInput()}
 _SIMPLE_OUT: dict[str, WayOut] = {
@@ -138,10 +148,12 @@ def read_way_out(text: str) -> WayOut:
         return way
     if text.startswith("dyn://"):
         return Remote(text)
+    if text.startswith(("http://", "https://")):
+        return Server(text)
     name, _, file = text.partition(":")
     kind = _OWN_KINDS.get(name)
     if kind is None:
-        expected = ", ".join((*_SIMPLE_OUT, *(f"{own}:FILE" for own in _OWN_KINDS)))
+        expected = ", ".join((*_SIMPLE_OUT, *(f"{own}:FILE" for own in _OWN_KINDS), "http://HOST:PORT"))
         raise UsageError(f"invalid out= option {text!r}; expected one of {expected}")
     if not file:
         raise UsageError(f"out={text} needs a file: out={kind}:FILE")

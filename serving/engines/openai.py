@@ -1,0 +1,380 @@
+"""An OpenAI server, above all `vllm serve`, as a worker: aggregated, or as prefill or decode worker by `kv_transfer_params`.
+
+Prompts go to `/v1/completions` as token ids. vLLM answers with token ids, as it is asked to (`return_token_ids`); of a server
+that does not, the text is passed on. An answer is streamed, but not a prompt that is only prefilled: vLLM's streams do not
+say where the KV is. Each request has a connection of its own, whose end aborts it.
+
+The server lives its own life: we do not start it, and when it stops answering, this worker ends.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
+
+from foundation.text import one_line
+from serving.engines.openai_answers import (
+    MAX_BYTES,
+    Answer,
+    Choice,
+    Model,
+    ModelList,
+    Problem,
+    Usage,
+    body,
+    decode,
+    events,
+    failure,
+    log_probabilities,
+)
+from serving.engines.vllm_roles import LEASE_END, LEASE_S, PREFILL, SAFE_SHARE, prompt_only
+from serving.model.files import ModelFiles
+from serving.model.tokenizer import Tokenizer, load
+from serving.runtime.messages import CallError
+from serving.runtime.server import GeneratorService
+from serving.runtime.threads import in_thread
+from serving.worker.config import ModelRunConfig, WorkerConfig, refuse_nodes, required_model
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
+from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import end_tokens, engine_id, finish_reason, sampling
+from serving.worker.protocol import log_probabilities as of_places
+
+log = logging.getLogger(__name__)
+
+KEY = "OPENAI_API_KEY"
+"""Environment variable with the key that the server wants, if it wants one."""
+
+CONNECT_S = 10.0
+CHECK_S = 2.0
+CHECK_TIMEOUT_S = 10.0
+MAX_FAILURES = 3
+"""Checks in a row without an answer after which a server is gone."""
+
+LAST_S = 2.0
+"""How long the end of an answer waits for what follows it, and a failure for its reason."""
+
+TOKEN_BYTES = 16
+PLACE_BYTES = 256
+"""The most that a token of the prompt, and a likely one in its place, take in an answer."""
+
+
+class OpenAiServer:
+    """See `serving.worker.engine.Engine`."""
+
+    def __init__(self, url: str, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
+        self._root = root(url)
+        refuse_nodes(url, run, "that is for its server to know")
+        required_model(worker, url)
+        self._role = worker.role
+        self._names = (worker.model_name, worker.model_path)
+        self._more = run.extra() | arguments
+        self.calls = (EngineCall(f"POST {self._root}/v1/completions", self._more),)
+        self.traits = EngineTraits(block_size=run.kv_cache_block_size or EngineTraits.block_size)
+        self.service = GeneratorService(self.generate)
+        self._open = contextlib.AsyncExitStack()
+        self._session: aiohttp.ClientSession
+        self._files: ModelFiles
+        self._tokenizer: Tokenizer | None = None
+        self._model: Model
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`."""
+        self._files = files
+        key = os.environ.get(KEY)
+        session = aiohttp.ClientSession(
+            # No connection is used twice: none can be closed by the server just as a request is sent.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+        self._session = await self._open.enter_async_context(session)
+        try:
+            with self._naming_the_server():
+                self._model = self._choose(await self._models())
+        except CallError as error:
+            raise EngineError(f"{error}; an OpenAI server was expected there") from error
+        self.traits = EngineTraits(block_size=self.traits.block_size, context_length=self._model.max_model_len or None)
+
+    def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
+        """See `Engine`; the server reports no KV events here."""
+
+    async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+        """Answer a request in token ids; leaving early closes the connection, which aborts it."""
+        if self._session.closed:
+            raise CallError(f"{self._root} is gone", "draining")
+        with self._naming_the_server():
+            if self._role == "prefill":
+                yield self._prefilled(await self._whole(request))
+            elif request["sampling_options"].get("prompt_logprobs") is not None:
+                answer = await self._whole(request)
+                yield _counted(await self._item(request, answer.choices[0]), answer.usage)
+            else:
+                async with contextlib.aclosing(self._stream(request)) as items:
+                    async for item in items:
+                        yield item
+
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`."""
+        return EngineLoad(num_running=self.service.num_running)
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        num_failures, problem = 0, ""
+        while num_failures < MAX_FAILURES:
+            await asyncio.sleep(CHECK_S)
+            problem = await self._problem()
+            num_failures = num_failures + 1 if problem else 0
+        await self.close()  # which ends what waits for it
+        raise EngineError(f"{self._root} does not answer any more: {problem}")
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        await self._open.aclose()
+
+    async def _models(self) -> list[Model]:
+        async with asyncio.timeout(CHECK_TIMEOUT_S), self._asking("GET", "/v1/models") as response:
+            return decode(await body(response, MAX_BYTES), ModelList).data
+
+    def _choose(self, models: list[Model]) -> Model:
+        """Return the model that the server calls as we do, or the only one."""
+        for name in self._names:
+            for model in models:
+                if model.id == name:
+                    return model
+        own = [model for model in models if model.parent is None]
+        if len(own) != 1:
+            names = one_line(", ".join(model.id for model in own) or "none")
+            raise EngineError(f"{self._root} has several models, or none ({names}): choose one of them by --model-name")
+        return own[0]
+
+    async def _problem(self) -> str:
+        """Return why the server seems to be gone, if it does."""
+        try:
+            async with (
+                asyncio.timeout(CHECK_TIMEOUT_S),
+                self._session.get(f"{self._root}/health", allow_redirects=False) as response,
+            ):
+                return f"HTTP {response.status}" if response.status >= 500 else ""  # others need not know /health
+        except TimeoutError:
+            return f"no answer within {CHECK_TIMEOUT_S:g} s"
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+            return one_line(error)
+
+    async def _whole(self, request: dict[str, Any]) -> Answer:
+        """Ask for an answer in one piece."""
+        async with self._asking("POST", "/v1/completions", self._body(request, is_stream=False)) as response:
+            answer = decode(await body(response, _limit(request)), Answer)
+        if not answer.choices:
+            raise CallError("an answer without choices", "engine")
+        return answer
+
+    async def _stream(self, request: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        async with self._asking("POST", "/v1/completions", self._body(request, is_stream=True)) as response:
+            if response.content_type != "text/event-stream":
+                kind = one_line(response.content_type, 100)
+                raise CallError(f"expected an answer of type text/event-stream, not {kind}", "engine")
+            async with contextlib.aclosing(self._answers(response, request)) as answers:
+                async for answer in answers:
+                    for choice in answer.choices[:1]:
+                        item = await self._item(request, choice)
+                        if choice.finish_reason is not None:
+                            yield _counted(item, answer.usage or await _usage(answers))
+                            return
+                        yield item if item.keys() > {"token_ids"} else item["token_ids"]
+        raise CallError("the answer broke off", "lost")
+
+    async def _answers(self, response: aiohttp.ClientResponse, request: dict[str, Any]) -> AsyncGenerator[Answer, None]:
+        """Give the events of a stream, up to its end or an error."""
+        async with contextlib.aclosing(events(response, _limit(request))) as found:
+            async for event in found:
+                answer = decode(event, Answer)
+                if answer.error is not None:
+                    code = answer.error.code if isinstance(answer.error, Problem) else None
+                    raise self._failed(request, failure(code if isinstance(code, int) else 500, event))
+                yield answer
+
+    @contextlib.asynccontextmanager
+    async def _asking(
+        self, method: str, path: str, data: dict[str, Any] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Make a request, and give its answer if it is one.
+
+        Raises:
+            CallError: there is none.
+        """
+        sent: dict[str, Any] = {}
+        if data is not None:
+            sent = {"data": msgspec.json.encode(data), "headers": {"Content-Type": "application/json"}}
+        async with self._session.request(method, self._root + path, allow_redirects=False, **sent) as response:
+            if response.status != 200:
+                raise self._failed(data or {}, await _refusal(response))
+            yield response
+
+    def _failed(self, asked: dict[str, Any], error: CallError) -> CallError:
+        """Return an error as it is meant: of a request with KV elsewhere, one of the engine's may be that this KV did not come."""
+        is_lost = error.kind == "engine" and self._role == "decode" and asked.get("kv_transfer_params")
+        return CallError(f"{error}; the KV of its prompt did not come, perhaps", "lost") if is_lost else error
+
+    @contextlib.contextmanager
+    def _naming_the_server(self) -> Iterator[None]:
+        """Turn what goes wrong into one error that names the server."""
+        try:
+            yield
+        except CallError as error:
+            raise CallError(f"{self._root}: {error}", error.kind) from error
+        except aiohttp.ClientConnectorError as error:  # it never had the request
+            raise CallError(f"{self._root} cannot be reached: {one_line(error)}", "draining") from error
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
+            raise CallError(f"{self._root}: the connection broke: {one_line(error)}", "lost") from error
+        except (aiohttp.ClientError, HttpProcessingError) as error:
+            raise CallError(f"{self._root} does not speak HTTP: {one_line(error)}", "engine") from error
+
+    def _body(self, request: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
+        params = self._transfer_params(request)
+        if self._role == "prefill":
+            request = prompt_only(request)
+        conditions, options, tokens = request["stop_conditions"], request["sampling_options"], request["token_ids"]
+        made = sampling(options, "seed", "logit_bias", "prompt_logprobs")
+        made |= {
+            "model": self._model.id,
+            "prompt": tokens,
+            "max_tokens": conditions["max_tokens"] or max((self.traits.context_length or 0) - len(tokens), 1),
+            "min_tokens": conditions["min_tokens"],
+            "ignore_eos": conditions["ignore_eos"],
+            "stop_token_ids": end_tokens(request),
+            "stream": is_stream,
+            "return_token_ids": self._role != "prefill",
+            "request_id": engine_id(request),
+        }
+        if options.get("logprobs") is not None:
+            made |= {"logprobs": options["logprobs"], "return_tokens_as_token_ids": True}
+        if is_stream:
+            made["stream_options"] = {"include_usage": True}
+        if params is not None:
+            made["kv_transfer_params"] = params
+        return made | self._more
+
+    def _transfer_params(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what the server's KV connector is told of a request; it is not told of KV that may be gone when it reads it."""
+        params: dict[str, Any] | None = request.get("kv_transfer_params")
+        if self._role == "prefill":
+            return params or PREFILL
+        end = (params or {}).get(LEASE_END)
+        if params is None or (isinstance(end, int | float) and end - time.time() < LEASE_S * SAFE_SHARE):
+            return None
+        return {name: value for name, value in params.items() if name != LEASE_END}
+
+    def _prefilled(self, answer: Answer) -> dict[str, Any]:
+        """Return the last item of a prefill worker; its one token is the decode worker's to say."""
+        if answer.kv_transfer_params is None:
+            raise CallError("it does not say where the KV is: was it started with --kv-transfer-config?", "engine")
+        params = answer.kv_transfer_params | {LEASE_END: time.time() + LEASE_S}
+        item = {"token_ids": [], "finish_reason": _reason(answer.choices[0]), "kv_transfer_params": params}
+        return _counted(item, answer.usage)
+
+    async def _item(self, request: dict[str, Any], choice: Choice) -> dict[str, Any]:
+        tokens = choice.token_ids
+        item: dict[str, Any] = {"token_ids": tokens}
+        if tokens is None:
+            item = {"token_ids": await self._tokens(choice.text), "text": choice.text}
+        if choice.logprobs is not None and choice.logprobs.token_logprobs:
+            item |= log_probabilities(choice.logprobs, tokens)
+        if choice.prompt_logprobs:
+            try:
+                found = of_places(request["token_ids"][1:], [place or {} for place in choice.prompt_logprobs[1:]])
+            except KeyError as error:
+                raise CallError(f"no log-probability of the prompt's token {error}", "engine") from error
+            item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
+        if choice.finish_reason is not None:
+            item["finish_reason"] = _reason(choice)
+        return item
+
+    async def _tokens(self, text: str) -> list[int]:
+        """Return tokens that say a text, should the answer go on at another worker."""
+        if self._tokenizer is None:
+            log.warning(
+                "%s gives no token ids (return_token_ids is vLLM's): its text is passed on, as it is; of what is asked, it may "
+                "not know min_tokens, ignore_eos and stop_token_ids",
+                self._root,
+            )
+            self._tokenizer = await in_thread(lambda: load(self._files))
+        return [int(token) for token in self._tokenizer.encode(text, special=False)] if text else []
+
+
+def root(url: str) -> str:
+    """Return a server's URL without the /v1 that clients are given, perhaps.
+
+    Raises:
+        ValueError: it is none.
+    """
+    expected = f"{one_line(url)!r}: http://HOST:PORT was expected, perhaps with /v1"
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+    except ValueError as error:
+        raise ValueError(f"{expected} ({error})") from error
+    if not is_url or parts.query or parts.fragment or not url.isprintable() or " " in url:
+        raise ValueError(expected)
+    if "@" in parts.netloc:
+        raise ValueError(f"the URL of {parts.hostname} has a user in it; a key is taken from the environment ({KEY})")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> CallError:
+    """Return what an answer with another status than 200 means."""
+    if 300 <= response.status < 400:
+        place = one_line(response.headers.get("Location", ""))
+        return CallError(f"HTTP {response.status}: a redirect to {place!r}; none is followed", "engine")
+    said = b""
+    with contextlib.suppress(TimeoutError, CallError):
+        async with asyncio.timeout(LAST_S):
+            said = await body(response, MAX_BYTES)
+    return failure(response.status, said)
+
+
+async def _usage(answers: AsyncIterator[Answer]) -> Usage | None:
+    """Return what comes after the end of an answer, if it comes soon."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_S):
+            async for answer in answers:
+                if answer.usage is not None:
+                    return answer.usage
+    return None
+
+
+def _counted(item: dict[str, Any], usage: Usage | None) -> dict[str, Any]:
+    """Return the last item with what the server counted; what was cached vLLM says with --enable-prompt-tokens-details."""
+    if usage is not None and usage.prompt_tokens_details is not None:
+        item["cached_tokens"] = usage.prompt_tokens_details.cached_tokens or 0
+    if usage is not None and usage.completion_tokens is not None and "text" in item:
+        item["completion_tokens"] = usage.completion_tokens
+    return item
+
+
+def _reason(choice: Choice) -> str:
+    """Return why an answer ended.
+
+    Raises:
+        CallError: the server gave it up.
+    """
+    theirs = choice.finish_reason or "stop"
+    if theirs in ("abort", "error"):
+        raise CallError(f"the request was given up ({theirs})", "lost")
+    return finish_reason(theirs)
+
+
+def _limit(request: dict[str, Any]) -> int:
+    """Return how long an event of an answer may be: vLLM's first has the prompt."""
+    wanted = request["sampling_options"].get("prompt_logprobs")
+    per_token = TOKEN_BYTES + (0 if wanted is None else (wanted + 1) * PLACE_BYTES)
+    return MAX_BYTES + per_token * len(request["token_ids"])
