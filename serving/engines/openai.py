@@ -173,7 +173,9 @@ class OpenAiServer:
     async def _whole(self, request: dict[str, Any]) -> Answer:
         """Ask for an answer in one piece."""
         async with self._asking("POST", "/v1/completions", self._body(request, is_stream=False)) as response:
-            answer = decode(await body(response, _limit(request)), Answer)
+            said = await body(response, _limit(request))
+            answer = decode(said, Answer)
+            self._check(request, answer, said)
         if not answer.choices:
             raise CallError("an answer without choices", "engine")
         return answer
@@ -198,10 +200,18 @@ class OpenAiServer:
         async with contextlib.aclosing(events(response, _limit(request))) as found:
             async for event in found:
                 answer = decode(event, Answer)
-                if answer.error is not None:
-                    code = answer.error.code if isinstance(answer.error, Problem) else None
-                    raise self._failed(request, failure(code if isinstance(code, int) else 500, event))
+                self._check(request, answer, event)
                 yield answer
+
+    def _check(self, request: dict[str, Any], answer: Answer, said: bytes) -> None:
+        """Refuse an error that came as an answer.
+
+        Raises:
+            CallError: it is one.
+        """
+        if answer.error is not None:
+            code = answer.error.code if isinstance(answer.error, Problem) else None
+            raise self._failed(request, failure(code if isinstance(code, int) else 500, said))
 
     @contextlib.asynccontextmanager
     async def _asking(
@@ -320,7 +330,7 @@ def root(url: str) -> str:
     expected = f"{one_line(url)!r}: http://HOST:PORT was expected, perhaps with /v1"
     try:
         parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError as error:
         raise ValueError(f"{expected} ({error})") from error
     if not is_url or parts.query or parts.fragment or not url.isprintable() or " " in url:
