@@ -29,7 +29,8 @@ from dynabench.plan import Arm, Settings
 from foundation.errors import UserError
 from foundation.files import replace_text
 from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Ranked, Sureness
-from reports.metrics import Goodput
+from reports.conditions import Condition
+from reports.metrics import LEAST_SAMPLES, Goodput
 from reports.outcomes import binding, of_requests, told
 from reports.points import AnyPoint, Point
 
@@ -51,6 +52,7 @@ def run_plan(
     """
     if not experiment.limits:
         raise UserError("a plan needs limits: give --slo 'ttft.p99 <= 2s', say, or --slo-preset")
+    _check_counts(experiment.limits, len(source_of(files, experiment)(settings.shape)))
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, asdict(config))
     out = experiment.out or Path("results") / f"plan-{identity}"
@@ -65,6 +67,22 @@ def run_plan(
         answer = planner.answer()
         replace_text(out / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
         return out, answer
+
+
+def _check_counts(limits: Sequence[Condition], num_requests: int) -> None:
+    """Refuse percentiles of so few requests that they mean nothing: no layout could be seen to meet them.
+
+    Raises:
+        UserError: a limit is of such a percentile.
+    """
+    for limit in limits:
+        statistic = limit.statistic or ""
+        least = LEAST_SAMPLES[int(statistic[1:])] if statistic.startswith("p") else 1
+        if limit.metric != "itl" and num_requests < least:
+            raise UserError(
+                f"slo '{limit}' cannot be told from {num_requests:,} requests; a {limit.statistic} takes {least:,}: use more of "
+                "the workload, or limit a lower percentile"
+            )
 
 
 class _Planner:

@@ -282,7 +282,7 @@ def test_a_read_that_takes_too_long_fails():
         kv = await pair.kv(LONG)
         pair.decode.exchange.agent = Wrapped(pair.decode.exchange.agent, read=late)
         call = await pair.answer(LONG, 5, kv).over()
-        assert (call.end.kind, "not done after 30 s" in call.end.error) == ("engine", True)
+        assert (call.end.kind, "not done after 30 s" in call.end.error) == ("lost", True)
         await pair.at_rest()
 
     with_pair(talk)
