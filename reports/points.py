@@ -140,7 +140,6 @@ class Sweep(msgspec.Struct, frozen=True):
     """How many of the columns are settings."""
     rows: list[list[str]]
     verdict: str
-    only_wide: list[str]
     schema: str
     is_complete: bool
     limits: list[str]

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from rich.status import Status
 
 from dynabench.capacity.settings import PlanConfig, PlannedEngineConfig, PlannedTimingConfig
@@ -13,6 +14,8 @@ from dynabench.cli.groups import (
     Experiment,
     Load,
     MeasuredRouter,
+    Output,
+    OutputConfig,
     Overheads,
     Shape,
     Transfers,
@@ -48,6 +51,7 @@ def plan(
     engine: Annotated[PlannedEngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)] | None = None,
     timing: Annotated[PlannedTimingConfig, flat("Simulated engine", 6)] | None = None,
     overhead: Overheads | None = None,
+    output: Output = OutputConfig(),  # noqa: B008
     disaggregation: Disaggregation | None = None,
     transfer: Transfers | None = None,
 ) -> int:
@@ -66,12 +70,13 @@ def plan(
         engine: settings of each engine's scheduler.
         timing: the model and its GPU.
         overhead: what lies between a client and the engines.
+        output: what is printed.
         disaggregation: what becomes of a request where prefill and decode workers are apart.
         transfer: what carries KV from prefill to decode workers.
     """
     from dynabench.capacity.run import run_plan
 
-    console = Terminal()
+    console = output.terminal()
     with plain_errors():
         deployed = Deployment(
             pools=(Pool(mocker=engine or PlannedEngineConfig(), timing=timing or PlannedTimingConfig()),),
@@ -84,6 +89,7 @@ def plan(
             out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), say=progress.say)
     _print(answer, console)
     console.print(f"everything: {out / 'plan.json'}", soft_wrap=True)
+    output.document(out, msgspec.to_builtins(answer))
     if not answer.is_complete:
         return 130
     return 0 if answer.commands else 1
@@ -116,18 +122,20 @@ class _Progress:
 
 
 def _print(answer: Answer, console: Terminal) -> None:
-    console.print(f"{answer.title}: {answer.subtitle}", soft_wrap=True)
+    console.say(f"{answer.title}: {answer.subtitle}")
     for grid in capacity.grids(answer):
         for table in grid.tables(console.width):
             console.print(table)
+        if grid.note:
+            console.say(grid.note)
     impossible = [layout for layout in answer.layouts if layout.impossible]
     for layout in impossible[:REASONS]:
-        console.print(f"impossible: {layout.name}: {layout.impossible}", soft_wrap=True)
+        console.say(f"impossible: {layout.name}: {layout.impossible}")
     if len(impossible) > REASONS:
         console.print(f"impossible: {len(impossible) - REASONS} more, in plan.json")
-    console.print(answer.verdict)
+    console.say(answer.verdict)
     for sure in answer.sureness:
-        console.print(sure.text)
+        console.say(sure.text)
     for line in answer.commands:
         console.print(line, soft_wrap=True)
     console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")

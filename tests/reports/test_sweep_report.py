@@ -31,9 +31,8 @@ def test_every_combination_has_a_line_and_the_best_is_named(tmp_path):
     points = [point("2 workers", 0.2, workers=2), point("4 workers", 0.1, workers=4)]
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
     assert found.verdict == "2 points, 0 of them with a queue that grew. Lowest mean TTFT: 4 workers (100.0 ms)."
-    assert found.columns[:3] == ["workers", "offered/s", "TTFT mean"]
-    assert found.rows[1][:4] == ["4", "4.00", "100.0", "n/a"]
-    assert found.rows[1][-1] == "yes"
+    assert found.columns[:4] == ["workers", "stable", "TTFT mean", "TTFT p99"]
+    assert found.rows[1][:4] == ["4", "yes", "100.0", "n/a"]
     with (tmp_path / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [(line["changes.workers"], line["ttft_sched.mean"], line["ttft_sched.p99"]) for line in lines] == [
@@ -104,16 +103,16 @@ UNTOLD = Outcome(LIMIT, "unknown", reason="200 samples; a p99 takes 368")
 @pytest.mark.parametrize(
     ("outcome", "cells"),
     [
-        (MISSED, ["60.19", "3.00", "missed by 0.31%: itl.p99"]),
-        (MET, ["45.00", "3.00", "met by 25%"]),
-        (UNTOLD, ["n/a", "3.00", "unknown: itl.p99"]),
+        (MISSED, ["missed by 0.31%: itl.p99", "60.19"]),
+        (MET, ["met by 25%", "45.00"]),
+        (UNTOLD, ["unknown: itl.p99", "n/a"]),
     ],
 )
 def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, outcome, cells):
     points = [point("a", 0.1, outcomes=[outcome])]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
-    assert found.columns[-3:] == ["ITL p99", "goodput", "limits"]
-    assert found.rows[0][-3:] == cells
+    assert found.columns[:3] == ["router_mode", "limits", "ITL p99"]
+    assert found.rows[0][1:3] == cells
     with (tmp_path / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert line[f"{LIMIT}.state"] == outcome.state
@@ -123,7 +122,7 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
 def test_what_is_impossible_is_marked_beside_what_is_not(tmp_path):
     points = [Impossible("tp 1", {"tp": 1}, "weights of 140 GB do not fit"), point("tp 4", 0.1, tp=4)]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
-    assert found.rows[0] == ["1", *["-"] * (len(found.columns) - 2), "impossible"]
+    assert found.rows[0] == ["1", "impossible", *["-"] * (len(found.columns) - 2)]
     assert found.rows[1][0] == "4"
     assert found.verdict.endswith("tp 1 is impossible: weights of 140 GB do not fit.")
 
