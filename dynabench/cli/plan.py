@@ -1,11 +1,9 @@
 """`dynabench plan`: how many GPUs, and in which layout."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from rich.status import Status
 
 from dynabench.capacity.settings import PlanConfig, PlannedEngineConfig, PlannedTimingConfig
 from dynabench.cli.groups import (
@@ -85,40 +83,13 @@ def plan(
             disaggregation=disaggregation or DisaggregationConfig(),
             transfer=transfer or TransferConfig(),
         )
-        with _Progress(console) as progress:
-            out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), say=progress.say)
+        out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), console=console)
     _print(answer, console)
     console.print(f"everything: {out / 'plan.json'}", soft_wrap=True)
     output.document(out, msgspec.to_builtins(answer))
     if not answer.is_complete:
         return 130
     return 0 if answer.commands else 1
-
-
-class _Progress:
-    """What is going on: a line that changes on a terminal, a line for each better answer where it is piped."""
-
-    def __init__(self, console: Terminal) -> None:
-        self._console = console
-        self._started = time.monotonic()
-        self._status: Status | None = console.status("reckoning bounds") if console.is_terminal else None
-
-    def __enter__(self) -> "_Progress":
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def say(self, text: str, *, is_news: bool = True) -> None:
-        """Show a text; news stay on the screen."""
-        elapsed = f"{time.monotonic() - self._started:4.0f} s  "
-        if is_news:
-            self._console.print(elapsed + text, soft_wrap=True)
-        elif self._status is not None:
-            self._status.update(text)
 
 
 def _print(answer: Answer, console: Terminal) -> None:
