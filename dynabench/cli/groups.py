@@ -56,7 +56,7 @@ class OutputConfig:
             print(json.dumps({"folder": None if folder is None else str(folder)} | content, indent=2))
 
 
-Output = Annotated[OutputConfig, flat("Output", 11)]
+Output = Annotated[OutputConfig, flat("Output", 1)]
 Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
 Shape = Annotated[ShapeConfig, flat("Workload", 2)]
 Load = Annotated[LoadConfig, flat("Load", 3)]

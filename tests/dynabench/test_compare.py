@@ -1,5 +1,6 @@
 """Arms, sweeps, gates, exports and trace tools, as a user runs them."""
 
+import csv
 import importlib
 import json
 import signal
@@ -145,6 +146,48 @@ def test_belady_on_a_trace_small_enough_to_check(belady_share):
     engine = resolve(EngineConfig(block_size=512, num_gpu_blocks=3))
     share = belady_share(Workload("w", 512, rows), engine, 1)
     assert share == pytest.approx(2 / 6)
+
+
+def swept(out, *flags):
+    done = dynabench("sweep", "--max-requests", "60", "--jobs", "1", *flags, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_sweeps_become_one_table(tmp_path):
+    first = swept(tmp_path / "a", "--router-mode", "kv", "--vary", "workers=2,4")
+    swept(tmp_path / "b", "--router-mode", "random", "--vary", "workers=2,4")
+    swept(tmp_path / "c", "--router-mode", "kv", "--vary", "workers=2", "--max-num-batched-tokens", "512")
+    swept(tmp_path / "d", "--router-mode", "kv", "--slo", "ttft.p50 <= 1s")
+    assert first["folder"] == str(tmp_path / "a")
+    assert len(first["summary"]["points"]) == 2
+    both = dynabench("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "ab")
+    assert both.returncode == 0, both.stderr
+    table = list(csv.DictReader((tmp_path / "ab" / "table.csv").open()))
+    assert [(row["changes.router_mode"], row["changes.workers"]) for row in table] == [
+        ("kv", "2"), ("kv", "4"), ("random", "2"), ("random", "4"),
+    ]  # fmt: skip
+    assert (tmp_path / "ab" / "report.html").read_text().count("<svg") == 4
+    same = dynabench("compare", tmp_path / "ab", tmp_path / "c", "--json")
+    points = json.loads(same.stdout)["summary"]["points"]
+    assert [point["changes"].get("sweep") for point in points] == [*["ab"] * 4, "c"]
+    other = dynabench("compare", tmp_path / "a", tmp_path / "d")
+    assert other.returncode == 2
+    assert f"{tmp_path / 'd'} has limits ttft.p50 <= 1000 ms, {tmp_path / 'a'} has none" in other.stderr
+    beside = dynabench("compare", tmp_path / "a", tmp_path / "a", "--fail-if", "ttft.mean > +5%")
+    assert (beside.returncode, "--fail-if is for runs" in beside.stderr) == (2, True)
+
+
+def test_what_simulate_and_compare_found_is_one_document(tmp_path):
+    done = dynabench("simulate", "--max-requests", "60", "--jobs", "1", "--out", tmp_path / "x", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("folder") == str(tmp_path / "x")
+    assert found == json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert "Arms compared" in done.stderr
+    again = dynabench("compare", tmp_path / "x", "--json")
+    assert json.loads(again.stdout)["folder"] is None
+    assert list(json.loads(again.stdout)["arms"]) == list(found["arms"])
 
 
 def test_a_sweep_is_resumed_and_makes_one_table(tmp_path):

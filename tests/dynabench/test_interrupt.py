@@ -17,7 +17,7 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.interrupt import Interrupt
+from dynabench.interrupt import SHARE, Interrupt
 from dynabench.plan import Settings, plans
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
@@ -233,6 +233,56 @@ def test_ctrl_c_in_a_terminal_ends_simulate_with_130_and_a_report(tmp_path, temp
     assert summary["is_complete"] is False
     assert 0 < summary["arms"]["round-robin"]["requests"] < COUNT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.jsonl", "tmp", "x"]
+
+
+def long_trace(folder):
+    file = folder / "t.jsonl"
+    row = '{"timestamp": %d, "input_length": 64, "output_length": 8, "hash_ids": [%d]}\n'
+    file.write_text("".join(row % (10 * number, number) for number in range(20_000)))
+    return file
+
+
+def shares_of(temporary):
+    """Return how far each simulation of a command is, as it tells its own processes."""
+    for file in temporary.glob("dynabench-*/shares"):
+        return [share for (share,) in SHARE.iter_unpack(file.read_bytes())]
+    return []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_in_simulate_keeps_the_arms_that_ended_and_what_another_had(tmp_path, temporary, jobs):
+    arms = ("--router-mode", "round-robin", "--router-mode", "random", "--repeats", "2")
+    process = start(
+        "simulate", long_trace(tmp_path), "--trace-block-size", "64", "--jobs", jobs, *arms, "--out", tmp_path / "x",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    until(lambda: any(share == 1 for share in shares_of(temporary)), process)
+    until(lambda: any(0 < share < 1 for share in shares_of(temporary)), process)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, stderr
+    assert "The run was interrupted" in stdout
+    assert json.loads((tmp_path / "x" / "summary.json").read_text())["is_complete"] is False
+    counts = [run["is_complete"] for run in json.loads((tmp_path / "x" / "experiment.json").read_text())["runs"]]
+    assert counts
+    assert not any(counts)
+    assert (tmp_path / "x" / "report.html").exists()
+
+
+def test_ctrl_c_in_a_sweep_shows_the_points_that_are_known(tmp_path, temporary):
+    process = start(
+        "sweep", long_trace(tmp_path), "--trace-block-size", "64", "--router-mode", "random", "--vary", "workers=1..8",
+        "--jobs", "1", "--out", tmp_path / "x", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    points = tmp_path / "x" / "points"
+    until(lambda: points.exists() and any(points.iterdir()), process)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, stderr
+    assert "The sweep was interrupted; run the same command again to go on." in stdout
+    known = json.loads((tmp_path / "x" / "sweep.json").read_text())["summary"]["points"]
+    assert 1 <= len(known) == len(list(points.iterdir())) < 8
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers end with the simulation that they are in")

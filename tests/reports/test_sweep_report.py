@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from reports import sweep_report
+from reports import sweep_report, sweep_table
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Throughput
 from reports.outcomes import Outcome
@@ -92,6 +92,12 @@ def test_modes_are_counted_by_how_often_they_were_best(tmp_path):
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=False)
     assert found.verdict.startswith("4 points, 1 of them with a queue that grew. Lowest mean E2E latency: kv in 2.")
     assert found.verdict.endswith("The sweep was interrupted; run the same command again to go on.")
+
+
+def test_a_sweep_that_was_interrupted_before_a_point_was_known_says_so(tmp_path):
+    found = sweep_report.write(tmp_path, MANIFEST, [], [], is_complete=False)
+    assert found.verdict.startswith("No point is known yet. The sweep was interrupted;")
+    assert list(sweep_table.tables(found, 80, is_whole=False)) == []
 
 
 LIMIT = "itl.p99 <= 60 ms"
