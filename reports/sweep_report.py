@@ -79,7 +79,7 @@ def is_sweep(folder: Path) -> bool:
     return (folder / "sweep.json").is_file()
 
 
-def combine(folders: list[Path], out: Path | None) -> Sweep:
+def combine(folders: list[Path], out: Path | None) -> tuple[Manifest, Sweep]:
     """Put the lines of several sweeps into one table; with `out`, write the folder of it, too.
 
     Where two sweeps have lines with the same changes, the sweep is one of the changes.
@@ -100,11 +100,11 @@ def combine(folders: list[Path], out: Path | None) -> Sweep:
     points = [point for one in kept for point in one.points]
     manifest = _combined(dict(zip(map(str, folders), kept, strict=True)))
     if out is None:
-        return sweep_table.lay_out(rows, manifest, is_complete=True)
+        return manifest, sweep_table.lay_out(rows, manifest, is_complete=True)
     (out / "points").mkdir(parents=True)
     for number, point in enumerate(points):
         (out / "points" / f"{number}.json").write_bytes(msgspec.json.encode(point))
-    return write(out, manifest, rows, points, is_complete=True)
+    return manifest, write(out, manifest, rows, points, is_complete=True)
 
 
 class _Kept(NamedTuple):

@@ -212,8 +212,8 @@ def sweep(
     with plain_errors():
         deployed = _simulated(deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer)
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
-        out, summary = run_sweep(workload, config, experiment, settings, console=console)
-    print_sweep(summary, console, is_whole=output.all_metrics)
+        out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console)
+    print_sweep(manifest, summary, console, is_whole=output.all_metrics)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     output.document(out, json.loads((out / "sweep.json").read_text()))
     return 0 if summary.is_complete else 130

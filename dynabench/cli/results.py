@@ -73,8 +73,8 @@ def compare(
             raise UserError(
                 f"{'--fail-if' if gates else '--markdown'} is for runs; {results[0]} and what follows are sweeps"
             )
-        sweep = sweep_report.combine(results, out)
-        print_sweep(sweep, console, is_whole=output.all_metrics)
+        manifest, sweep = sweep_report.combine(results, out)
+        print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
         if out is not None:
             console.print(f"report: {out / 'report.html'}", soft_wrap=True)
         output.document(out, {"summary": msgspec.to_builtins(sweep)})
@@ -132,8 +132,10 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
         console.say("More metrics: --all-metrics, or the report.")
 
 
-def print_sweep(sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
-    """Print what a sweep found."""
+def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
+    """Print what was swept, and what was found."""
+    for line in filter(None, tables.heading(manifest)):
+        console.say(line)
     for table in sweep_table.tables(sweep, console.width, is_whole=is_whole):
         console.print(table)
     for table in sweep.split.tables(console.width) if sweep.split else ():

@@ -10,7 +10,7 @@ from typing import Any
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of
-from dynabench.experiment.manifest import manifest_of
+from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import Source, source_of
 from dynabench.experiment.search import Bracket, Sense
@@ -31,8 +31,10 @@ from workloads import WorkloadError
 
 def run_sweep(
     files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
-) -> tuple[Path, Sweep]:
-    """Carry out a sweep and write its folder; a folder that holds the same sweep is resumed.
+) -> tuple[Path, dict[str, Any], Sweep]:
+    """Carry out a sweep and write its folder; return it, what it says of the sweep, and the table.
+
+    A folder that holds the same sweep is resumed.
 
     Raises:
         UserError: the folder holds something else, or a search has no limits.
@@ -66,7 +68,9 @@ def run_sweep(
         workload = work.source(arms[0].settings.shape)
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity}
-        return out, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
+        if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
+            manifest["subtitle"] = subtitle_of("virtual", workload, experiment, settings, tried)
+        return out, manifest, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
 
 
 class _Work:

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from reports import sweep_report, sweep_table
+from reports.folder import ReportError
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Throughput
 from reports.outcomes import Outcome
@@ -98,6 +99,40 @@ def test_a_sweep_that_was_interrupted_before_a_point_was_known_says_so(tmp_path)
     found = sweep_report.write(tmp_path, MANIFEST, [], [], is_complete=False)
     assert found.verdict.startswith("No point is known yet. The sweep was interrupted;")
     assert list(sweep_table.tables(found, 80, is_whole=False)) == []
+
+
+def swept(folder, *points, limits=()):
+    """Write the folder of a sweep."""
+    manifest = MANIFEST | {"limits": list(limits), "workload": {"name": "w", "requests": 60}, "step_times": None}
+    (folder / "points").mkdir(parents=True)
+    for one in points:
+        (folder / "points" / f"{one.name}.json").write_bytes(msgspec.json.encode(one))
+    sweep_report.write(folder, manifest, list(points), list(points), is_complete=True)
+    return folder
+
+
+def test_several_sweeps_become_one_table_and_folder(tmp_path):
+    first = swept(tmp_path / "a", point("kv 2", 0.2, router_mode="kv", workers=2))
+    second = swept(tmp_path / "b", point("random 2", 0.1, router_mode="random", workers=2))
+    third = swept(tmp_path / "c", point("kv 2", 0.3, router_mode="kv", workers=2))
+    manifest, found = sweep_report.combine([first, second], tmp_path / "both")
+    assert found.columns[0] == "router_mode"
+    assert [row[0] for row in found.rows] == ["kv", "random"]
+    assert manifest["title"] == "w: 2 sweeps together"
+    assert (tmp_path / "both" / "report.html").read_text().count("<svg") == 4
+    _, every = sweep_report.combine([tmp_path / "both", third], None)
+    assert every.columns[:2] == ["router_mode", "sweep"]
+    assert [row[:2] for row in every.rows] == [["kv", "both"], ["random", "both"], ["kv", "c"]]
+    assert [one.name for one in every.points] == ["both/kv 2", "both/random 2", "c/kv 2"]
+
+
+def test_sweeps_with_other_limits_or_none_are_refused(tmp_path):
+    first = swept(tmp_path / "a", point("kv", 0.2, router_mode="kv"))
+    other = swept(tmp_path / "b", point("kv", 0.2, router_mode="kv"), limits=[LIMIT])
+    with pytest.raises(ReportError, match=r"b has limits itl.p99 <= 60 ms, .*a has none: sweeps in one table differ"):
+        sweep_report.combine([first, other], None)
+    with pytest.raises(ReportError, match="not the folder of a sweep"):
+        sweep_report.combine([first, tmp_path], None)
 
 
 LIMIT = "itl.p99 <= 60 ms"
