@@ -20,7 +20,7 @@ LABEL = 16
 HEAD = 5
 """Lines of a table beside its rows."""
 
-_WORD = re.compile(r"\[[^\[\]]*\](?: [~=])?|\S+")
+_WORD = re.compile(r"(?:\[[^\[\]]*\]|\S)+(?:(?<=\]) [~=](?!\S))?")
 """An interval is one word, with the sign that says how to take it."""
 _PIECE = re.compile(r"[^\s_/,:+-]*[\s_/,:+-]+|[^\s_/,:+-]+")
 """A word that is too long is broken behind a sign."""

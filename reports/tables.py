@@ -39,7 +39,11 @@ def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
     lines = [_line(METRICS[limit.metric], limit.statistic or "") for limit in limited]
     first = dict(_cells(lines, list(summary.arms.values())))
     every = dict(rows(summary))
-    wanted = [*KEY, *(f"{LABELS[name]} mean vs {summary.baseline}" for name in ("ttft_sched", "tpot"))]
+    wanted = [
+        *KEY,
+        *(label for label, *_ in FAILURES),
+        *(f"{LABELS[name]} mean vs {summary.baseline}" for name in ("ttft_sched", "tpot")),
+    ]
     return [
         *first.items(),
         *((label, cells) for label, cells in every.items() if label in wanted and label not in first),
@@ -303,7 +307,6 @@ KEY = (
     "requests/s",
     "goodput (/s of arrivals)",
     "cache hit share",
-    "failed requests",
 )
 """Lines that a terminal shows unless it is asked for all."""
 FAILURES: tuple[Line, ...] = (

@@ -176,7 +176,7 @@ def _workers(deployment: Deployment) -> str:
         return f"{deployment.num_workers} engines ({parts})"
     (pool,) = deployment.pools
     if not pool.runs_model:
-        return f"{pool.replicas} simulated engines"
+        return f"{pool.replicas} simulated engine{'s' * (pool.replicas != 1)}"
     facts = described_engine(pool)
     return f"{pool.replicas} {facts['name']} {facts['version']} workers with {facts['model']}"
 

@@ -151,7 +151,7 @@ def test_the_head_of_a_search_names_the_workers_it_found_and_the_step_times(tmp_
     flags = ("--max-requests", "20", "--jobs", "1", "--router-mode", "kv", "--slo", "ttft.mean <= 10s")
     done = dynabench("sweep", *flags, "--find", "workers", "--out", tmp_path / "x")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("chat.jsonl: kv: 20 requests on 1 simulated engines, in virtual time;")
+    assert done.stdout.startswith("chat.jsonl: kv: 20 requests on 1 simulated engine, in virtual time;")
     assert "\nSimulated step times: polynomial of no particular model and GPU." in done.stdout
 
 
