@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.plan import Arm, Settings
+from dynabench.progress import Display
+from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import replace_text
 from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Ranked, Sureness
@@ -37,12 +39,9 @@ from reports.points import AnyPoint, Point
 MODES = ("kv", "round-robin", "least-loaded")
 """Router modes that are compared where none is given; the search itself goes by the first."""
 
-Say = Callable[[str], None]
-"""Shows what is going on."""
-
 
 def run_plan(
-    files: tuple[Path, ...], config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, say: Say
+    files: tuple[Path, ...], config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
 ) -> tuple[Path, Answer]:
     """Search for the cheapest layout that meets the limits; a folder that holds the same plan is resumed.
 
@@ -58,10 +57,12 @@ def run_plan(
     out = experiment.out or Path("results") / f"plan-{identity}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
-        planner = _Planner(files, config, experiment, settings, store, out, interrupt, say)
+        display = Display("reckoning bounds", "calculations", interrupt, console)
+        planner = _Planner(files, config, experiment, settings, store, out, interrupt, display)
         try:
-            planner.search()
-            planner.look_around()
+            with display:
+                planner.search()
+                planner.look_around()
         except InterruptError:
             planner.is_complete = False
         answer = planner.answer()
@@ -97,10 +98,10 @@ class _Planner:
         store: PointStore,
         out: Path,
         interrupt: Interrupt,
-        say: Say,
+        display: Display,
     ) -> None:
         self._files, self._config, self._experiment, self._settings = files, config, experiment, settings
-        self._store, self._out, self._interrupt, self._say = store, out, interrupt, say
+        self._store, self._out, self._interrupt, self._display = store, out, interrupt, display
         self._source = source_of(files, experiment)
         self._started = time.perf_counter()
         self._num_simulated = 0
@@ -154,7 +155,8 @@ class _Planner:
             if search.best != best:
                 best = search.best
                 assert best is not None
-                self._say(f"{self._named(best, load)} meets the limits")
+                self._display.say(f"{self._named(best, load)} meets the limits")
+            self._display.what = f"best so far {'none' if best is None else self._named(best, load)}"
 
     @property
     def _at_once(self) -> int:

@@ -68,8 +68,9 @@ def test_what_it_names_is_a_deployment_that_is_read(small):
 
 def test_the_same_plan_again_simulates_nothing(small):
     out, _, answer = small
-    done, again = planned(out, *SMALL, *LIMITS)
+    done, again = planned(out, *SMALL, *LIMITS, "--json")
     assert done.returncode == 0
+    assert json.loads(done.stdout) == {"folder": str(out)} | again
     assert again["simulated"] == 0
     assert again["layouts"] == answer["layouts"]
     other = dynabench("plan", *SMALL, "--slo", "ttft.p90 <= 401ms", "--out", out)
