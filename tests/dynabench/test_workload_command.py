@@ -1,6 +1,8 @@
 """`dynabench workload`: what its commands write."""
 
 import json
+import shlex
+from pathlib import Path
 
 from tests.support.commands import dynabench
 from workloads import formats
@@ -104,3 +106,21 @@ def test_an_empty_file_is_called_empty(tmp_path):
         for options in ((), ("--format", "azure"), ("--format", "mooncake")):
             refused = dynabench("workload", "inspect", tmp_path / name, *options)
             assert (refused.returncode, f"{name}: is empty" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_the_readmes_commands_work_when_pasted():
+    """Those that stand together: the environment is activated, and what one reads is there or written by one before."""
+    root = Path(__file__).parents[2]
+    start = (root / "README.md").read_text().split("    . .venv/bin/activate\n")[1].split("\n\n")[0]
+    commands = [shlex.split(line, comments=True) for line in start.splitlines()]
+    assert commands[0][:4] == ["dynabench", "workload", "synth", "trace.jsonl.gz"]
+    files = {word for words in commands for word in words if word.endswith((".csv", ".json", ".jsonl", ".gz", ".yaml"))}
+    assert [file for file in files - {"trace.jsonl.gz"} if not list(root.glob(file))] == []
+    assert not any(word.isupper() for words in commands for word in words)
+
+
+def test_first_comparison_leads_with_the_readers_model_and_gpu():
+    text = (Path(__file__).parents[2] / "docs" / "first-comparison.md").read_text()
+    first = text[text.index("dynabench simulate") :].split("\n\n")[0]
+    assert "--model" in first
+    assert "--gpu" in first
