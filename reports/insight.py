@@ -173,6 +173,11 @@ def remarks(repeats: list[Record]) -> list[str]:
         )
     if any(run.facts.get("without_gpu") for run in repeats):
         found.append("its step times and its number of KV blocks are not those of --model; with --gpu they are")
+    if any(run.facts.get("without_prefixes") for run in repeats):
+        found.append(
+            "the workload does not know what prompts share, so each had a prefix of its own: its hits are unknown, and no "
+            "verdict on caching or on modes that follow prefixes is possible"
+        )
     return found
 
 

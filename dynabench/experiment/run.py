@@ -35,14 +35,20 @@ Source = Callable[[ShapeConfig], Workload]
 
 @functools.lru_cache(maxsize=4)
 def load_workload(
-    files: tuple[Path, ...], trace_block_size: int | None, config: ShapeConfig, seed: int, format: str | None = None
+    files: tuple[Path, ...],
+    trace_block_size: int | None,
+    config: ShapeConfig,
+    seed: int,
+    format: str | None = None,
+    columns: str | None = None,
 ) -> Workload:
     """Read a workload (none: the bundled one) and reshape it.
 
     Raises:
         WorkloadError: it cannot be read, or nothing is left of it.
     """
-    return shape(read_workload(files, format=format, block_size=trace_block_size), config, seed=seed)
+    workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
+    return shape(workload, config, seed=seed)
 
 
 def run_experiment(
@@ -98,7 +104,12 @@ def results_folder(experiment: ExperimentConfig, command: str) -> Path:
 def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:
     """Return what gives the experiment's workload in a shape."""
     return functools.partial(
-        load_workload, files, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
+        load_workload,
+        files,
+        experiment.trace_block_size,
+        seed=experiment.seed,
+        format=experiment.format,
+        columns=experiment.columns,
     )
 
 
