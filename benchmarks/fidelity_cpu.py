@@ -30,7 +30,7 @@ from dynabench.plan import ClientConfig, Settings
 from foundation.files import new_file
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.tables import distances, fidelity_table
+from reports.tables import distances, fidelity_grid
 from workloads import Workload
 from workloads.formats import mooncake
 from workloads.synthesize import SynthConfig, synthesize
@@ -153,7 +153,7 @@ def main() -> None:
         settings = Settings(simulated, client=ClientConfig())
         found = validate((path,), ValidateConfig(), experiment, settings, console, real=real)
         for arm, part in found.fidelity.arms.items():
-            console.print(name, fidelity_table(arm, part), distances(part))
+            console.print(name, *fidelity_grid(arm, part).tables(console.width), distances(part))
         console.print(found.fidelity.best)
 
 

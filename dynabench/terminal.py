@@ -21,6 +21,10 @@ class Terminal(Console):
         """Let the command line end as with any output that nobody reads; rich would end it itself, with 1."""
         raise BrokenPipeError
 
+    def say(self, text: str, **options: Any) -> None:
+        """Print a sentence: a line in a pipe, for other programs; on a terminal as many as its width makes of it."""
+        self.print(text, soft_wrap=not self.is_terminal, **options)
+
     def render_str(self, text: str, **options: Any) -> Text:
         """Make a text of a string, control characters spelled out."""
         return super().render_str(printable(text), **options)

@@ -1,9 +1,11 @@
 """A table whose lines have labels: for a terminal of any width, for Markdown, and for a page."""
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.table import Table
 
 from foundation.text import printable
@@ -11,10 +13,24 @@ from reports.foreign import markdown_cell
 
 FRAME = 3
 """What a column takes beside its text: a line, and a blank on each side of it."""
-UNBROKEN = 13
-"""A word or a cell up to this width stays on one line: a number, or one with its share."""
+UNBROKEN = 15
+"""A word or a cell up to this width stays on one line: a number, one with its share, an interval."""
 LABEL = 16
 """The width down to which labels shrink so that all columns fit side by side."""
+HEAD = 5
+"""Lines of a table beside its rows."""
+
+_WORD = re.compile(r"(?:\[[^\[\]]*\]|\S)+(?:(?<=\]) [~=](?!\S))?")
+"""An interval is one word, with the sign that says how to take it."""
+_PIECE = re.compile(r"[^\s_/,:+-]*[\s_/,:+-]+|[^\s_/,:+-]+")
+"""A word that is too long is broken behind a sign."""
+
+
+class Column(NamedTuple):
+    """A column of a table: of labels, or of what is known."""
+
+    head: str
+    cells: list[str]
 
 
 @dataclass(frozen=True)
@@ -30,21 +46,12 @@ class Grid:
     def tables(self, width: int) -> Iterator[Table]:
         """Return it for a terminal: as many columns side by side as fit, the others in further tables.
 
-        What is too long is folded, never cut, so that names which begin alike are told apart.
+        Where not all fit, rows and columns change places if that is shorter. What is too long is folded, never cut, so that
+        names which begin alike are told apart.
         """
-        texts = [[head, *(cells[place] for _, cells in self.rows)] for place, head in enumerate(self.columns)]
-        columns = [(_least(column), _widest(column)) for column in texts]
-        first = self._label_width(width, sum(least + FRAME for least, _ in columns))
-        title: str | None = self.title
-        for places, widths in _groups(columns, width - first - FRAME + 1):
-            table = Table(title=title, title_justify="left", pad_edge=False)
-            table.add_column("", width=first, overflow="fold")
-            for place, its_width in zip(places, widths, strict=True):
-                table.add_column(self.columns[place], justify="right", width=its_width, overflow="fold")
-            for label, cells in self.rows:
-                table.add_row(label, *(cells[place] for place in places))
-            yield table
-            title = None
+        if self._num_tables(width) > 1:
+            self = min(self, self._turned(), key=lambda grid: grid._num_tables(width) * (HEAD + len(grid.rows)))
+        yield from tables(self.title, [self._labels()], self._columns(), width)
 
     def markdown(self) -> list[str]:
         """Return its lines in Markdown, without title and note."""
@@ -52,14 +59,89 @@ class Grid:
         head, *rest = ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines]
         return [head, "|---|" + "---:|" * len(self.columns), *rest]
 
-    def _label_width(self, width: int, needed: int) -> int:
-        """Return how wide the labels are: what the columns leave, or where not all fit, a third."""
-        liked = _widest(label for label, _ in self.rows)
-        left = width - needed - FRAME + 1
-        return min(liked, left if left >= min(liked, LABEL) else max(width // 3, 1))
+    def _turned(self) -> "Grid":
+        """Return it with columns as rows."""
+        rows = [(column.head, column.cells) for column in self._columns()]
+        return replace(self, columns=[label for label, _ in self.rows], rows=rows)
+
+    def _num_tables(self, width: int) -> int:
+        return len(_laid_out([self._labels()], self._columns(), width)[1])
+
+    def _labels(self) -> Column:
+        return Column("", [label for label, _ in self.rows])
+
+    def _columns(self) -> list[Column]:
+        return [Column(head, [cells[place] for _, cells in self.rows]) for place, head in enumerate(self.columns)]
 
 
-def _groups(columns: list[tuple[int, int]], room: int) -> Iterator[tuple[list[int], list[int]]]:
+def tables(title: str, labels: list[Column], columns: list[Column], width: int) -> Iterator[Table]:
+    """Yield tables no wider than this that show all columns, in their order, each beside all labels."""
+    label_widths, groups = _laid_out(labels, columns, width)
+    for number, (places, widths) in enumerate(groups):
+        table = Table(title=None if number else title, title_justify="left", caption_justify="left", pad_edge=False)
+        shown = [
+            *zip(labels, label_widths, strict=True),
+            *((columns[p], w) for p, w in zip(places, widths, strict=True)),
+        ]
+        for place, (column, its_width) in enumerate(shown):
+            table.add_column(
+                folded(column.head, its_width),
+                justify="left" if place < len(labels) else "right",
+                width=its_width,
+                overflow="fold",
+            )
+        for cells in zip(*(column.cells for column, _ in shown), strict=True):
+            table.add_row(*(folded(cell, its_width) for cell, (_, its_width) in zip(cells, shown, strict=True)))
+        yield table
+
+
+def folded(text: str, width: int) -> str:
+    """Break a text into lines no wider than this: between words, else behind a sign within one, else anywhere."""
+    lines: list[str] = []
+    for word in _WORD.findall(printable(text)):
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines += [word] if cell_len(word) <= width else _broken(word, width)
+    return "\n".join(lines)
+
+
+def _broken(word: str, width: int) -> list[str]:
+    """Break a word that is too long."""
+    lines = [""]
+    for piece in _PIECE.findall(word):
+        if cell_len(lines[-1] + piece.rstrip()) <= width:
+            lines[-1] += piece
+        else:
+            lines += chop_cells(piece, width)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+Group = tuple[list[int], list[int]]
+"""Places of columns that fit side by side, and their widths."""
+
+
+def _laid_out(labels: list[Column], columns: list[Column], width: int) -> tuple[list[int], list[Group]]:
+    """Return how wide labels are, and which columns stand side by side."""
+    sizes = [(_least(column), _widest([column.head, *column.cells])) for column in columns]
+    label_widths = _label_widths(labels, width, sum(least + FRAME for least, _ in sizes))
+    room = max(width - sum(label_widths) - FRAME * len(labels) + 1, FRAME + 1)
+    sizes = [(min(least, room - FRAME), liked) for least, liked in sizes]
+    return label_widths, list(_groups(sizes, room))
+
+
+def _label_widths(labels: list[Column], width: int, needed: int) -> list[int]:
+    """Return how wide the labels are: what the columns leave, or where not all fit, a third, or what they need."""
+    sizes = [(_least(label), max(_widest(label.cells), _least(Column(label.head, [])))) for label in labels]
+    least, liked = (sum(each) for each in zip(*sizes, strict=True))
+    left = width - needed - FRAME * len(labels) + 1
+    room = left if left >= min(liked, max(LABEL, least)) else max(width // 3, min(least, width // 2), len(labels))
+    if least > room:
+        sizes = [(1, wide) for _, wide in sizes]
+    return _widened(sizes, room - sum(narrow for narrow, _ in sizes))
+
+
+def _groups(columns: list[tuple[int, int]], room: int) -> Iterator[Group]:
     """Divide columns, by what they need and like, into groups that fit into so much room; return places and widths."""
     groups: list[list[int]] = [[]]
     for place, (least, _) in enumerate(columns):
@@ -71,9 +153,14 @@ def _groups(columns: list[tuple[int, int]], room: int) -> Iterator[tuple[list[in
         yield group, _widened([columns[place] for place in group], spare)
 
 
-def _least(texts: list[str]) -> int:
+def _least(column: Column) -> int:
     """Return the width at which no short word is broken, and no short cell."""
-    return min(max(_widest(word for text in texts for word in text.split()), _widest(texts[1:])), UNBROKEN)
+    heads = [
+        piece
+        for word in column.head.split()
+        for piece in ([word] if cell_len(word) <= UNBROKEN else _PIECE.findall(word))
+    ]
+    return min(max(_widest(heads), _widest(column.cells)), UNBROKEN)
 
 
 def _widened(columns: list[tuple[int, int]], spare: int) -> list[int]:

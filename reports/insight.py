@@ -165,8 +165,19 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"prompts waited for prefill workers that computed nothing for {held:.0%} of the run: their blocks were held by "
             "computed prompts that decode workers had not read, so decode workers or links are what is short, not prefill workers"
         )
+    scales = [scale for run in repeats if (scale := run.facts.get("kv_bytes_scale", 1.0)) is not None and scale < 1]
+    if scales:
+        found.append(
+            f"its mockers moved {min(scales):.3g} of the KV's bytes (--kv-bytes-scale), so the transfer is not that of real "
+            "links, which simulations model"
+        )
     if any(run.facts.get("without_gpu") for run in repeats):
         found.append("its step times and its number of KV blocks are not those of --model; with --gpu they are")
+    if any(run.facts.get("without_prefixes") for run in repeats):
+        found.append(
+            "the workload does not know what prompts share, so each had a prefix of its own: its hits are unknown, and no "
+            "verdict on caching or on modes that follow prefixes is possible"
+        )
     return found
 
 

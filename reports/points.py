@@ -130,6 +130,11 @@ class Found(msgspec.Struct, frozen=True):
     missed: AnyPoint | None
     """What `missed_at` gave."""
 
+    @property
+    def tried(self) -> list[float]:
+        """The values at which the limits cease to be met."""
+        return [value for value in (self.met, self.missed_at) if value is not None]
+
 
 class Sweep(msgspec.Struct, frozen=True):
     """The table of a sweep, and what it says."""
@@ -140,7 +145,6 @@ class Sweep(msgspec.Struct, frozen=True):
     """How many of the columns are settings."""
     rows: list[list[str]]
     verdict: str
-    only_wide: list[str]
     schema: str
     is_complete: bool
     limits: list[str]

@@ -9,6 +9,7 @@ import msgspec
 from matplotlib import pyplot as plt
 
 from foundation.files import replace_text
+from foundation.text import one_line
 from reports import drawing, page, sweep_table
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
 from reports.folder import ReportError
@@ -71,6 +72,109 @@ def _write(
     replace_text(out / "report.html", text)
     replace_text(out / "table.csv", sweep_table.as_csv(rows))
     return summary
+
+
+def is_sweep(folder: Path) -> bool:
+    """Tell whether a folder is that of a sweep."""
+    return (folder / "sweep.json").is_file()
+
+
+def combine(folders: list[Path], out: Path | None) -> tuple[Manifest, Sweep]:
+    """Put the lines of several sweeps into one table; with `out`, write the folder of it, too.
+
+    Where two sweeps have lines with the same changes, the sweep is one of the changes.
+
+    Raises:
+        ReportError: a folder is not that of a sweep, or it looked for something else: other limits, another workload.
+    """
+    kept = [_read(folder) for folder in folders]
+    for folder, one in zip(folders[1:], kept[1:], strict=True):
+        _refuse_others(folders[0], kept[0].manifest, folder, one.manifest)
+    changes = [json.dumps(row.changes, sort_keys=True) for one in kept for row in one.rows]
+    if len(set(changes)) < len(changes):
+        kept = [
+            one._replace(rows=_of(one.rows, folder.name), points=_of(one.points, folder.name))
+            for folder, one in zip(folders, kept, strict=True)
+        ]
+    rows: Any = [row for one in kept for row in one.rows]
+    points = [point for one in kept for point in one.points]
+    manifest = _combined(dict(zip(map(str, folders), kept, strict=True)))
+    if out is None:
+        return manifest, sweep_table.lay_out(rows, manifest, is_complete=True)
+    (out / "points").mkdir(parents=True)
+    for number, point in enumerate(points):
+        (out / "points" / f"{number}.json").write_bytes(msgspec.json.encode(point))
+    return manifest, write(out, manifest, rows, points, is_complete=True)
+
+
+class _Kept(NamedTuple):
+    """What the folder of a sweep holds."""
+
+    manifest: Manifest
+    rows: list[Any]
+    """The lines of its table."""
+    points: list[Any]
+
+
+def _read(folder: Path) -> _Kept:
+    try:
+        whole = json.loads((folder / "sweep.json").read_text())
+        manifest = whole["experiment"]
+        kind: Any = Found if manifest["sweep"]["find"] else AnyPoint
+        rows = msgspec.convert(whole["summary"]["points"], list[kind])
+        files = sorted((folder / "points").glob("*.json"))
+        return _Kept(manifest, rows, [msgspec.json.decode(file.read_bytes(), type=AnyPoint) for file in files])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ReportError(f"{folder}: not the folder of a sweep ({one_line(str(error))})") from error
+
+
+def _refuse_others(first: Path, wanted: Manifest, folder: Path, given: Manifest) -> None:
+    """Refuse a sweep whose points are not to be compared with those of the first.
+
+    Raises:
+        ReportError: so it is.
+    """
+    for what, its, others in zip(("limits", "workload", "--find"), _asked(given), _asked(wanted), strict=True):
+        if its != others:
+            raise ReportError(
+                f"{folder} has {what} {its}, {first} has {others}: sweeps in one table differ in their settings only"
+            )
+
+
+def _asked(manifest: Manifest) -> tuple[str, str, str]:
+    """Return what sweeps in one table share."""
+    workload = manifest["workload"]
+    return (
+        ", ".join(manifest["limits"]) or "none",
+        f"{workload['name']} ({workload['requests']} requests)",
+        manifest["sweep"]["find"] or "none",
+    )
+
+
+def _of(rows: list[Any], sweep: str) -> list[Any]:
+    """Say of lines which sweep they are of."""
+    return [
+        msgspec.structs.replace(
+            row,
+            changes=row.changes | {"sweep": sweep},
+            **{name: f"{sweep}/{getattr(row, name)}" for name in ("arm" if isinstance(row, Found) else "name",)},
+        )
+        for row in rows
+    ]
+
+
+def _combined(sources: dict[str, _Kept]) -> Manifest:
+    """Return what is said of several sweeps together."""
+    first = next(iter(sources.values())).manifest
+    modes = dict.fromkeys(mode for one in sources.values() for mode in one.manifest["experiment"]["router_mode"])
+    return first | {
+        "title": f"{first['workload']['name']}: {len(sources)} sweeps together",
+        "subtitle": ", ".join(sources),
+        "step_times": "; ".join(dict.fromkeys(filter(None, (one.manifest["step_times"] for one in sources.values())))),
+        "command": f"dynabench compare {' '.join(sources)}",
+        "experiment": first["experiment"] | {"router_mode": list(modes)},
+        "sources": {folder: one.manifest for folder, one in sources.items()},
+    }
 
 
 class Axes(NamedTuple):

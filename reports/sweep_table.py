@@ -10,10 +10,12 @@ from functools import partial
 from typing import Any, cast
 
 import msgspec
+from rich.table import Table
 
 from foundation.settings import short
+from reports import grid
 from reports.foreign import csv_cell
-from reports.grid import Grid
+from reports.grid import Column, Grid
 from reports.outcomes import binding, percent, told
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.slo import parse
@@ -21,14 +23,12 @@ from reports.split import LABELS as PARTS
 from reports.tables import milliseconds, number, share, split_note
 
 SCHEMA = "dynabench.sweep/2"
-ONLY_WIDE = ["offered/s", "TTFT p99", "req/s", "tok/s", "imbalance", "goodput"]
-"""Columns that a narrow terminal leaves out, unless they are limited."""
 
 MOST = 4
 """Combinations that are named one by one."""
 
 Rows = list[AnyPoint] | list[Found]
-Column = tuple[str, Callable[[Point], str]]
+Figure = tuple[str, Callable[[Point], str]]
 """A column of the table: its head, and what it shows of a point."""
 
 
@@ -38,10 +38,10 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
     limited = _limited(manifest["limits"])
     made = _searched(cast(list[Found], rows), limited) if is_search else _gridded(cast(Any, rows), limited, manifest)
     if not is_complete:
-        made["verdict"] += " The sweep was interrupted; run the same command again to go on."
+        known = made["verdict"] or "No point is known yet."
+        made["verdict"] = f"{known} The sweep was interrupted; run the same command again to go on."
     return Sweep(
         **made,
-        only_wide=[head for head in ONLY_WIDE if head not in dict(limited)],
         schema=SCHEMA,
         is_complete=is_complete,
         limits=manifest["limits"],
@@ -60,29 +60,30 @@ def _hundredths(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f}"
 
 
-OFFERED: Column = ("offered/s", lambda point: _hundredths(point.offered_per_s))
-TTFT_P99: Column = ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99))
-GOODPUT: Column = ("goodput", lambda point: _hundredths(point.goodput.goodput_per_s if point.goodput else None))
-FIGURES: tuple[Column, ...] = (
-    OFFERED,
+OFFERED: Figure = ("offered/s", lambda point: _hundredths(point.offered_per_s))
+TTFT_P99: Figure = ("TTFT p99", lambda point: milliseconds(point.ttft_sched.p99))
+GOODPUT: Figure = ("goodput", lambda point: _hundredths(point.goodput.goodput_per_s if point.goodput else None))
+FIGURES: tuple[Figure, ...] = (
     ("TTFT mean", lambda point: milliseconds(point.ttft_sched.mean)),
-    ("TTFT p90", lambda point: milliseconds(point.ttft_sched.p90)),
     TTFT_P99,
     ("TPOT mean", lambda point: milliseconds(point.tpot.mean)),
-    ("E2E mean", lambda point: milliseconds(point.e2e_sched.mean)),
     ("req/s", lambda point: _hundredths(point.throughput.requests_per_s)),
-    ("tok/s", lambda point: number(point.throughput.output_tokens_per_s)),
     ("hits", lambda point: share(point.cache.hit_share)),
+    ("TTFT p90", lambda point: milliseconds(point.ttft_sched.p90)),
+    ("E2E mean", lambda point: milliseconds(point.e2e_sched.mean)),
+    ("tok/s", lambda point: number(point.throughput.output_tokens_per_s)),
     ("imbalance", lambda point: _hundredths(point.imbalance.work_max_over_mean)),
+    OFFERED,
 )
-WITHOUT_LIMITS: tuple[Column, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
-SPLIT: tuple[Column, ...] = (
+"""The most important come first: a narrow terminal shows no more than fit."""
+WITHOUT_LIMITS: tuple[Figure, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
+SPLIT: tuple[Figure, ...] = (
     *((label, partial(_part, name)) for name, label in PARTS.items()),
     ("TTFT from sent", lambda point: milliseconds(point.ttft.mean)),
     ("TTST mean", lambda point: milliseconds(point.ttst.mean)),
     ("prefilled by another", lambda point: share(point.split.apart if point.split else None)),
 )
-AT_FOUND: tuple[Column, ...] = (
+AT_FOUND: tuple[Figure, ...] = (
     OFFERED,
     TTFT_P99,
     ("TPOT p99", lambda point: milliseconds(point.tpot.p99)),
@@ -90,7 +91,7 @@ AT_FOUND: tuple[Column, ...] = (
 )
 
 
-def _limited(limits: Sequence[str]) -> list[Column]:
+def _limited(limits: Sequence[str]) -> list[Figure]:
     """Return a column for each statistic that is limited."""
 
     def value(limit: str, point: Point) -> str:
@@ -104,7 +105,7 @@ def _limited(limits: Sequence[str]) -> list[Column]:
     ]
 
 
-def _without(columns: Sequence[Column], others: Sequence[Column]) -> list[Column]:
+def _without(columns: Sequence[Figure], others: Sequence[Figure]) -> list[Figure]:
     """Return columns but for those that others show."""
     return [column for column in columns if column[0] not in dict(others)]
 
@@ -124,12 +125,12 @@ def _margin(row: AnyPoint) -> str:
     return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}: {name}"
 
 
-def _gridded(points: list[AnyPoint], limited: list[Column], manifest: dict[str, Any]) -> dict[str, Any]:
+def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the table of every combination."""
     names = dict.fromkeys(name for point in points for name in point.changes)
     axes = [name for name in names if len({str(point.changes.get(name)) for point in points}) > 1] or ["router_mode"]
-    columns = [*_without(FIGURES, limited), *limited]
-    columns += [GOODPUT, ("limits", _margin)] if manifest["limits"] else WITHOUT_LIMITS
+    rest = _without(FIGURES, limited)
+    columns = [("limits", _margin), *limited, *rest, GOODPUT] if manifest["limits"] else [*WITHOUT_LIMITS, *rest]
     possible = [point for point in points if isinstance(point, Point)]
     verdict = _best(possible, axes) if possible else ""
     verdict += "".join(f" {one.name} is impossible: {one.reason}." for one in points if isinstance(one, Impossible))
@@ -144,11 +145,26 @@ def _gridded(points: list[AnyPoint], limited: list[Column], manifest: dict[str, 
     }
 
 
-def _cells(row: AnyPoint | None, columns: Sequence[Column]) -> list[str]:
+def _cells(row: AnyPoint | None, columns: Sequence[Figure]) -> list[str]:
     """Return the cells of a point; of an impossible one, that it is."""
     if isinstance(row, Point):
         return [shown(row) for _, shown in columns]
-    return ["-"] * (len(columns) - 1) + ["-" if row is None else "impossible"]
+    said = "-" if row is None else "impossible"
+    return [said if head in ("limits", "stable") else "-" for head, _ in columns]
+
+
+def tables(summary: Sweep, width: int, *, is_whole: bool) -> Iterator[Table]:
+    """Yield a sweep's table for a terminal: a line per combination, and as many columns as fit, or all in several tables."""
+    columns = [
+        Column(head.replace("_", " "), [cells[place] for cells in summary.rows])
+        for place, head in enumerate(summary.columns)
+    ]
+    axes, figures = columns[: summary.num_axes], columns[summary.num_axes :]
+    found = list(grid.tables(summary.title, axes, figures, width)) if summary.rows else []
+    if len(found) > 1 and not is_whole:
+        found[0].caption = "More columns with --all-metrics, in the report and in table.csv."
+        del found[1:]
+    yield from found
 
 
 def _split(rows: Rows) -> Grid | None:
@@ -193,7 +209,7 @@ def _by_rest(points: list[Point]) -> dict[str, list[Point]]:
     return groups
 
 
-def _searched(rows: list[Found], limited: list[Column]) -> dict[str, Any]:
+def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     """Return the table of a search."""
     name = rows[0].find if rows else ""
     sense = next((row.sense for row in rows if row.sense), None) or "best"

@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rich.table import Table
-
+from reports.conditions import METRICS
 from reports.fidelity import ArmFidelity, Deviation, Fidelity
 from reports.foreign import markdown_cell
 from reports.grid import Grid
 from reports.like import table as like
 from reports.metrics import LABELS
 from reports.outcomes import told
-from reports.points import Sweep
 from reports.pools import Use
 from reports.records import Record
 from reports.slo import parse
@@ -22,7 +20,7 @@ from reports.split import LABELS as PARTS
 from reports.split import Split
 from reports.summary import PAIRED, ArmSummary, Summary
 
-WIDE = 150
+STATISTICS = ("mean", "p50", "p90", "p99")
 TIMES = ("ttft_sched", "ttst", "itl", "tpot", "e2e_sched")
 
 
@@ -30,9 +28,26 @@ Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
 """A line of the comparison: its label, what it shows of an arm, and how."""
 
 
-def comparison(summary: Summary) -> Grid:
-    """One column per arm: the metrics, and the paired difference of each to the first."""
-    return Grid("Arms compared", list(summary.arms), rows(summary))
+def comparison(summary: Summary, *, is_whole: bool = True) -> Grid:
+    """One column per arm: the metrics, and the paired difference of each to the first; all of them, or the key ones."""
+    return Grid("Arms compared", list(summary.arms), rows(summary) if is_whole else key_rows(summary))
+
+
+def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
+    """Return the lines that most look for: first what is limited."""
+    limited = [limit for limit in map(parse, summary.limits) if limit.statistic is not None]
+    lines = [_line(METRICS[limit.metric], limit.statistic or "") for limit in limited]
+    first = dict(_cells(lines, list(summary.arms.values())))
+    every = dict(rows(summary))
+    wanted = [
+        *KEY,
+        *(label for label, *_ in FAILURES),
+        *(f"{LABELS[name]} mean vs {summary.baseline}" for name in ("ttft_sched", "tpot")),
+    ]
+    return [
+        *first.items(),
+        *((label, cells) for label, cells in every.items() if label in wanted and label not in first),
+    ]
 
 
 def rows(summary: Summary) -> list[tuple[str, list[str]]]:
@@ -67,14 +82,11 @@ def _cells(lines: Sequence[Line], arms: list[ArmSummary]) -> list[tuple[str, lis
 
 
 def _latency(name: str) -> list[Line]:
-    return [
-        (
-            f"{LABELS[name]} {statistic} (ms)",
-            partial(_statistic, name=name, statistic=statistic),
-            milliseconds,
-        )
-        for statistic in ("mean", "p50", "p90", "p99")
-    ]
+    return [_line(name, statistic) for statistic in STATISTICS]
+
+
+def _line(name: str, statistic: str) -> Line:
+    return f"{LABELS[name]} {statistic} (ms)", partial(_statistic, name=name, statistic=statistic), milliseconds
 
 
 def grids(summary: Summary) -> list[Grid]:
@@ -152,35 +164,17 @@ def _use(use: Use) -> str:
     return f"{use.mean:.0%} / {use.highest:.0%}" if use.highest else "-"
 
 
-def like_table(runs: list[Record], tool: str) -> Table:
-    """The figures as another tool would define them, a line per arm and metric."""
-    table = Table(title=f"As {tool} would report it (ms)", title_justify="left", pad_edge=False)
-    for column in ("", "metric", "mean", "p50", "p90", "p99"):
-        table.add_column(column, justify="left" if column in ("", "metric") else "right", overflow="fold")
-    table.add_column("formula", overflow="fold")
+def like_grid(runs: list[Record], tool: str) -> Grid:
+    """Lay out the figures as another tool would define them, a line per arm and metric."""
     arms: dict[str, list[Record]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run)
-    for arm, repeats in arms.items():
-        for name, formula, figures in like(repeats, tool):
-            cells = [milliseconds(figures.at(key)) for key in ("mean", "p50", "p90", "p99")]
-            table.add_row(arm, name, *cells, formula)
-    return table
-
-
-def sweep_table(summary: Sweep, width: int) -> Table:
-    """One line per combination of settings, as many columns as a terminal of this width carries."""
-    table = Table(title=summary.title, title_justify="left", caption_justify="left", pad_edge=False)
-    shown = [place for place, name in enumerate(summary.columns) if name not in summary.only_wide or width >= WIDE]
-    if len(shown) < len(summary.columns):
-        table.caption = "More columns in the report and table.csv."
-    for place in shown:
-        is_axis = place < summary.num_axes
-        head = summary.columns[place].replace("_", " ")  # folded between words
-        table.add_column(head, justify="left" if is_axis else "right", overflow="fold")
-    for cells in summary.rows:
-        table.add_row(*(cells[place] for place in shown))
-    return table
+    lines = [
+        (arm, [name, *(milliseconds(figures.at(key)) for key in STATISTICS), formula])
+        for arm, repeats in arms.items()
+        for name, formula, figures in like(repeats, tool)
+    ]
+    return Grid(f"As {tool} would report it (ms)", ["metric", *STATISTICS, "formula"], lines)
 
 
 def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) -> str:
@@ -306,6 +300,15 @@ ENGINES: tuple[Line, ...] = (
     ("preemptions", lambda arm: arm.preemptions, number),
     ("answers ended by EOS", _stopped, share),
 )
+KEY = (
+    "TTFT mean (ms)",
+    "TTFT p99 (ms)",
+    "TPOT mean (ms)",
+    "requests/s",
+    "goodput (/s of arrivals)",
+    "cache hit share",
+)
+"""Lines that a terminal shows unless it is asked for all."""
 FAILURES: tuple[Line, ...] = (
     ("failed requests", lambda arm: arm.failed, number),
     ("TTFT p90, failures infinite (ms)", partial(_with_failures, name="ttft_sched"), _maybe_infinite),
@@ -343,16 +346,10 @@ def side_by_side(arm: str, found: ArmFidelity) -> SideBySide:
     return SideBySide(_lead(arm, found), columns, rows, distances(found))
 
 
-def fidelity_table(arm: str, found: ArmFidelity) -> Table:
-    """Show real and simulated figures of an arm on a terminal."""
-    table = Table(title=f"Simulated against real: {arm}", title_justify="left", pad_edge=False)
-    table.add_column("", no_wrap=True)
+def fidelity_grid(arm: str, found: ArmFidelity) -> Grid:
+    """Lay out real and simulated figures of an arm."""
     shown = side_by_side(arm, found)
-    for name in shown.columns:
-        table.add_column(name, justify="right")
-    for cells in shown.rows:
-        table.add_row(*cells)
-    return table
+    return Grid(f"Simulated against real: {arm}", shown.columns, [(label, cells) for label, *cells in shown.rows])
 
 
 def distances(found: ArmFidelity) -> str:

@@ -1,5 +1,7 @@
 """Make a workload anonymous."""
 
+from dataclasses import replace
+
 import msgspec
 
 from workloads.request import Workload
@@ -14,4 +16,4 @@ def anonymise(workload: Workload) -> Workload:
         named = tuple(ids.setdefault(id, len(ids)) for id in request.hash_ids)
         session = sessions.setdefault(request.session, str(len(sessions))) if request.session else ""
         requests.append(msgspec.structs.replace(request, hash_ids=named, session=session, content=None))
-    return Workload(workload.name, workload.block_size, requests, (*workload.notes, "anonymised"))
+    return replace(workload, requests=requests, notes=(*workload.notes, "anonymised"))

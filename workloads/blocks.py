@@ -5,6 +5,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -104,7 +105,7 @@ def chained(workload: Workload) -> Workload:
     namer = BlockNamer(workload.block_size)
     requests = [msgspec.structs.replace(request, hash_ids=namer.chained(request.hash_ids)) for request in workload]
     notes = (*workload.notes, "an id that comes after different ids names different blocks")
-    return Workload(workload.name, workload.block_size, requests, notes)
+    return replace(workload, requests=requests, notes=notes)
 
 
 def reblocked(workload: Workload, size: int) -> Workload:
@@ -123,7 +124,7 @@ def reblocked(workload: Workload, size: int) -> Workload:
         msgspec.structs.replace(request, hash_ids=cut(request.hash_ids, request.input_length, before, size))
         for request in workload
     ]
-    return Workload(workload.name, size, requests, workload.notes)
+    return replace(workload, block_size=size, requests=requests)
 
 
 def split_ids(ids: tuple[int, ...], length: int, before: int, after: int) -> tuple[int, ...]:

@@ -28,11 +28,12 @@ class Description:
     """Answers by how they end."""
     total_input_tokens: int
     total_output_tokens: int
-    endless_cache_hit_share: float
-    """Share of prompt tokens that one unlimited cache of full blocks would have, in order of arrival."""
-    endless_cache_mean_share: float
+    endless_cache_hit_share: float | None
+    """Share of prompt tokens that one unlimited cache of full blocks would have, in order of arrival; None: the workload
+    does not know what prompts share."""
+    endless_cache_mean_share: float | None
     """The same share taken per request, then averaged."""
-    distinct_first_blocks: int
+    distinct_first_blocks: int | None
 
 
 def describe(workload: Workload) -> Description:
@@ -43,7 +44,7 @@ def describe(workload: Workload) -> Description:
     hits = endless_hits(workload)
     gaps = np.diff(arrivals)
     cv = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else float("nan")
-    duration = workload.duration_s
+    duration, knows = workload.duration_s, workload.knows_prefixes
     return Description(
         requests=len(workload),
         duration_s=duration,
@@ -55,9 +56,9 @@ def describe(workload: Workload) -> Description:
         ends=ends(workload),
         total_input_tokens=int(isl.sum()),
         total_output_tokens=int(osl.sum()),
-        endless_cache_hit_share=float(hits.sum() / isl.sum()),
-        endless_cache_mean_share=float((hits / isl).mean()),
-        distinct_first_blocks=len({request.hash_ids[0] for request in workload}),
+        endless_cache_hit_share=float(hits.sum() / isl.sum()) if knows else None,
+        endless_cache_mean_share=float((hits / isl).mean()) if knows else None,
+        distinct_first_blocks=len({request.hash_ids[0] for request in workload}) if knows else None,
     )
 
 

@@ -39,6 +39,8 @@ class Spec(msgspec.Struct):
     """Quantiles of output tokens."""
     stop_share: float = 0.0
     """Share of the answers that end by the model's EOS, not by a length that is forced."""
+    knows_prefixes: bool = True
+    """Whether it is known what the trace's prompts share; if not, those made share nothing, and that is unknown, too."""
 
 
 def fit(workload: Workload) -> Spec:
@@ -79,6 +81,7 @@ def fit(workload: Workload) -> Spec:
         _quantiles(first or [1]),
         _quantiles([request.output_length for request in workload]),
         sum(request.ends == "stop" for request in workload) / len(workload),
+        workload.knows_prefixes,
     )
 
 

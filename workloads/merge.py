@@ -34,4 +34,5 @@ def merge(workloads: Sequence[Workload], *, is_shared: bool = False) -> Workload
         for _, source, _, request in merged
     ]
     notes = tuple(f"{workload.name}: {note}" for workload in workloads for note in workload.notes)
-    return chained(Workload(" + ".join(workload.name for workload in workloads), size, requests, notes))
+    name = " + ".join(workload.name for workload in workloads)
+    return chained(Workload(name, size, requests, notes, all(workload.knows_prefixes for workload in workloads)))

@@ -62,6 +62,8 @@ class Workload:
     requests: list[Request] = field(repr=False)
     notes: tuple[str, ...] = ()
     """What was done to it since it was read."""
+    knows_prefixes: bool = True
+    """Whether ids say what prompts share; of a trace with lengths only that is unknown, and each id is made up."""
 
     def __len__(self) -> int:
         return len(self.requests)

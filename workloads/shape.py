@@ -1,7 +1,7 @@
 """Reshape a workload and keep what its prompts share: cut, scale, cap, spread ticks."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -116,7 +116,7 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
             msgspec.structs.replace(request, arrival_s=(request.arrival_s - first) / config.rate_scale)
             for request in requests
         ]
-    return Workload(workload.name, workload.block_size, requests, tuple(notes))
+    return replace(workload, requests=requests, notes=tuple(notes))
 
 
 def scale_lengths(workload: Workload, isl: float, osl: float) -> Workload:
@@ -140,7 +140,7 @@ def scale_lengths(workload: Workload, isl: float, osl: float) -> Workload:
         )
         for request in workload
     ]
-    return Workload(workload.name, size, requests, tuple(notes))
+    return replace(workload, block_size=size, requests=requests, notes=tuple(notes))
 
 
 def _arrive_again(requests: list[Request], config: ShapeConfig, seed: int) -> tuple[list[Request], float]:

@@ -32,6 +32,8 @@ MAX_TOKENS = 10**7
 """Of a prompt or an answer: the longest context of any model."""
 MAX_BLANK_LINES = 1_000_000
 SUFFIXES = (".json", ".jsonl", ".csv")
+PARQUET = b"PAR1"
+"""How every Parquet file begins."""
 FAILED = "rows without prompt or response tokens left out"
 """Noted of traces that keep requests which their service failed to answer."""
 
@@ -133,6 +135,7 @@ class Source:
         self.namer = namer
         self.encode = encode
         self.default_osl = default_osl
+        self.knows_prefixes = True
         self._kept: list[str] = []
         self._counted: Counter[str] = Counter()
 
@@ -148,6 +151,24 @@ class Source:
     def count(self, text: str) -> None:
         """Count something that was not taken as it is written."""
         self._counted[text] += 1
+
+    def lengths_only(self, num_tokens: int) -> tuple[int, ...]:
+        """Name the blocks of a prompt of which nothing but its length is known: what it shares with others is not."""
+        self.knows_prefixes = False
+        return self.namer.unshared(num_tokens)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of all files, each CSV, JSON Lines, a JSON array or Parquet, as its beginning says.
+
+        Raises:
+            WorkloadError: a file cannot be read.
+        """
+        for file in self.files:
+            start = head(file).lstrip()
+            if start.startswith(PARQUET):
+                yield from _parquet_rows(file)
+            else:
+                yield from _objects(file) if start[:1] in (b"{", b"[") else _csv_rows(file)
 
     def objects(self) -> Iterator[Row]:
         """Yield the objects of all files, each JSON Lines, a JSON array, or one JSON object.
@@ -308,6 +329,21 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             yield Row({(name or "").strip(): value for name, value in row.items()}, f"{path}, line {number}")
     except (UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"{path}, line {number}: not CSV ({error})") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(values, f"{path}, row {number}")
+    except (pa.ArrowException, OSError) as error:
+        raise WorkloadError(f"{path}: not Parquet that can be read ({error})") from error
 
 
 def _row(value: Any, place: str) -> Row:

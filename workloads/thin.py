@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 from workloads.request import Workload, WorkloadError, select
 
@@ -20,7 +21,7 @@ def thin(workload: Workload, share: float, seed: int = 0) -> Workload:
     if not numbers:
         raise WorkloadError(f"{workload.name}: thinning to {share:g} leaves no session")
     note = f"thinned to {len(kept):,} of {len(set(names)):,} sessions"
-    return Workload(workload.name, workload.block_size, select(workload.requests, numbers), (*workload.notes, note))
+    return replace(workload, requests=select(workload.requests, numbers), notes=(*workload.notes, note))
 
 
 def sessions_of(workload: Workload) -> list[str]:

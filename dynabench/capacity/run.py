@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,22 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.plan import Arm, Settings
+from dynabench.progress import Display
+from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import replace_text
 from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Ranked, Sureness
-from reports.metrics import Goodput
+from reports.conditions import Condition
+from reports.metrics import LEAST_SAMPLES, Goodput
 from reports.outcomes import binding, of_requests, told
 from reports.points import AnyPoint, Point
 
 MODES = ("kv", "round-robin", "least-loaded")
 """Router modes that are compared where none is given; the search itself goes by the first."""
 
-Say = Callable[[str], None]
-"""Shows what is going on."""
-
 
 def run_plan(
-    files: tuple[Path, ...], config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, say: Say
+    files: tuple[Path, ...], config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
 ) -> tuple[Path, Answer]:
     """Search for the cheapest layout that meets the limits; a folder that holds the same plan is resumed.
 
@@ -51,20 +51,39 @@ def run_plan(
     """
     if not experiment.limits:
         raise UserError("a plan needs limits: give --slo 'ttft.p99 <= 2s', say, or --slo-preset")
+    _check_counts(experiment.limits, len(source_of(files, experiment)(settings.shape)))
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, asdict(config))
     out = experiment.out or Path("results") / f"plan-{identity}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
-        planner = _Planner(files, config, experiment, settings, store, out, interrupt, say)
+        display = Display("reckoning bounds", "calculations", interrupt, console)
+        planner = _Planner(files, config, experiment, settings, store, out, interrupt, display)
         try:
-            planner.search()
-            planner.look_around()
+            with display:
+                planner.search()
+                planner.look_around()
         except InterruptError:
             planner.is_complete = False
         answer = planner.answer()
         replace_text(out / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
         return out, answer
+
+
+def _check_counts(limits: Sequence[Condition], num_requests: int) -> None:
+    """Refuse percentiles of so few requests that they mean nothing: no layout could be seen to meet them.
+
+    Raises:
+        UserError: a limit is of such a percentile.
+    """
+    for limit in limits:
+        statistic = limit.statistic or ""
+        least = LEAST_SAMPLES[int(statistic[1:])] if statistic.startswith("p") else 1
+        if limit.metric != "itl" and num_requests < least:
+            raise UserError(
+                f"slo '{limit}' cannot be told from {num_requests:,} requests; a {limit.statistic} takes {least:,}: use more of "
+                "the workload, or limit a lower percentile"
+            )
 
 
 class _Planner:
@@ -79,10 +98,10 @@ class _Planner:
         store: PointStore,
         out: Path,
         interrupt: Interrupt,
-        say: Say,
+        display: Display,
     ) -> None:
         self._files, self._config, self._experiment, self._settings = files, config, experiment, settings
-        self._store, self._out, self._interrupt, self._say = store, out, interrupt, say
+        self._store, self._out, self._interrupt, self._display = store, out, interrupt, display
         self._source = source_of(files, experiment)
         self._started = time.perf_counter()
         self._num_simulated = 0
@@ -136,7 +155,8 @@ class _Planner:
             if search.best != best:
                 best = search.best
                 assert best is not None
-                self._say(f"{self._named(best, load)} meets the limits")
+                self._display.say(f"{self._named(best, load)} meets the limits")
+            self._display.what = f"best so far {'none' if best is None else self._named(best, load)}"
 
     @property
     def _at_once(self) -> int:

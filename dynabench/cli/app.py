@@ -10,7 +10,7 @@ from dynabench.interrupt import InterruptError
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.text import printable
-from serving.cli.command_line import open_standard_streams, reason
+from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason
 
 COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
@@ -53,6 +53,7 @@ app = App(
     help="Which router, which settings, how many GPUs? Benchmark and simulate LLM serving without a GPU.",
     help_format="plaintext",  # rich's Markdown and pygments take a third of the time that a list of commands needs
     console=Terminal(),
+    default_parameter=PLAIN_DEFAULTS,
     version=_version,
     version_flags=["--version"],
 )

@@ -1,5 +1,6 @@
 """Commands that run experiments: simulate, run, sweep; and what belongs to them: modes, selftest."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +17,8 @@ from dynabench.cli.groups import (
     Load,
     MeasuredFrontend,
     MeasuredRouter,
+    Output,
+    OutputConfig,
     Overheads,
     Pool,
     Runtime,
@@ -63,6 +66,7 @@ def simulate(
     *,
     deployment: DeploymentFile = None,
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
+    output: Output = OutputConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     pool: Pool | None = None,
@@ -79,6 +83,7 @@ def simulate(
         workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
         deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
         experiment: what to compare.
+        output: what is printed.
         shape: what to change about the workload.
         load: how the workload is sent.
         pool: how many workers, and whether some only prefill and some only decode.
@@ -92,7 +97,7 @@ def simulate(
     with plain_errors():
         deployed = _simulated(deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer)
     settings = Settings(deployed, shape, load)
-    return _compare("virtual", workload, _with_modes(experiment, deployment, deployed), settings)
+    return _compare("virtual", workload, _with_modes(experiment, deployment, deployed), settings, output)
 
 
 def run(
@@ -101,6 +106,7 @@ def run(
     *,
     deployment: DeploymentFile = None,
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
+    output: Output = OutputConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     client: Client = ClientConfig(),  # noqa: B008
@@ -119,6 +125,7 @@ def run(
         workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
         deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
         experiment: what to compare.
+        output: what is printed.
         shape: what to change about the workload.
         load: how the workload is sent.
         client: how requests are sent and measured.
@@ -159,7 +166,7 @@ def run(
             )
             refuse_without_roles(deployed)
     settings = Settings(deployed, shape, load, client)
-    return _compare("wall", workload, _with_modes(experiment, deployment, deployed), settings)
+    return _compare("wall", workload, _with_modes(experiment, deployment, deployed), settings, output)
 
 
 def sweep(
@@ -169,6 +176,7 @@ def sweep(
     deployment: DeploymentFile = None,
     config: Annotated[SweepConfig, flat("Sweep", 0)] = SweepConfig(),  # noqa: B008 (frozen)
     experiment: Experiment = ExperimentConfig(),  # noqa: B008
+    output: Output = OutputConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     pool: Pool | None = None,
@@ -186,6 +194,7 @@ def sweep(
         deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
         config: how to go through the settings.
         experiment: what to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
+        output: what is printed.
         shape: what to change about the workload.
         load: how the workload is sent.
         pool: how many workers, and whether some only prefill and some only decode.
@@ -196,19 +205,17 @@ def sweep(
         disaggregation: what becomes of a request where prefill and decode workers are apart.
         transfer: what carries KV from prefill to decode workers.
     """
+    from dynabench.cli.results import print_sweep
     from dynabench.experiment.sweep import run_sweep
-    from reports.tables import sweep_table
 
-    console = Terminal()
+    console = output.terminal()
     with plain_errors():
         deployed = _simulated(deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer)
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
-        out, summary = run_sweep(workload, config, experiment, settings, console=console)
-    console.print(sweep_table(summary, console.width))
-    for table in summary.split.tables(console.width) if summary.split else ():
-        console.print(table)
-    console.print(summary.verdict)
+        out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console)
+    print_sweep(manifest, summary, console, is_whole=output.all_metrics)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    output.document(out, json.loads((out / "sweep.json").read_text()))
     return 0 if summary.is_complete else 130
 
 
@@ -269,18 +276,23 @@ def _with_modes(experiment: ExperimentConfig, file: Path | None, deployment: Dep
 
 
 def _compare(
-    clock: Literal["virtual", "wall"], files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings
+    clock: Literal["virtual", "wall"],
+    files: tuple[Path, ...],
+    experiment: ExperimentConfig,
+    settings: Settings,
+    output: OutputConfig,
 ) -> int:
     from dynabench.cli.results import print_like, print_summary
     from dynabench.experiment.run import run_experiment
 
-    console = Terminal()
+    console = output.terminal()
     with plain_errors():
         out, manifest, summary = run_experiment(clock, files, experiment, settings, console=console)
-    print_summary(manifest, summary, console)
+    print_summary(manifest, summary, console, is_whole=output.all_metrics)
     if experiment.metrics_like is not None:
         print_like(out, experiment.metrics_like, console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    output.document(out, summary.as_json())
     if not summary.is_complete:
         return 130
     return 0 if summary.is_valid else 1

@@ -135,12 +135,13 @@ def validate(
 
 def _show(found: "Validation", console: Terminal) -> None:
     """Print how close the simulation came, and where the report is."""
-    from reports.tables import distances, fidelity_table
+    from reports.tables import distances, fidelity_grid
 
     for note in found.notes:
         console.print(f"not valid: {note}", style="red", soft_wrap=True)
     for arm, part in found.fidelity.arms.items():
-        console.print(fidelity_table(arm, part))
+        for table in fidelity_grid(arm, part).tables(console.width):
+            console.print(table)
         console.print(distances(part))
     for name, best in found.fidelity.best.items():
         agree = "as in" if best.real == best.simulated else "but"

@@ -1,8 +1,9 @@
 """The groups of flags that several commands share."""
 
 import contextlib
+import json
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import ClientConfig
+from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.settings import changed
 from mocker import EngineConfig
@@ -33,6 +35,28 @@ from serving.transfer.config import TransferRunConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig:
+    """What a command prints."""
+
+    all_metrics: Annotated[bool, Parameter(negative=())] = False
+    """Print all metrics, not only the key ones."""
+
+    json: Annotated[bool, Parameter(negative=())] = False
+    """Print what was found to stdout as one JSON document, and all else to stderr."""
+
+    def terminal(self) -> Terminal:
+        """Return where text goes."""
+        return Terminal(stderr=self.json)
+
+    def document(self, folder: Path | None, content: Any) -> None:
+        """Print what was found, where it was asked for as JSON."""
+        if self.json:
+            print(json.dumps({"folder": None if folder is None else str(folder)} | content, indent=2))
+
+
+Output = Annotated[OutputConfig, flat("Output", 1)]
 Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
 Shape = Annotated[ShapeConfig, flat("Workload", 2)]
 Load = Annotated[LoadConfig, flat("Load", 3)]

@@ -1,10 +1,9 @@
 """`dynabench plan`: how many GPUs, and in which layout."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
-from rich.status import Status
+import msgspec
 
 from dynabench.capacity.settings import PlanConfig, PlannedEngineConfig, PlannedTimingConfig
 from dynabench.cli.groups import (
@@ -13,6 +12,8 @@ from dynabench.cli.groups import (
     Experiment,
     Load,
     MeasuredRouter,
+    Output,
+    OutputConfig,
     Overheads,
     Shape,
     Transfers,
@@ -48,6 +49,7 @@ def plan(
     engine: Annotated[PlannedEngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)] | None = None,
     timing: Annotated[PlannedTimingConfig, flat("Simulated engine", 6)] | None = None,
     overhead: Overheads | None = None,
+    output: Output = OutputConfig(),  # noqa: B008
     disaggregation: Disaggregation | None = None,
     transfer: Transfers | None = None,
 ) -> int:
@@ -66,12 +68,13 @@ def plan(
         engine: settings of each engine's scheduler.
         timing: the model and its GPU.
         overhead: what lies between a client and the engines.
+        output: what is printed.
         disaggregation: what becomes of a request where prefill and decode workers are apart.
         transfer: what carries KV from prefill to decode workers.
     """
     from dynabench.capacity.run import run_plan
 
-    console = Terminal()
+    console = output.terminal()
     with plain_errors():
         deployed = Deployment(
             pools=(Pool(mocker=engine or PlannedEngineConfig(), timing=timing or PlannedTimingConfig()),),
@@ -80,54 +83,30 @@ def plan(
             disaggregation=disaggregation or DisaggregationConfig(),
             transfer=transfer or TransferConfig(),
         )
-        with _Progress(console) as progress:
-            out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), say=progress.say)
+        out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), console=console)
     _print(answer, console)
     console.print(f"everything: {out / 'plan.json'}", soft_wrap=True)
+    output.document(out, msgspec.to_builtins(answer))
     if not answer.is_complete:
         return 130
     return 0 if answer.commands else 1
 
 
-class _Progress:
-    """What is going on: a line that changes on a terminal, a line for each better answer where it is piped."""
-
-    def __init__(self, console: Terminal) -> None:
-        self._console = console
-        self._started = time.monotonic()
-        self._status: Status | None = console.status("reckoning bounds") if console.is_terminal else None
-
-    def __enter__(self) -> "_Progress":
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def say(self, text: str, *, is_news: bool = True) -> None:
-        """Show a text; news stay on the screen."""
-        elapsed = f"{time.monotonic() - self._started:4.0f} s  "
-        if is_news:
-            self._console.print(elapsed + text, soft_wrap=True)
-        elif self._status is not None:
-            self._status.update(text)
-
-
 def _print(answer: Answer, console: Terminal) -> None:
-    console.print(f"{answer.title}: {answer.subtitle}", soft_wrap=True)
+    console.say(f"{answer.title}: {answer.subtitle}")
     for grid in capacity.grids(answer):
         for table in grid.tables(console.width):
             console.print(table)
+        if grid.note:
+            console.say(grid.note)
     impossible = [layout for layout in answer.layouts if layout.impossible]
     for layout in impossible[:REASONS]:
-        console.print(f"impossible: {layout.name}: {layout.impossible}", soft_wrap=True)
+        console.say(f"impossible: {layout.name}: {layout.impossible}")
     if len(impossible) > REASONS:
         console.print(f"impossible: {len(impossible) - REASONS} more, in plan.json")
-    console.print(answer.verdict)
+    console.say(answer.verdict)
     for sure in answer.sureness:
-        console.print(sure.text)
+        console.say(sure.text)
     for line in answer.commands:
         console.print(line, soft_wrap=True)
     console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")

@@ -4,30 +4,40 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from cyclopts import Parameter
 
-from dynabench.cli.groups import plain_errors
+from dynabench.cli.groups import Output, OutputConfig, plain_errors
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
-from reports import exports, folder, gate, tables
+from reports import exports, folder, gate, sweep_report, sweep_table, tables
+from reports.points import Sweep
 from reports.summary import Summary, summarize
 
 
-def report(results: Path, /, *, metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None) -> None:
+def report(
+    results: Path,
+    /,
+    *,
+    metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None,
+    output: Output = OutputConfig(),  # noqa: B008 (frozen)
+) -> None:
     """Write summary, charts and report of a results folder again.
 
     Args:
         results: the folder.
         metrics_like: print the figures once more as another tool would define them.
+        output: what is printed.
     """
     manifest, summary = folder.rebuild(results)
-    console = Terminal()
-    print_summary(manifest, summary, console)
+    console = output.terminal()
+    print_summary(manifest, summary, console, is_whole=output.all_metrics)
     if metrics_like is not None:
         print_like(results, metrics_like, console)
     console.print(f"report: {results / 'report.html'}", soft_wrap=True)
+    output.document(results, summary.as_json())
 
 
 def compare(
@@ -37,21 +47,38 @@ def compare(
     out: Path | None = None,
     fail_if: tuple[str, ...] = (),
     markdown: Annotated[bool, Parameter(negative=())] = False,
+    output: Output = OutputConfig(),  # noqa: B008 (frozen)
 ) -> int:
     """Put earlier runs side by side, the first as the baseline; exit with 1 if one of them is not valid.
 
+    Sweeps are put into one table; they must have the same workload and limits.
+
     Args:
-        results: results folders.
+        results: results folders, or those of sweeps.
         out: write a results folder of the comparison, with charts and report.
         fail_if: exit with 1 if an arm is worse than the baseline by more than this, such as 'ttft.p90 > +5%' or
             'throughput < -3%', beyond noise; may be repeated.
         markdown: print a Markdown summary, for a pull request.
+        output: what is printed.
     """
+    if markdown and output.json:
+        raise UserError("--markdown and --json are two ways to print the same; give one of them")
     with plain_errors():
         gates = [gate.parse(text) for text in fail_if]
     if out is not None:
         folder.check_new(out)
-    console = Terminal()
+    console = output.terminal()
+    if any(sweep_report.is_sweep(each) for each in results):
+        if gates or markdown:
+            raise UserError(
+                f"{'--fail-if' if gates else '--markdown'} is for runs; {results[0]} and what follows are sweeps"
+            )
+        manifest, sweep = sweep_report.combine(results, out)
+        print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
+        if out is not None:
+            console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+        output.document(out, {"summary": msgspec.to_builtins(sweep)})
+        return 0
     manifest, runs = folder.combine(results)
     summary = summarize(runs) if out is None else folder.write(out, manifest, runs)
     found = gate.results(summary, gates)
@@ -59,11 +86,12 @@ def compare(
     if markdown:
         print(tables.markdown(summary, manifest, failures))
     else:
-        print_summary(manifest, summary, console)
+        print_summary(manifest, summary, console, is_whole=output.all_metrics)
         for result in found:
-            console.print(f"{'failed' if result.has_failed else 'passed'}: {result.text}", soft_wrap=True)
+            console.say(f"{'failed' if result.has_failed else 'passed'}: {result.text}")
     if out is not None:
-        print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown else sys.stdout)
+        print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown or output.json else sys.stdout)
+    output.document(out, summary.as_json())
     return 1 if failures or not summary.is_valid else 0
 
 
@@ -85,23 +113,37 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
     print(printable(str(out)))
 
 
-def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal) -> None:
+def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False) -> None:
     """Print what was run and what was found, and before all else whether it counts."""
     for note in tables.notes(summary):
-        console.print(f"not valid: {note}", style="red", soft_wrap=True)
+        console.say(f"not valid: {note}", style="red")
     for line in filter(None, tables.heading(manifest)):
-        console.print(line, soft_wrap=True)
-    for grid in (tables.comparison(summary), *tables.grids(summary)):
+        console.say(line)
+    for grid in (tables.comparison(summary, is_whole=is_whole), *tables.grids(summary)):
         for table in grid.tables(console.width):
             console.print(table)
-    console.print(summary.verdict)
+    console.say(summary.verdict)
     for line in tables.limits(summary):
-        console.print(line, soft_wrap=True)
+        console.say(line)
     for arm, figures in summary.arms.items():
         for remark in figures.remarks:
-            console.print(f"{arm}: {remark}", soft_wrap=True)
+            console.say(f"{arm}: {remark}")
+    if not is_whole:
+        console.say("More metrics: --all-metrics, or the report.")
+
+
+def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
+    """Print what was swept, and what was found."""
+    for line in filter(None, tables.heading(manifest)):
+        console.say(line)
+    for table in sweep_table.tables(sweep, console.width, is_whole=is_whole):
+        console.print(table)
+    for table in sweep.split.tables(console.width) if sweep.split else ():
+        console.print(table)
+    console.say(sweep.verdict)
 
 
 def print_like(out: Path, tool: str, console: Terminal) -> None:
     """Print the figures of a results folder as another tool would define them."""
-    console.print(tables.like_table(folder.read(out)[1], tool))
+    for table in tables.like_grid(folder.read(out)[1], tool).tables(console.width):
+        console.print(table)

@@ -41,6 +41,7 @@ def inspect(
     /,
     *,
     format: str | None = None,
+    columns: str | None = None,
     trace_block_size: int | None = None,
     tokenizer: str | None = None,
     json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -50,11 +51,12 @@ def inspect(
     Args:
         files: files or a folder that are one workload.
         format: their format (default: detected).
+        columns: which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens.
         trace_block_size: tokens each hash id stands for (default: the format's).
         tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
         json_output: print JSON.
     """
-    workload = read_workload(files, format=format, block_size=trace_block_size, tokenizer=tokenizer)
+    workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size, tokenizer=tokenizer)
     facts: dict[str, Any] = dataclasses.asdict(describe(workload))
     hints = advice(workload)
     if json_output:
@@ -67,6 +69,8 @@ def inspect(
         label = LABELS.get(name, name.replace("_", " "))
         if isinstance(value, dict):
             text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
+        elif value is None:
+            text = "unknown"
         elif "share" in name:
             text = f"{value:.1%}"
         else:
@@ -89,8 +93,10 @@ def convert(
     paths: tuple[Path, ...],
     /,
     *,
+    out: Path | None = None,
     to: str = formats.DEFAULT,
     format: str | None = None,
+    columns: str | None = None,
     trace_block_size: int | None = None,
     tokenizer: str | None = None,
     seed: int = 0,
@@ -102,8 +108,10 @@ def convert(
 
     Args:
         paths: files or a folder that are one workload, and last the file to write (.gz: compressed); it must not exist.
+        out: the file to write; all paths are then read.
         to: format to write; by default our own, which loses nothing.
         format: format of the workload (default: detected).
+        columns: which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens.
         trace_block_size: tokens each hash id stands for (default: the format's).
         tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
         seed: of random choices.
@@ -111,9 +119,9 @@ def convert(
         lossy: write it even if the format cannot tell everything.
         shape_config: what to change.
     """
-    *files, out = _with_last(paths)
-    formats.writer(to)
-    before = read_workload(files, format=format, block_size=trace_block_size, tokenizer=tokenizer)
+    files, out = _to_write(paths, out)
+    formats.check_name(out, to)
+    before = read_workload(files, format=format, columns=columns, block_size=trace_block_size, tokenizer=tokenizer)
     after = shape(before, shape_config, seed=seed)
     if anonymise:
         after = anonymised(after)
@@ -131,34 +139,35 @@ def convert(
 
 @workload_app.command
 def merge(
-    files: list[Path],
+    paths: tuple[Path, ...],
     /,
     *,
-    out: Path,
+    out: Path | None = None,
     format: str | None = None,
+    columns: str | None = None,
     shared: Annotated[bool, Parameter(negative=())] = False,
     to: str = formats.DEFAULT,
 ) -> None:
     """Lay workloads over each other in time.
 
     Args:
-        files: workloads, each a file or a folder.
-        out: the file to write; it must not exist.
+        paths: workloads, each a file or a folder, and last the file to write (.gz: compressed); it must not exist.
+        out: the file to write; all paths are then read.
         format: format of all of them (default: that of each is detected).
+        columns: which columns of a log hold what, instead of a format.
         shared: equal ids are equal blocks (parts of one trace); otherwise the workloads share nothing.
         to: format to write; by default our own, which loses nothing.
     """
-    formats.writer(to)
-    parts = [read_workload([file], format=format) for file in files]
+    files, out = _to_write(paths, out)
+    formats.check_name(out, to)
+    parts = [read_workload([file], format=format, columns=columns) for file in files]
     merged = merged_from(parts, is_shared=shared)
     if lost := formats.lost(merged, to):
         raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(merged, out, to)
     for file, part in zip(files, parts, strict=True):
-        print(
-            f"{file}: {len(part):,} requests, hit share in an unlimited cache {describe(part).endless_cache_hit_share:.1%}"
-        )
-    print(f"{out}: {len(merged):,} requests, {describe(merged).endless_cache_hit_share:.1%}")
+        print(f"{file}: {len(part):,} requests, hit share in an unlimited cache {_hit_share(describe(part))}")
+    print(f"{out}: {len(merged):,} requests, {_hit_share(describe(merged))}")
 
 
 @workload_app.command
@@ -178,7 +187,7 @@ def synth(
         to: format to write; by default our own, which loses nothing.
         config: its dials.
     """
-    formats.writer(to)
+    formats.check_name(out, to)
     if spec is None:
         workload = Workload(out.name, config.block_size, synthesize(config))
     else:
@@ -188,7 +197,8 @@ def synth(
             raise WorkloadError(f"{spec}: cannot be read ({error.strerror})") from error
         known = read_spec(text, str(spec))
         count = config.requests if config.requests != SynthConfig().requests else None
-        workload = Workload(out.name, known.block_size, make(known, requests=count, seed=config.seed))
+        requests = make(known, requests=count, seed=config.seed)
+        workload = Workload(out.name, known.block_size, requests, knows_prefixes=known.knows_prefixes)
     if lost := formats.lost(workload, to):
         raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(workload, out, to)
@@ -196,34 +206,50 @@ def synth(
 
 
 @workload_app.command
-def fit(paths: tuple[Path, ...], /, *, format: str | None = None, trace_block_size: int | None = None) -> None:
+def fit(
+    paths: tuple[Path, ...],
+    /,
+    *,
+    out: Path | None = None,
+    format: str | None = None,
+    columns: str | None = None,
+    trace_block_size: int | None = None,
+) -> None:
     """Describe a workload by distributions only, so that it can be shared and `synth --spec` makes one like it.
 
     Args:
         paths: files or a folder that are one workload, and last the spec to write (.json); it must not exist.
+        out: the spec to write; all paths are then read.
         format: format of the workload (default: detected).
+        columns: which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens.
         trace_block_size: tokens each hash id stands for (default: the format's).
     """
-    *files, out = _with_last(paths)
-    workload = read_workload(files, format=format, block_size=trace_block_size)
+    files, out = _to_write(paths, out)
+    workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
     spec = fit_to(workload)
     with new_file(out) as file:
         file.write(msgspec.json.format(msgspec.json.encode(spec), indent=1) + b"\n")
-    like = Workload("", spec.block_size, make(spec))
+    like = Workload("", spec.block_size, make(spec), knows_prefixes=spec.knows_prefixes)
     _print_sharing(describe(workload), describe(like), out, [])
 
 
-def _with_last(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the paths of a workload and, last, of what is written.
+def _to_write(paths: tuple[Path, ...], out: Path | None) -> tuple[tuple[Path, ...], Path]:
+    """Return the paths that are read and the one that is written: the last, unless it is named.
 
     Raises:
         WorkloadError: one of them is missing, or what is written exists.
     """
-    if len(paths) < 2:
+    files, file = (paths, out) if out is not None else (paths[:-1], paths[-1] if paths else Path())
+    if not files:
         raise WorkloadError(f"{' '.join(map(str, paths))}: expected a workload, and last the file to write")
-    if paths[-1].exists():
-        raise WorkloadError(f"{paths[-1]} exists; name another file, or remove it (the last one named is written)")
-    return paths
+    if file.exists():
+        raise WorkloadError(f"{file} exists; name another file, or remove it (without --out, the last one is written)")
+    return files, file
+
+
+def _hit_share(described: Description) -> str:
+    share = described.endless_cache_hit_share
+    return "unknown" if share is None else f"{share:.1%}"
 
 
 def _print_sharing(before: Description, after: Description, out: Path, lost: list[str]) -> None:
@@ -232,7 +258,7 @@ def _print_sharing(before: Description, after: Description, out: Path, lost: lis
         ("rate (1/s)", f"{before.rate:.2f}", f"{after.rate:.2f}"),
         ("ISL mean", f"{before.isl['mean']:,.0f}", f"{after.isl['mean']:,.0f}"),
         ("OSL mean", f"{before.osl['mean']:,.0f}", f"{after.osl['mean']:,.0f}"),
-        ("hit share, unlimited cache", f"{before.endless_cache_hit_share:.1%}", f"{after.endless_cache_hit_share:.1%}"),
+        ("hit share, unlimited cache", _hit_share(before), _hit_share(after)),
     )
     for label, old, new in rows:
         print(f"{label:26} {old:>12} -> {new}")

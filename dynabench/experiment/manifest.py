@@ -42,7 +42,7 @@ def manifest_of(
     return {
         "schema": folder.SCHEMA,
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
-        "subtitle": _subtitle(clock, workload, experiment, settings, arms),
+        "subtitle": subtitle_of(clock, workload, experiment, settings, arms),
         "step_times": None if settings.url else step_times([arm.settings.deployment for arm in arms] or [deployment]),
         "command": _command(),
         "clock": clock,
@@ -126,9 +126,10 @@ def _versus(names: list[str]) -> str:
     return " vs ".join(names) if len(names) <= 4 else f"{len(names)} arms"
 
 
-def _subtitle(
+def subtitle_of(
     clock: str, workload: Workload, experiment: ExperimentConfig, settings: Settings, arms: Sequence[Arm]
 ) -> str:
+    """Say in a line what was run on what, and how."""
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
     notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
     what = _deployed([arm.settings.deployment for arm in arms] or [settings.deployment])
@@ -175,7 +176,7 @@ def _workers(deployment: Deployment) -> str:
         return f"{deployment.num_workers} engines ({parts})"
     (pool,) = deployment.pools
     if not pool.runs_model:
-        return f"{pool.replicas} simulated engines"
+        return f"{pool.replicas} simulated engine{'s' * (pool.replicas != 1)}"
     facts = described_engine(pool)
     return f"{pool.replicas} {facts['name']} {facts['version']} workers with {facts['model']}"
 

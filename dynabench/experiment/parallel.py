@@ -42,6 +42,7 @@ def in_parallel(
         Exception: what a call raised, once the others have ended: processes that are killed leave things behind.
     """
     failure: Exception | None = None
+    interrupt.begin(len(calls))
     with _backend(backend, jobs or -1, address):
         parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
         # Starting one of these trackers takes signals that are held back up again.
@@ -49,10 +50,12 @@ def in_parallel(
         resource_tracker.ensure_running()
         with held_back():
             results = parallel(
-                joblib.delayed(_carry_out)(*call, place, interrupt.flag) for place, call in enumerate(calls)
+                joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place))
+                for place, (function, args) in enumerate(calls)
             )
         try:
             for place, result, has_begun in results:
+                interrupt.flag._replace(place=place).note(1.0)
                 if isinstance(result, _Failure):
                     failure = failure or result.error
                     interrupt.flag.raise_()  # it may have failed on another host
@@ -70,13 +73,17 @@ class _Failure(NamedTuple):
     error: Exception
 
 
-def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], place: int, flag: Flag) -> tuple[int, Any, bool]:
-    """Carry out a call in a process of its own, unless the user has asked to end or another call has failed."""
+def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> tuple[int, Any, bool]:
+    """Carry out a call in a process of its own, unless the user has asked to end or another call has failed.
+
+    A flag among its arguments learns the call's place, by which it says how far it is.
+    """
+    place = flag.place
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on a cluster we did not start the process
     if flag.is_raised():
         return place, None, False
     try:
-        return place, call(*args), True
+        return place, call(*(flag if isinstance(arg, Flag) else arg for arg in args)), True
     except Exception as error:
         flag.raise_()  # at once, before this process is given another call
         error.add_note(traceback.format_exc())  # which does not travel by itself

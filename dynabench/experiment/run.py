@@ -6,10 +6,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
-
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import lower_bound
@@ -19,6 +17,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.workload_file import read_workload
 from dynabench.interrupt import Flag, Interrupt, InterruptError
 from dynabench.plan import Plan, Settings, plans
+from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
@@ -36,14 +35,20 @@ Source = Callable[[ShapeConfig], Workload]
 
 @functools.lru_cache(maxsize=4)
 def load_workload(
-    files: tuple[Path, ...], trace_block_size: int | None, config: ShapeConfig, seed: int, format: str | None = None
+    files: tuple[Path, ...],
+    trace_block_size: int | None,
+    config: ShapeConfig,
+    seed: int,
+    format: str | None = None,
+    columns: str | None = None,
 ) -> Workload:
     """Read a workload (none: the bundled one) and reshape it.
 
     Raises:
         WorkloadError: it cannot be read, or nothing is left of it.
     """
-    return shape(read_workload(files, format=format, block_size=trace_block_size), config, seed=seed)
+    workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
+    return shape(workload, config, seed=seed)
 
 
 def run_experiment(
@@ -99,7 +104,12 @@ def results_folder(experiment: ExperimentConfig, command: str) -> Path:
 def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:
     """Return what gives the experiment's workload in a shape."""
     return functools.partial(
-        load_workload, files, experiment.trace_block_size, seed=experiment.seed, format=experiment.format
+        load_workload,
+        files,
+        experiment.trace_block_size,
+        seed=experiment.seed,
+        format=experiment.format,
+        columns=experiment.columns,
     )
 
 
@@ -109,31 +119,27 @@ def _simulate_all(
     """Simulate every run, several at once on several cores."""
     if len(wanted) == 1 or experiment.jobs == 1:
         return _simulate_in_turn(wanted, source, console, interrupt)
-    runs: list[Record] = []
     calls = [(_simulate_one, (plan, source, interrupt.flag)) for plan in wanted]
-    with progress_bar(console, "runs") as progress:
-        bar = progress.add_task("simulating", total=len(wanted))
-        for _, run in in_parallel(calls, experiment.jobs, interrupt=interrupt):
-            runs.append(run)
-            progress.update(bar, advance=1)
-    return runs
+    with Display("simulating", "runs", interrupt, console):
+        return [run for _, run in in_parallel(calls, experiment.jobs, interrupt=interrupt)]
 
 
 def _simulate_in_turn(wanted: list[Plan], source: Source, console: Terminal, interrupt: Interrupt) -> list[Record]:
     runs: list[Record] = []
-    for place, plan in enumerate(wanted):
-        if interrupt.is_asked:
-            break
-        with progress_bar(console) as progress:
-            workload = source(plan.settings.shape)
-            bar = progress.add_task(f"{plan.arm.name} ({place + 1}/{len(wanted)})", total=len(workload))
-            on_progress = _throttled(progress, bar, len(workload)) if console.is_terminal else None
-            runs.append(simulate(plan, workload, on_progress=on_progress, is_interrupted=lambda: interrupt.is_asked))
+    interrupt.begin(len(wanted))
+    with Display("simulating", "runs", interrupt, console):
+        for place, plan in enumerate(wanted):
+            if interrupt.is_asked:
+                break
+            flag = interrupt.flag._replace(place=place)
+            runs.append(_simulate_one(plan, source, flag))
+            flag.note(1.0)
     return runs
 
 
 def _simulate_one(plan: Plan, source: Source, flag: Flag) -> Record:
-    return simulate(plan, source(plan.settings.shape), is_interrupted=flag.is_raised)
+    workload = source(plan.settings.shape)
+    return simulate(plan, workload, on_progress=flag.on_progress(len(workload)), is_interrupted=flag.is_raised)
 
 
 def _measure_all(
@@ -167,26 +173,3 @@ def _check_reachable(url: str) -> None:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"nothing answers at {masked(url)} ({why})") from error
-
-
-def progress_bar(console: Terminal, unit: str = "requests") -> Progress:
-    """Return a bar that shows on a terminal only."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed:,}/{task.total:,} " + unit, markup=False),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def _throttled(progress: Progress, bar: Any, total: int) -> Callable[[int], None]:
-    stride = max(total // 200, 1)
-
-    def on_progress(done: int) -> None:
-        if done % stride == 0 or done >= total:
-            progress.update(bar, completed=done)
-
-    return on_progress

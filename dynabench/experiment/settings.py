@@ -52,6 +52,10 @@ class ExperimentConfig:
     format: str | None = None
     """Format of the workload (default: detected; `dynabench workload formats` lists them)."""
 
+    columns: str | None = None
+    """Which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens, and
+    perhaps session= and hash_ids=; arrival=ts:ms names the unit of times (s, ms, us, ns)."""
+
     trace_block_size: Count | None = None
     """Tokens each hash id of the workload stands for (default: the format's)."""
 

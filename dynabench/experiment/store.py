@@ -92,7 +92,8 @@ def identity_of(files: Sequence[Path], experiment: ExperimentConfig, settings: S
     """Name everything that points depend on: workload, settings and what else is given."""
     parts = {
         "files": [(str(file), file.stat().st_size if file.is_file() else None) for file in files_of(tuple(files))],
-        "experiment": [experiment.seed, experiment.repeats, experiment.trace_block_size, experiment.format],
+        "experiment": [experiment.seed, experiment.repeats],
+        "reading": [experiment.trace_block_size, experiment.format, experiment.columns],
         "limits": [str(limit) for limit in experiment.limits],
         "varied": [list(experiment.router_mode), list(experiment.vary)],
         "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],

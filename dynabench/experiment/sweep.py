@@ -3,7 +3,6 @@
 Each simulated point is kept in a file of its own as soon as it is known, so that an interrupted sweep goes on where it was.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,15 @@ from typing import Any
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of
-from dynabench.experiment.manifest import manifest_of
+from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.parallel import in_parallel
-from dynabench.experiment.run import Source, progress_bar, source_of
+from dynabench.experiment.run import Source, source_of
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Flag, Interrupt
 from dynabench.plan import Arm, Settings, plans
+from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
@@ -31,8 +31,10 @@ from workloads import WorkloadError
 
 def run_sweep(
     files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
-) -> tuple[Path, Sweep]:
-    """Carry out a sweep and write its folder; a folder that holds the same sweep is resumed.
+) -> tuple[Path, dict[str, Any], Sweep]:
+    """Carry out a sweep and write its folder; return it, what it says of the sweep, and the table.
+
+    A folder that holds the same sweep is resumed.
 
     Raises:
         UserError: the folder holds something else, or a search has no limits.
@@ -66,7 +68,9 @@ def run_sweep(
         workload = work.source(arms[0].settings.shape)
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity}
-        return out, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
+        if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
+            manifest["subtitle"] = subtitle_of("virtual", workload, experiment, settings, tried)
+        return out, manifest, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
 
 
 class _Work:
@@ -112,7 +116,15 @@ def simulate_point(
             check_fits(workload, engine)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
-    runs = [simulate(plan, workload, is_interrupted=flag.is_raised) for plan in plans([arm], repeats, seed)]
+    runs = [
+        simulate(
+            plan,
+            workload,
+            on_progress=flag.on_progress(len(workload), run=number, runs=repeats),
+            is_interrupted=flag.is_raised,
+        )
+        for number, plan in enumerate(plans([arm], repeats, seed))
+    ]
     summary = summarize(runs, limits, with_intervals=False)
     figures = summary.arms[arm.name]
     outcomes = list(figures.outcomes or [])
@@ -154,9 +166,8 @@ def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     todo = [arm for arm in arms if work.store.known(arm) is None]
     if len(todo) < len(arms):
         console.print(f"{len(arms) - len(todo)} of {len(arms)} points are known already")
-    with progress_bar(console, "points") as progress:
-        bar = progress.add_task("sweeping", total=len(todo))
-        return _simulate(work, todo, lambda: progress.update(bar, advance=1))
+    with Display("sweeping", "points", work.interrupt, console):
+        return _simulate(work, todo)
 
 
 def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Found]]:
@@ -170,8 +181,7 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
         Bracket(config.low, config.high, precision=config.precision, is_whole=is_whole, sense=sense) for _ in arms
     ]
     is_complete = True
-    with progress_bar(console, "combinations") as progress:
-        bar = progress.add_task(f"searching {name}", total=len(arms))
+    with Display(f"searching {name}", "simulations", work.interrupt, console) as display:
         while is_complete and (open_ := [place for place in range(len(arms)) if brackets[place].next() is not None]):
             tried = {place: arm for place in open_ if (arm := _tried(arms[place], name, brackets[place])) is not None}
             is_complete = _simulate(work, [arm for arm in tried.values() if work.store.known(arm) is None])
@@ -179,7 +189,8 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
                 point = work.store.known(arm)
                 assert point is not None
                 brackets[place].learn(arm.changes[name], is_met=point.state == "met")
-                progress.update(bar, advance=int(brackets[place].next() is None))
+            num_known = sum(bracket.next() is None for bracket in brackets)
+            display.what = f"searching {name} ({num_known} of {len(arms)} known)"
     return is_complete, [_found(work, arm, name, bracket) for arm, bracket in zip(arms, brackets, strict=True)]
 
 
@@ -232,7 +243,7 @@ def _kind_of(name: str, settings: Settings) -> tuple[bool, Sense | None]:
     return float not in kinds, "lowest" if path.endswith((".replicas", "gpus", ".num_gpu_blocks")) else None
 
 
-def _simulate(work: _Work, arms: list[Arm], on_end: Callable[[], None] = lambda: None) -> bool:
+def _simulate(work: _Work, arms: list[Arm]) -> bool:
     """Simulate combinations and keep what they gave; tell whether all are known then."""
     config, calls = work.config, [work.call(arm) for arm in arms]
     if not calls:
@@ -244,7 +255,6 @@ def _simulate(work: _Work, arms: list[Arm], on_end: Callable[[], None] = lambda:
         if point.is_complete:
             work.store.keep(arms[place], point)
             count += 1
-        on_end()
     return count == len(arms)
 
 

@@ -12,20 +12,27 @@ BUNDLED = Path(workloads.__file__).parent / "bundled" / "chat.jsonl"
 
 
 def read_workload(
-    files: Sequence[Path], *, format: str | None = None, block_size: int | None = None, tokenizer: str | None = None
+    files: Sequence[Path],
+    *,
+    format: str | None = None,
+    columns: str | None = None,
+    block_size: int | None = None,
+    tokenizer: str | None = None,
 ) -> Workload:
     """Read a workload (none: the bundled one).
 
     Args:
         files: files and folders that are one workload.
         format: its name (none: detected).
+        columns: which columns of a log hold what, instead of a format.
         block_size: tokens each id stands for (none: the format's).
         tokenizer: folder, file or Hugging Face id of a model whose tokenizer counts the tokens of texts.
 
     Raises:
         WorkloadError: it cannot be read, or holds no request.
     """
-    workload = formats.read(files or BUNDLED, format=format, block_size=block_size, encode=_encoder(tokenizer))
+    encode = _encoder(tokenizer)
+    workload = formats.read(files or BUNDLED, format=format, columns=columns, block_size=block_size, encode=encode)
     if not len(workload):
         raise WorkloadError(f"{' '.join(map(str, files))}: holds no request")
     return workload

@@ -14,7 +14,7 @@ import numpy as np
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.manifest import manifest_of
-from dynabench.experiment.run import load_workload, results_folder, source_of
+from dynabench.experiment.run import results_folder, source_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.fidelity.fitting import OUTLIER, predicted
 from dynabench.fidelity.past_runs import read_requests
@@ -275,7 +275,7 @@ def _past(
         mode = experiment.router_mode[0]
         return workload, {mode: [replace(run, arm=REAL.format(mode))]}
     _, runs = folder.read(real)
-    workload = load_workload(files, experiment.trace_block_size, settings.shape, experiment.seed, experiment.format)
+    workload = source_of(files, experiment)(settings.shape)
     found: dict[str, list[Record]] = {}
     for run in runs:
         count = int(run.requests.request.max(initial=-1)) + 1

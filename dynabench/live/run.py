@@ -113,10 +113,16 @@ def _record(
         repeat=plan.repeat,
         is_complete=is_complete,
         notes=tuple(notes),
-        facts=sent.facts,
+        facts=dict(sent.facts) | _transferred(plan.deployment, client),
         is_live=True,
         pools=_pools(plan.deployment) if client.url is None else (),
     )
+
+
+def _transferred(deployment: Deployment, client: ClientConfig) -> dict[str, float]:
+    """Return the share of the KV's bytes that was moved, where mockers hand KV over."""
+    is_ours = client.url is None and deployment.is_disaggregated and deployment.pools[0].engine == "mocker"
+    return {"kv_bytes_scale": deployment.kv_transfer.kv_bytes_scale} if is_ours else {}
 
 
 def _pools(deployment: Deployment) -> tuple[PoolUse, ...]:

@@ -67,7 +67,9 @@ def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Req
         isl=isl,
         planned_isl=planned,
         planned_osl=[request.output_length for request in workload.requests],
-        endless_tokens=np.rint(endless_hits(workload) * (isl / planned)),  # in the server's tokens
+        endless_tokens=np.rint(endless_hits(workload) * (isl / planned))  # in the server's tokens
+        if workload.knows_prefixes
+        else None,
         is_measured=[load.is_measured(time) for time in timeline.intended_s],
     )
     cached = requests.cached_tokens

@@ -69,6 +69,8 @@ def run(
         facts["without_host_time"] = 1.0
     if _has_unused_model(plan.deployment):
         facts["without_gpu"] = 1.0
+    if not workload.knows_prefixes:
+        facts["without_prefixes"] = 1.0
     if any(overhead) and len(requests):
         outside = cluster.delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
@@ -241,6 +243,8 @@ def _requests(cluster: Cluster, workload: Workload, engines: Sequence[SimulatedE
         endless_tokens=endless_hits(workload),
         is_measured=[load.is_measured(time) for time in log.intended_s],
     )
+    if not workload.knows_prefixes:  # what made-up ids hit says nothing
+        requests = requests.replace(cached_tokens=None, endless_tokens=None, predicted_tokens=None, best_tokens=None)
     requests = requests if cluster.num_finished == len(log) else requests[~requests.worker.mask]
     room = ranks[requests.worker.data] - requests.isl
     return requests.replace(osl=np.minimum(requests.osl, room))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 from cyclopts import Group, Parameter
 
@@ -17,6 +18,17 @@ MAX_REASON = 4000
 def flat(title: str, order: int) -> Parameter:
     """Let the fields of a dataclass be options of a command, in a group of its help."""
     return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
+
+
+def _default(value: Any) -> str | None:
+    """Show a default as it would be typed; one that only says that nothing is set is left out."""
+    if value is None or value is False or value in ("", ()):
+        return None
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else "on" if value is True else str(value)
+
+
+PLAIN_DEFAULTS = Parameter(show_default=_default)
+"""For an app: its help shows no values of Python."""
 
 
 def open_standard_streams() -> None:

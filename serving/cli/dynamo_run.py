@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
-from serving.cli.command_line import flat
+from serving.cli.command_line import PLAIN_DEFAULTS, flat
 from serving.cli.commands import (
     DisaggregationSettings,
     FrontendSettings,
@@ -82,7 +82,7 @@ Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 """
 
 
-app = App(name=NAME, help="Serve a model.", usage=USAGE)
+app = App(name=NAME, help="Serve a model.", usage=USAGE, default_parameter=PLAIN_DEFAULTS)
 
 
 def main(arguments: list[str] | None = None) -> None:

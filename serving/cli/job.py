@@ -169,7 +169,7 @@ def check_job(job: Job) -> None:
         case Echoed(kind):
             _refuse_model_run(job)
             if kind == "core" and not job.model.model_path:
-                raise UsageError("out=echo_core needs a tokenizer: pass --model-path")
+                raise UsageError("out=echo_core needs a tokenizer: pass --model-path; out=mocker needs none")
             if kind == "full" and not (job.model.model_path or job.model.model_name):
                 raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
     if job.frontend.http_workers != 1 and not (isinstance(job.way_in, Http) and job.is_remote):

@@ -68,6 +68,7 @@ class KvOwner:
         self._rooms: Rooms[RoomCall] = Rooms(meeting_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0  # when the timer ends: uvloop's handle of what is due at once does not say it
         exchange.on_notice = self._on_notice
 
     @property
@@ -270,11 +271,11 @@ class KvOwner:
 
     def _arm(self, when: float | None) -> None:
         """Look after leases and rooms at a time, or earlier."""
-        if when is None or (self._timer is not None and self._timer.when() <= when):
+        if when is None or (self._timer is not None and self._due_s <= when):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._expire)
+        self._due_s, self._timer = when, self._loop.call_at(when, self._expire)
 
     def _expire(self) -> None:
         self._timer = None

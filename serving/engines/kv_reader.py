@@ -8,10 +8,12 @@ Destination first, the owner is told that there are blocks, again and again unti
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from weakref import WeakValueDictionary
 
 from serving.engines.kv_exchange import INLINE_BYTES, KvExchange
 from serving.engines.kv_notices import Assembly, Begin, Left, Notice, Offered, Read
@@ -89,6 +91,7 @@ class KvReader:
         num_slots = len(exchange.agent.memory) // exchange.layout.slot_bytes
         self._lot = max(min(num_slots, MAX_READ_BYTES // exchange.layout.slot_bytes, MAX_READ_BLOCKS), 1)
         self._landing = Landing(min(num_slots, LOTS * self._lot))
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while someone reads
         self._rooms: dict[int, Load] = {}
         self._loading: set[asyncio.Task[None]] = set()
         exchange.on_notice = self._on_notice
@@ -146,6 +149,7 @@ class KvReader:
         try:
             if load.kv is None:
                 load.kv = await self._meet(load)
+                self._renewals.begin(load.kv)
             times["transfer_start"] = monotonic()
             while num_valid < len(load.keys):
                 num_good, fault = await self._read(load, load.kv, num_valid)
@@ -154,6 +158,9 @@ class KvReader:
                     raise LoadError(f"block {num_valid} of {len(load.keys)}: {fault}")
         except LoadError as error:
             load.error = error
+        except Exception as error:  # the engine waits for it, whatever happens
+            log.exception("KV could not be read")
+            load.error = LoadError(f"{type(error).__name__}: {error}")
         times["transfer_end"] = end = monotonic()
         times.setdefault("transfer_start", end)
         self._end(load)
@@ -175,7 +182,8 @@ class KvReader:
         try:
             async with asyncio.timeout(self._meeting_timeout_s):
                 while not load.offered.done():
-                    await self._exchange.ask(load.meeting.bootstrap_agent, begin)
+                    with late_is_never():
+                        await self._exchange.ask(load.meeting.bootstrap_agent, begin)
                     await asyncio.wait([load.offered], timeout=BEGIN_AGAIN_S)
         except TimeoutError:
             raise LoadError(f"no prefill worker offered it in {self._meeting_timeout_s:g} s") from None
@@ -196,8 +204,14 @@ class KvReader:
         Raises:
             LoadError: they cannot be read.
         """
-        layout, num_blocks = self._exchange.layout, len(load.keys)
+        num_blocks = len(load.keys)
         blocks = range(first, min(first + self._lot, num_blocks))
+        turn = self._turns.setdefault(kv.remote_engine_id, asyncio.Semaphore(LOTS // 2))
+        async with turn:  # an owner that hangs holds no more of our memory than half
+            return await self._read_blocks(load, kv, blocks)
+
+    async def _read_blocks(self, load: Load, kv: RemoteKv, blocks: range) -> tuple[int, str]:
+        layout, num_blocks = self._exchange.layout, len(load.keys)
         slots = await self._landing.take(len(blocks))
         try:
             pieces = [
@@ -282,5 +296,16 @@ class Landing:
         self._freed.set()
 
 
+@contextlib.contextmanager
+def late_is_never() -> Iterator[None]:
+    """Go on where an owner did not answer in time: it may the next time."""
+    try:
+        yield
+    except TransferError as error:
+        if error.kind != "late":
+            raise
+
+
 def _kind(error: TransferError) -> str:
-    return "lost" if error.kind == "lost" else "engine"
+    """Return how a call ends: what an owner that is gone, or hangs, held can be computed elsewhere."""
+    return "engine" if error.kind == "refused" else "lost"

@@ -5,12 +5,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from serving.engines.kv_leases import RENEWALS
 from serving.engines.kv_notices import MAX_RENEWED, Notice, Renew
 from serving.engines.kv_params import RemoteKv
 
 MIN_PAUSE_S = 0.01
 """Whatever an owner says of its leases."""
+
+
+_Key = tuple[str, bytes, float | None]
+
+
+def _key(kv: RemoteKv) -> _Key:
+    """Return what leases that are renewed together have in common: nobody else's word counts for an owner's."""
+    return kv.remote_engine_id, msgspec.json.encode(kv.remote_agent), kv.remote_lease_s
 
 
 @dataclass(slots=True)
@@ -26,28 +36,28 @@ class Renewals:
 
     def __init__(self, tell: Callable[[dict[str, Any], Notice], object]) -> None:
         self._tell = tell
-        self._owners: dict[str, _Owner] = {}
+        self._owners: dict[_Key, _Owner] = {}
 
     def begin(self, kv: RemoteKv) -> None:
         """Renew this one's from now on, if it can be."""
         if kv.remote_lease_s is None:
             return
-        owner = self._owners.get(kv.remote_engine_id)
+        owner = self._owners.get(_key(kv))
         if owner is None:
             pause_s = max(kv.remote_lease_s / RENEWALS, MIN_PAUSE_S)
-            owner = self._owners[kv.remote_engine_id] = _Owner(kv.remote_agent, pause_s)
+            owner = self._owners[_key(kv)] = _Owner(kv.remote_agent, pause_s)
             self._wait(owner)
         owner.requests[kv.remote_request_id] = None
 
     def end(self, kv: RemoteKv) -> None:
         """Renew this one's no more."""
-        owner = self._owners.get(kv.remote_engine_id)
+        owner = self._owners.get(_key(kv))
         if owner is None:
             return
         owner.requests.pop(kv.remote_request_id, None)
         if not owner.requests:
             self._stop(owner)
-            del self._owners[kv.remote_engine_id]
+            del self._owners[_key(kv)]
 
     def close(self) -> None:
         """Renew nothing any more."""

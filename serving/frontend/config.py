@@ -59,6 +59,10 @@ class FrontendConfig:
     write_timeout_s: Positive = 60.0
     """How long a client may leave its answer unread before its connection is closed (s)."""
 
+    allow_kv_transfer_params: bool = False
+    """Let clients share requests out themselves, as proxies before vLLM do: they send kv_transfer_params, which name hosts that
+    decode workers then read KV from, and prefill workers can be asked by themselves."""
+
     seed: int = 0
     """Seed of the router's random choices."""
 

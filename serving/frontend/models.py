@@ -8,7 +8,7 @@ with one that prefills and agrees with it on the model (the checksum of their ca
     decode                  whole at a decode worker, unless `enforce_disagg`
     aggregated, prefill     whole at an aggregated worker, which reads nobody's KV: who is to do so has the role decode
     decode, aggregated      as if there were no aggregated one, until the decode pool has gone
-    prefill                 the model is not there
+    prefill                 the model is not there, but for clients that share requests out (`allow_kv_transfer_params`)
 """
 
 import asyncio
@@ -38,6 +38,8 @@ from serving.worker.load_reports import LoadReport
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+ASKED = ("decode", "aggregated", "prefill")
+"""Whom requests for a model go to; prefill workers are asked by clients that share requests out themselves."""
 MAX_SEEN = 1000
 """Names of models that are remembered after their last instance has gone."""
 
@@ -145,14 +147,11 @@ class Models:
         await asyncio.gather(*(pool.routing.close() for pool in pools if pool.routing is not None))
 
     def get(self, name: str) -> ServedModel | None:
-        """Return a model by its name; of several pools that answer under one name the first, one that only decodes before all."""
-        found: ServedModel | None = None
-        for pool in self._pools.values():
-            if pool.card.name == name and pool.is_open and pool.model is not None:
-                if pool.card.role == "decode":
-                    return pool.model
-                found = found or pool.model
-        return found
+        """Return a model by its name; of several pools under one name the first that decodes, then one that does both."""
+        found = [
+            pool for pool in self._pools.values() if pool.card.name == name and pool.is_open and pool.model is not None
+        ]
+        return min(found, key=lambda pool: ASKED.index(pool.card.role)).model if found else None
 
     def is_expected(self, name: str) -> bool:
         """Tell whether a model that is not served now may be soon: it was known before, or nothing has been yet."""
@@ -270,6 +269,7 @@ class Models:
         await routing.start()
         if card.role == "prefill":
             log.info("prompts of model %s are computed at %s, for workers that decode", card.name, card.address)
+        if card.role == "prefill" and not self._config.allow_kv_transfer_params:
             return
         while True:
             try:

@@ -52,9 +52,12 @@ class AcceptedRequest:
         num_cached = sum(choice.num_cached for choice in prompts)
         return usage(num_prompt, sum(choice.num_completion for choice in self.choices), num_cached)
 
-    def extra_fields(self, choice: Choice) -> dict[str, Any] | None:
-        """Return the answer's `nvext`, if it is to have one."""
-        return nvext.extra_fields(self.prepared.extension, choice, self.started)
+    def extras(self, choice: Choice) -> dict[str, dict[str, Any] | None]:
+        """Return what the end of an answer may hold beside text and usage."""
+        return {
+            "nvext": nvext.extra_fields(self.prepared.extension, choice, self.started),
+            "kv_transfer_params": choice.kv_transfer_params,
+        }
 
     def headers(self) -> dict[str, str]:
         """Return the headers that say where it went."""
@@ -127,7 +130,7 @@ class CompletionResponse(Response):
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted = self._accepted
         choices = await _together([self._collect(index) for index in range(len(accepted.choices))])
-        body = self._format.whole(choices, accepted.usage(), accepted.extra_fields(accepted.choices[0]))
+        body = self._format.whole(choices, accepted.usage(), **accepted.extras(accepted.choices[0]))
         self._is_ending = True
         response = Response(body, headers=accepted.headers(), media_type="application/json")
         await response(scope, receive, send)
@@ -251,8 +254,8 @@ class _ChoiceEvents:
     def last(self) -> bytes:
         """Return the event with the finish reason."""
         choice = self._choice
-        extra = self._accepted.extra_fields(choice)
-        return self._format.last(choice.finish_reason, extra, self._usage(choice.num_completion))
+        extras = self._accepted.extras(choice)
+        return self._format.last(choice.finish_reason, usage=self._usage(choice.num_completion), **extras)
 
     def _prompt(self) -> bytes:
         """Return the event that echoes the prompt, before the first pieces."""

@@ -1,15 +1,18 @@
 """How long KV waits at a prefill worker."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from foundation.settings import Positive, check
+from msgspec import Meta
+
+from foundation.settings import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseConfig:
     """Settings of the lease under which a prefill worker keeps a prompt's KV."""
 
-    kv_lease_duration_s: Positive = 30.0
+    kv_lease_duration_s: Annotated[float, Meta(gt=0, le=1e9)] = 30.0
     """How long a prefill worker keeps a prompt's KV for a decode worker that does not ask for it."""
 
     kv_lease_renewal: bool = True

@@ -18,7 +18,7 @@ def masked(servers: str) -> str:
     return re.sub(r"(//|^)((?!//).)*@", r"\1***@", servers)
 
 
-MAY_HOLD_PASSWORDS = Parameter(show_default=masked)
+MAY_HOLD_PASSWORDS = Parameter(show_default=lambda servers: masked(servers) or None)
 
 
 def _env(name: str, default: str = "", *, is_shown: bool = True) -> Any:

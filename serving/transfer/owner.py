@@ -95,7 +95,7 @@ class Owner:
             self._admit(reader)
             await self._serve(stream)
         except (OSError, TransferError) as error:  # a stranger is told nothing
-            log.info("a connection for KV ended: %s", error or "it took too long")
+            log.debug("a connection for KV ended: %s", error or "it took too long")
 
     async def _serve(self, stream: Stream) -> None:
         while True:

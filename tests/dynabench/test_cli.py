@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from dynabench.experiment.workload_file import BUNDLED
-from tests.support.commands import BIN, dynabench, run
+from tests.support.commands import BIN, dynabench, dynamo_run, run
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, until
 from workloads.formats import FORMATS
@@ -78,6 +78,22 @@ def test_the_help_of_a_command_is_set_as_markdown():
         text = dynabench(*command, "--help").stdout
         assert "┌" in text or "╭" in text
         assert "`" not in text, command
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan", "serve", "compare"])
+def test_help_shows_defaults_as_they_are_typed_and_pages_that_are_there(command):
+    check_help(dynabench(command, "--help").stdout)
+
+
+def test_the_help_of_dynamo_run_does_likewise():
+    check_help(dynamo_run("--help").stdout)
+
+
+def check_help(text):
+    assert not re.search(r"default:\s*(None|False|True|\(|\"|\])", text.replace("│", ""))
+    assert "╮\n╰" not in text
+    for page in re.findall(r"docs/\S+\.md", text):
+        assert (Path(__file__).parents[2] / page).exists()
 
 
 def test_simulate_writes_a_whole_results_folder(tmp_path):

@@ -147,6 +147,43 @@ def test_belady_on_a_trace_small_enough_to_check(belady_share):
     assert share == pytest.approx(2 / 6)
 
 
+def test_the_head_of_a_search_names_the_workers_it_found_and_the_step_times(tmp_path):
+    flags = ("--max-requests", "20", "--jobs", "1", "--router-mode", "kv", "--slo", "ttft.mean <= 10s")
+    done = dynabench("sweep", *flags, "--find", "workers", "--out", tmp_path / "x")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("chat.jsonl: kv: 20 requests on 1 simulated engine, in virtual time;")
+    assert "\nSimulated step times: polynomial of no particular model and GPU." in done.stdout
+
+
+def test_what_sweeps_found_is_one_document(tmp_path):
+    flags = ("--max-requests", "60", "--jobs", "1", "--router-mode", "kv")
+    done = dynabench("sweep", *flags, "--out", tmp_path / "a", "--json")
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)
+    assert first["folder"] == str(tmp_path / "a")
+    both = dynabench("compare", tmp_path / "a", tmp_path / "a", "--out", tmp_path / "b", "--json")
+    assert both.returncode == 0, both.stderr
+    found = json.loads(both.stdout)
+    assert found["folder"] == str(tmp_path / "b")
+    assert [point["throughput"] for point in found["summary"]["points"]] == [
+        first["summary"]["points"][0]["throughput"]
+    ] * 2
+    beside = dynabench("compare", tmp_path / "a", tmp_path / "a", "--fail-if", "ttft.mean > +5%")
+    assert (beside.returncode, "--fail-if is for runs" in beside.stderr) == (2, True)
+
+
+def test_what_simulate_and_compare_found_is_one_document(tmp_path):
+    done = dynabench("simulate", "--max-requests", "60", "--jobs", "1", "--out", tmp_path / "x", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("folder") == str(tmp_path / "x")
+    assert found == json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert "Arms compared" in done.stderr
+    again = dynabench("compare", tmp_path / "x", "--json")
+    assert json.loads(again.stdout)["folder"] is None
+    assert list(json.loads(again.stdout)["arms"]) == list(found["arms"])
+
+
 def test_a_sweep_is_resumed_and_makes_one_table(tmp_path):
     arguments = [
         "sweep",

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.interrupt import Interrupt
+from dynabench.interrupt import SHARE, Interrupt
 from dynabench.plan import Settings, plans
+from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from serving.engines.processes import descendants
@@ -125,6 +127,54 @@ def test_a_failed_call_ends_the_others_which_nobody_kills(tmp_path):
     assert not (tmp_path / "third").exists()
 
 
+def half(flag):
+    """Be half done until the user wants no more."""
+    flag.on_progress(10)(5)
+    until(flag.is_raised)
+    return flag.place
+
+
+def test_processes_say_how_far_they_are():
+    with Interrupt() as interrupt:
+        display = Display("simulating", "runs", interrupt, Terminal())
+        said = []
+
+        def watch():
+            until(lambda: interrupt.share() == 0.25)
+            said.append(display.line())
+            ctrl_c()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        results = [place for _, place in in_parallel([(half, (interrupt.flag,))] * 4, 2, interrupt=interrupt)]
+        thread.join()
+    assert said == ["simulating: 0 of 4 runs, 2 under way"]
+    assert sorted(results) == [0, 1]
+
+
+def test_in_a_pipe_progress_is_a_line_on_stderr(capsys):
+    with Interrupt() as interrupt:
+        display = Display("simulating", "runs", interrupt, Terminal())
+        interrupt.begin(4)
+        for place, share in enumerate((1.0, 0.5)):
+            interrupt.flag._replace(place=place).note(share)
+        display.show()
+    shown = capsys.readouterr()
+    assert shown.err == "   0 s  simulating: 1 of 4 runs, 1 under way (38%)\n"
+    assert shown.out == ""
+
+
+def test_a_simulation_says_how_far_it_is_with_each_of_its_repeats():
+    with Interrupt() as interrupt:
+        interrupt.begin(1)
+        report = interrupt.flag.on_progress(200, run=1, runs=2)
+        found = []
+        for done in (1, 2, 100, 200):
+            report(done)
+            found.append(interrupt.share())
+    assert found == [0.5025, 0.5025, 0.75, 1.0]
+
+
 def test_a_flag_says_nothing_on_another_host():
     with Interrupt() as interrupt:
         interrupt.flag.raise_()
@@ -172,7 +222,7 @@ def test_ctrl_c_in_a_terminal_ends_simulate_with_130_and_a_report(tmp_path, temp
             said += os.read(ours, 1 << 16)
         except OSError:
             break
-        if not is_sent and b"1,500/" in said:  # the bar moves by two hundredths
+        if not is_sent and re.search(rb"[1-9]%", said):  # the bar moves within a run
             os.killpg(process.pid, signal.SIGINT)
             is_sent = True
     os.close(ours)
@@ -183,6 +233,56 @@ def test_ctrl_c_in_a_terminal_ends_simulate_with_130_and_a_report(tmp_path, temp
     assert summary["is_complete"] is False
     assert 0 < summary["arms"]["round-robin"]["requests"] < COUNT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.jsonl", "tmp", "x"]
+
+
+def long_trace(folder):
+    file = folder / "t.jsonl"
+    row = '{"timestamp": %d, "input_length": 64, "output_length": 8, "hash_ids": [%d]}\n'
+    file.write_text("".join(row % (10 * number, number) for number in range(20_000)))
+    return file
+
+
+def shares_of(temporary):
+    """Return how far each simulation of a command is, as it tells its own processes."""
+    for file in temporary.glob("dynabench-*/shares"):
+        return [share for (share,) in SHARE.iter_unpack(file.read_bytes())]
+    return []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_in_simulate_keeps_the_arms_that_ended_and_what_another_had(tmp_path, temporary, jobs):
+    arms = ("--router-mode", "round-robin", "--router-mode", "random", "--repeats", "2")
+    process = start(
+        "simulate", long_trace(tmp_path), "--trace-block-size", "64", "--jobs", jobs, *arms, "--out", tmp_path / "x",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    until(lambda: any(share == 1 for share in shares_of(temporary)), process)
+    until(lambda: any(0 < share < 1 for share in shares_of(temporary)), process)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, stderr
+    assert "The run was interrupted" in stdout
+    assert json.loads((tmp_path / "x" / "summary.json").read_text())["is_complete"] is False
+    counts = [run["is_complete"] for run in json.loads((tmp_path / "x" / "experiment.json").read_text())["runs"]]
+    assert counts
+    assert not any(counts)
+    assert (tmp_path / "x" / "report.html").exists()
+
+
+def test_ctrl_c_in_a_sweep_shows_the_points_that_are_known(tmp_path, temporary):
+    process = start(
+        "sweep", long_trace(tmp_path), "--trace-block-size", "64", "--router-mode", "random", "--vary", "workers=1..8",
+        "--jobs", "1", "--out", tmp_path / "x", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    points = tmp_path / "x" / "points"
+    until(lambda: points.exists() and any(points.iterdir()), process)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, stderr
+    assert "The sweep was interrupted; run the same command again to go on." in stdout
+    known = json.loads((tmp_path / "x" / "sweep.json").read_text())["summary"]["points"]
+    assert 1 <= len(known) == len(list(points.iterdir())) < 8
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers end with the simulation that they are in")

@@ -68,8 +68,9 @@ def test_what_it_names_is_a_deployment_that_is_read(small):
 
 def test_the_same_plan_again_simulates_nothing(small):
     out, _, answer = small
-    done, again = planned(out, *SMALL, *LIMITS)
+    done, again = planned(out, *SMALL, *LIMITS, "--json")
     assert done.returncode == 0
+    assert json.loads(done.stdout) == {"folder": str(out)} | again
     assert again["simulated"] == 0
     assert again["layouts"] == answer["layouts"]
     other = dynabench("plan", *SMALL, "--slo", "ttft.p90 <= 401ms", "--out", out)
@@ -108,7 +109,7 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
     assert "less than a decode step of a single sequence takes" in tight.stdout
     few, answer = planned(
         tmp_path / "few", *MODEL, "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048",
-        "--slo", "tpot.p99 <= 7ms", "--max-gpus", "2",
+        "--slo", "tpot.p90 <= 7ms", "--max-gpus", "2",
     )  # fmt: skip
     assert few.returncode == 1
     assert answer["verdict"] == "No layout of up to 2 GPUs meets the limits (--max-gpus 2)."
@@ -118,6 +119,7 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
     ("flags", "problem"),
     [
         ((), "a plan needs limits"),
+        (("--slo", "ttft.p99 <= 1s"), "slo 'ttft.p99 <= 1000 ms' cannot be told from 300 requests; a p99 takes 368"),
         (("--price", "h100"), "price 'h100' is not understood; expected a GPU and its price, such as h100=2.5"),
         (("--loads", "1,x"), "loads is '1,x'; expected multiples of the rate"),
         (("--slo", "ttft.p90 <= 1s", "--vary", "chunk=1"), "chunk is not a setting that can be varied"),

@@ -1,6 +1,8 @@
 """`dynabench workload`: what its commands write."""
 
 import json
+import shlex
+from pathlib import Path
 
 from tests.support.commands import dynabench
 from workloads import formats
@@ -33,3 +35,92 @@ def test_a_workload_says_how_its_answers_end(tmp_path):
     assert json.loads(dynabench("workload", "inspect", out, "--json").stdout)["ends"] == {"stop": 1}
     refused = dynabench("workload", "convert", out, tmp_path / "lossy.jsonl", "--to", "mooncake")
     assert (refused.returncode, "answers that end by EOS" in refused.stderr) == (2, True)
+
+
+def lengths_only(tmp_path):
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{number},1,,m,{600 + number},5,{605 + number},API log\n" for number in range(30))
+    trace.write_text(
+        f"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n{rows}"
+    )
+    return trace
+
+
+def test_what_prompts_share_is_unknown_where_only_lengths_are_known(tmp_path):
+    trace, own, lossy = lengths_only(tmp_path), tmp_path / "own.jsonl", tmp_path / "lossy.jsonl"
+    assert "endless cache hit share    unknown" in dynabench("workload", "inspect", trace).stdout
+    done = dynabench("workload", "convert", trace, own)
+    assert "unknown -> " in done.stdout
+    assert "0.0%" not in done.stdout
+    assert json.loads(dynabench("workload", "inspect", own, "--json").stdout)["endless_cache_hit_share"] is None
+    refused = dynabench("workload", "convert", own, lossy, "--to", "mooncake")
+    assert (refused.returncode, "what prompts share is unknown" in refused.stderr) == (2, True), refused.stderr
+    done = dynabench("workload", "convert", own, lossy, "--to", "mooncake", "--lossy")
+    assert "left out: that what prompts share is unknown" in done.stdout
+    spec, like = tmp_path / "spec.json", tmp_path / "like.jsonl"
+    assert dynabench("workload", "fit", own, spec).returncode == 0
+    assert dynabench("workload", "synth", like, "--spec", spec).returncode == 0
+    assert not formats.read(like).knows_prefixes
+
+
+def test_converting_to_lengths_says_that_sharing_is_then_unknown(tmp_path):
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "out.csv"
+    row = '{"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}\n'
+    trace.write_text(2 * row)
+    done = dynabench("workload", "convert", trace, out, "--to", "burstgpt", "--lossy")
+    assert "50.0% -> unknown" in done.stdout
+
+
+def test_a_simulation_gives_no_hits_where_prefixes_are_unknown(tmp_path):
+    trace, out = lengths_only(tmp_path), tmp_path / "results"
+    columns = "arrival=Timestamp,input=Request tokens,output=Response tokens"
+    done = dynabench("simulate", trace, "--columns", columns, "--out", out)
+    assert done.returncode == 0, done.stderr
+    (arm, *_) = json.loads((out / "summary.json").read_text())["arms"].values()
+    assert arm["cache"]["hit_share"] is None
+    assert any("no verdict on caching" in remark for remark in arm["remarks"])
+    assert json.loads((out / "experiment.json").read_text())["experiment"]["columns"] == columns
+
+
+def test_what_is_written_fits_the_name_of_its_file(tmp_path):
+    trace, out = lengths_only(tmp_path), tmp_path / "out.csv"
+    refused = dynabench("workload", "convert", trace, out)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "out.csv: dynabench is JSONL; name the file *.jsonl, or choose --to burstgpt or azure" in refused.stderr
+    assert not out.exists()
+
+
+def test_convert_fit_and_merge_take_the_file_to_write_last_or_by_name(tmp_path):
+    trace = lengths_only(tmp_path)
+    for command in ("convert", "merge", "fit"):
+        last, named = tmp_path / f"{command}-last.json", tmp_path / f"{command}-named.json"
+        for arguments in ((trace, last), (trace, "--out", named)):
+            done = dynabench("workload", command, *arguments)
+            assert done.returncode == 0, done.stderr
+        assert last.read_bytes() == named.read_bytes()
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    for name in ("empty.csv", "empty.jsonl"):
+        (tmp_path / name).write_text("")
+        for options in ((), ("--format", "azure"), ("--format", "mooncake")):
+            refused = dynabench("workload", "inspect", tmp_path / name, *options)
+            assert (refused.returncode, f"{name}: is empty" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_the_readmes_commands_work_when_pasted():
+    """Those that stand together: the environment is activated, and what one reads is there or written by one before."""
+    root = Path(__file__).parents[2]
+    start = (root / "README.md").read_text().split("    . .venv/bin/activate\n")[1].split("\n\n")[0]
+    commands = [shlex.split(line, comments=True) for line in start.splitlines()]
+    assert commands[0][:4] == ["dynabench", "workload", "synth", "trace.jsonl.gz"]
+    files = {word for words in commands for word in words if word.endswith((".csv", ".json", ".jsonl", ".gz", ".yaml"))}
+    assert [file for file in files - {"trace.jsonl.gz"} if not list(root.glob(file))] == []
+    assert not any(word.isupper() for words in commands for word in words)
+
+
+def test_first_comparison_leads_with_the_readers_model_and_gpu():
+    text = (Path(__file__).parents[2] / "docs" / "first-comparison.md").read_text()
+    first = text[text.index("dynabench simulate") :].split("\n\n")[0]
+    assert "--model" in first
+    assert "--gpu" in first

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from dynabench.terminal import Terminal
-from reports.grid import Grid
+from reports.grid import Column, Grid, folded, tables
 
 ARMS = [f"transfer_bandwidth_gb_s {speed}, prefill_workers {number}" for speed in (10, 20) for number in (1, 2, 3)]
 
 
-def printed(grid, width):
-    """Return the lines of each of its tables."""
+def printed(tables, width):
+    """Return the lines of each table."""
     found = []
-    for table in grid.tables(width):
+    for table in tables:
         terminal = Terminal(file=io.StringIO(), width=width)
         terminal.print(table)
         found.append(terminal.file.getvalue().splitlines())
@@ -29,31 +29,33 @@ def heads(lines):
     return ["".join(column).replace(" ", "") for column in zip(*parts, strict=True)][1:]
 
 
-def grid(arms):
-    return Grid("Arms compared", arms, [("TTFT mean (ms)", [f"{place:,}.5" for place in range(len(arms))])])
+def side_by_side(arms, width):
+    """Return the tables of one figure, a column for each arm."""
+    columns = [Column(arm, [f"{place:,}.5"]) for place, arm in enumerate(arms)]
+    return printed(tables("Arms compared", [Column("", ["TTFT mean (ms)"])], columns, width), width)
 
 
 @pytest.mark.parametrize("width", [40, 70, 120, 300])
 def test_arms_whose_names_begin_alike_are_told_apart(width):
-    found = [head for lines in printed(grid(ARMS), width) for head in heads(lines)]
+    found = [head for lines in side_by_side(ARMS, width) for head in heads(lines)]
     assert found == [arm.replace(" ", "") for arm in ARMS]
 
 
 @pytest.mark.parametrize("width", [40, 70, 120, 300])
 def test_no_figure_is_cut_or_broken(width):
-    text = "\n".join("\n".join(lines) for lines in printed(grid(ARMS), width))
+    text = "\n".join("\n".join(lines) for lines in side_by_side(ARMS, width))
     assert "…" not in text
     assert all(f" {place:,}.5" in text for place in range(len(ARMS)))
 
 
 def test_what_fits_is_one_table_under_one_title():
-    (lines,) = printed(grid(["a", "b"]), 70)
+    (lines,) = side_by_side(["a", "b"], 70)
     assert lines[0].strip() == "Arms compared"
-    assert len(printed(grid(ARMS), 70)) == 2
+    assert len(side_by_side(ARMS, 70)) == 2
 
 
 def test_columns_that_do_not_fit_stand_below_under_the_same_labels():
-    first, second = printed(grid(ARMS), 70)
+    first, second = side_by_side(ARMS, 70)
     assert [line.split("│")[1].strip() for line in first if "mean" in line] == ["TTFT mean (ms)"]
     assert [line.split("│")[1].strip() for line in second if "mean" in line] == ["TTFT mean (ms)"]
 
@@ -64,5 +66,25 @@ def test_columns_that_do_not_fit_stand_below_under_the_same_labels():
     width=st.integers(24, 200),
 )
 def test_no_table_is_wider_than_the_terminal(arms, label, width):
-    for lines in printed(Grid("", arms, [(label, ["1,234"] * len(arms))]), width):
+    for lines in printed(Grid("", arms, [(label, ["1,234"] * len(arms))]).tables(width), width):
         assert max(cell_len(line) for line in lines) <= width
+
+
+def test_what_does_not_fit_side_by_side_has_a_row_each():
+    (lines,) = printed(Grid("Arms compared", ARMS, [("TTFT mean (ms)", ["1.5"] * len(ARMS))]).tables(70), 70)
+    assert [line.split("│")[1].strip() for line in lines if "1.5" in line] == ARMS
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("max num batched tokens", 8, ["max num", "batched", "tokens"]),
+        ("-9.4% [-14.1, -4.8]", 15, ["-9.4%", "[-14.1, -4.8]"]),
+        ("-9.4% [-14.1, +4.8] ~", 15, ["-9.4%", "[-14.1, +4.8] ~"]),
+        ("transfer_bandwidth_gb_s 10", 12, ["transfer_", "bandwidth_", "gb_s 10"]),
+        ("round-robin", 8, ["round-", "robin"]),
+        ("incomprehensible", 8, ["incompre", "hensible"]),
+    ],
+)
+def test_texts_are_folded_between_words_then_behind_signs(text, width, lines):
+    assert folded(text, width).split("\n") == lines

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from reports import sweep_report
+from reports import sweep_report, sweep_table
+from reports.folder import ReportError
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Throughput
 from reports.outcomes import Outcome
@@ -31,9 +32,8 @@ def test_every_combination_has_a_line_and_the_best_is_named(tmp_path):
     points = [point("2 workers", 0.2, workers=2), point("4 workers", 0.1, workers=4)]
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
     assert found.verdict == "2 points, 0 of them with a queue that grew. Lowest mean TTFT: 4 workers (100.0 ms)."
-    assert found.columns[:3] == ["workers", "offered/s", "TTFT mean"]
-    assert found.rows[1][:4] == ["4", "4.00", "100.0", "n/a"]
-    assert found.rows[1][-1] == "yes"
+    assert found.columns[:4] == ["workers", "stable", "TTFT mean", "TTFT p99"]
+    assert found.rows[1][:4] == ["4", "yes", "100.0", "n/a"]
     with (tmp_path / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [(line["changes.workers"], line["ttft_sched.mean"], line["ttft_sched.p99"]) for line in lines] == [
@@ -95,6 +95,46 @@ def test_modes_are_counted_by_how_often_they_were_best(tmp_path):
     assert found.verdict.endswith("The sweep was interrupted; run the same command again to go on.")
 
 
+def test_a_sweep_that_was_interrupted_before_a_point_was_known_says_so(tmp_path):
+    found = sweep_report.write(tmp_path, MANIFEST, [], [], is_complete=False)
+    assert found.verdict.startswith("No point is known yet. The sweep was interrupted;")
+    assert list(sweep_table.tables(found, 80, is_whole=False)) == []
+
+
+def swept(folder, *points, limits=()):
+    """Write the folder of a sweep."""
+    manifest = MANIFEST | {"limits": list(limits), "workload": {"name": "w", "requests": 60}, "step_times": None}
+    (folder / "points").mkdir(parents=True)
+    for one in points:
+        (folder / "points" / f"{one.name}.json").write_bytes(msgspec.json.encode(one))
+    sweep_report.write(folder, manifest, list(points), list(points), is_complete=True)
+    return folder
+
+
+def test_several_sweeps_become_one_table_and_folder(tmp_path):
+    first = swept(tmp_path / "a", point("kv 2", 0.2, router_mode="kv", workers=2))
+    second = swept(tmp_path / "b", point("random 2", 0.1, router_mode="random", workers=2))
+    third = swept(tmp_path / "c", point("kv 2", 0.3, router_mode="kv", workers=2))
+    manifest, found = sweep_report.combine([first, second], tmp_path / "both")
+    assert found.columns[0] == "router_mode"
+    assert [row[0] for row in found.rows] == ["kv", "random"]
+    assert manifest["title"] == "w: 2 sweeps together"
+    assert (tmp_path / "both" / "report.html").read_text().count("<svg") == 4
+    _, every = sweep_report.combine([tmp_path / "both", third], None)
+    assert every.columns[:2] == ["router_mode", "sweep"]
+    assert [row[:2] for row in every.rows] == [["kv", "both"], ["random", "both"], ["kv", "c"]]
+    assert [one.name for one in every.points] == ["both/kv 2", "both/random 2", "c/kv 2"]
+
+
+def test_sweeps_with_other_limits_or_none_are_refused(tmp_path):
+    first = swept(tmp_path / "a", point("kv", 0.2, router_mode="kv"))
+    other = swept(tmp_path / "b", point("kv", 0.2, router_mode="kv"), limits=[LIMIT])
+    with pytest.raises(ReportError, match=r"b has limits itl.p99 <= 60 ms, .*a has none: sweeps in one table differ"):
+        sweep_report.combine([first, other], None)
+    with pytest.raises(ReportError, match="not the folder of a sweep"):
+        sweep_report.combine([first, tmp_path], None)
+
+
 LIMIT = "itl.p99 <= 60 ms"
 MISSED = Outcome(LIMIT, "missed", value=0.06019, margin=-0.0031)
 MET = Outcome(LIMIT, "met", value=0.045, margin=0.25)
@@ -104,16 +144,16 @@ UNTOLD = Outcome(LIMIT, "unknown", reason="200 samples; a p99 takes 368")
 @pytest.mark.parametrize(
     ("outcome", "cells"),
     [
-        (MISSED, ["60.19", "3.00", "missed by 0.31%: itl.p99"]),
-        (MET, ["45.00", "3.00", "met by 25%"]),
-        (UNTOLD, ["n/a", "3.00", "unknown: itl.p99"]),
+        (MISSED, ["missed by 0.31%: itl.p99", "60.19"]),
+        (MET, ["met by 25%", "45.00"]),
+        (UNTOLD, ["unknown: itl.p99", "n/a"]),
     ],
 )
 def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, outcome, cells):
     points = [point("a", 0.1, outcomes=[outcome])]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
-    assert found.columns[-3:] == ["ITL p99", "goodput", "limits"]
-    assert found.rows[0][-3:] == cells
+    assert found.columns[:3] == ["router_mode", "limits", "ITL p99"]
+    assert found.rows[0][1:3] == cells
     with (tmp_path / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert line[f"{LIMIT}.state"] == outcome.state
@@ -123,7 +163,7 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
 def test_what_is_impossible_is_marked_beside_what_is_not(tmp_path):
     points = [Impossible("tp 1", {"tp": 1}, "weights of 140 GB do not fit"), point("tp 4", 0.1, tp=4)]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
-    assert found.rows[0] == ["1", *["-"] * (len(found.columns) - 2), "impossible"]
+    assert found.rows[0] == ["1", "impossible", *["-"] * (len(found.columns) - 2)]
     assert found.rows[1][0] == "4"
     assert found.verdict.endswith("tp 1 is impossible: weights of 140 GB do not fit.")
 

@@ -209,7 +209,7 @@ def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_pat
             ["in=dyn://a", "out=mocker", "--tensor-parallel-size", "2"],
             "--tensor-parallel-size is for engines that run models",
         ),
-        (["in=http", "out=echo_core"], "needs a tokenizer: pass --model-path"),
+        (["in=http", "out=echo_core"], "needs a tokenizer: pass --model-path; out=mocker needs none"),
         (["in=http", "out=echo_full"], "so that we know which model to imitate"),
         (["in=http", "out=dyn", "--http-port", "99999"], "http_port must be from 0 to 65535"),
         (["in=http", "out=mocker", "--max-inflight-requests", "0"], "max_inflight_requests must be from 1"),

@@ -29,7 +29,7 @@ def test_tokens_joined_from_a_template_are_the_events_one_by_one():
 def test_a_chat_begins_with_its_role_and_ends_with_its_reason():
     (first,) = parsed(choice(is_chat=True).first())
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    (last,) = parsed(choice(is_chat=True).last("stop", {"worker_id": 1}))
+    (last,) = parsed(choice(is_chat=True).last("stop", nvext={"worker_id": 1}))
     assert last["choices"][0] == {"index": 2, "delta": {}, "logprobs": None, "finish_reason": "stop"}
     assert last["nvext"] == {"worker_id": 1}
     assert choice().first() == b""
@@ -37,7 +37,7 @@ def test_a_chat_begins_with_its_role_and_ends_with_its_reason():
 
 def test_each_kind_of_event_can_hold_the_usage_so_far():
     format, so_far = choice(is_chat=True), usage(4, 1, 0)
-    events = format.first(so_far) + format.token(b"x", None, so_far) + format.last("stop", None, so_far)
+    events = format.first(so_far) + format.token(b"x", None, so_far) + format.last("stop", usage=so_far)
     assert [event["usage"]["total_tokens"] for event in parsed(events)] == [5, 5, 5]
 
 

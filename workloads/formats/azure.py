@@ -16,7 +16,7 @@ def _read(source: Source) -> Iterator[Request]:
         if not length or not output:
             source.count(FAILED)
             continue
-        yield Request(seconds, length, output, source.namer.unshared(length))
+        yield Request(seconds, length, output, source.lengths_only(length))
 
 
 def _seconds(row: Row) -> float:
@@ -43,5 +43,6 @@ FORMAT = Format(
     is_like=has_columns(b"TIMESTAMP", b"ContextTokens"),
     read=_read,
     write=_write,
+    suffix=".csv",
     keeps=frozenset({"times"}),
 )

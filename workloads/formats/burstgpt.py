@@ -15,7 +15,7 @@ def _read(source: Source) -> Iterator[Request]:
             source.count(FAILED)
             continue
         session = row.values.get("Session ID") or ""
-        yield Request(row.number("Timestamp", least=0), length, output, source.namer.unshared(length), str(session))
+        yield Request(row.number("Timestamp", least=0), length, output, source.lengths_only(length), str(session))
 
 
 def _write(workload: Workload, file: IO[bytes]) -> None:
@@ -32,5 +32,6 @@ FORMAT = Format(
     is_like=has_columns(b"Timestamp", b"Request tokens"),
     read=_read,
     write=_write,
+    suffix=".csv",
     keeps=frozenset({"times", "names"}),
 )

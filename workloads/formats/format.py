@@ -24,6 +24,8 @@ class Format:
     write: Callable[[Workload, IO[bytes]], None] | None = None
     block_size: int | None = 512
     """Tokens that an id stands for, or a block of text; None: the file says."""
+    suffix: str = ".jsonl"
+    """How files of it are named."""
     keeps: frozenset[str] = frozenset()
     """What it can hold of a workload, out of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`,
     `ends`."""

@@ -20,7 +20,7 @@ from workloads.source import MAX_TOKENS, Source, lines
 SCHEMA: Final = "dynabench.workload/1"
 
 
-class Header(msgspec.Struct, forbid_unknown_fields=True):
+class Header(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """The first line."""
 
     schema: Literal["dynabench.workload/1"]
@@ -28,12 +28,16 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     requests: int | None = None
     """How many there are, so that a file that was cut off is told from a whole one."""
     notes: tuple[str, ...] = ()
+    knows_prefixes: bool = True
+    """False where ids are made up, because only lengths were known."""
 
 
 def _write(workload: Workload, file: IO[bytes]) -> None:
     """Write a workload, so that `_read` gives an equal one."""
     encode = msgspec.json.Encoder().encode
-    file.write(encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes)) + b"\n")
+    file.write(
+        encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes, workload.knows_prefixes)) + b"\n"
+    )
     for request in workload:
         file.write(encode(request) + b"\n")
 
@@ -71,6 +75,7 @@ def _requests(path: Path, source: Source, before: int) -> Generator[Request, Non
             if header.block_size != size:
                 raise WorkloadError(f"{place}: block_size is {header.block_size}, not {size}")
             source.keep(header.notes)
+            source.knows_prefixes &= header.knows_prefixes
             continue
         try:
             request = decode(line)

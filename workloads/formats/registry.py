@@ -23,6 +23,7 @@ from workloads.formats import (
     vllm_custom,
     weka,
 )
+from workloads.formats.columns import columns as columns_format
 from workloads.formats.format import Format
 from workloads.request import Request, Workload, WorkloadError, in_order
 from workloads.source import Source, files_of, first_object, head
@@ -59,21 +60,27 @@ def detect(path: Path) -> str:
     Raises:
         WorkloadError: none.
     """
-    start = head(path)
+    start = _start(path)
     first = first_object(start)
     for name, format in FORMATS.items():
         if format.is_like(first, start):
             return name
-    if not start.strip():
-        raise WorkloadError(f"{path}: is empty")
     shown = (
         f"its first object has {', '.join(list(first)[:8]) or 'nothing'}"
         if first is not None
         else "it is neither JSON nor a CSV that is known"
     )
     raise WorkloadError(
-        f"{path}: the format is not recognised ({shown}); expected one of {', '.join(FORMATS)} (--format)"
+        f"{path}: the format is not recognised ({shown}); expected one of {', '.join(FORMATS)} (--format), "
+        "or name the columns of a log with --columns"
     )
+
+
+def _start(path: Path) -> bytes:
+    start = head(path)
+    if not start.strip():
+        raise WorkloadError(f"{path}: is empty")
+    return start
 
 
 def read(
@@ -82,6 +89,7 @@ def read(
     format: str | None = None,
     block_size: int | None = None,
     encode: Encode | None = None,
+    columns: str | None = None,
     default_osl: int = 128,
 ) -> Workload:
     """Read a workload.
@@ -90,6 +98,7 @@ def read(
         paths: files, plain or .gz, and folders of such; of several, equal ids are equal blocks, as in one file.
         format: its name (none: detected).
         block_size: tokens each id of the file stands for, or each block of a text is to have (none: the format's).
+        columns: which columns of a log hold what, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
         encode: turns text into tokens (none: their number is estimated).
         default_osl: output tokens where the file does not say.
 
@@ -98,10 +107,10 @@ def read(
     """
     paths = [paths] if isinstance(paths, Path) else paths
     files = files_of(paths)
-    name = format or _detect_all(files)
-    if name not in FORMATS:
-        raise WorkloadError(f"format {name!r} is unknown; {instead_of(name, FORMATS)}")
-    kind = FORMATS[name]
+    for file in files:
+        _start(file)
+    kind = _format_of(files, format) if columns is None else _of_columns(columns, format)
+    name = kind.name
     namer = BlockNamer(block_size or kind.block_size or native.block_size(files[0]))
     source = Source(files, namer, encode or estimate_tokens, default_osl)
     requests = list(kind.read(source))
@@ -111,7 +120,20 @@ def read(
     notes = [*([] if kind.is_in_order else [f"read as {name}"]), *source.notes]
     if any(request.content is not None for request in requests) and encode is None and name != DEFAULT:
         notes.append("token counts estimated from the text")
-    return chained(Workload(title, source.namer.block_size, requests, tuple(notes)))
+    return chained(Workload(title, source.namer.block_size, requests, tuple(notes), source.knows_prefixes))
+
+
+def _format_of(files: Sequence[Path], name: str | None) -> Format:
+    name = name or _detect_all(files)
+    if name not in FORMATS:
+        raise WorkloadError(f"format {name!r} is unknown; {instead_of(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def _of_columns(text: str, format: str | None) -> Format:
+    if format is not None:
+        raise WorkloadError(f"--columns describes files of no known format; leave out it or --format {format}")
+    return columns_format(text)
 
 
 def _detect_all(files: Sequence[Path]) -> str:
@@ -142,6 +164,8 @@ def lost(workload: Workload, name: str) -> list[str]:
         len(r.hash_ids) for r in requests
     ):
         found.append("what prompts share")
+    elif "sharing" in format.keeps and name != DEFAULT and not workload.knows_prefixes:
+        found.append("that what prompts share is unknown (each would get ids of its own, as if they shared nothing)")
     elif "text" not in format.keeps and format.block_size and workload.block_size < format.block_size:
         found.append(f"sharing in blocks smaller than {format.block_size} tokens")
     if not {"sessions", "names"} & format.keeps and any(request.session for request in requests):
@@ -170,6 +194,22 @@ def writer(name: str) -> Callable[[Workload, IO[bytes]], None]:
         known = [other for other, format in FORMATS.items() if format.write is not None]
         raise WorkloadError(f"format {name!r} is not written; expected one of {', '.join(known)}")
     return format.write
+
+
+def check_name(out: Path, name: str) -> None:
+    """Refuse to write a format into a file whose name promises another kind.
+
+    Raises:
+        WorkloadError: it does, or the format is not written.
+    """
+    writer(name)
+    suffix, kinds = Path(out.name.removesuffix(".gz")).suffix, {format.suffix for format in FORMATS.values()}
+    if suffix in kinds and suffix != FORMATS[name].suffix:
+        like = [other for other, format in FORMATS.items() if format.write is not None and format.suffix == suffix]
+        raise WorkloadError(
+            f"{out}: {name} is {FORMATS[name].suffix[1:].upper()}; name the file *{FORMATS[name].suffix}, "
+            f"or choose --to {' or '.join(like)}"
+        )
 
 
 def write(workload: Workload, name: str, file: IO[bytes]) -> None:

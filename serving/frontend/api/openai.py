@@ -9,6 +9,8 @@ from msgspec import UNSET, Meta, UnsetType
 from serving.frontend.api.errors import ApiError
 
 MAX_CHOICES = 128
+MAX_KV_BYTES = 1 << 18
+"""Of `kv_transfer_params` as JSON: those of 100,000 tokens."""
 MAX_TOKENS = 1 << 20
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
@@ -65,6 +67,8 @@ class Request(msgspec.Struct, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=10_000)]
     max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    """The same, and wins; of chats, but proxies send it with either kind."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -84,6 +88,9 @@ class Request(msgspec.Struct, kw_only=True):
     session_id: Annotated[str, Meta(max_length=256)] | None = None
     """The same as `nvext.session_id`."""
     nvext: NvExt | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """From a client that shares the request out itself, as vLLM has them: `do_remote_decode` where the prompt is to be computed
+    for another worker; where it was computed, what that request's answer held."""
 
     # What says nothing about the answer's text.
     user: Label | None = None
@@ -178,7 +185,6 @@ class ChatRequest(Request, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
-    max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
@@ -267,18 +273,33 @@ def _check(request: Request) -> None:
         _check_completion(request)
     elif isinstance(request, ChatRequest):
         _check_chat(request)
-        request.max_tokens = request.max_completion_tokens or request.max_tokens
+    request.max_tokens = request.max_completion_tokens or request.max_tokens
     limit = request.max_tokens
     if limit is not None and (request.min_tokens or 0) > limit:
         raise ApiError(
             400, f"min_tokens ({request.min_tokens}) is larger than max_tokens ({limit})", param="min_tokens"
         )
+    if request.kv_transfer_params is not None:
+        _check_kv_transfer(request.kv_transfer_params)
     if request.logit_bias and not all(map(DIGITS.fullmatch, request.logit_bias)):
         raise ApiError(400, "logit_bias maps token ids to numbers", param="logit_bias")
     if request.nvext is not None:
         for note in request.nvext.annotations:
             if note.startswith(DP_RANK) and not DIGITS.fullmatch(note, len(DP_RANK)):
                 raise ApiError(400, f"{DP_RANK}N takes the number of a data-parallel rank, not {note!r}", param="nvext")
+
+
+def _check_kv_transfer(params: dict[str, Any]) -> None:
+    """Refuse what says nothing about KV, or far too much."""
+    parts = [params.get(name) is True for name in ("do_remote_decode", "do_remote_prefill")]
+    if sum(parts) != 1:
+        raise ApiError(
+            400,
+            "kv_transfer_params: expected do_remote_decode: true, or do_remote_prefill: true, and not both",
+            param="kv_transfer_params",
+        )
+    if len(msgspec.json.encode(params)) > MAX_KV_BYTES:
+        raise ApiError(400, f"kv_transfer_params may have {MAX_KV_BYTES:,} bytes at most", param="kv_transfer_params")
 
 
 def _check_completion(request: CompletionRequest) -> None:

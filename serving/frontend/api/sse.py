@@ -64,12 +64,12 @@ class CompletionFormat:
         """Return the event with the usage."""
         return event(self.head | {"choices": [], "usage": usage})
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], nvext: dict[str, Any] | None) -> bytes:
-        """Return an answer that is not streamed."""
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], **extras: dict[str, Any] | None) -> bytes:
+        """Return an answer that is not streamed, with what else there is."""
         answer = self.head | {"choices": choices, "usage": usage}
         if self.is_chat:
             answer["object"] = "chat.completion"
-        return _encode(answer | {"nvext": nvext} if nvext else answer)
+        return _encode(answer | {name: value for name, value in extras.items() if value})
 
     def choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
         """Return one choice of a whole answer."""
@@ -113,10 +113,10 @@ class ChoiceFormat:
             end += b',"usage":' + _encode(usage)
         return self._before + text + self._quote + end + b"}\n\n"
 
-    def last(self, reason: str, nvext: dict[str, Any] | None, usage: dict[str, Any] | None = None) -> bytes:
-        """Return the event with the finish reason."""
+    def last(self, reason: str, **extras: dict[str, Any] | None) -> bytes:
+        """Return the event with the finish reason, and with what else there is."""
         content: dict[str, Any] = {"delta": {}} if self._completion.is_chat else {"text": ""}
-        return self._event({**content, "logprobs": None, "finish_reason": reason}, usage=usage, nvext=nvext)
+        return self._event({**content, "logprobs": None, "finish_reason": reason}, **extras)
 
     def _event(self, choice: dict[str, Any], **extras: dict[str, Any] | None) -> bytes:
         fields = self._completion.head | {"choices": [{"index": self._index, **choice}]}

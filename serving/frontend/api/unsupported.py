@@ -19,7 +19,7 @@ NEVER = (
     "allowed_token_ids", "audio", "cache_salt", "chat_template", "chat_template_kwargs", "custom_logit_processor",
     "custom_params", "documents", "ebnf", "function_call", "functions", "guided_choice", "guided_decoding_backend",
     "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern", "input_ids", "json_schema",
-    "kv_transfer_params", "logits_processors", "lora_path", "mm_processor_kwargs", "moderation", "prompt_embeds",
+    "logits_processors", "lora_path", "mm_processor_kwargs", "moderation", "prompt_embeds",
     "prompt_logprobs", "reasoning", "reasoning_effort", "regex", "repetition_detection", "session_params",
     "stop_regex", "structured_outputs", "thinking", "thinking_token_budget", "truncate_prompt_tokens",
     "truncation_side", "verbosity", "vllm_xargs", "web_search_options",

@@ -177,6 +177,8 @@ class Attempts:
         assert self.decode is not None
         if self._has_prefill_failed and self.prefill is not None:
             return await self._follow(end, self.prefill, "prefill")
+        if end.kind == "invalid" and self.prefill is not None:  # what two workers tell each other is not the client's
+            end = End(end.id, end.error, "engine")
         return await self._follow(end, self.decode, "decode")
 
     async def _follow(self, end: End, call: Call, stage: Stage) -> str:

@@ -106,6 +106,7 @@ def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig
     Raises:
         ApiError: there is nobody to send it to.
     """
+    _check_kv_transfer(prepared, model, config)
     choices: list[Choice] = []
     try:
         for prompt, limit in zip(prepared.prompts, prepared.limits, strict=True):
@@ -117,6 +118,21 @@ def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig
             choice.close()
         raise
     return choices
+
+
+def _check_kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendConfig) -> None:
+    """Refuse a request that its client shares out where that is not allowed, and one that is for other workers.
+
+    Raises:
+        ApiError: so it is.
+    """
+    params, name = prepared.options.kv_transfer_params, "kv_transfer_params"
+    if params is not None and not config.allow_kv_transfer_params:
+        raise ApiError(400, f"{name} are taken from clients only with --allow-kv-transfer-params", param=name)
+    if params is not None and len(prepared.prompts) * (prepared.options.n or 1) > 1:
+        raise ApiError(400, f"{name} are of one prompt and one answer", param=name)
+    if model.card.role == "prefill" and not (params and params.get("do_remote_decode")):
+        raise ApiError(503, f"only prefill workers serve model {model.card.name!r} at the moment; retry later")
 
 
 def _request(
@@ -141,6 +157,7 @@ def _request(
         instance_id=extension.backend_instance_id,
         rank=extension.dp_rank,
         session=extension.session_id or options.session_id,
+        kv_transfer_params=options.kv_transfer_params,
     )
 
 
@@ -149,7 +166,8 @@ def _start(
 ) -> Choice:
     is_pinned, conditions = request.instance_id is not None, request.conditions
     limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
-    life = Life(0 if is_pinned else limit, is_pinned=is_pinned, config=model.stages.config)
+    is_lost_with_worker = is_pinned or request.kv_transfer_params is not None  # its KV is there and nowhere else
+    life = Life(0 if is_lost_with_worker else limit, is_pinned=is_pinned, config=model.stages.config)
     attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
     text = Text(
         model.text.tokenizer.detokenizer(),

@@ -7,7 +7,7 @@ import msgspec
 
 from serving.frontend.api.errors import ApiError
 
-MAX_KV_BYTES = 64 << 10
+MAX_KV_BYTES = 4 << 20
 """Of `kv_transfer_params`, which travel on to another worker."""
 
 MAX_BYTES = 1 << 60

@@ -1,0 +1,92 @@
+"""What the terminal shows at 80 and at 60 columns, of few arms and of many."""
+
+import io
+
+import pytest
+from rich.cells import cell_len
+
+from dynabench.terminal import Terminal
+from reports import capacity, slo, sweep_table, tables
+from reports.capacity import AtLoad, Ranked
+from reports.grid import UNBROKEN
+from reports.outcomes import Outcome
+from reports.summary import summarize
+from tests.reports.runs import run
+from tests.reports.test_sweep_report import MANIFEST, point
+
+MODES = ["round-robin", "kv", "lmetric+eps(5)", "prodstack-loadaware"]
+LIMITS = ["ttft.p99 <= 2000 ms", "itl.p99 <= 60 ms"]
+OUTCOMES = [
+    Outcome(LIMITS[0], "met", value=1.2345, margin=0.38),
+    Outcome(LIMITS[1], "missed", value=0.06019, margin=-0.0031),
+]
+
+
+def lines_of(found, width):
+    terminal = Terminal(file=io.StringIO(), width=width)
+    for table in found:
+        terminal.print(table)
+    return terminal.file.getvalue().splitlines()
+
+
+def check(lines, heads, width):
+    """See that nothing is wider than the terminal, nothing is cut, and headings are folded between their words."""
+    assert max(map(cell_len, lines)) <= width
+    assert "…" not in "\n".join(lines)
+    shown = [[cell.strip() for cell in line.strip("┃").split("┃")] for line in lines if line.startswith("┃")]
+    words = {word for row in shown for cell in row for word in cell.split()}
+    for head in heads:
+        assert {word for word in head.split() if len(word) <= UNBROKEN} <= words, head
+
+
+def arms(count):
+    names = [f"{MODES[number % 4]}, max_num_batched_tokens {512 << number // 4}" for number in range(count)]
+    runs = [run(name, ttft=[1.0 + number / 10 + n % 7 for n in range(400)]) for number, name in enumerate(names)]
+    return summarize(runs, [slo.parse("ttft.p90 <= 2s")])
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("count", [1, 2, 7, 24])
+def test_a_comparison_is_readable(count, width):
+    summary = arms(count)
+    grid = tables.comparison(summary, is_whole=False)
+    lines = lines_of(grid.tables(width), width)
+    turned = count > 2
+    check(lines, [label for label, _ in grid.rows] if turned else grid.columns, width)
+    assert len(lines) < 12 + 14 * count
+    check(lines_of((table for each in tables.grids(summary) for table in each.tables(width)), width), [], width)
+    check(lines_of(tables.comparison(summary).tables(width), width), [], width)
+
+
+def test_what_is_limited_comes_first_and_the_rest_is_asked_for():
+    (key, *_), whole = tables.comparison(arms(2), is_whole=False).rows, tables.comparison(arms(2)).rows
+    assert key[0] == "TTFT p90 (ms)"
+    assert {label for label, _ in tables.comparison(arms(2), is_whole=False).rows} < {label for label, _ in whole}
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("count", [1, 2, 7, 24])
+def test_a_sweep_is_readable(count, width):
+    changes = [
+        {"router_mode": MODES[n % 4], "workers": n, "max_num_batched_tokens": 512 << n % 3} for n in range(count)
+    ]
+    points = [point(str(n), 0.1, outcomes=OUTCOMES, **each) for n, each in enumerate(changes)]
+    sweep = sweep_table.lay_out(points, MANIFEST | {"limits": LIMITS}, is_complete=True)
+    lines = lines_of(sweep_table.tables(sweep, width, is_whole=False), width)
+    axes = sweep.columns[: sweep.num_axes]
+    check(lines, [*(axis.replace("_", " ") for axis in axes), "limits"], width)
+    assert len(lines) < 12 + 3 * count
+    whole = lines_of(sweep_table.tables(sweep, width, is_whole=True), width)
+    check(whole, [head.replace("_", " ") for head in sweep.columns], width)
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("count", [1, 2, 7, 24])
+def test_a_plan_is_readable(count, width):
+    layouts = [Ranked(f"TP {n}, chunk {512 << n % 4}, fp8", {}, n, n, 2.5 * n, outcomes=OUTCOMES) for n in range(count)]
+    loads = [AtLoad(load, "TP 4, chunk 512, fp8", 8, 2, OUTCOMES) for load in (1, 1.25, 1.5, 2)]
+    answer = capacity.Answer(
+        "", "", "", True, "", LIMITS, layouts, loads, [], [], [], [], simulated=0, wall_s=0.0
+    )  # fmt: skip
+    for grid in capacity.grids(answer):
+        check(lines_of(grid.tables(width), width), [], width)

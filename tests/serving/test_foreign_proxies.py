@@ -1,0 +1,177 @@
+"""Proxies of others before our prefill and decode workers: they share requests out themselves, by kv_transfer_params.
+
+The clients here make the calls of vLLM's toy proxy (tests/v1/kv_connector/nixl_integration/toy_proxy_server.py) and of llm-d's
+routing side-car (its NIXL protocol), in their order and with their fields.
+"""
+
+import contextlib
+import json
+
+import httpx
+import pytest
+
+from tests.support.apart import apart
+
+PROMPT = "Once upon a time there was a small town by the sea, and in it a clock that nobody wound. " * 3
+NONE = {"remote_engine_id": None, "remote_block_ids": None, "remote_host": None, "remote_port": None}
+ALLOWED = {"allow_kv_transfer_params": True}
+
+
+def toy_proxy(prefill_url, decode_url, path, body):
+    """Prefill with a copy that is not streamed and has one token; then send the request with what that answered."""
+    copy = body | {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False, **NONE}}
+    copy |= {"stream": False, "max_tokens": 1}
+    if "max_completion_tokens" in copy:
+        copy["max_completion_tokens"] = 1
+    copy.pop("stream_options", None)
+    headers = {"X-Request-Id": "of-the-proxy"}
+    prefilled = httpx.post(prefill_url + path, json=copy, headers=headers, timeout=60)
+    prefilled.raise_for_status()
+    params = prefilled.json().get("kv_transfer_params", {})
+    return prefilled.json(), httpx.post(
+        decode_url + path, json=body | {"kv_transfer_params": params}, headers=headers, timeout=60
+    )
+
+
+def side_car(prefill_url, decode_url, path, body):
+    """As llm-d's: both limits are set whatever the request has, and what it had comes back for the decode call."""
+    copy = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+    copy |= {"stream": False, "max_tokens": 1, "max_completion_tokens": 1}
+    copy["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False, **NONE}
+    headers = {"x-request-id": "of-the-side-car"}
+    prefilled = httpx.post(prefill_url + path, json=copy, headers=headers, timeout=60)
+    prefilled.raise_for_status()
+    own = body | {"kv_transfer_params": prefilled.json()["kv_transfer_params"]}
+    return prefilled.json(), httpx.post(decode_url + path, json=own, headers=headers, timeout=60)
+
+
+@contextlib.contextmanager
+def one_frontend(folder):
+    """Both pools behind one frontend, and a worker that does everything under another name."""
+    with apart(folder, frontend=ALLOWED) as stack:
+        stack.worker("p", "prefill")
+        stack.worker("d", "decode")
+        stack.worker("a", "aggregated", model="whole")
+        stack.until_there(3)
+        yield stack.url, stack.url, stack.url
+
+
+@contextlib.contextmanager
+def two_frontends(folder):
+    """A frontend for each pool, as where each is a vLLM server of its own."""
+    with apart(folder / "p", frontend=ALLOWED) as prefilling, apart(folder / "d", frontend=ALLOWED) as decoding:
+        prefilling.worker("p", "prefill")
+        decoding.worker("d", "decode")
+        decoding.worker("a", "aggregated", model="whole")
+        prefilling.until_there(1)
+        decoding.until_there(2)
+        yield prefilling.url, decoding.url, decoding.url
+
+
+@pytest.fixture(scope="module", params=[one_frontend, two_frontends], ids=["one frontend", "a frontend each"])
+def urls(request, tmp_path_factory):
+    with request.param(tmp_path_factory.mktemp("proxies")) as found:
+        yield found
+
+
+def completion(**more):
+    return "/v1/completions", {"model": "apart", "prompt": PROMPT, "max_tokens": 24, "seed": 7} | more
+
+
+def chat(**more):
+    messages = [{"role": "user", "content": PROMPT}]
+    return "/v1/chat/completions", {
+        "model": "apart",
+        "messages": messages,
+        "max_completion_tokens": 24,
+        "seed": 7,
+    } | more
+
+
+def text_of(answer):
+    (choice,) = answer.json()["choices"]
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+def streamed_text(answer):
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert answer.text.rstrip().endswith("data: [DONE]")
+    parts = [
+        choice.get("text") or choice.get("delta", {}).get("content") or ""
+        for event in events
+        for choice in event["choices"]
+    ]
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("proxy", [toy_proxy, side_car])
+@pytest.mark.parametrize("ask", [completion, chat])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_through_a_proxy_is_the_plain_one(urls, proxy, ask, stream):
+    prefill_url, decode_url, whole_url = urls
+    path, body = ask(stream=stream)
+    plain = httpx.post(whole_url + path, json=ask(model="whole")[1], timeout=60)
+    prefilled, answer = proxy(prefill_url, decode_url, path, body)
+    assert answer.status_code == 200
+    assert (streamed_text(answer) if stream else text_of(answer)) == text_of(plain)
+    params = prefilled["kv_transfer_params"]
+    assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
+    assert params["remote_block_ids"]
+    if not stream:
+        assert answer.json()["usage"]["completion_tokens"] == 24
+        assert "kv_transfer_params" not in answer.json()
+
+
+def test_the_kv_is_read_and_not_computed_again(urls):
+    prefill_url, decode_url, _ = urls
+    path, body = completion(prompt="Nobody has ever asked this. " * 20, nvext={"extra_fields": ["timing"]})
+    _, answer = toy_proxy(prefill_url, decode_url, path, body)
+    stages = answer.json()["nvext"]["timing"]["stages"]
+    assert stages["transfer_end"] >= stages["transfer_start"] > 0
+
+
+def test_a_stream_that_prefills_ends_with_where_the_kv_is(urls):
+    path, body = completion(stream=True, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+    answer = httpx.post(urls[0] + path, json=body, timeout=60)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert [("kv_transfer_params" in event) for event in events][-1]
+    assert events[-1]["kv_transfer_params"]["do_remote_prefill"] is True
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"kv_transfer_params": {}}, "expected do_remote_decode: true, or do_remote_prefill: true, and not both"),
+        ({"kv_transfer_params": {"do_remote_decode": 1}}, "expected do_remote_decode: true"),
+        ({"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": True}}, "and not both"),
+        ({"kv_transfer_params": [1]}, "Expected `object | null`"),
+        ({"kv_transfer_params": {"do_remote_decode": True, "x": "y" * 300_000}}, "262,144 bytes at most"),
+        ({"kv_transfer_params": {"do_remote_decode": True}, "n": 2}, "of one prompt and one answer"),
+        ({"kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": ["x"]}}, ""),
+    ],
+)
+def test_what_makes_no_sense_is_400(urls, more, problem):
+    path, body = completion(**more)
+    answer = httpx.post(urls[1] + path, json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert problem in answer.json()["error"]["message"]
+
+
+def test_a_plain_request_to_prefill_workers_alone_is_503(tmp_path):
+    with apart(tmp_path, frontend=ALLOWED) as stack:
+        stack.worker("p", "prefill")
+        stack.until_there(1)
+        path, body = completion()
+        answer = httpx.post(stack.url + path, json=body, timeout=60)
+        assert answer.status_code == 503
+        assert "only prefill workers serve model 'apart'" in answer.json()["error"]["message"]
+
+
+def test_clients_share_requests_out_only_where_that_is_allowed(tmp_path):
+    with apart(tmp_path) as stack:
+        stack.worker("d", "decode")
+        stack.until_there(1)
+        path, body = completion(kv_transfer_params={"do_remote_prefill": True, "remote_host": "10.0.0.1"})
+        answer = httpx.post(stack.url + path, json=body, timeout=60)
+        assert answer.status_code == 400
+        assert "taken from clients only with --allow-kv-transfer-params" in answer.json()["error"]["message"]

@@ -1,0 +1,122 @@
+"""Logs of any kind, CSV, JSON Lines or Parquet: the user says which column holds what.
+
+`arrival=ts,input=prompt_tokens,output=completion_tokens`, and perhaps `session=` and `hash_ids=`. A name with dots reaches
+into the objects of JSON (`usage.prompt_tokens`). Times carry their unit behind a colon (`arrival=ts:ms`), or it is recognised.
+"""
+
+import datetime
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from foundation.text import instead_of
+from workloads.formats.format import Format
+from workloads.request import Request, WorkloadError
+from workloads.source import FAILED, Row, Source
+
+NEEDED: Final = ("arrival", "input", "output")
+FIELDS: Final = (*NEEDED, "session", "hash_ids")
+UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+EPOCHS: Final = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
+"""From which number on a time can only be in a unit: 1e11 s is the year 5138."""
+
+
+def columns(text: str) -> Format:
+    """Return the format of files with these columns.
+
+    Raises:
+        WorkloadError: the text is not understood.
+    """
+    names: dict[str, str] = {}
+    for part in text.split(","):
+        field, is_named, name = (side.strip() for side in part.partition("="))
+        if field not in FIELDS:
+            raise WorkloadError(f"columns: {field!r} is unknown; {instead_of(field, FIELDS)}")
+        if not is_named or not name or field in names:
+            raise WorkloadError(f"columns: expected one {field}=COLUMN, not {part!r}")
+        names[field] = name
+    if missing := [field for field in NEEDED if field not in names]:
+        example = "arrival=ts,input=prompt_tokens,output=completion_tokens"
+        raise WorkloadError(f"columns: {', '.join(missing)} is missing; expected something like {example}")
+    name, _, unit = names["arrival"].rpartition(":")
+    if name and unit not in UNITS:
+        raise WorkloadError(f"columns: {unit!r} is no unit of {name}; expected one of {', '.join(UNITS)}")
+    names["arrival"] = name or names["arrival"]
+    return Format(
+        name="columns",
+        description="any CSV, JSON Lines or Parquet",
+        is_like=lambda *_: False,
+        read=functools.partial(_read, names=names, unit=unit if name else None),
+    )
+
+
+def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iterator[Request]:
+    for row in source.rows():
+        values = {field: _value(row, name) for field, name in names.items()}
+        length = _tokens(row, names["input"], values["input"])
+        output = _tokens(row, names["output"], values["output"])
+        if not length or not output:
+            source.count(FAILED)
+            continue
+        arrival = values["arrival"]
+        if unit is None and (number := _number(arrival)) is not None:
+            unit = _unit_of(names["arrival"], number)
+            source.keep([f"{names['arrival']} read as times in {unit} (otherwise: arrival={names['arrival']}:UNIT)"])
+        seconds = _seconds(row, names["arrival"], arrival, unit)
+        ids = values.get("hash_ids")
+        blocks = source.lengths_only(length) if ids is None else _ids(row, ids, length, source)
+        session = values.get("session")
+        yield Request(seconds, length, output, blocks, "" if session is None else str(session))
+
+
+def _value(row: Row, name: str) -> Any:
+    """Return what is in a column; a name with dots reaches into objects."""
+    if name in row.values:
+        return row.values[name]
+    value: Any = row.values
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise row.fail(f"there is no column {name!r}; there are {', '.join(map(str, row.values))}")
+        value = value[part]
+    return value
+
+
+def _tokens(row: Row, name: str, value: Any) -> int:
+    return Row({name: value}, row.place).count(name, least=0)
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or what a text says if that is one."""
+    if isinstance(value, datetime.datetime):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _unit_of(name: str, first: float) -> str:
+    """Recognise a unit by the size of a time since 1970, else by the end of the column's name; else take seconds."""
+    by_size = next((unit for least, unit in EPOCHS if first >= least), None)
+    return by_size or next(
+        (unit for unit in ("ms", "us", "ns") if name.lower().endswith(("_" + unit, "." + unit))), "s"
+    )
+
+
+def _seconds(row: Row, name: str, value: Any, unit: str | None) -> float:
+    if _number(value) is not None:
+        return Row({name: value}, row.place).number(name) * UNITS[unit or "s"]
+    try:
+        time = value if isinstance(value, datetime.datetime) else datetime.datetime.fromisoformat(str(value).strip())
+    except ValueError:
+        expected = "a number, or a time such as 2026-01-31T18:15:46.68Z"
+        raise row.fail(f"{name} must be {expected}, not {str(value)[:40]!r}") from None
+    return (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def _ids(row: Row, ids: Any, length: int, source: Source) -> tuple[int, ...]:
+    """Return block ids: a list, or in CSV its text, with or without brackets and commas."""
+    if isinstance(ids, str):
+        words = ids.strip().strip("[]").replace(",", " ").split()
+        ids = [int(word) if word.isdecimal() else word for word in words]
+    return Row({"hash_ids": ids}, row.place).block_ids(length, source.namer.block_size)
