@@ -5,7 +5,8 @@ from typing import Any
 
 import jinja2
 
-from reports.drawing import COLOURS, Drawn
+from reports import key
+from reports.drawing import Drawn
 from reports.foreign import script_json
 
 
@@ -18,8 +19,8 @@ def render(template: str, charts: list[Drawn], **values: Any) -> str:
     data = script_json({chart.name: chart.data for chart in charts})
     return environment.get_template(template).render(
         charts=charts,
-        colours=COLOURS,
-        style=(here / "report.css").read_text(),
+        colours=[f"var(--arm-{number})" for number in range(len(key.PALETTE))],
+        style=key.css() + (here / "report.css").read_text(),
         script=(here / "report.js").read_text(),
         data=data,
         **values,
