@@ -44,13 +44,13 @@ def _heat(
     if not known:
         return None
     edges = over_time.windows([run for _, run in known], 60)
-    tables = [(entry, run, measure(run, edges)) for entry, run in known]
+    most = max(run.num_workers for _, run in known)
+    per_row = -(-most // MAX_ROWS)
+    tables = [(entry, run, _rows_of(measure(run, edges), per_row)) for entry, run in known]
     values = np.concatenate([table[~np.isnan(table)] for _, _, table in tables])
     if not len(values) or np.ptp(values) == 0:
         return None
     top = float(np.quantile(values, 0.995)) or float(values.max())
-    most = max(run.num_workers for _, run in known)
-    per_row = -(-most // MAX_ROWS)
     across, gap = min(len(known), 4), 30
     left = drawing.text_width(f"worker {most - 1}") + 14 if per_row == 1 else 20
     height = min(max(9 * -(-most // per_row), 64), 240)
@@ -59,12 +59,11 @@ def _heat(
     canvas = Canvas(down * row_height + 4, is_wide=True)
     width = (WIDE - left - 86 - gap * (across - 1)) / across
     panels = []
-    for place, (entry, run, table) in enumerate(tables):
+    for place, (entry, run, rows) in enumerate(tables):
         x, y = left + place % across * (width + gap), place // across * row_height + 24
         axes = canvas.axes(x, y, width, height)
         canvas.text(x, y - 9, entry.name, colour=entry.colour)
-        rows = _rows_of(table, per_row)
-        axes.axhspan(-0.5, len(rows) - 0.5, color=REST, linewidth=0)
+        axes.axhspan(-0.5, len(rows) - 0.5, color=REST, linewidth=0, zorder=-1)
         axes.imshow(
             np.ma.masked_invalid(rows), aspect="auto", origin="lower", cmap="viridis", vmin=0, vmax=top,
             interpolation="none", extent=(0, float(edges[-1]), -0.5, len(rows) - 0.5),

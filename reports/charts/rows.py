@@ -161,7 +161,7 @@ def ttft_split(shown: Comparison) -> Chart | None:
     known = [(entry, found) for entry, _, figures in shown.arms if (found := figures.split)]
     if not known:
         return None
-    canvas, (panel,) = _rows([entry for entry, _ in known], ["mean TTFT from sent"], is_wide=False)
+    canvas, (panel,) = _rows([entry for entry, _ in known], [""], is_wide=False)
     panel.x_unit = "ms"
     axes = panel.axes
     longest = max(found.ttft for _, found in known) * 1000
@@ -184,15 +184,22 @@ def ttft_split(shown: Comparison) -> Chart | None:
     for row, (entry, found) in enumerate(known):
         x, y = canvas.place(axes, found.ttft * 1000, row)
         canvas.text(x + 5, y + 4, duration(float(f"{found.ttft * 1000:.3g}")), colour=QUIET, arm=entry.place)
-    _part_labels(canvas, axes, known[0][1], parts)
+    _part_labels(canvas, axes, parts)
     text = "; ".join(f"{split.LABELS[part]}: {split.PARTS[part]}" for part in parts)
-    return Chart(canvas.figure, "Where does the time to the first token go?", f"{text[:1].upper()}{text[1:]}.", [panel])
+    return Chart(
+        canvas.figure,
+        "Where does the time to the first token go?",
+        f"Means, from sent. {text[:1].upper()}{text[1:]}.",
+        [panel],
+    )
 
 
-def _part_labels(canvas: Canvas, axes: Axes, found: split.Split, parts: Sequence[str]) -> None:
-    """Name the parts in a line above the bars, each in its colour."""
+def _part_labels(canvas: Canvas, axes: Axes, parts: Sequence[str]) -> None:
+    """Name the parts in a line above the bars, each behind its colour."""
     x = axes.get_position().x1 * canvas.width
     for part in reversed(parts):
         x -= drawing.text_width(split.LABELS[part])
-        canvas.text(x, 15, split.LABELS[part], colour=PART_COLOURS[part])
-        x -= 14
+        canvas.text(x, 15, split.LABELS[part], colour=QUIET)
+        x -= drawing.text_width("■ ")
+        canvas.text(x, 15, "■", colour=PART_COLOURS[part])
+        x -= 12

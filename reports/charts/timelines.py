@@ -139,7 +139,7 @@ def _scale(axes: Axes, values: Iterable[Floats], unit: str, *, is_log: bool) -> 
     together = np.concatenate(list(values))
     together = together[~np.isnan(together)]
     if is_log:
-        drawing.times(axes, "y", [float(together.min()), float(together.max())], most=5)
+        drawing.times(axes, "y", [float(together.min()), float(together.max())], most=4)
     else:
         form = (lambda value: f"{value:g}%") if unit == "%" else None
         drawing.numbers(axes, "y", 0, float(together.max()) * 1.08, most=4, form=form)
