@@ -42,6 +42,8 @@ class Grid:
     rows: list[tuple[str, list[str]]]
     """A label, and a cell for each column."""
     note: str = ""
+    corner: str = ""
+    """What labels are."""
 
     def tables(self, width: int) -> Iterator[Table]:
         """Return it for a terminal: as many columns side by side as fit, the others in further tables.
@@ -50,7 +52,7 @@ class Grid:
         names which begin alike are told apart.
         """
         if self._num_tables(width) > 1:
-            self = min(self, self._turned(), key=lambda grid: grid._num_tables(width) * (HEAD + len(grid.rows)))
+            self = min(self, self.turned(), key=lambda grid: grid._num_tables(width) * (HEAD + len(grid.rows)))
         yield from tables(self.title, [self._labels()], self._columns(), width)
 
     def markdown(self) -> list[str]:
@@ -59,7 +61,7 @@ class Grid:
         head, *rest = ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines]
         return [head, "|---|" + "---:|" * len(self.columns), *rest]
 
-    def _turned(self) -> "Grid":
+    def turned(self) -> "Grid":
         """Return it with columns as rows."""
         rows = [(column.head, column.cells) for column in self._columns()]
         return replace(self, columns=[label for label, _ in self.rows], rows=rows)
@@ -68,7 +70,7 @@ class Grid:
         return len(_laid_out([self._labels()], self._columns(), width)[1])
 
     def _labels(self) -> Column:
-        return Column("", [label for label, _ in self.rows])
+        return Column(self.corner, [label for label, _ in self.rows])
 
     def _columns(self) -> list[Column]:
         return [Column(head, [cells[place] for _, cells in self.rows]) for place, head in enumerate(self.columns)]

@@ -1,26 +1,60 @@
 """The page: one HTML file with everything in it."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from reports.drawing import COLOURS, Drawn
+from reports import key
+from reports.drawing import Drawn
 from reports.foreign import script_json
 
+WORDS = ("better", "worse", "equal", "inconclusive", "unstable", "met", "missed", "unknown", "impossible", "n/a")
+"""With which a cell may begin that is more than a number."""
+NOTHING = ("-", "n/a")
 
-def render(template: str, charts: list[Drawn], **values: Any) -> str:
-    """Fill a template; styles, script and the charts' data go into the page."""
+
+def render(template: str, charts: list[Drawn], *, arms: Sequence[str] = (), **values: Any) -> str:
+    """Fill a template; styles, script and the charts' data go into the page.
+
+    Args:
+        template: its file's name.
+        charts: what is drawn.
+        arms: whole names, in the order of the key; no key where there are none.
+        values: what else the template shows.
+    """
     here = Path(__file__).parent
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("reports", "."), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("reports", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters["word"] = word
+    environment.globals["key"] = key.key_of(arms)
     data = script_json({chart.name: chart.data for chart in charts})
     return environment.get_template(template).render(
         charts=charts,
-        colours=COLOURS,
-        style=(here / "report.css").read_text(),
+        style=key.css() + (here / "report.css").read_text(),
         script=(here / "report.js").read_text(),
         data=data,
         **values,
     )
+
+
+def word(cell: str) -> str:
+    """Return the class of a cell: the word it begins with, `none` for what is not known, or nothing."""
+    if cell in NOTHING:
+        return "none"
+    first = cell.partition(" ")[0].rstrip(",:")
+    return first if first in WORDS else ""
+
+
+def head(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was run on what; folders of earlier versions only know the step times."""
+    known = manifest.get("head")
+    if isinstance(known, dict):
+        return {str(name): str(text) for name, text in known.items()}
+    return {"Step times": manifest["step_times"]} if manifest.get("step_times") else {}

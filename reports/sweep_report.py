@@ -1,7 +1,7 @@
 """What a sweep found: one table, one report."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from foundation.text import one_line
 from reports import drawing, page, sweep_table
 from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
 from reports.folder import ReportError
+from reports.grid import Grid
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
 from reports.points import AnyPoint, Found, Point, Sweep
 
@@ -53,15 +54,20 @@ def _write(
     groups = _grouped([point for point in points if isinstance(point, Point)], manifest)
     with plt.rc_context(rc=STYLE):
         drawn: list[Drawn] = drawing.draw({name: _chart(name, groups) for name in CHARTS}, out / "charts")
+    shown = list(_tables(summary))
     text = page.render(
         "sweep.html.jinja",
         drawn,
+        arms=list(groups),
         title=manifest["title"],
         subtitle=manifest["subtitle"],
-        step_times=manifest.get("step_times"),
-        summary=summary,
+        head=page.head(manifest),
+        alerts=[],
+        verdict=summary.verdict,
+        points=shown[0],
+        more=shown[1:],
+        row_arms=_arms(rows, manifest),
         grids=[summary.split] if summary.split else [],
-        arm_names=list(groups),
         formulas=FORMULAS | ({"ttst": TTST_FORMULA} if summary.split else {}),
         labels=LABELS,
         command=manifest["command"],
@@ -72,6 +78,23 @@ def _write(
     replace_text(out / "report.html", text)
     replace_text(out / "table.csv", sweep_table.as_csv(rows))
     return summary
+
+
+ACROSS = 9
+"""Columns that a page has room for beside the settings."""
+
+
+def _tables(summary: Sweep) -> Iterator[Grid]:
+    """Yield the table in parts that fit on a page, each with the settings: the most important columns first."""
+    axes = summary.num_axes
+    label, *names = (column.replace("_", " ") for column in summary.columns)
+    for first in range(axes, max(len(summary.columns), axes + 1), ACROSS):
+        last = first + ACROSS
+        columns = names[: axes - 1] + names[first - 1 : last - 1]
+        lines = [(cells[0], cells[1:axes] + cells[first:last]) for cells in summary.rows]
+        title = summary.title if first == axes else "And"
+        note = f"Times in ms. Limits: {', '.join(summary.limits)}; and the queue may not grow." if summary.limits else "Times in ms."
+        yield Grid(title, columns, lines, note if first == axes else "", label)
 
 
 def is_sweep(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dynabench.capacity.model_error import KNOWN, model_error
+from dynabench.experiment.model_error import KNOWN, model_error
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.file import read
 from mocker.timing.config import TimingConfig
