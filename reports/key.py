@@ -1,0 +1,155 @@
+"""One key for a whole report: each arm's short name, colour, dashes and marker, in one order everywhere."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+
+from foundation.text import printable
+from reports.summary import NOISE_FLOOR
+
+PALETTE = (
+    ("#1691fb", "#586cfa"),  # blue
+    ("#b5520d", "#fb9031"),  # orange
+    ("#3c7d68", "#78b899"),  # green
+    ("#ef4caf", "#a666a2"),  # pink
+    ("#7c0c29", "#e73540"),  # red
+    ("#224f6f", "#a4e9fe"),  # navy, sky
+    ("#a69357", "#f0e439"),  # khaki, yellow
+)
+"""Each colour on light paper and on dark: told apart by people who see no red, no green or no blue."""
+DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 1.5), (1.2, 1.2), (5.0, 1.5, 1.2, 1.5))
+"""Lengths of dashes and gaps in line widths; the first is a solid line. A pattern for each time round the palette."""
+MARKERS = "osD^vPX"
+WIDEST = 16
+"""Cells of a short name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How an arm is shown."""
+
+    arm: str
+    """Its whole name, for titles."""
+    name: str
+    place: int
+    swatch: int
+    """Which colour of the palette it has: the page has each as `--arm-N`."""
+    dashes: tuple[float, ...]
+    marker: str
+
+    @property
+    def colour(self) -> str:
+        """Its colour on light paper."""
+        return PALETTE[self.swatch][0]
+
+    @property
+    def dark(self) -> str:
+        """Its colour on dark paper, and in a terminal."""
+        return PALETTE[self.swatch][1]
+
+
+Key = dict[str, Entry]
+"""Every arm by its whole name, in order."""
+
+
+def key_of(arms: Sequence[str]) -> Key:
+    """Return how each arm is shown. The first arm once more has the colour of the first, dashed."""
+    places = {arm: place for place, arm in enumerate(arm for arm in arms if not arm.endswith(NOISE_FLOOR))}
+    key: Key = {}
+    for number, (arm, name) in enumerate(zip(arms, _short(arms), strict=True)):
+        twin = arm.removesuffix(NOISE_FLOOR)
+        place = places.get(twin, number)
+        turn = place // len(PALETTE) + (twin != arm)
+        key[arm] = Entry(
+            arm, name, number, place % len(PALETTE), DASHES[turn % len(DASHES)], MARKERS[number % len(MARKERS)]
+        )
+    return key
+
+
+def css() -> str:
+    """Return the palette as custom properties `--arm-N`, light and dark."""
+    light, dark = (" ".join(f"--arm-{n}: {pair[side]};" for n, pair in enumerate(PALETTE)) for side in (0, 1))
+    return (
+        f":root {{ {light} }}\n"
+        f'@media screen and (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}\n'
+        f'@media screen {{ :root[data-theme="dark"] {{ {dark} }} }}\n'
+    )
+
+
+def _short(arms: Sequence[str]) -> list[str]:
+    """Shorten names, the gentlest way first that makes all of them narrow and leaves them different."""
+    whole = [printable(" ".join(arm.split())) for arm in arms]
+    endings = [NOISE_FLOOR if name.endswith(NOISE_FLOOR) else "" for name in whole]
+    bare = [name.removesuffix(ending) for name, ending in zip(whole, endings, strict=True)]
+    found = whole
+    for ways in (
+        (),
+        (_without_shared,),
+        (_without_shared, _without_settings),
+        (_without_shared, _without_settings, _without_beginning),
+    ):
+        names = bare
+        for way in ways:
+            names = way(names)
+        tried = [name + ending for name, ending in zip(names, endings, strict=True)]
+        if all(names) and len(set(tried)) == len(set(whole)):
+            found = tried
+            if max(map(cell_len, found), default=0) <= WIDEST:
+                break
+    return _cut(found)
+
+
+def _without_shared(names: list[str]) -> list[str]:
+    """Leave out the parts that all names have."""
+    parts = [re.split(r", |/", name) for name in names]
+    shared = set.intersection(*map(set, parts)) if len(set(names)) > 1 else set()
+    return [", ".join(part for part in its if part not in shared) or " ".join(its[-1:]) for its in parts]
+
+
+def _without_settings(names: list[str]) -> list[str]:
+    """Leave out the names of settings: of `chunk_tokens 512` the number stays."""
+    return [", ".join(re.sub(r"^[a-z_.]{6,} (?=\S+$)", "", part) for part in name.split(", ")) for name in names]
+
+
+def _without_beginning(names: list[str]) -> list[str]:
+    """Leave out words with which all names begin, as many as it takes."""
+    words = [re.findall(r"[^\s,/_:+-]+[\s,/_:+-]*|[\s,/_:+-]+", name) for name in names]
+    count = 0
+    while (
+        len(names) > 1
+        and all(len(its) > count + 1 and its[count] == words[0][count] for its in words)
+        and max(cell_len("".join(its[count:])) for its in words) > WIDEST
+    ):
+        count += 1
+    return ["".join(its[count:]) for its in words]
+
+
+def _cut(names: list[str]) -> list[str]:
+    """Cut what is still too wide; number what would be alike."""
+    cut: list[str] = []
+    for name in names:
+        short = _narrow(name, WIDEST)
+        number = 1
+        while short in cut:
+            number += 1
+            short = f"{_narrow(name, WIDEST - len(f' {number}'))} {number}"
+        cut.append(short)
+    return cut
+
+
+def _narrow(name: str, width: int) -> str:
+    """Cut the beginning of a name in two parts, else its middle."""
+    if cell_len(name) <= width:
+        return name
+    head, comma, tail = name.rpartition(", ")
+    if comma and cell_len(tail) <= width - 8:
+        return f"{set_cell_size(head, width - 3 - cell_len(tail)).rstrip()}…, {tail}"
+    return _middle_out(name, width)
+
+
+def _middle_out(name: str, width: int) -> str:
+    head = set_cell_size(name, (width - 1) // 2).rstrip()
+    tail = set_cell_size(name[::-1], width - 1 - cell_len(head)).rstrip()[::-1]
+    return f"{head}…{tail}"
