@@ -28,7 +28,7 @@ from reports.metrics import LABELS
 from reports.pools import LinkUse, PoolUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
-from reports.summary import PAIRED, SMALLEST, Summary, summarize
+from reports.summary import SMALLEST, Summary, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,7 +21,7 @@ def render(template: str, charts: list[Drawn], *, arms: Sequence[str] = (), **va
     Args:
         template: its file's name.
         charts: what is drawn.
-        arms: whole names, in the order of the key; no key where there are none.
+        arms: whole names, in the order of the key; one alone needs no key.
         values: what else the template shows.
     """
     here = Path(__file__).parent
@@ -33,7 +33,7 @@ def render(template: str, charts: list[Drawn], *, arms: Sequence[str] = (), **va
         lstrip_blocks=True,
     )
     environment.filters["word"] = word
-    environment.globals["key"] = key.key_of(arms)
+    environment.globals["key"] = key.key_of(arms) if len(arms) > 1 else {}
     data = script_json({chart.name: chart.data for chart in charts})
     return environment.get_template(template).render(
         charts=charts,
@@ -53,8 +53,11 @@ def word(cell: str) -> str:
 
 
 def head(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return what was run on what; folders of earlier versions only know the step times."""
-    known = manifest.get("head")
-    if isinstance(known, dict):
-        return {str(name): str(text) for name, text in known.items()}
-    return {"Step times": manifest["step_times"]} if manifest.get("step_times") else {}
+    """Return what was run on what, of all that stand side by side; older folders know the step times only."""
+    found: dict[str, list[str]] = {}
+    for source in (manifest.get("sources") or {"": manifest}).values():
+        known = source.get("head") or {"Step times": source.get("step_times")}
+        for name, text in known.items():
+            found.setdefault(name, []).append(text)
+    said = {name: " or ".join(dict.fromkeys(filter(None, texts))) for name, texts in found.items()}
+    return {name: text for name, text in said.items() if text}

@@ -66,7 +66,7 @@ def _write(
         verdict=summary.verdict,
         points=shown[0],
         more=shown[1:],
-        row_arms=_arms(rows, manifest),
+        row_arms=[_group(row) for row in rows],
         grids=[summary.split] if summary.split else [],
         formulas=FORMULAS | ({"ttst": TTST_FORMULA} if summary.split else {}),
         labels=LABELS,
@@ -93,7 +93,11 @@ def _tables(summary: Sweep) -> Iterator[Grid]:
         columns = names[: axes - 1] + names[first - 1 : last - 1]
         lines = [(cells[0], cells[1:axes] + cells[first:last]) for cells in summary.rows]
         title = summary.title if first == axes else "And"
-        note = f"Times in ms. Limits: {', '.join(summary.limits)}; and the queue may not grow." if summary.limits else "Times in ms."
+        note = (
+            f"Times in ms. Limits: {', '.join(summary.limits)}; and the queue may not grow."
+            if summary.limits
+            else "Times in ms."
+        )
         yield Grid(title, columns, lines, note if first == axes else "", label)
 
 
@@ -271,9 +275,13 @@ def _grouped(points: list[Point], manifest: Manifest) -> dict[str, list[Point]]:
     """Group points into lines: by router mode, or where there is one only, all together."""
     groups: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point: point.name):
-        groups.setdefault(str(point.changes.get("router_mode", "all")), []).append(point)
+        groups.setdefault(_group(point), []).append(point)
     order = [mode for mode in manifest["experiment"]["router_mode"] if mode in groups]
     return {mode: groups[mode] for mode in [*order, *(mode for mode in groups if mode not in order)]}
+
+
+def _group(row: AnyPoint | Found) -> str:
+    return str(row.changes.get("router_mode", "all"))
 
 
 def _per_worker(point: Point) -> float | None:

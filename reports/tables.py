@@ -118,16 +118,25 @@ def split_grid(summary: Summary) -> Grid | None:
         if any(split and name in split.parts for split in splits)
     }
     totals = [split.ttft if split else None for split in splits]
-    lines = [(f"{label} (ms)", ["-" if part is None else milliseconds(part) for part in parts]) for label, parts in named.items()]
+    lines = [
+        (f"{label} (ms)", ["-" if part is None else milliseconds(part) for part in parts])
+        for label, parts in named.items()
+    ]
     lines.append(("TTFT from sent (ms)", [milliseconds(total) for total in totals]))
     lines += [
-        (f"{label} (share)", ["-" if part is None or not total else f"{part / total:.0%}" for part, total in zip(parts, totals, strict=True)])
+        (
+            f"{label} (share)",
+            [
+                "-" if part is None or not total else f"{part / total:.0%}"
+                for part, total in zip(parts, totals, strict=True)
+            ],
+        )
         for label, parts in named.items()
     ]
     if any(split and split.apart for split in splits):
         lines.append(("prefilled by another worker", [share(split.apart if split else None) for split in splits]))
     return Grid(
-        "Where does the mean TTFT go?",
+        "Where does TTFT go? (means)",
         list(summary.arms),
         lines,
         split_note(dict(zip(summary.arms, splits, strict=True))),
@@ -238,13 +247,22 @@ def answer(summary: Summary) -> str:
         if arms:
             nearest = [binding(summary.arms[arm].outcomes or ()) for arm in arms]
             parts.append(
-                f"{words}: " + ", ".join(f"{arm} ({one.limit} {_margin(one)})" if one else arm for arm, one in zip(arms, nearest, strict=True)) + "."
+                f"{words}: "
+                + ", ".join(
+                    f"{arm} ({one.limit} {_margin(one)})" if one else arm
+                    for arm, one in zip(arms, nearest, strict=True)
+                )
+                + "."
             )
     return " ".join(parts)
 
 
 def _margin(outcome: Outcome) -> str:
-    return f"{outcome.state}: {outcome.reason}" if outcome.margin is None else f"{outcome.state} by {percent(abs(outcome.margin))}"
+    return (
+        f"{outcome.state}: {outcome.reason}"
+        if outcome.margin is None
+        else f"{outcome.state} by {percent(abs(outcome.margin))}"
+    )
 
 
 def limit_grid(summary: Summary) -> Grid | None:

@@ -23,7 +23,9 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
         "Model": _each(pool.model for pool in decoders),
         "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
         "Layout": _layouts(deployments),
-        "Chunk": _each(f"{pool.mocker.max_num_batched_tokens:,} tokens" for pool in decoders if pool.engine == "mocker"),
+        "Chunk": _each(
+            f"{pool.mocker.max_num_batched_tokens:,} tokens" for pool in decoders if pool.engine == "mocker"
+        ),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
         "Workload": _workload(workload),
         "Step times": step_times(deployments),
@@ -60,9 +62,7 @@ def _layout(deployment: Deployment) -> str:
     """Say how many workers there are, of how many GPUs each."""
     gpus = sum(pool.num_gpus for pool in deployment.pools)
     sizes = dict.fromkeys(pool.tensor_parallel_size for pool in deployment.pools)
-    workers = " + ".join(
-        f"{pool.replicas}{f' {pool.name}' * (len(deployment.pools) > 1)}" for pool in deployment.pools
-    )
+    workers = " + ".join(f"{pool.replicas}{f' {pool.name}' * (len(deployment.pools) > 1)}" for pool in deployment.pools)
     return (
         f"{workers} worker{'s' * (deployment.num_workers != 1)}, TP {' and '.join(map(str, sizes))} "
         f"({gpus} GPU{'s' * (gpus != 1)})"

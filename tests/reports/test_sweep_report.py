@@ -119,7 +119,7 @@ def test_several_sweeps_become_one_table_and_folder(tmp_path):
     assert found.columns[0] == "router_mode"
     assert [row[0] for row in found.rows] == ["kv", "random"]
     assert manifest["title"] == "w: 2 sweeps together"
-    assert (tmp_path / "both" / "report.html").read_text().count("<svg") == 4
+    assert (tmp_path / "both" / "report.html").read_text().count("<figure") == 4
     _, every = sweep_report.combine([tmp_path / "both", third], None)
     assert every.columns[:2] == ["router_mode", "sweep"]
     assert [row[:2] for row in every.rows] == [["kv", "both"], ["random", "both"], ["kv", "c"]]
