@@ -1,5 +1,11 @@
-"""How every chart looks, and what the page must know of one to say what the pointer is on."""
+"""How every chart looks, and what the page must know of one to say what the pointer is on.
 
+A unit is a CSS pixel where the page is as wide as `WIDE`; the size of the type is the same in all charts.
+
+    left | axes, with a heading above | labels of the lines, each at the height of its line's end
+"""
+
+import functools
 import io
 import re
 import shutil
@@ -7,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +21,62 @@ import matplotlib as mpl
 import numpy as np
 
 mpl.use("Agg")
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
+from reports.key import PALETTE, Entry
 from reports.records import Floats
 
-COLOURS = ["#3b78c4", "#d1605e", "#4b9b6e", "#b07aa1", "#d99a2b", "#4fa0b0", "#9c7a58", "#888888"]
-"""Told apart on white and on black, and by most who do not see all colours."""
-INK, GRID = "#1c1c1c", "#e3e3e3"
+INK, QUIET, GRID, LIMIT, REST = "#1c1c1c", "#5f5f5f", "#e3e3e3", "#c0392b", "#c9c9c9"
+ON_PAGE = {INK: "currentColor", QUIET: "var(--quiet)", GRID: "var(--grid)", LIMIT: "var(--limit, #c0392b)"}
+WIDE, HALF = 1120, 552
+SIZE = 12
+"""Of all type."""
+LINE = 16
+"""From one line of type to the next."""
 STYLE: Any = {
-    "font.size": 10,
+    "figure.dpi": 72,
+    "font.size": SIZE,
+    "axes.titlesize": SIZE,
+    "axes.labelsize": SIZE,
+    "xtick.labelsize": SIZE,
+    "ytick.labelsize": SIZE,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.spines.left": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GRID,
+    "grid.linewidth": 0.8,
     "text.color": INK,
     "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "axes.edgecolor": QUIET,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": QUIET,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 6,
+    "ytick.major.pad": 6,
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
     "svg.fonttype": "none",
     "text.parse_math": False,  # an arm's name may hold a $
     "svg.hashsalt": "dynabench",
     "font.family": "sans-serif",
-    "legend.frameon": False,
     "path.simplify_threshold": 0.3,
 }
 
 
 @dataclass
 class Series:
-    """A line or row of bars that the pointer can be on."""
+    """A line or row of marks that the pointer can be on."""
 
     label: str
     arm: int | None
@@ -75,7 +103,7 @@ class Panel:
 
 @dataclass
 class Chart:
-    """A figure, what it shows, and its panels."""
+    """A figure, the question that it answers, and its panels."""
 
     figure: Figure
     title: str
@@ -97,7 +125,7 @@ class Drawn:
 
 
 def draw(charts: dict[str, Chart], folder: Path) -> list[Drawn]:
-    """Write charts into a folder as PNG and SVG, all or none; return what the page shows."""
+    """Write charts into a folder as SVG, all or none; return what the page shows."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in another script; the SVG shows it
         with tempfile.TemporaryDirectory(prefix=".charts.", dir=folder.parent) as work:
@@ -111,46 +139,108 @@ def _draw(charts: dict[str, Chart], folder: Path) -> list[Drawn]:
     folder.mkdir()
     drawn = []
     for name, chart in charts.items():
-        figure = chart.figure
-        figure.tight_layout()
-        figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-        svg = text.getvalue()
-        (folder / f"{name}.svg").write_text(svg)
-        data = {"panels": [_panel(panel, figure) for panel in chart.panels]}
+        chart.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        svg = _plain(text.getvalue())
+        (folder / f"{name}.svg").write_text(_titled(svg, chart))
+        data = {"panels": [_panel(panel, chart.figure) for panel in chart.panels]}
         drawn.append(Drawn(name, chart.title, chart.description, _for_page(svg, name), data, chart.is_wide))
-        plt.close(figure)
     return drawn
 
 
-def new(title: str, x: str, y: str, *, size: tuple[float, float] = (7, 3.6)) -> tuple[Figure, Axes]:
-    """Begin a chart of one panel."""
-    figure, axes = plt.subplots(figsize=size)
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    return figure, axes
+class Canvas:
+    """A figure on which axes are placed by units from its upper left corner."""
+
+    def __init__(self, height: float, *, is_wide: bool = False) -> None:
+        self.width, self.height, self.is_wide = WIDE if is_wide else HALF, height, is_wide
+        self.figure = Figure(figsize=(self.width / 72, height / 72), dpi=72)
+        FigureCanvasSVG(self.figure)
+
+    def axes(self, left: float, top: float, width: float, height: float, *, heading: str = "") -> Axes:
+        """Place a pair of axes, with a heading above it."""
+        box = (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
+        axes = self.figure.add_axes(box)
+        axes.margins(x=0)
+        if heading:
+            self.text(left, top - 9, heading, colour=QUIET)
+        return axes
+
+    def text(
+        self, x: float, y: float, text: str, *, colour: str = INK, align: str = "left", arm: int | None = None
+    ) -> Text:
+        """Write a text whose base line is at a height."""
+        shown = self.figure.text(
+            x / 72, (self.height - y) / 72, text, color=colour, ha=align, va="baseline",
+            transform=self.figure.dpi_scale_trans,
+        )  # fmt: skip
+        if arm is not None:
+            mark(shown, arm)
+        return shown
+
+    def line(self, xs: Sequence[float], ys: Sequence[float], *, colour: str, arm: int | None = None) -> None:
+        """Draw a thin line between places on the figure."""
+        line = Line2D(
+            np.array(xs) / 72, (self.height - np.array(ys)) / 72, color=colour, linewidth=0.8,
+            transform=self.figure.dpi_scale_trans,
+        )  # fmt: skip
+        if arm is not None:
+            mark(line, arm)
+        self.figure.add_artist(line)
+
+    def place(self, axes: Axes, x: float, y: float) -> tuple[float, float]:
+        """Return where a point of the axes is on the figure."""
+        right, up = axes.transData.transform((x, y))
+        return float(right), self.height - float(up)
+
+    def label_ends(self, axes: Axes, ends: Sequence[tuple[float, float, Entry]]) -> None:
+        """Name lines at their right ends, in the order of their heights, each beside its line where there is room."""
+        if not ends:
+            return
+        box = axes.get_position()
+        top, bottom = (1 - box.y1) * self.height, (1 - box.y0) * self.height
+        spots = [self.place(axes, x, y) for x, y, _ in ends]
+        right = max(x for x, _ in spots)
+        heights = spread(
+            [min(max(y, top), bottom) for _, y in spots], LINE, top - 4, max(bottom, top + LINE * len(ends))
+        )
+        for (x, y), height, (_, _, entry) in zip(spots, heights, ends, strict=True):
+            if abs(height - y) > 4 or right - x > 4:
+                self.line((x + 2, right + 4, right + 9), (y, height, height), colour=entry.colour, arm=entry.place)
+            self.text(right + 12, height + 4, entry.name, colour=entry.colour, arm=entry.place)
 
 
-def grid_of(
-    count: int, *, width: float = 3.1, height: float = 2.9, columns: int = 4, **options: Any
-) -> tuple[Figure, list[Axes]]:
-    """Begin a chart of many small panels."""
-    across = min(max(count, 1), columns)
-    down = -(-max(count, 1) // across)
-    figure, panels = plt.subplots(
-        down, across, figsize=(max(width * across, 7), height * down), squeeze=False, sharey=True, **options
-    )
-    flat = list(panels.flat)
-    for axes in flat[count:]:
-        axes.set_visible(False)
-    return figure, flat[:count]
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return places as near to those wanted as can be, in their order, with so much between any two."""
+    order = sorted(range(len(wanted)), key=lambda number: wanted[number])
+    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
+    runs: list[tuple[float, int]] = []  # mean place, less its own distance from the first, and how many share it
+    for rank, number in enumerate(order):
+        mean, count = wanted[number] - rank * gap, 1
+        while runs and runs[-1][0] > mean:
+            other, others = runs.pop()
+            mean, count = (mean * count + other * others) / (count + others), count + others
+        runs.append((mean, count))
+    flat = [mean for mean, count in runs for _ in range(count)]
+    result = [0.0] * len(wanted)
+    for rank, (number, place) in enumerate(zip(order, flat, strict=True)):
+        result[number] = min(max(place, low), high - gap * (len(wanted) - 1)) + rank * gap
+    return result
 
 
-def colour(place: int) -> str:
-    """Return an arm's colour."""
-    return COLOURS[place % len(COLOURS)]
+@functools.lru_cache(4096)
+def text_width(text: str) -> float:
+    """Return how wide a text is."""
+    font = get_font(findfont(FontProperties(["sans-serif"])))
+    font.set_size(SIZE, 72)
+    font.set_text(text)
+    return float(font.get_width_height()[0] / 64)
+
+
+def widest(texts: Iterable[str]) -> float:
+    """Return how wide the widest text is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        return max(map(text_width, texts), default=0.0)
 
 
 def mark(artists: Any, arm: int) -> None:
@@ -159,25 +249,92 @@ def mark(artists: Any, arm: int) -> None:
         artist.set_gid(f"arm-{arm}-")
 
 
-def logarithmic(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers at 1, 2 and 5."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+def line(axes: Axes, entry: Entry, x: Any, y: Any, **options: Any) -> None:
+    """Draw a line of an arm."""
+    style = (0, entry.dashes) if entry.dashes else "-"
+    mark(axes.plot(x, y, **{"color": entry.colour, "linestyle": style} | options), entry.place)
 
 
-def windows(times: Floats, values: Floats, number: int = 60) -> tuple[Floats, list[Floats]]:
-    """Group values by time; return the centres of the windows that have any, and their values."""
-    known = ~np.isnan(values)
-    times, values = times[known], values[known]
-    if not len(times):
-        return np.empty(0), []
-    edges = np.linspace(times.min(), times.max() + 1e-9, number + 1)
-    place = np.digitize(times, edges) - 1
-    groups = [values[place == window] for window in range(number)]
-    centres = (edges[1:] + edges[:-1]) / 2
-    kept = [window for window in range(number) if len(groups[window])]
-    return centres[kept], [groups[window] for window in kept]
+def limit_line(axes: Axes, value: float, *, is_upright: bool = False) -> None:
+    """Draw a limit across the axes."""
+    draw_it = axes.axvline if is_upright else axes.axhline
+    draw_it(value, color=LIMIT, linewidth=1.2, linestyle=(0, (4, 2)))
+
+
+def numbers(
+    axes: Axes, which: str, low: float, high: float, *, most: int = 5, whole: bool = False, form: Any = None
+) -> None:
+    """Let an axis go from one number to another, with round ticks."""
+    ticks = [float(tick) for tick in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=whole).tick_values(low, high)]
+    _set(axes, which, low, high, [tick for tick in ticks if low <= tick <= high], form or plain)
+
+
+def logarithm(axes: Axes, which: str, values: Iterable[float], form: Any = None, *, most: int = 6) -> None:
+    """Let a logarithmic axis hold these values (above zero), with ticks at round numbers."""
+    known = [value for value in values if value > 0]
+    low, high = (min(known) / 1.15, max(known) * 1.15) if known else (1.0, 10.0)
+    if high / low < 3:
+        low, high = low / 1.3, high * 1.3
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= most:
+            break
+    ticks = ticks[:: -(-len(ticks) // most)] if len(ticks) > most else ticks
+    getattr(axes, f"set_{which}scale")("log")
+    _set(axes, which, low, high, ticks, form or plain)
+
+
+def times(axes: Axes, which: str, values: Iterable[float], *, most: int = 6) -> None:
+    """Let a logarithmic axis hold these times (ms)."""
+    logarithm(axes, which, values, duration, most=most)
+
+
+def seconds(axes: Axes, which: str, low: float, high: float, *, most: int = 5) -> None:
+    """Let an axis go from one time (s) to another, in the unit that suits it."""
+    unit, size = next((one for one in (("h", 3600.0), ("min", 60.0)) if high >= 4 * one[1]), ("s", 1.0))
+    ticks = MaxNLocator(most, steps=[1, 2, 3, 5, 10]).tick_values(low / size, high / size)
+    fixed(axes, which, low, high, {float(tick) * size: f"{plain(float(tick))} {unit}" for tick in ticks})
+
+
+def fixed(axes: Axes, which: str, low: float, high: float, ticks: dict[float, str]) -> None:
+    """Let an axis go from one place to another, with these ticks."""
+    within = sorted((low, high))
+    _set(axes, which, low, high, [tick for tick in ticks if within[0] <= tick <= within[1]], lambda tick: ticks[tick])
+
+
+def _set(axes: Axes, which: str, low: float, high: float, ticks: list[float], form: Any) -> None:
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FixedFormatter([form(tick) for tick in ticks]))
+    axis.set_minor_locator(NullLocator())
+    getattr(axes, f"set_{which}lim")(low, high)
+
+
+def categories(axes: Axes, which: str, names: Sequence[str]) -> None:
+    """Give an axis a place for each name; on the y axis, from above."""
+    low, high = (-0.5, len(names) - 0.5) if which == "x" else (len(names) - 0.5, -0.5)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator(list(range(len(names)))))
+    axis.set_major_formatter(FixedFormatter(list(names)))
+    getattr(axes, f"set_{which}lim")(low, high)
+    axes.grid(visible=False, axis=which)  # type: ignore[arg-type]
+
+
+def no_labels(axes: Axes, which: str) -> None:
+    """Leave out the ticks' labels: other axes that are alike have them."""
+    axes.tick_params(axis=which, **{"labelleft" if which == "y" else "labelbottom": False})  # type: ignore[arg-type]
+
+
+def plain(value: float) -> str:
+    """Write a number without exponent."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def duration(milliseconds: float) -> str:
+    """Write a time with its unit."""
+    return f"{milliseconds:g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:,.4g} s"
 
 
 def _panel(panel: Panel, figure: Figure) -> dict[str, Any]:
@@ -201,16 +358,50 @@ def _panel(panel: Panel, figure: Figure) -> dict[str, Any]:
     }
 
 
-def _for_page(svg: str, name: str) -> str:
-    """Make an SVG part of the page: its ids its own, its arms classes, its ink the page's."""
+def _plain(svg: str) -> str:
+    """Leave out of an SVG what shows nothing, and give it a size in CSS pixels."""
     svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(\d+\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )
+    return re.sub(r"\n\s*", "\n", svg)
+
+
+def _titled(svg: str, chart: Chart) -> str:
+    """Make a file of its own of a picture: with the title above it."""
+    width, height = (float(value) for value in chart.figure.get_size_inches() * 72)
+    svg = re.sub(
+        r'viewBox="[^"]*"', f'viewBox="-8 -28 {width + 16:g} {height + 36:g}" style="background: #fff"', svg, count=1
+    )
+    title = f'<text x="0" y="-10" style="font: bold 14px sans-serif; fill: {INK}">{escape(chart.title)}</text>'
+    return svg.replace("</svg>", f"{title}\n</svg>")
+
+
+def _for_page(svg: str, name: str) -> str:
+    """Make an SVG part of the page: its ids its own, its arms classes, its colours the page's."""
     svg = re.sub(r'id="arm-(\d+)-"', r'class="arm-\1"', svg)
     svg = re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
-    svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)").replace("fill: #000000", "fill: currentColor")
-    svg = re.sub(r"<text style=\"", '<text fill="currentColor" style="', svg)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    svg = svg.replace("fill: #000000", f"fill: {INK}")
+    svg = re.sub(r"<text style=\"(?!fill)", f'<text fill="{INK}" style="', svg)
+    on_page = ON_PAGE | {pair[0]: f"var(--arm-{number}, {pair[0]})" for number, pair in enumerate(PALETTE)}
+    return re.sub("|".join(on_page), lambda found: on_page[found[0]], svg)
 
 
 def _short(value: Any) -> Any:
     return float(f"{float(value):.4g}")
+
+
+def windows(times: Floats, values: Floats, number: int = 60) -> tuple[Floats, list[Floats]]:
+    """Group values by time; return the centres of the windows that have any, and their values."""
+    known = ~np.isnan(values)
+    times, values = times[known], values[known]
+    if not len(times):
+        return np.empty(0), []
+    edges = np.linspace(times.min(), times.max() + 1e-9, number + 1)
+    place = np.digitize(times, edges) - 1
+    groups = [values[place == window] for window in range(number)]
+    centres = (edges[1:] + edges[:-1]) / 2
+    kept = [window for window in range(number) if len(groups[window])]
+    return centres[kept], [groups[window] for window in kept]

@@ -105,22 +105,6 @@ def _evenness(work: Floats, requests: Floats) -> Imbalance:
     )
 
 
-def work_over_time(run: Record, edges: Floats) -> Floats:
-    """Return the work sent to each worker within each window (tokens per second), shape (workers, windows)."""
-    requests, (prompts, outputs) = run.requests, _work(run)
-
-    def sent(workers: MaybeInts, worker: int, tokens: Ints) -> Floats:
-        mine = (workers == worker).filled(False)
-        return np.histogram(requests.intended_s[mine], edges, weights=tokens[mine])[0]
-
-    computed_by = requests.prompt_worker
-    rows = [
-        sent(computed_by, worker, prompts) + sent(requests.worker, worker, outputs) for worker in range(run.num_workers)
-    ]
-    result: Floats = np.array(rows) / np.diff(edges)
-    return result
-
-
 def covered(means: dict[str, float], bound: float | None) -> dict[str, float]:
     """Return how much of the way from `random` to a lower bound each arm's mean covers (1: all of it)."""
     worst = means.get("random")

@@ -1,21 +1,22 @@
 """What a sweep found: one table, one report."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import msgspec
-from matplotlib import pyplot as plt
 
 from foundation.files import replace_text
 from foundation.text import one_line
-from reports import drawing, page, sweep_table
-from reports.drawing import STYLE, Chart, Drawn, Panel, colour, logarithmic, mark, new
+from reports import drawing, page, sweep_charts, sweep_table
+from reports.drawing import STYLE, Drawn
 from reports.folder import ReportError
 from reports.grid import Grid
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
 from reports.points import AnyPoint, Found, Point, Sweep
+from reports.sweep_charts import Swept
 
 Manifest = dict[str, Any]
 
@@ -51,14 +52,19 @@ def _write(
     is_complete: bool,
 ) -> Sweep:
     summary = sweep_table.lay_out(rows, manifest, is_complete=is_complete)
-    groups = _grouped([point for point in points if isinstance(point, Point)], manifest)
-    with plt.rc_context(rc=STYLE):
-        drawn: list[Drawn] = drawing.draw({name: _chart(name, groups) for name in CHARTS}, out / "charts")
+    sweep = sweep_charts.swept(
+        [point for point in points if isinstance(point, Point)],
+        manifest["limits"],
+        manifest["experiment"]["router_mode"],
+    )
+    with mpl.rc_context(rc=STYLE):
+        found = [row for row in rows if isinstance(row, Found)]
+        drawn: list[Drawn] = drawing.draw(sweep_charts.charts(sweep, found), out / "charts")
     shown = list(_tables(summary))
     text = page.render(
         "sweep.html.jinja",
         drawn,
-        arms=list(groups),
+        arms=list(sweep.lines),
         title=manifest["title"],
         subtitle=manifest["subtitle"],
         head=page.head(manifest),
@@ -66,7 +72,7 @@ def _write(
         verdict=summary.verdict,
         points=shown[0],
         more=shown[1:],
-        row_arms=[_group(row) for row in rows],
+        row_arms=[_line_of(row, sweep) for row in rows],
         grids=[summary.split] if summary.split else [],
         formulas=FORMULAS | ({"ttst": TTST_FORMULA} if summary.split else {}),
         labels=LABELS,
@@ -99,6 +105,15 @@ def _tables(summary: Sweep) -> Iterator[Grid]:
             else "Times in ms."
         )
         yield Grid(title, columns, lines, note if first == axes else "", label)
+
+
+def _line_of(row: AnyPoint | Found, sweep: Swept) -> str:
+    """Return the line of the charts, and so the arm of the key, to which a line of the table belongs."""
+    if isinstance(row, Found):
+        return row.arm
+    return next(
+        (name for name, line in sweep.lines.items() if any(point.changes == row.changes for point in line)), ""
+    )
 
 
 def is_sweep(folder: Path) -> bool:
@@ -202,93 +217,3 @@ def _combined(sources: dict[str, _Kept]) -> Manifest:
         "experiment": first["experiment"] | {"router_mode": list(modes)},
         "sources": {folder: one.manifest for folder, one in sources.items()},
     }
-
-
-class Axes(NamedTuple):
-    """What a chart of points shows on its axes."""
-
-    title: str
-    x_label: str
-    y_label: str
-    x: Callable[[Point], float | None]
-    y: Callable[[Point], float | None]
-    logarithmic: str
-    """Which axis is: x or y."""
-
-
-CHARTS = {
-    "pareto": Axes(
-        "Throughput against latency: up and left is better", "TTFT p90 (ms)", "output tokens/s",
-        lambda point: _ms(point.ttft_sched.p90), lambda point: point.throughput.output_tokens_per_s, "x",
-    ),
-    "interactivity": Axes(
-        "Throughput against interactivity: up and right is better", "tokens/s of a user (1 / mean TPOT)",
-        "output tokens/s of a worker", lambda point: 1 / point.tpot.mean if point.tpot.mean else None,
-        lambda point: _per_worker(point), "",
-    ),
-    "ttft_by_load": Axes(
-        "Mean TTFT by load", "offered requests/s", "TTFT mean (ms)",
-        lambda point: point.offered_per_s, lambda point: _ms(point.ttft_sched.mean), "y",
-    ),
-    "e2e_by_load": Axes(
-        "Mean E2E latency by load", "offered requests/s", "E2E mean (ms)",
-        lambda point: point.offered_per_s, lambda point: _ms(point.e2e_sched.mean), "y",
-    ),
-}  # fmt: skip
-
-
-def _chart(name: str, groups: dict[str, list[Point]]) -> Chart:
-    """Draw the points, a line per group; hollow ones had a queue that grew."""
-    shown = CHARTS[name]
-    figure, axes = new(shown.title, shown.x_label, shown.y_label)
-    panel = Panel(axes)
-    for place, (group, members) in enumerate(groups.items()):
-        known = sorted(
-            (x, y, point.is_stable)
-            for point in members
-            if (x := shown.x(point)) is not None and (y := shown.y(point)) is not None
-        )
-        if known:
-            xs, ys, _ = zip(*known, strict=True)
-            mark(axes.plot(xs, ys, "-" if len(xs) > 1 else "", color=colour(place), label=group, linewidth=1), place)
-            panel.add(group, place, xs, ys)
-        for is_stable, face in ((True, colour(place)), (False, "none")):
-            spots = [(a, b) for a, b, settled in known if settled is is_stable]
-            if spots:
-                dots = axes.plot(
-                    *zip(*spots, strict=True), "o", color=colour(place), markerfacecolor=face, markersize=4
-                )
-                mark(dots, place)
-    if panel.series and shown.logarithmic == "x":
-        axes.set_xscale("log")
-        logarithmic(axes.xaxis)
-    elif panel.series and shown.logarithmic == "y":
-        axes.set_yscale("log")
-        logarithmic(axes.yaxis)
-    if len(groups) > 1 and panel.series:
-        axes.legend(fontsize=8)
-    title = f"{shown.title} (hollow: the queue grew)"
-    return Chart(figure, title, "A point per combination, a line per router mode.", [panel])
-
-
-def _grouped(points: list[Point], manifest: Manifest) -> dict[str, list[Point]]:
-    """Group points into lines: by router mode, or where there is one only, all together."""
-    groups: dict[str, list[Point]] = {}
-    for point in sorted(points, key=lambda point: point.name):
-        groups.setdefault(_group(point), []).append(point)
-    order = [mode for mode in manifest["experiment"]["router_mode"] if mode in groups]
-    return {mode: groups[mode] for mode in [*order, *(mode for mode in groups if mode not in order)]}
-
-
-def _group(row: AnyPoint | Found) -> str:
-    return str(row.changes.get("router_mode", "all"))
-
-
-def _per_worker(point: Point) -> float | None:
-    """Return the output tokens/s of a worker."""
-    rate = point.throughput.output_tokens_per_s
-    return None if rate is None else rate / point.workers
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000

@@ -1,0 +1,114 @@
+"""What happened in each window of time: in all workers together, and in each."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.records import Floats, MaybeFloats, MaybeInts, Record, Requests
+from reports.stability import in_system, waiting
+
+
+def windows(records: "list[Record]", number: int) -> Floats:
+    """Return edges of so many windows, from the first to the last intended arrival of any."""
+    end = max((float(run.requests.intended_s.max(initial=0.0)) for run in records), default=0.0)
+    return np.linspace(0, max(end, 1e-3), number + 1)
+
+
+def arrivals(requests: Requests, edges: Floats) -> Floats:
+    """Return the requests that came per second."""
+    result: Floats = np.histogram(requests.intended_s, edges)[0] / np.diff(edges)
+    return result
+
+
+def running(requests: Requests, edges: Floats) -> Floats | None:
+    """Return how many requests a worker had begun; None where nobody says when."""
+    if not requests.admitted_s.count():
+        return None
+    return in_system(requests, edges) - waiting(requests, edges)
+
+
+def queued(requests: Requests, edges: Floats) -> Floats | None:
+    """Return how many requests waited for a worker to begin; None where nobody says when one did."""
+    return waiting(requests, edges) if requests.admitted_s.count() else None
+
+
+def output_rate(requests: Requests, edges: Floats) -> Floats:
+    """Return output tokens per second: each answer's at an even pace, from its first to its last."""
+    known = requests.succeeded & ~(requests.first_token_s.mask | requests.last_token_s.mask)
+    start, stop = requests.first_token_s.data[known], requests.last_token_s.data[known]
+    stop = np.maximum(stop, start + 1e-6)
+    rate = requests.osl[known] / (stop - start)
+    result: Floats = np.diff(_integral(start, rate, edges) - _integral(stop, rate, edges)) / np.diff(edges)
+    return np.maximum(result, 0.0)
+
+
+def _integral(times: Floats, weights: Floats, edges: Floats) -> Floats:
+    """Integrate, up to each edge, the weights whose times have passed."""
+    order = np.argsort(times)
+    times, weights = times[order], weights[order]
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    moment = np.concatenate([[0.0], np.cumsum(weights * times)])
+    count = np.searchsorted(times, edges)
+    result: Floats = total[count] * edges - moment[count]
+    return result
+
+
+def work(run: Record, edges: Floats) -> Floats:
+    """Return the uncached prompt and output tokens per second sent to each worker, shape (workers, windows)."""
+    requests = run.requests
+    prompts = requests.isl - requests.cached_tokens.filled(0)
+    sums = _sums(run, requests.prompt_worker, prompts, edges) + _sums(run, requests.worker, requests.osl, edges)
+    result: Floats = sums / np.diff(edges)
+    return result
+
+
+def hits(run: Record, edges: Floats) -> Floats:
+    """Return the share of prompt tokens each worker found in its cache, NaN where no prompt came: (workers, windows)."""
+    requests = run.requests
+    known = requests[~requests.cached_tokens.mask]
+    with np.errstate(invalid="ignore"):
+        result: Floats = _sums(run, known.prompt_worker, known.cached_tokens.data, edges, known) / _sums(
+            run, known.prompt_worker, known.isl, edges, known
+        )
+    return result
+
+
+def load(run: Record, edges: Floats) -> Floats:
+    """Return the mean number of requests on each worker, shape (workers, windows).
+
+    One that another worker prefills comes when it is sent there to be decoded.
+    """
+    requests = run.requests[run.requests.succeeded]
+    apart = ~requests.prefill_worker.mask
+    came_s = np.where(apart, requests.decode_queued_s.filled(0), requests.intended_s)
+    spans = _spans(run, requests.worker, came_s, requests.done_s, edges)
+    if apart.any():
+        first = requests[apart]
+        spans += _spans(run, first.prefill_worker, first.intended_s, first.prefill_end_s, edges)
+    return spans / np.diff(edges)
+
+
+def _sums(
+    run: Record, workers: MaybeInts, amounts: npt.NDArray[Any], edges: Floats, rows: Requests | None = None
+) -> Floats:
+    """Add up, for each worker and window, amounts by when their requests were to come."""
+    windows = len(edges) - 1
+    at = np.searchsorted(edges, (rows or run.requests).intended_s, side="right") - 1
+    at = np.where((rows or run.requests).intended_s == edges[-1], windows - 1, at)
+    known = ~workers.mask & (at >= 0) & (at < windows)
+    place = workers.data[known] * windows + at[known]
+    total = np.bincount(place, weights=amounts[known], minlength=run.num_workers * windows)
+    return np.asarray(total, float).reshape(run.num_workers, windows)
+
+
+def _spans(run: Record, workers: MaybeInts, start: Floats, stop: MaybeFloats, edges: Floats) -> Floats:
+    """Add up, for each worker and window, how long spans lasted in it."""
+    known = ~(workers.mask | np.ma.getmaskarray(stop))
+    worker, start, end = workers.data[known], start[known], np.ma.getdata(stop)[known]
+    passed = [
+        np.bincount(worker, np.clip(edge - start, 0, None) - np.clip(edge - end, 0, None), run.num_workers)
+        for edge in edges
+    ]
+    result: Floats = np.diff(np.array(passed, float), axis=0).T
+    return result

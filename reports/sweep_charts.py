@@ -1,0 +1,427 @@
+"""The charts of a sweep, and of a search: what meets the limits, and what it costs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from foundation.settings import short
+from reports import drawing
+from reports.conditions import METRICS
+from reports.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
+from reports.key import Entry, Key, key_of
+from reports.metrics import LABELS
+from reports.points import Found, Point
+from reports.slo import parse
+from reports.tables import milliseconds
+
+Number = Callable[[Point], float | None]
+LOADS = ("rate_scale", "rate", "concurrency")
+"""Settings of the load: of these, more is better."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The points of a sweep, in lines."""
+
+    lines: dict[str, list[Point]]
+    """By what sets them apart beside `axis`."""
+    key: Key
+    axis: str | None
+    """The setting that goes along a line: the number with most values; None where none is varied."""
+    limits: list[str]
+
+    @property
+    def points(self) -> list[Point]:
+        """All of them."""
+        return [point for line in self.lines.values() for point in line]
+
+    @property
+    def axis_label(self) -> str:
+        """What the axis is called."""
+        if self.has_gpus:
+            return "GPUs"
+        return (self.axis or "").replace("_", " ")
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the axis is a number of workers with several GPUs each, which are shown instead."""
+        return self.axis is not None and "workers" in self.axis and any(p.gpus != p.workers for p in self.points)
+
+    def at(self, point: Point) -> float:
+        """Return where a point is on the axis."""
+        return float(point.gpus if self.has_gpus else point.changes[self.axis or ""])
+
+
+def swept(points: Sequence[Point], limits: Sequence[str], modes: Sequence[str]) -> Swept:
+    """Put points in lines: along the number with most values, one for each combination of the rest."""
+    values: dict[str, set[Any]] = {}
+    for point in points:
+        for name, value in point.changes.items():
+            values.setdefault(name, set()).add(value)
+    counts = {
+        name: len(its)
+        for name, its in values.items()
+        if len(its) > 1 and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in its)
+    }
+    axis = max(counts, key=lambda name: counts[name], default=None)
+    varied = [name for name, its in values.items() if len(its) > 1 and name != axis]
+    lines: dict[str, list[Point]] = {}
+    order = {mode: place for place, mode in enumerate(modes)}
+    for point in sorted(points, key=lambda one: order.get(str(one.changes.get("router_mode")), len(order))):
+        lines.setdefault(_name(point, varied), []).append(point)
+    found = Swept(lines, key_of(list(lines)), axis, list(limits))
+    if axis is not None:
+        for line in lines.values():
+            line.sort(key=found.at)
+    return found
+
+
+def _name(point: Point, varied: Sequence[str]) -> str:
+    """Name a line by the settings that are varied, the mode first and without its name."""
+    parts = [
+        str(point.changes[name]) if name == "router_mode" else f"{name} {short(point.changes[name])}"
+        for name in varied
+        if name in point.changes
+    ]
+    return ", ".join(parts) or str(point.changes.get("router_mode", "all"))
+
+
+def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
+    """Draw the charts that say something."""
+    makers: dict[str, Callable[[], Chart | None]] = {
+        "found": lambda: searched(found),
+        "limits": lambda: by_axis(sweep),
+        "points": lambda: by_row(sweep),
+        "pareto": lambda: pareto(sweep),
+        "throughput": lambda: throughput(sweep),
+    }
+    return {name: chart for name, make in makers.items() if (chart := make()) is not None}
+
+
+def searched(rows: Sequence[Found]) -> Chart | None:
+    """What each combination takes, or carries: between the last value that met the limits and the first that did not."""
+    known = [row for row in rows if row.tried]
+    if not known:
+        return None
+    key = key_of([row.arm for row in rows])
+    find = rows[0].find.replace("_", " ")
+    left = drawing.widest(entry.name for entry in key.values()) + 14
+    notes = {row.arm: _found_text(row) for row in rows}
+    right = drawing.widest(notes.values()) + 20
+    canvas = Canvas(26 * len(rows) + 62)
+    axes = canvas.axes(left, 24, HALF - left - right, 26 * len(rows) + 8, heading=find)
+    drawing.categories(axes, "y", [""] * len(rows))
+    panel = Panel(axes)
+    values = [value for row in known for value in row.tried]
+    drawing.numbers(axes, "x", 0, max(values) * 1.08, whole=all(float(value).is_integer() for value in values))
+    for place, row in enumerate(rows):
+        entry = key[row.arm]
+        if len(row.tried) == 2:
+            mark(axes.plot(row.tried, [place, place], color=entry.colour, linewidth=1.2), entry.place)
+        if row.met is not None:
+            mark(axes.plot([row.met], [place], "o", color=entry.colour, markersize=9), entry.place)
+            panel.add(f"{entry.name} meets the limits at {short(row.met)}", entry.place, [float(row.met)], [place])
+        if row.missed_at is not None:
+            mark(axes.plot([row.missed_at], [place], "x", color=LIMIT, markersize=7, markeredgewidth=1.8), entry.place)
+            panel.add(
+                f"{entry.name} misses a limit at {short(row.missed_at)}", entry.place, [float(row.missed_at)], [place]
+            )
+        _, y = canvas.place(axes, 0, place)
+        canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
+        canvas.text(HALF - right + 12, y + 4, notes[row.arm], colour=QUIET, arm=entry.place)
+    ways = {row.sense for row in rows if row.sense}
+    way = f"{ways.pop()} " if len(ways) == 1 else ""
+    text = "Dot: the limits are met. Cross: the nearest value tried at which one is missed."
+    return Chart(canvas.figure, f"What is the {way}{find} that meets the limits?", text, [panel])
+
+
+def _found_text(row: Found) -> str:
+    if row.met is None:
+        return "none tried"
+    if row.is_at_end:
+        return f"{short(row.met)}, the end tried"
+    return short(row.met)
+
+
+def by_axis(sweep: Swept) -> Chart | None:
+    """What is limited along the axis, with its limits and the first, or last, point that meets them all."""
+    if sweep.axis is None or len({sweep.at(point) for point in sweep.points}) < 2:
+        return None
+    shown = [(title, of, limit) for title, of, limit in _limited(sweep) if _varies(sweep.points, of)]
+    if not shown:
+        return None
+    across = min(len(shown), 3)
+    down = -(-len(shown) // across)
+    names = drawing.widest(entry.name for entry in sweep.key.values()) + 18
+    left = 58
+    height = max(220, LINE * len(sweep.lines))
+    canvas = Canvas(down * (height + 72), is_wide=across > 1)
+    cell = canvas.width / across
+    panels = []
+    answers = {line: _answer(sweep, line) for line in sweep.lines}
+    for place, (title, of, limit) in enumerate(shown):
+        x, y = place % across * cell, place // across * (height + 72) + 24
+        axes = canvas.axes(x + left, y, cell - left - names, height, heading=title)
+        panel = Panel(axes, sweep.axis_label, "ms")
+        values = [value * 1000 for point in sweep.points if (value := of(point))]
+        _along(sweep, axes)
+        drawing.times(axes, "y", values + ([limit * 1000] if limit else []))
+        if limit:
+            low, high = axes.get_ylim()
+            axes.axhspan(limit * 1000, high, color=LIMIT, alpha=0.07, linewidth=0)
+            axes.set_ylim(low, high)
+            drawing.limit_line(axes, limit * 1000)
+            right, line_y = canvas.place(axes, axes.get_xlim()[1], limit * 1000)
+            canvas.text(right - 2, line_y - 5, f"limit {duration(limit * 1000)}", colour=LIMIT, align="right")
+        ends = []
+        for name, line in sweep.lines.items():
+            entry = sweep.key[name]
+            spots = [(sweep.at(point), value * 1000, point) for point in line if (value := of(point))]
+            if not spots:
+                continue
+            xs, ys = [spot[0] for spot in spots], [spot[1] for spot in spots]
+            drawing.line(axes, entry, xs, ys, linewidth=1.4)
+            _dots(axes, entry, spots, bool(sweep.limits))
+            if answers[name] is not None:
+                chosen = [(a, b) for a, b, point in spots if point is answers[name]]
+                mark(
+                    axes.plot(
+                        *zip(*chosen, strict=True),
+                        "o",
+                        color=entry.colour,
+                        markerfacecolor="none",
+                        markersize=13,
+                        markeredgewidth=1.6,
+                    ),
+                    entry.place,
+                ) if chosen else None
+            panel.add(entry.name, entry.place, [float(value) for value in xs], ys)
+            ends.append((xs[-1], ys[-1], entry))
+        canvas.label_ends(axes, ends)
+        canvas.text(
+            x + left + (cell - left - names) / 2, y + height + 38, sweep.axis_label, colour=QUIET, align="center"
+        )
+        panels.append(panel)
+    text = _reading(sweep)
+    if any(answers.values()):
+        said = [
+            f"{sweep.key[name].name}: {short(sweep.at(point))}" for name, point in answers.items() if point is not None
+        ]
+        text += f" Ring: the {_sense(sweep)} {sweep.axis_label} that meets all limits ({'; '.join(said)})."
+    title = f"What {sweep.axis_label} meets the limits?" if sweep.limits else f"What does {sweep.axis_label} change?"
+    return Chart(canvas.figure, title, text, panels, is_wide=across > 1)
+
+
+def _reading(sweep: Swept) -> str:
+    if sweep.limits:
+        return "Filled: all limits are met; hollow: one is missed, or the queue grew."
+    return "Hollow: the queue grew."
+
+
+def _dots(axes: Axes, entry: Entry, spots: Sequence[tuple[float, float, Point]], has_limits: bool) -> None:
+    """Draw points: filled where all is well."""
+    for is_good in (True, False):
+        some = [(x, y) for x, y, point in spots if _is_good(point, has_limits=has_limits) is is_good]
+        if some:
+            face = entry.colour if is_good else "none"
+            dots = axes.plot(
+                *zip(*some, strict=True), entry.marker, color=entry.colour, markerfacecolor=face, markersize=5.5
+            )
+            mark(dots, entry.place)
+
+
+def _is_good(point: Point, *, has_limits: bool) -> bool:
+    return point.state == "met" if has_limits else point.is_stable
+
+
+def _limited(sweep: Swept) -> list[tuple[str, Number, float | None]]:
+    """Return what is limited, or else the usual figures: a title, its value (s) and its limit (s)."""
+    found: list[tuple[str, Number, float | None]] = []
+    for text in sweep.limits:
+        limit = parse(text)
+        if limit.statistic is not None:
+            found.append((f"{LABELS[METRICS[limit.metric]]} {limit.statistic}", _outcome(text), limit.value))
+    usual: tuple[tuple[str, Number], ...] = (
+        ("TTFT p90", lambda point: point.ttft_sched.p90),
+        ("TPOT mean", lambda point: point.tpot.mean),
+        ("E2E mean", lambda point: point.e2e_sched.mean),
+    )
+    titles = [title for title, _, _ in found]
+    return (
+        found
+        + [(title, of, None) for title, of in usual if title.split()[0] not in " ".join(titles)][
+            : max(3 - len(found), 0)
+        ]
+    )
+
+
+def _outcome(limit: str) -> Number:
+    return lambda point: next((one.value for one in point.outcomes if one.limit == limit), None)
+
+
+def _sense(sweep: Swept) -> str:
+    return "highest" if sweep.axis in LOADS else "lowest"
+
+
+def _answer(sweep: Swept, name: str) -> Point | None:
+    """Return the point of a line that answers the question: the most load, or the fewest workers, within all limits."""
+    if not sweep.limits or sweep.axis is None:
+        return None
+    good = [point for point in sweep.lines[name] if point.state == "met"]
+    if not good or len(good) == len(sweep.lines[name]):
+        return None
+    return good[-1] if _sense(sweep) == "highest" else good[0]
+
+
+def _varies(points: Sequence[Point], of: Number) -> bool:
+    return len({value for point in points if (value := of(point)) is not None}) > 1
+
+
+def _along(sweep: Swept, axes: Axes) -> None:
+    """Scale the axis of the sweep: by powers where it spans much, with a tick at each value where they are few."""
+    values = sorted({sweep.at(point) for point in sweep.points})
+    low, high = values[0], values[-1]
+    if low > 0 and high / low >= 20:
+        drawing.logarithm(axes, "x", values)
+    elif len(values) <= 8 and all(value.is_integer() for value in values):
+        pad = 0.06 * (high - low)
+        drawing.fixed(axes, "x", low - pad, high + pad, {value: drawing.plain(value) for value in _apart(values, axes)})
+    else:
+        pad = 0.06 * (high - low)
+        drawing.numbers(axes, "x", low - pad, high + pad)
+
+
+def _apart(values: Sequence[float], axes: Axes) -> list[float]:
+    """Return values whose labels do not meet."""
+    box = axes.get_position()
+    width = box.width * float(axes.figure.get_size_inches()[0]) * 72
+    span = (values[-1] - values[0]) or 1.0
+    kept: list[float] = []
+    for value in values:
+        if not kept or (value - kept[-1]) / span * width > drawing.text_width(drawing.plain(value)) + 12:
+            kept.append(value)
+    return kept
+
+
+def by_row(sweep: Swept) -> Chart | None:
+    """What is limited, a row per point, where no number is varied."""
+    points = sweep.points
+    if sweep.axis is not None or len(points) < 2:
+        return None
+    shown = [(title, of, limit) for title, of, limit in _limited(sweep) if _varies(points, of)][:3]
+    if not shown:
+        return None
+    key = key_of([point.name for point in points])
+    left = drawing.widest(entry.name for entry in key.values()) + 14
+    canvas = Canvas(26 * len(points) + 62, is_wide=True)
+    gap = 40
+    width = (WIDE - left - 24 - gap * (len(shown) - 1)) / len(shown)
+    panels = []
+    for place, (title, of, limit) in enumerate(shown):
+        axes = canvas.axes(left + place * (width + gap), 24, width, 26 * len(points) + 8, heading=title)
+        drawing.categories(axes, "y", [""] * len(points))
+        panel = Panel(axes, "ms")
+        values = [value * 1000 for point in points if (value := of(point))]
+        drawing.times(axes, "x", values + ([limit * 1000] if limit else []))
+        if limit:
+            drawing.limit_line(axes, limit * 1000, is_upright=True)
+        for row, point in enumerate(points):
+            entry = key[point.name]
+            if value := of(point):
+                _dots(axes, entry, [(value * 1000, row, point)], bool(sweep.limits))
+                panel.add(f"{entry.name}: {milliseconds(value)} ms", entry.place, [value * 1000], [row])
+            if not place:
+                _, y = canvas.place(axes, axes.get_xlim()[0], row)
+                canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
+        panels.append(panel)
+    limits = f" Dashed: limits ({', '.join(sweep.limits)})." if sweep.limits else ""
+    title = "Which meet the limits?" if sweep.limits else "How long do requests take?"
+    return Chart(canvas.figure, title, _reading(sweep) + limits, panels, is_wide=True)
+
+
+def pareto(sweep: Swept) -> Chart | None:
+    """Tokens/s of a GPU against tokens/s of a user: what one costs of the other."""
+    return _scatter(
+        sweep,
+        "What does speed for each user cost?",
+        ("tokens/s of a user (1 / mean TPOT)", interactivity, "tokens/s"),
+        ("output tokens/s of a GPU", per_gpu, "tokens/s"),
+        "Up and right is better. Grey: the best of all, where more of one means less of the other.",
+    )
+
+
+def throughput(sweep: Swept) -> Chart | None:
+    """Output tokens/s of all GPUs along the axis."""
+    if sweep.axis is None:
+        return None
+    return _scatter(
+        sweep,
+        f"What comes out at which {sweep.axis_label}?",
+        (sweep.axis_label, sweep.at, sweep.axis_label),
+        ("output tokens/s", lambda point: point.throughput.output_tokens_per_s, "tokens/s"),
+        "",
+        is_along=True,
+    )
+
+
+def interactivity(point: Point) -> float | None:
+    """Return the tokens/s that a user sees."""
+    return 1 / point.tpot.mean if point.tpot.mean else None
+
+
+def per_gpu(point: Point) -> float | None:
+    """Return the output tokens/s of a GPU; of a worker, where none has a GPU."""
+    rate = point.throughput.output_tokens_per_s
+    return None if rate is None else rate / (point.gpus or point.workers)
+
+
+Side = tuple[str, Number, str]
+
+
+def _scatter(sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along: bool = False) -> Chart | None:
+    """Draw one figure against another, a line per line of the sweep."""
+    known = [
+        (name, [(a, b, point) for point in line if (a := x[1](point)) is not None and (b := y[1](point)) is not None])
+        for name, line in sweep.lines.items()
+    ]
+    known = [(name, spots) for name, spots in known if spots]
+    every = [spot for _, spots in known for spot in spots]
+    if len({(a, b) for a, b, _ in every}) < 2 or any(
+        len({round(value, 9) for value in side}) < 2 for side in ([a for a, _, _ in every], [b for _, b, _ in every])
+    ):
+        return None
+    names, left = drawing.widest(sweep.key[name].name for name, _ in known) + 18, 58
+    height = max(240, LINE * len(known))
+    canvas = Canvas(height + 72)
+    axes = canvas.axes(left, 24, HALF - left - names, height, heading=y[0])
+    panel = Panel(axes, x[2], y[2])
+    if is_along:
+        _along(sweep, axes)
+    else:
+        drawing.numbers(axes, "x", 0, max(spot[0] for spot in every) * 1.05)
+    drawing.numbers(axes, "y", 0, max(spot[1] for spot in every) * 1.08)
+    if not is_along:
+        best = _frontier([(a, b) for a, b, _ in every])
+        axes.plot(*zip(*best, strict=True), color=drawing.REST, linewidth=7, solid_joinstyle="round", zorder=1)
+    ends = []
+    for name, spots in known:
+        entry = sweep.key[name]
+        if sweep.axis is not None:
+            drawing.line(axes, entry, [spot[0] for spot in spots], [spot[1] for spot in spots], linewidth=1.2)
+        _dots(axes, entry, spots, bool(sweep.limits))
+        panel.add(entry.name, entry.place, [float(spot[0]) for spot in spots], [spot[1] for spot in spots])
+        ends.append((*max(spots, key=lambda spot: spot[0])[:2], entry))
+    canvas.label_ends(axes, ends)
+    canvas.text(left + (HALF - left - names) / 2, 24 + height + 38, x[0], colour=QUIET, align="center")
+    return Chart(canvas.figure, title, f"{_reading(sweep)} {text}".strip(), [panel])
+
+
+def _frontier(spots: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the spots that no other beats in both, from the left."""
+    best: list[tuple[float, float]] = []
+    for x, y in sorted(spots, reverse=True):
+        if not best or y > best[-1][1]:
+            best.append((x, y))
+    return best[::-1]
