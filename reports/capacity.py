@@ -106,7 +106,7 @@ def write(folder: Path, answer: Answer) -> None:
         "plan.html.jinja",
         [],
         title=answer.title,
-        subtitle=answer.subtitle,
+        subtitle=f"{answer.simulated} simulations, {answer.wall_s:.0f} s",
         head=answer.head,
         alerts=[],
         verdict=answer.verdict,
@@ -185,7 +185,7 @@ def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
 
 
 def _binding(outcome: Outcome) -> str:
-    name = outcome.limit.partition(" ")[0]
+    name = outcome.limit.partition(" <=")[0]
     return (
         name
         if outcome.margin is None

@@ -1,15 +1,17 @@
 """A table whose lines have labels: for a terminal of any width, for Markdown, and for a page."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells
 from rich.table import Table
+from rich.text import Text
 
 from foundation.text import printable
 from reports.foreign import markdown_cell
+from reports.key import Key
 
 FRAME = 3
 """What a column takes beside its text: a line, and a blank on each side of it."""
@@ -45,15 +47,24 @@ class Grid:
     corner: str = ""
     """What labels are."""
 
-    def tables(self, width: int) -> Iterator[Table]:
+    def tables(self, width: int, key: Key | None = None) -> Iterator[Table]:
         """Return it for a terminal: as many columns side by side as fit, the others in further tables.
+
+        Arms have the names and colours of a key, if one is given.
 
         Where not all fit, rows and columns change places if that is shorter. What is too long is folded, never cut, so that
         names which begin alike are told apart.
         """
+        if key:
+            self = replace(
+                self,
+                columns=[_short(name, key) for name in self.columns],
+                rows=[(_short(label, key), cells) for label, cells in self.rows],
+            )
         if self._num_tables(width) > 1:
             self = min(self, self.turned(), key=lambda grid: grid._num_tables(width) * (HEAD + len(grid.rows)))
-        yield from tables(self.title, [self._labels()], self._columns(), width)
+        colours = {entry.name: entry.dark for entry in (key or {}).values()}
+        yield from tables(self.title, [self._labels()], self._columns(), width, colours)
 
     def markdown(self) -> list[str]:
         """Return its lines in Markdown, without title and note."""
@@ -76,8 +87,23 @@ class Grid:
         return [Column(head, [cells[place] for _, cells in self.rows]) for place, head in enumerate(self.columns)]
 
 
-def tables(title: str, labels: list[Column], columns: list[Column], width: int) -> Iterator[Table]:
-    """Yield tables no wider than this that show all columns, in their order, each beside all labels."""
+def _short(text: str, key: Key) -> str:
+    return key[text].name if text in key else text
+
+
+def tables(
+    title: str, labels: list[Column], columns: list[Column], width: int, colours: Mapping[str, str] | None = None
+) -> Iterator[Table]:
+    """Yield tables no wider than this that show all columns, in their order, each beside all labels.
+
+    Args:
+        title: stands above the first.
+        labels: the columns that each of them has.
+        columns: those of which each has some.
+        width: cells that there are.
+        colours: of heads and labels that have one.
+    """
+    tints = colours or {}
     label_widths, groups = _laid_out(labels, columns, width)
     for number, (places, widths) in enumerate(groups):
         table = Table(title=None if number else title, title_justify="left", caption_justify="left", pad_edge=False)
@@ -91,9 +117,15 @@ def tables(title: str, labels: list[Column], columns: list[Column], width: int) 
                 justify="left" if place < len(labels) else "right",
                 width=its_width,
                 overflow="fold",
+                header_style=f"bold {tints[column.head]}" if column.head in tints else "",
             )
         for cells in zip(*(column.cells for column, _ in shown), strict=True):
-            table.add_row(*(folded(cell, its_width) for cell, (_, its_width) in zip(cells, shown, strict=True)))
+            table.add_row(
+                *(
+                    Text(folded(cell, its_width), tints.get(cell, ""))
+                    for cell, (_, its_width) in zip(cells, shown, strict=True)
+                )
+            )
         yield table
 
 

@@ -1,5 +1,6 @@
 """The page: one HTML file with everything in it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from reports.foreign import script_json
 
 WORDS = ("better", "worse", "equal", "inconclusive", "unstable", "met", "missed", "unknown", "impossible", "n/a")
 """With which a cell may begin that is more than a number."""
+_INTERVAL = re.compile(r"\[[^\]]*\]( [~=])?")
 NOTHING = ("-", "n/a")
 
 
@@ -33,10 +35,13 @@ def render(template: str, charts: list[Drawn], *, arms: Sequence[str] = (), **va
         lstrip_blocks=True,
     )
     environment.filters["word"] = word
-    environment.globals["key"] = key.key_of(arms) if len(arms) > 1 else {}
+    environment.filters["intact"] = intact
+    shown = key.key_of(arms) if len(arms) > 1 else {}
+    environment.globals["key"] = shown
     data = script_json({chart.name: chart.data for chart in charts})
     return environment.get_template(template).render(
         charts=charts,
+        shortened=[entry for entry in shown.values() if entry.name != entry.arm],
         style=key.css() + (here / "report.css").read_text(),
         script=(here / "report.js").read_text(),
         data=data,
@@ -50,6 +55,11 @@ def word(cell: str) -> str:
         return "none"
     first = cell.partition(" ")[0].rstrip(",:")
     return first if first in WORDS else ""
+
+
+def intact(cell: str) -> str:
+    """Keep an interval on one line, with the sign that says how to take it."""
+    return _INTERVAL.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), cell)
 
 
 def head(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from reports.drawing import STYLE, Drawn
 from reports.folder import ReportError
 from reports.grid import Grid
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
+from reports.outcomes import binding
 from reports.points import AnyPoint, Found, Point, Sweep
 from reports.sweep_charts import Swept
 
@@ -69,7 +70,7 @@ def _write(
         subtitle=manifest["subtitle"],
         head=page.head(manifest),
         alerts=[],
-        verdict=summary.verdict,
+        verdict=" ".join(filter(None, [_answer(rows, summary.limits), summary.verdict])),
         points=shown[0],
         more=shown[1:],
         row_arms=[_line_of(row, sweep) for row in rows],
@@ -84,6 +85,25 @@ def _write(
     replace_text(out / "report.html", text)
     replace_text(out / "table.csv", sweep_table.as_csv(rows))
     return summary
+
+
+def _answer(rows: list[AnyPoint] | list[Found], limits: list[str]) -> str:
+    """Say which combination meets the limits with the fewest GPUs, or comes nearest; searches say what they found."""
+    tried = [row for row in rows if isinstance(row, Point)]
+    if not limits or not tried:
+        return ""
+    met = [point for point in tried if point.state == "met"]
+    if met:
+        fewest = min(met, key=lambda point: point.gpus)
+        return f"{len(met)} of {len(rows)} combinations meet every limit; with the fewest GPUs ({fewest.gpus}): {fewest.name}."
+    nearest = max(tried, key=_margin)
+    missed = binding(nearest.outcomes)
+    return f"No combination is known to meet every limit; {nearest.name} comes nearest: {missed.limit if missed else ''} {missed}."
+
+
+def _margin(point: Point) -> float:
+    nearest = binding(point.outcomes)
+    return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
 
 
 ACROSS = 9
@@ -111,9 +131,7 @@ def _line_of(row: AnyPoint | Found, sweep: Swept) -> str:
     """Return the line of the charts, and so the arm of the key, to which a line of the table belongs."""
     if isinstance(row, Found):
         return row.arm
-    return next(
-        (name for name, line in sweep.lines.items() if any(point.changes == row.changes for point in line)), ""
-    )
+    return next((name for name, line in sweep.lines.items() if any(point.changes == row.changes for point in line)), "")
 
 
 def is_sweep(folder: Path) -> bool:

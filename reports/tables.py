@@ -12,7 +12,7 @@ from reports.foreign import markdown_cell
 from reports.grid import Grid
 from reports.like import table as like
 from reports.metrics import LABELS
-from reports.outcomes import Outcome, binding, percent, state_of, told
+from reports.outcomes import Outcome, binding, percent, told
 from reports.pools import Use
 from reports.records import Record
 from reports.slo import parse
@@ -221,8 +221,16 @@ def _step_times(manifest: dict[str, Any]) -> str:
 
 
 def heading(manifest: dict[str, Any]) -> list[str]:
-    """Say what was run: the workload, the deployment, the step times."""
-    return [f"{manifest['title']}: {manifest['subtitle']}.", _step_times(manifest).strip()]
+    """Say what was run: the workload, the deployment, the step times and how far off they may be."""
+    said = manifest.get("head") or {}
+    layout = "; ".join(f"{name}: {said[name]}" for name in ("Layout", "Chunk") if name in said)
+    error = f"Model error: {said['Model error']}." if "Model error" in said else ""
+    return [
+        f"{manifest['title']}: {manifest['subtitle']}.",
+        f"{layout}." * bool(layout),
+        _step_times(manifest).strip(),
+        error,
+    ]
 
 
 def alerts(summary: Summary) -> list[str]:
@@ -238,23 +246,28 @@ def alerts(summary: Summary) -> list[str]:
 
 
 def answer(summary: Summary) -> str:
-    """Say which arms meet the limits, and which are nearest to doing so; nothing without limits."""
-    states = {arm: state_of(figures.outcomes) for arm, figures in summary.arms.items() if figures.outcomes}
-    said = {"met": "Meets every limit", "unknown": "Not known whether it meets the limits", "missed": "Misses a limit"}
-    parts = []
-    for state, words in said.items():
-        arms = [arm for arm, its in states.items() if its == state]
-        if arms:
-            nearest = [binding(summary.arms[arm].outcomes or ()) for arm in arms]
-            parts.append(
-                f"{words}: "
-                + ", ".join(
-                    f"{arm} ({one.limit} {_margin(one)})" if one else arm
-                    for arm, one in zip(arms, nearest, strict=True)
-                )
-                + "."
-            )
-    return " ".join(parts)
+    """Say which arms meet the limits, or which is nearest to doing so; nothing without limits of a run."""
+    nearest = {arm: one for arm, figures in summary.arms.items() if (one := binding(figures.outcomes or ()))}
+    if not nearest:
+        return ""
+    met, unknown = ([arm for arm, one in nearest.items() if one.state == state] for state in ("met", "unknown"))
+    if met:
+        missed = [f"{arm} ({one.limit} {_margin(one)})" for arm, one in nearest.items() if one.state == "missed"]
+        text = f"{_listed(met)} meet{'s' * (len(met) == 1)} every limit"
+        text += f"; {_listed(missed)} do{'es' * (len(missed) == 1)} not" * bool(missed)
+    else:
+        best = max(nearest, key=lambda arm: (nearest[arm].state == "unknown", nearest[arm].margin or -math.inf))
+        text = f"{nearest[best].limit} {_margin(nearest[best])}"
+        text = (
+            f"No arm is known to meet every limit; {best} comes nearest: {text}"
+            if len(nearest) > 1
+            else f"{best}: {text}"
+        )
+    return f"{text}{f'; of {_listed(unknown)} it is not known' if met and unknown else ''}."
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
 def _margin(outcome: Outcome) -> str:
