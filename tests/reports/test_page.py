@@ -108,8 +108,9 @@ def page_of(tmp_path_factory):
 
     def path_of(name):
         if name not in made:
-            made[name] = tmp_path_factory.mktemp("page") / name
-            PAGES[name](made[name])
+            out = tmp_path_factory.mktemp("page") / name
+            PAGES[name](out)
+            made[name] = out
         return made[name] / "report.html"
 
     return path_of
