@@ -25,7 +25,7 @@ from foundation.text import one_line, printable
 from reports import charts, page, tables
 from reports.fidelity import Fidelity
 from reports.metrics import LABELS
-from reports.pools import LinkUse, PoolUse
+from reports.pools import KvOverTime, LinkUse, PoolUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
 from reports.summary import SMALLEST, Summary, summarize
@@ -146,6 +146,7 @@ class RunFacts(msgspec.Struct):
     is_live: bool
     pools: tuple[PoolUse, ...] = ()
     links: tuple[LinkUse, ...] = ()
+    kv: tuple[KvOverTime, ...] = ()
 
 
 class Sent(msgspec.Struct):
@@ -346,6 +347,7 @@ def run_facts(run: Record) -> Manifest:
         "is_live": run.is_live,
         "pools": msgspec.to_builtins(run.pools),
         "links": msgspec.to_builtins(run.links),
+        "kv": msgspec.to_builtins(run.kv),
     }
 
 

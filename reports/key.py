@@ -98,6 +98,8 @@ def _short(arms: Sequence[str]) -> list[str]:
             found = tried
             if max(map(cell_len, found), default=0) <= WIDEST:
                 break
+    if endings.count(NOISE_FLOOR) == 1 and max(map(cell_len, found)) > WIDEST:
+        found = [NOISE_FLOOR.strip(" ()") if ending else name for name, ending in zip(found, endings, strict=True)]
     return _cut(found)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 
 from reports import key
-from reports.drawing import Drawn
+from reports.charts.drawing import Drawn
 from reports.foreign import script_json
 
 WORDS = ("better", "worse", "equal", "inconclusive", "unstable", "met", "missed", "unknown", "impossible", "n/a")

@@ -48,6 +48,14 @@ class LinkUse(msgspec.Struct, frozen=True):
     ingress: Use
 
 
+class KvOverTime(msgspec.Struct, frozen=True):
+    """The mean share of a pool's KV blocks that were in use, in each of the windows from the start of a run."""
+
+    pool: str
+    window_s: Annotated[float, Meta(gt=0, le=FINITE)]
+    shares: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(max_length=1024)]
+
+
 Row = TypeVar("Row", PoolUse, LinkUse)
 
 

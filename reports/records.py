@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from reports.pools import LinkUse, PoolUse
+from reports.pools import KvOverTime, LinkUse, PoolUse
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -252,6 +252,8 @@ class Record:
     """How busy workers were, where that is known."""
     links: tuple[LinkUse, ...] = ()
     """How busy the links between them were, where KV is transferred."""
+    kv: tuple[KvOverTime, ...] = ()
+    """How full the KV of each pool was over time, where that is known."""
 
     @property
     def measured(self) -> "Record":

@@ -10,14 +10,16 @@ import msgspec
 
 from foundation.files import replace_text
 from foundation.text import one_line
-from reports import drawing, page, sweep_charts, sweep_table
-from reports.drawing import STYLE, Drawn
+from reports import page, sweep_table
+from reports.charts import drawing
+from reports.charts import sweep as charts
+from reports.charts.drawing import STYLE, Drawn
+from reports.charts.sweep import Swept
 from reports.folder import ReportError
 from reports.grid import Grid
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
 from reports.outcomes import binding
 from reports.points import AnyPoint, Found, Point, Sweep
-from reports.sweep_charts import Swept
 
 Manifest = dict[str, Any]
 
@@ -53,14 +55,14 @@ def _write(
     is_complete: bool,
 ) -> Sweep:
     summary = sweep_table.lay_out(rows, manifest, is_complete=is_complete)
-    sweep = sweep_charts.swept(
+    sweep = charts.swept(
         [point for point in points if isinstance(point, Point)],
         manifest["limits"],
         manifest["experiment"]["router_mode"],
     )
     with mpl.rc_context(rc=STYLE):
         found = [row for row in rows if isinstance(row, Found)]
-        drawn: list[Drawn] = drawing.draw(sweep_charts.charts(sweep, found), out / "charts")
+        drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found), out / "charts")
     shown = list(_tables(summary))
     text = page.render(
         "sweep.html.jinja",

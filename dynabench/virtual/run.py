@@ -16,7 +16,7 @@ from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.rollout import best_by_rollout
-from dynabench.virtual.use import link_use, pool_use
+from dynabench.virtual.use import kv_use, link_use, pool_use, watch_kv
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.model import chunk
@@ -56,6 +56,7 @@ def run(
         StalledError: the simulation ended with unfinished requests (a defect).
     """
     cluster = cluster_of(plan, workload, on_progress=_progress(on_progress, is_interrupted))
+    kv_uses = watch_kv(plan.deployment, cluster)
     started, is_complete = time.perf_counter(), True
     try:
         cluster.run()
@@ -85,6 +86,7 @@ def run(
         facts=facts,
         pools=pool_use(plan.deployment, cluster),
         links=link_use(plan.deployment, cluster),
+        kv=kv_use(kv_uses, cluster),
     )
 
 

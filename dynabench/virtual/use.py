@@ -11,7 +11,8 @@ import numpy as np
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
-from reports.pools import LinkUse, PoolUse, Use
+from dynabench.virtual.kv_use import KvUse
+from reports.pools import KvOverTime, LinkUse, PoolUse, Use
 
 
 def pool_use(deployment: Deployment, cluster: Cluster) -> tuple[PoolUse, ...]:
@@ -22,6 +23,21 @@ def pool_use(deployment: Deployment, cluster: Cluster) -> tuple[PoolUse, ...]:
         PoolUse(pool.name, pool.role, len(places), pool.num_gpus, Use.of([shares[place] for place in places]))
         for pool, places in _places(deployment)
     )
+
+
+def watch_kv(deployment: Deployment, cluster: Cluster) -> dict[str, KvUse]:
+    """Let the workers of each pool note their KV in use, from now on; return where, by the pool's name."""
+    uses = {}
+    for pool, places in _places(deployment):
+        uses[pool.name] = KvUse(len(places))
+        for place in places:
+            cluster.workers[place].kv_use = uses[pool.name]
+    return uses
+
+
+def kv_use(uses: dict[str, KvUse], cluster: Cluster) -> tuple[KvOverTime, ...]:
+    """Return the share of its KV blocks that each pool had in use over time."""
+    return tuple(KvOverTime(name, *use.shares(cluster.clock.now)) for name, use in uses.items())
 
 
 def link_use(deployment: Deployment, cluster: Cluster) -> tuple[LinkUse, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
+from dynabench.virtual.kv_use import KvUse
 from mocker import Engine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
 from mocker.sequence import OVER
@@ -37,8 +38,11 @@ class Worker:
         """Is told for which sequences KV is to be loaded."""
         self.caught_up_s = -1.0
         """When the router last took in this worker's leap."""
+        self.kv_use: KvUse | None = None
+        """Where the share of the KV blocks in use is noted."""
         self.lockstep: Lockstep | None = None
         """The ranks it takes its steps with."""
+        self._kv_since = (0.0, 0.0)  # when its share of the KV blocks in use was last noted, and the share
         self._clock = clock
         self._on_step = on_step
         self._on_second_token = on_second_token
@@ -91,6 +95,10 @@ class Worker:
     def schedule(self, now: float, max_iterations: int) -> Step | None:
         """Begin a step, if there is anything to do, and say what is to be loaded for the next ones."""
         step = self.engine.schedule(now, max_iterations=max_iterations)
+        if self.kv_use is not None:
+            since, share = self._kv_since
+            self._kv_since = now, self.kv_usage
+            self.kv_use.add(since, now, (share + self._kv_since[1]) / 2)  # a step of many iterations fills steadily
         if self.on_loads is not None and (loads := self.engine.take_loads()):
             self.on_loads(loads)
         if step is not None and self._has_first_token:

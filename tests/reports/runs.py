@@ -5,7 +5,7 @@ import numpy as np
 from reports.pools import LinkUse, PoolUse, Use
 from reports.records import Record, Requests
 
-GAPS = ("gaps", "num_workers", "repeat", "is_complete", "notes", "facts", "is_live", "pools", "links")
+GAPS = ("gaps", "num_workers", "repeat", "is_complete", "notes", "facts", "is_live", "pools", "links", "kv")
 
 
 def run(arm="a", ttft=(1.0, 2.0), **changes):

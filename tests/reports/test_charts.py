@@ -1,52 +1,82 @@
 """The charts: what each shows of a run, and that it is left out where it says nothing."""
 
-import matplotlib.pyplot as plt
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 
-from reports import charts
-from reports.drawing import COLOURS, STYLE
+from reports import charts, slo
+from reports.charts import over_time
+from reports.charts.comparison import Comparison
+from reports.charts.drawing import STYLE, duration, spread
+from reports.charts.rows import PART_COLOURS
+from reports.key import PALETTE, key_of
+from reports.pools import KvOverTime
 from reports.summary import summarize
 from tests.reports.runs import apart, run
 
 
 @pytest.fixture(autouse=True)
 def style():
-    with plt.rc_context(rc=STYLE):
+    with mpl.rc_context(rc=STYLE):
         yield
-    plt.close("all")
 
 
-def drawn(name, *runs):
-    chart = charts.CHARTS[name]({one.arm: one for one in runs}, summarize(list(runs)))
-    return None if chart is None else chart.panels
+def chart(name, *runs, limits=()):
+    summary = summarize(list(runs), [slo.parse(limit) for limit in limits])
+    return charts.CHARTS[name](Comparison({one.arm: one for one in runs}, summary, key_of([one.arm for one in runs])))
+
+
+def drawn(name, *runs, limits=()):
+    found = chart(name, *runs, limits=limits)
+    return None if found is None else found.panels
 
 
 def series(panel):
     return {one.label: one for one in panel.series}
 
 
-def test_a_distribution_goes_from_the_least_to_the_most():
-    (panel,) = drawn("ttft_distribution", run("a", ttft=[1.0, 2.0, 3.0]))
-    assert series(panel)["a"].x == pytest.approx([1000.0, 2000.0, 3000.0])
-    assert series(panel)["a"].y == pytest.approx([0.0, 0.5, 1.0])
+def test_a_tail_goes_from_the_fastest_to_the_slowest():
+    (panel,) = drawn("ttft_tail", run("a", ttft=[1.0, 2.0, 3.0]))
+    line = series(panel)["a"]
+    assert (line.x[0], line.y[0]) == pytest.approx((100.0, 1000.0))
+    assert line.x[-1] == pytest.approx(100 / 3, rel=1e-3)
+    assert line.y[-1] == pytest.approx(2333, rel=1e-3)
 
 
-def test_bars_are_the_summarys_figures():
+def test_a_tail_ends_where_the_sample_does():
+    (panel,) = drawn("ttft_tail", run("a", ttft=[1 + n / 1000 for n in range(1000)]))
+    assert series(panel)["a"].x[-1] == pytest.approx(0.1)
+    labels = [text.get_text() for text in panel.axes.get_xticklabels()]
+    assert labels == ["p50", "p90", "p99", "p99.9"]
+
+
+def test_a_limit_is_drawn_into_the_tail():
+    found = chart("ttft_tail", run("a", ttft=[1.0, 2.0] * 200), limits=["ttft.p99 <= 3s"])
+    assert "ttft.p99 <= 3000 ms" in [text.get_text() for text in found.figure.texts]
+    low, high = found.panels[0].axes.get_ylim()
+    assert low < 3000 < high
+
+
+def test_what_is_the_same_for_all_has_no_tail():
+    assert drawn("ttft_tail", run("a", ttft=[1.0] * 10)) is None
+    assert drawn("itl_tail", run("a")) is None
+
+
+def test_percentiles_are_the_summarys_figures():
     first = drawn("percentiles", run("a", ttft=[1.0, 2.0]))[0]
-    assert series(first)["a"].y == [1500.0, 1500.0, None, None]
+    assert list(series(first)) == ["a mean: 1,500 ms", "a p50: 1,500 ms"]
 
 
-def test_a_percentile_that_the_sample_cannot_carry_has_no_bar():
+def test_a_percentile_that_the_sample_cannot_carry_is_not_at_zero():
     first = drawn("percentiles", run("a", ttft=[1.0, 2.0]))[0]
-    assert [np.isnan(bar.get_height()) for bar in first.axes.patches] == [False, False, True, True]
+    assert first.axes.get_xlim()[0] > 0
+    assert not any("p99" in label for label in series(first))
 
 
-def test_an_arm_without_a_figure_is_drawn_without_bars(tmp_path):
-    failed = run("a", error=["no", "no"])
-    charts.draw({"a": failed}, summarize([failed]), tmp_path / "charts")
-    assert (tmp_path / "charts" / "percentiles.svg").exists()
+def test_an_arm_without_a_figure_says_so():
+    first = drawn("percentiles", run("a", ttft=[1.0, 2.0]), run("b", error=["no", "no"]))[0]
+    assert "n/a" in [text.get_text() for text in first.axes.texts]
 
 
 def test_one_arm_has_no_differences():
@@ -59,10 +89,15 @@ def test_a_difference_is_shown_in_percent_with_its_interval():
     assert label == "b mean: -50.0% [-50.0, -50.0], better"
 
 
-def test_failures_have_a_row_of_the_timeline_only_where_there_are_any():
-    assert len(drawn("timeline", run())) == 2
-    failures = drawn("timeline", run(ttft=[1.0] * 4, error=["no", "", "", ""]))[2]
-    assert sum(series(failures)["a"].y) == 1
+def test_failures_are_drawn_only_where_there_are_any():
+    assert drawn("failures", run()) is None
+    (panel,) = drawn("failures", run(ttft=[1.0] * 4, error=["no", "", "", ""]))
+    assert sum(series(panel)["a"].y) == 1
+
+
+def test_arrivals_that_all_arms_saw_are_drawn_once():
+    (panel,) = drawn("arrivals", run("a", ttft=[1.0] * 200), run("b", ttft=[1.0] * 200))
+    assert list(series(panel)) == ["arrivals"]
 
 
 def test_hits_that_nobody_knows_are_not_drawn():
@@ -71,21 +106,39 @@ def test_hits_that_nobody_knows_are_not_drawn():
     assert series(panel)["a"].y[0] == 75.0
 
 
+def test_hits_of_nothing_are_not_drawn():
+    assert drawn("hit_waterfall", run(endless_tokens=[0, 0], cached_tokens=[0, 0])) is None
+
+
 def test_the_work_of_unknown_workers_is_not_drawn():
-    assert drawn("worker_heat", run(worker=[None, None])) is None
-    (panel,) = drawn("worker_heat", run(ttft=[1.0] * 4, worker=[0, 0, 1, None]))
+    assert drawn("worker_work", run(worker=[None, None])) is None
+    (panel,) = drawn("worker_work", run(ttft=[1.0] * 4, worker=[0, 0, 1, None]))
     assert list(series(panel)) == ["worker 0", "worker 1"]
 
 
+def test_one_worker_has_no_map():
+    assert drawn("worker_work", run(worker=[0, 0], num_workers=1)) is None
+
+
 def test_hits_over_time_count_only_what_an_engine_reported():
-    (panel,) = drawn("hits_over_time", run(ttft=[1.0] * 3, worker=[0, 0, 0], cached_tokens=[50, None, 100]))
-    shown = [value for value in series(panel)["worker 0"].y if value is not None and not np.isnan(value)]
-    assert shown == [0.5, 1.0]
+    (panel,) = drawn("worker_hits", run(ttft=[1.0] * 3, worker=[0, 0, 0], cached_tokens=[50, None, 100]))
+    assert [value for value in series(panel)["worker 0"].y if value is not None] == [50, 100]
+
+
+def test_many_workers_share_rows_and_none_is_left_out():
+    many = run(ttft=[1.0] * 300, worker=np.arange(300), num_workers=300)
+    found = chart("worker_work", many)
+    assert "mean of 5 workers" in found.description
+    (image,) = found.panels[0].axes.get_images()
+    assert image.get_array().shape == (60, 60)
+    edges = over_time.windows([many], 60)
+    work = (over_time.work(many, edges) * np.diff(edges)).sum()
+    assert float((image.get_array() * np.diff(edges)).sum() * 5) == pytest.approx(work)
 
 
 def bars(panel):
     """Return (begin, width, row) of each bar."""
-    return [(bar.get_x(), bar.get_width(), round(bar.get_y() + 0.3)) for bar in panel.axes.patches]
+    return [(bar.get_x(), bar.get_width(), round(bar.get_y() + 0.31)) for bar in panel.axes.patches]
 
 
 def test_the_parts_of_ttft_are_stacked_in_a_bar_per_arm():
@@ -95,15 +148,17 @@ def test_the_parts_of_ttft_are_stacked_in_a_bar_per_arm():
 
 
 def test_the_parts_of_ttft_have_one_key_and_no_arm_has_their_colours():
-    (panel,) = drawn("ttft_split", apart("a"), apart("b"))
-    shown = [text.get_text() for text in panel.axes.get_legend().get_texts()]
-    assert shown == ["queue", "prefill", "decode queue", "transfer", "first step"]
-    assert not set(charts.PART_COLOURS.values()) & set(COLOURS)
+    found = chart("ttft_split", apart("a"), apart("b"))
+    texts = [text.get_text() for text in found.figure.texts]
+    assert [text for text in texts if text in {"queue", "prefill", "decode queue", "transfer", "first step"}] == [
+        "first step", "transfer", "decode queue", "prefill", "queue",
+    ]  # fmt: skip
+    assert not set(PART_COLOURS.values()) & {colour for pair in PALETTE for colour in pair}
 
 
 def test_blocks_that_were_waited_for_first_are_drawn_first():
     (panel,) = drawn("ttft_split", apart(decode_queued_s=[0.0, 10.0], decode_blocks_s=[0.75, 10.75]))
-    assert panel.axes.patches[0].get_facecolor() == to_rgba(charts.PART_COLOURS["decode_queue"])
+    assert panel.axes.patches[0].get_facecolor() == to_rgba(PART_COLOURS["decode_queue"])
 
 
 def test_the_ttft_of_a_server_is_not_divided():
@@ -112,25 +167,63 @@ def test_the_ttft_of_a_server_is_not_divided():
 
 def test_prompts_count_where_they_were_computed():
     made = apart(isl=[100, 100], cached_tokens=[0, 0], osl=[10, 10])
-    (panel,) = drawn("worker_heat", made)
-    work = [sum(series(panel)[f"worker {worker}"].y) for worker in range(4)]
+    edges = over_time.windows([made], 10)
+    work = over_time.work(made, edges).sum(axis=1)
     assert work[0] == pytest.approx(10 * work[2])
     assert (work[1], work[3]) == (0, 0)
-    (panel,) = drawn("hits_over_time", made)
-    assert any(value == 0 for value in series(panel)["worker 0"].y)
-    assert all(value is None for value in series(panel)["worker 2"].y)
+    hits = over_time.hits(made, edges)
+    assert (hits[0] == 0).any()
+    assert np.isnan(hits[2]).all()
 
 
 def test_a_request_is_on_its_prefill_worker_until_it_is_sent_on():
-    (panel,) = drawn("running_over_time", apart(done_s=[14.0, 24.0]))
-    assert series(panel)["worker 0"].y[:9] == [1, 1, 1, 1, 1, 1, 1, 1, 0]  # windows of a quarter of a second
-    assert series(panel)["worker 2"].y[:9] == [0, 0, 0, 0, 0, 0, 0, 0, 1]
+    load = over_time.load(apart(done_s=[14.0, 24.0]), np.arange(0, 2.5, 0.25))
+    assert load[0].tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 0]
+    assert load[2].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1]
 
 
-def test_every_chart_is_written_as_png_and_svg(tmp_path):
-    one = run("a", ttft=[1.0] * 40, endless_tokens=[50] * 40)
-    other = run("b", ttft=[2.0] * 40)
+def test_output_comes_at_an_even_pace():
+    rate = over_time.output_rate(run(ttft=[1.0], osl=[18]).requests, np.array([0.0, 1.0, 5.5, 10.0, 20.0]))
+    assert rate.tolist() == pytest.approx([0, 2, 2, 0])
+
+
+def test_the_kv_in_use_is_known_as_long_as_it_was_noted():
+    made = run(kv=(KvOverTime("workers", 1.0, (0.5, 0.25, 0.75)),))
+    assert over_time.kv_use(made, "workers", np.array([0.0, 2.0, 3.0])) == pytest.approx([0.375, 0.75])
+    assert np.isnan(over_time.kv_use(made, "workers", np.array([0.0, 3.0, 9.0]))[1])
+    assert over_time.kv_use(made, "others", np.array([0.0, 1.0])) is None
+    panels = drawn("load", run(ttft=[1.0] * 4, kv=(KvOverTime("workers", 1.0, (0.5, 0.25, 0.75, 0.5)),)))
+    assert panels[-1].y_unit == "%"
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_lines_that_would_tangle_have_a_panel_each(count):
+    runs = [run(f"arm {n}", ttft=[1.0 + n + m for m in range(9)]) for n in range(count)]
+    panels = drawn("ttft_over_time", *runs)
+    assert len(panels) == (2 if count == 3 else 2 * count)
+    assert len({panel.axes.get_ylim() for panel in panels[::2]}) == 1
+
+
+def test_labels_keep_their_distance_and_order():
+    assert spread([1.0, 1.0, 1.0], 2, 0, 100) == [0, 2, 4]
+    assert spread([50.0, 10.0], 2, 0, 100) == [50, 10]
+    assert spread([99.0, 100.0], 4, 0, 100) == [96, 100]
+    assert spread([5.0] * 3, 10, 0, 10) == [0, 5, 10]
+
+
+def test_times_have_the_unit_that_suits_them():
+    assert [duration(value) for value in (0.5, 20, 999, 1000, 2500)] == ["0.5 ms", "20 ms", "999 ms", "1 s", "2.5 s"]
+
+
+def test_every_chart_is_written_as_svg(tmp_path):
+    kv = (KvOverTime("workers", 1.0, tuple(n % 3 / 4 for n in range(60))),)
+    one = run("a", ttft=[1.0 + n % 5 for n in range(400)], endless_tokens=[50] * 400, error=[""] * 399 + ["no"], kv=kv)
+    other = run("b", ttft=[2.0 + n % 7 for n in range(400)], gaps=np.array([[1.0, 0.1, 0, 9, 400]]), kv=kv)
     found = charts.draw({"a": one, "b": other}, summarize([one, other]), tmp_path)
-    names = {chart.name for chart in found}
-    assert names == set(charts.CHARTS)
-    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert {chart.name for chart in found} == set(charts.CHARTS)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in charts.CHARTS}
+    for each in found:
+        assert each.title.endswith("?")
+        assert "<svg" in each.svg
+        assert "#1c1c1c" not in each.svg
+        assert each.title in (tmp_path / f"{each.name}.svg").read_text()

@@ -43,6 +43,24 @@ def output_rate(requests: Requests, edges: Floats) -> Floats:
     return np.maximum(result, 0.0)
 
 
+def kv_pools(records: "list[Record]") -> list[str]:
+    """Return the pools of which anyone knows how full their KV was."""
+    return list(dict.fromkeys(use.pool for run in records for use in run.kv))
+
+
+def kv_use(run: Record, pool: str, edges: Floats) -> Floats | None:
+    """Return the mean share of a pool's KV blocks in use; None where it is not known."""
+    use = next((one for one in run.kv if one.pool == pool and one.shares), None)
+    if use is None:
+        return None
+    ends = np.arange(len(use.shares) + 1) * use.window_s
+    total = np.concatenate([[0.0], np.cumsum(use.shares)]) * use.window_s
+    known = np.where(edges[1:] <= ends[-1] + use.window_s, 1.0, np.nan)
+    widths = np.maximum(np.diff(np.minimum(edges, ends[-1])), 1e-12)
+    result: Floats = np.diff(np.interp(edges, ends, total)) / widths * known
+    return result
+
+
 def _integral(times: Floats, weights: Floats, edges: Floats) -> Floats:
     """Integrate, up to each edge, the weights whose times have passed."""
     order = np.argsort(times)

@@ -7,9 +7,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from foundation.settings import short
-from reports import drawing
+from reports.charts import drawing
+from reports.charts.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
 from reports.conditions import METRICS
-from reports.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
 from reports.key import Entry, Key, key_of
 from reports.metrics import LABELS
 from reports.points import Found, Point
@@ -166,15 +166,12 @@ def by_axis(sweep: Swept) -> Chart | None:
         axes = canvas.axes(x + left, y, cell - left - names, height, heading=title)
         panel = Panel(axes, sweep.axis_label, "ms")
         values = [value * 1000 for point in sweep.points if (value := of(point))]
-        _along(sweep, axes)
+        _along(sweep, axes, canvas.width)
         drawing.times(axes, "y", values + ([limit * 1000] if limit else []))
         if limit:
             low, high = axes.get_ylim()
             axes.axhspan(limit * 1000, high, color=LIMIT, alpha=0.07, linewidth=0)
             axes.set_ylim(low, high)
-            drawing.limit_line(axes, limit * 1000)
-            right, line_y = canvas.place(axes, axes.get_xlim()[1], limit * 1000)
-            canvas.text(right - 2, line_y - 5, f"limit {duration(limit * 1000)}", colour=LIMIT, align="right")
         ends = []
         for name, line in sweep.lines.items():
             entry = sweep.key[name]
@@ -199,6 +196,8 @@ def by_axis(sweep: Swept) -> Chart | None:
                 ) if chosen else None
             panel.add(entry.name, entry.place, [float(value) for value in xs], ys)
             ends.append((xs[-1], ys[-1], entry))
+        if limit:
+            canvas.label_limit(axes, limit * 1000, f"limit {duration(limit * 1000)}")
         canvas.label_ends(axes, ends)
         canvas.text(
             x + left + (cell - left - names) / 2, y + height + 38, sweep.axis_label, colour=QUIET, align="center"
@@ -207,11 +206,21 @@ def by_axis(sweep: Swept) -> Chart | None:
     text = _reading(sweep)
     if any(answers.values()):
         said = [
-            f"{sweep.key[name].name}: {short(sweep.at(point))}" for name, point in answers.items() if point is not None
+            f"{sweep.key[name].name}: {drawing.plain(sweep.at(point))}"
+            for name, point in answers.items()
+            if point is not None
         ]
         text += f" Ring: the {_sense(sweep)} {sweep.axis_label} that meets all limits ({'; '.join(said)})."
     title = f"What {sweep.axis_label} meets the limits?" if sweep.limits else f"What does {sweep.axis_label} change?"
     return Chart(canvas.figure, title, text, panels, is_wide=across > 1)
+
+
+def _is_count(sweep: Swept) -> bool:
+    return sweep.axis_label.endswith(("s", "replicas")) and all(sweep.at(point).is_integer() for point in sweep.points)
+
+
+def _which(sweep: Swept) -> str:
+    return f"How many {sweep.axis_label} meet" if _is_count(sweep) else f"Which {sweep.axis_label} meets"
 
 
 def _reading(sweep: Swept) -> str:
@@ -279,7 +288,7 @@ def _varies(points: Sequence[Point], of: Number) -> bool:
     return len({value for point in points if (value := of(point)) is not None}) > 1
 
 
-def _along(sweep: Swept, axes: Axes) -> None:
+def _along(sweep: Swept, axes: Axes, canvas_width: float) -> None:
     """Scale the axis of the sweep: by powers where it spans much, with a tick at each value where they are few."""
     values = sorted({sweep.at(point) for point in sweep.points})
     low, high = values[0], values[-1]
@@ -287,16 +296,20 @@ def _along(sweep: Swept, axes: Axes) -> None:
         drawing.logarithm(axes, "x", values)
     elif len(values) <= 8 and all(value.is_integer() for value in values):
         pad = 0.06 * (high - low)
-        drawing.fixed(axes, "x", low - pad, high + pad, {value: drawing.plain(value) for value in _apart(values, axes)})
+        drawing.fixed(
+            axes,
+            "x",
+            low - pad,
+            high + pad,
+            {value: drawing.plain(value) for value in _apart(values, canvas_width * axes.get_position().width)},
+        )
     else:
         pad = 0.06 * (high - low)
         drawing.numbers(axes, "x", low - pad, high + pad)
 
 
-def _apart(values: Sequence[float], axes: Axes) -> list[float]:
-    """Return values whose labels do not meet."""
-    box = axes.get_position()
-    width = box.width * float(axes.figure.get_size_inches()[0]) * 72
+def _apart(values: Sequence[float], width: float) -> list[float]:
+    """Return values whose labels do not meet along so much room."""
     span = (values[-1] - values[0]) or 1.0
     kept: list[float] = []
     for value in values:
@@ -358,7 +371,7 @@ def throughput(sweep: Swept) -> Chart | None:
         return None
     return _scatter(
         sweep,
-        f"What comes out at which {sweep.axis_label}?",
+        "How much comes out?",
         (sweep.axis_label, sweep.at, sweep.axis_label),
         ("output tokens/s", lambda point: point.throughput.output_tokens_per_s, "tokens/s"),
         "",
@@ -398,7 +411,7 @@ def _scatter(sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along:
     axes = canvas.axes(left, 24, HALF - left - names, height, heading=y[0])
     panel = Panel(axes, x[2], y[2])
     if is_along:
-        _along(sweep, axes)
+        _along(sweep, axes, canvas.width)
     else:
         drawing.numbers(axes, "x", 0, max(spot[0] for spot in every) * 1.05)
     drawing.numbers(axes, "y", 0, max(spot[1] for spot in every) * 1.08)

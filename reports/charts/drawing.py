@@ -33,7 +33,13 @@ from reports.key import PALETTE, Entry
 from reports.records import Floats
 
 INK, QUIET, GRID, LIMIT, REST = "#1c1c1c", "#5f5f5f", "#e3e3e3", "#c0392b", "#c9c9c9"
-ON_PAGE = {INK: "currentColor", QUIET: "var(--quiet)", GRID: "var(--grid)", LIMIT: "var(--limit, #c0392b)"}
+ON_PAGE = {
+    INK: "currentColor",
+    QUIET: "var(--quiet)",
+    GRID: "var(--grid)",
+    LIMIT: "var(--limit, #c0392b)",
+    REST: "var(--rest, #c9c9c9)",
+}
 WIDE, HALF = 1120, 552
 SIZE = 12
 """Of all type."""
@@ -92,12 +98,14 @@ class Panel:
     x_unit: str = ""
     y_unit: str = ""
     series: list[Series] = field(default_factory=list)
+    is_map: bool = False
+    """Whether each series is a row of a map, from 0 below."""
 
     def add(self, label: str, arm: int | None, x: Iterable[Any], y: Iterable[Any]) -> None:
         """Let the pointer be on these points."""
         values = [None if value is None or not np.isfinite(value) else _short(value) for value in y]
         self.series.append(
-            Series(label, arm, [_short(value) if isinstance(value, float) else value for value in x], values)
+            Series(label, arm, [_short(value) if isinstance(value, (float, int)) else value for value in x], values)
         )
 
 
@@ -192,6 +200,37 @@ class Canvas:
         right, up = axes.transData.transform((x, y))
         return float(right), self.height - float(up)
 
+    def label_limit(self, axes: Axes, value: float, text: str) -> None:
+        """Draw a limit across the axes, and write it where the lines are farthest: left or right, above or below."""
+        limit_line(axes, value)
+        box = axes.get_position()
+        left, right, top = box.x0 * self.width, box.x1 * self.width, (1 - box.y1) * self.height
+        _, y = self.place(axes, axes.get_xlim()[1], value)
+        width = text_width(text)
+        spots = self.spots(axes)
+
+        def room(corner: tuple[float, float]) -> float:
+            if corner[1] - SIZE < top:
+                return -1.0
+            middle = np.array([corner[0] + width / 2, corner[1] - SIZE / 3])
+            away = np.abs(spots - middle) - (width / 2, SIZE / 2)
+            return float(away.max(axis=1).min(initial=1e9))
+
+        corners = [(x, base) for x in (left + 6, right - width - 6) for base in (y - 5, y + SIZE + 3)]
+        self.text(*max(corners, key=room), text, colour=LIMIT)
+
+    def spots(self, axes: Axes) -> Floats:
+        """Return places on the figure through which the lines of the axes go, close to one another, shape (spots, 2)."""
+        found = [np.empty((0, 2))]
+        for shown in axes.get_lines():
+            points = np.asarray(shown.get_xydata(), float)
+            if shown.get_transform() == axes.transData and len(points):
+                places = axes.transData.transform(points)
+                steps = np.linspace(0, len(places) - 1, 20 * len(places))
+                found.append(np.array([np.interp(steps, np.arange(len(places)), side) for side in places.T]).T)
+        spots = np.concatenate(found)
+        return spots * (1, -1) + (0, self.height)
+
     def label_ends(self, axes: Axes, ends: Sequence[tuple[float, float, Entry]]) -> None:
         """Name lines at their right ends, in the order of their heights, each beside its line where there is room."""
         if not ends:
@@ -230,7 +269,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 @functools.lru_cache(4096)
 def text_width(text: str) -> float:
     """Return how wide a text is."""
-    font = get_font(findfont(FontProperties(["sans-serif"])))
+    font = get_font(findfont(FontProperties(family=["sans-serif"])))
     font.set_size(SIZE, 72)
     font.set_text(text)
     return float(font.get_width_height()[0] / 64)
@@ -295,7 +334,9 @@ def seconds(axes: Axes, which: str, low: float, high: float, *, most: int = 5) -
     """Let an axis go from one time (s) to another, in the unit that suits it."""
     unit, size = next((one for one in (("h", 3600.0), ("min", 60.0)) if high >= 4 * one[1]), ("s", 1.0))
     ticks = MaxNLocator(most, steps=[1, 2, 3, 5, 10]).tick_values(low / size, high / size)
-    fixed(axes, which, low, high, {float(tick) * size: f"{plain(float(tick))} {unit}" for tick in ticks})
+    fixed(
+        axes, which, low, high, {float(tick) * size: f"{plain(float(tick))} {unit}" if tick else "0" for tick in ticks}
+    )
 
 
 def fixed(axes: Axes, which: str, low: float, high: float, ticks: dict[float, str]) -> None:
@@ -354,6 +395,7 @@ def _panel(panel: Panel, figure: Figure) -> dict[str, Any]:
         **axes,
         "xUnit": panel.x_unit,
         "yUnit": panel.y_unit,
+        "map": panel.is_map,
         "series": [{"label": series.label, "arm": series.arm, "x": series.x, "y": series.y} for series in panel.series],
     }
 

@@ -1,0 +1,34 @@
+"""How many of the KV blocks of some workers were in use over time, in little memory however long the run is."""
+
+
+class KvUse:
+    """The share in use in windows of time, which double when the run outlasts them."""
+
+    WINDOWS = 256
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._width_s = 0.125
+        self._areas = [0.0] * self.WINDOWS  # share times seconds, all workers together
+
+    def add(self, start: float, end: float, share: float) -> None:
+        """Note what share one worker had in use for a while (s)."""
+        while end >= self._width_s * self.WINDOWS:
+            pairs = zip(self._areas[::2], self._areas[1::2], strict=True)
+            self._areas = [first + second for first, second in pairs] + [0.0] * (self.WINDOWS // 2)
+            self._width_s *= 2
+        width, areas = self._width_s, self._areas
+        first, last = int(start / width), int(end / width)
+        if first == last:
+            areas[first] += share * (end - start)
+            return
+        areas[first] += share * ((first + 1) * width - start)
+        for window in range(first + 1, last):
+            areas[window] += share * width
+        areas[last] += share * (end - last * width)
+
+    def shares(self, end: float) -> tuple[float, tuple[float, ...]]:
+        """Return the length of a window (s), and the mean share in each that was over by the end (s)."""
+        count = min(int(end / self._width_s), self.WINDOWS)
+        whole = self._width_s * self._num_workers
+        return self._width_s, tuple(round(area / whole, 4) for area in self._areas[:count])

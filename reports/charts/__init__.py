@@ -1,0 +1,43 @@
+"""The charts of a comparison: one function, one chart, one question that it answers; one that says nothing is left out.
+
+Arms are told apart by labels at their lines, or where lines would tangle by a panel each, with the other arms' range in grey.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib as mpl
+
+from reports.charts import drawing, heat, rows, tails, timelines
+from reports.charts.comparison import Comparison, Runs
+from reports.charts.drawing import STYLE, Chart, Drawn
+from reports.key import key_of
+from reports.summary import Summary
+
+CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {
+    "differences": rows.differences,
+    "percentiles": rows.percentiles,
+    "ttft_tail": tails.ttft_tail,
+    "itl_tail": tails.itl_tail,
+    "e2e_tail": tails.e2e_tail,
+    "ttft_split": rows.ttft_split,
+    "hit_waterfall": tails.hit_waterfall,
+    "arrivals": timelines.arrivals,
+    "load": timelines.load,
+    "ttft_over_time": timelines.ttft_over_time,
+    "failures": timelines.failures,
+    "worker_work": heat.worker_work,
+    "worker_load": heat.worker_load,
+    "worker_hits": heat.worker_hits,
+}
+"""Every chart by file name, in the order of the report."""
+
+
+def draw(runs: Runs, summary: Summary, folder: Path) -> list[Drawn]:
+    """Draw all charts that say something into a folder as SVG; return what the page shows."""
+    shown = Comparison(
+        {arm: run for arm, run in runs.items() if len(run.requests)} or runs, summary, key_of(list(summary.arms))
+    )
+    with mpl.rc_context(rc=STYLE):
+        charts = {name: chart for name, make in CHARTS.items() if (chart := make(shown)) is not None}
+        return drawing.draw(charts, folder)

@@ -1,0 +1,34 @@
+"""What the charts of a comparison show."""
+
+from dataclasses import dataclass
+
+from reports.conditions import METRICS, Condition
+from reports.key import Entry, Key
+from reports.records import Record
+from reports.slo import parse
+from reports.summary import ArmSummary, Summary
+
+Runs = dict[str, Record]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is drawn."""
+
+    runs: Runs
+    summary: Summary
+    key: Key
+
+    @property
+    def limits(self) -> list[Condition]:
+        """The limits of the experiment."""
+        return [parse(text) for text in self.summary.limits]
+
+    def limits_of(self, metric: str) -> list[Condition]:
+        """Return those of a metric, by its name in the summary."""
+        return [limit for limit in self.limits if METRICS[limit.metric] == metric]
+
+    @property
+    def arms(self) -> list[tuple[Entry, Record, ArmSummary]]:
+        """Each arm: how it is shown, its run, its figures."""
+        return [(self.key[arm], run, self.summary.arms[arm]) for arm, run in self.runs.items()]

@@ -1,0 +1,213 @@
+"""Charts over the time of a run: a line per arm, or where lines would tangle a panel for each of them."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from reports import metrics
+from reports.charts import drawing, over_time
+from reports.charts.comparison import Comparison
+from reports.charts.drawing import HALF, REST, WIDE, Canvas, Chart, Panel
+from reports.key import Entry
+from reports.records import Floats, Record
+
+TANGLE = 3
+"""Lines that can be told apart in one panel where they cross."""
+WINDOWS = 80
+
+Measure = tuple[str, str, Callable[[Record, Floats], Floats | None]]
+"""What is shown over time: its heading, its unit, and how it is found."""
+
+OVER_TIME: tuple[Measure, ...] = (
+    ("requests waiting", "", lambda run, edges: over_time.queued(run.requests, edges)),
+    ("requests running (batch)", "", lambda run, edges: over_time.running(run.requests, edges)),
+    ("output tokens/s", "tokens/s", lambda run, edges: over_time.output_rate(run.requests, edges)),
+)
+
+
+def arrivals(shown: Comparison) -> Chart | None:
+    """Requests that came per second, and that failed."""
+    edges = over_time.windows(list(shown.runs.values()), WINDOWS)
+    seen: list[tuple[Entry, Floats]] = []
+    for entry, run, _ in shown.arms:
+        rate = over_time.arrivals(run.requests, edges)
+        if not any(np.array_equal(rate, other) for _, other in seen):  # arms mostly see the same arrivals
+            seen.append((entry, rate))
+    if max(float(rate.max()) for _, rate in seen) == 0 or all(np.ptp(rate) == 0 for _, rate in seen):
+        return None
+    canvas = Canvas(180)
+    right = drawing.widest(entry.name for entry, _ in seen) + 14 if len(seen) > 1 else 14
+    axes = canvas.axes(46, 24, HALF - 46 - right, 126, heading="requests/s")
+    panel = Panel(axes, "s", "/s")
+    centres = (edges[1:] + edges[:-1]) / 2
+    drawing.seconds(axes, "x", 0, float(edges[-1]))
+    drawing.numbers(axes, "y", 0, max(float(rate.max()) for _, rate in seen) * 1.08, most=4)
+    for entry, rate in seen:
+        if len(seen) == 1:
+            axes.fill_between(centres, rate, color=REST, linewidth=0)
+            panel.add("arrivals", None, centres, rate)
+        else:
+            drawing.line(axes, entry, centres, rate, linewidth=1.2)
+            panel.add(entry.name, entry.place, centres, rate)
+    if len(seen) > 1:
+        canvas.label_ends(axes, [(float(centres[-1]), float(rate[-1]), entry) for entry, rate in seen])
+    text = "By when each was to be sent." + (
+        " All arms saw the same arrivals." if len(seen) == 1 < len(shown.arms) else ""
+    )
+    return Chart(canvas.figure, "When do requests come?", text, [panel])
+
+
+def failures(shown: Comparison) -> Chart | None:
+    """Requests that failed over time."""
+    if all(run.requests.succeeded.all() for run in shown.runs.values()):
+        return None
+    return _over_time(
+        shown, "When do requests fail?", "By when each was to be sent.",
+        [("failed requests", "", lambda run, edges: np.histogram(run.requests.intended_s[~run.requests.succeeded], edges)[0].astype(float))],
+    )  # fmt: skip
+
+
+def load(shown: Comparison) -> Chart | None:
+    """What waits, what runs, what comes out and how full the KV is, over time."""
+    pools = over_time.kv_pools(list(shown.runs.values()))
+    kv = [(f"KV in use{f': {pool}' if len(pools) > 1 else ''}", "%", _kv_of(pool)) for pool in pools]
+    return _over_time(
+        shown, "Does the load settle?",
+        "In all workers together, over the time in which requests come. A queue that grows to the end does not settle.",
+        (*OVER_TIME, *kv),
+    )  # fmt: skip
+
+
+def _kv_of(pool: str) -> Callable[[Record, Floats], Floats | None]:
+    def found(run: Record, edges: Floats) -> Floats | None:
+        shares = over_time.kv_use(run, pool, edges)
+        return None if shares is None else shares * 100
+
+    return found
+
+
+def ttft_over_time(shown: Comparison) -> Chart | None:
+    """TTFT of requests by when they came."""
+
+    def of(quantile: float) -> Callable[[Record, Floats], Floats | None]:
+        def found(run: Record, edges: Floats) -> Floats | None:
+            values = metrics.per_request(run.requests)["ttft_sched"] * 1000
+            coarse = edges[:: WINDOWS // 40]
+            known = ~np.isnan(values)
+            place = np.clip(
+                np.searchsorted(coarse, run.requests.intended_s[known], side="right") - 1, 0, len(coarse) - 2
+            )
+            order = np.argsort(place, kind="stable")
+            groups = np.split(values[known][order], np.searchsorted(place[order], np.arange(1, len(coarse) - 1)))
+            levels = [float(np.quantile(group, quantile)) if len(group) else np.nan for group in groups]
+            return np.repeat(np.array(levels), WINDOWS // 40)
+
+        return found
+
+    return _over_time(
+        shown, "Does TTFT change during the run?", "Of the requests that were to be sent in each of 40 windows.",
+        [("TTFT median", "ms", of(0.5)), ("TTFT p90", "ms", of(0.9))], is_log=True,
+    )  # fmt: skip
+
+
+def _over_time(
+    shown: Comparison, title: str, text: str, measures: Sequence[Measure], *, is_log: bool = False
+) -> Chart | None:
+    """Draw what changes with time: a panel per measure with a line per arm, or for many arms a panel for each of them."""
+    edges = over_time.windows(list(shown.runs.values()), WINDOWS)
+    known = []
+    for measure in measures:
+        values = {arm: found for arm, run in shown.runs.items() if (found := measure[2](run, edges)) is not None}
+        if any(np.nanmax(found, initial=0) > np.nanmin(found, initial=np.inf) for found in values.values()):
+            known.append((measure, values))
+    if not known:
+        return None
+    centres = (edges[1:] + edges[:-1]) / 2
+    draw_it = _overlaid if len(shown.arms) <= TANGLE else _side_by_side
+    canvas, panels = draw_it(shown, known, centres, float(edges[-1]), is_log=is_log)
+    if len(shown.arms) > TANGLE:
+        text += " Grey: the range of all arms."
+    return Chart(canvas.figure, title, text, panels, is_wide=True)
+
+
+Known = Sequence[tuple[Measure, dict[str, Floats]]]
+
+
+def _scale(axes: Axes, values: Iterable[Floats], unit: str, *, is_log: bool) -> None:
+    """Give the y axes of one measure the same scale."""
+    together = np.concatenate(list(values))
+    together = together[~np.isnan(together)]
+    if is_log:
+        drawing.times(axes, "y", [float(together.min()), float(together.max())], most=4)
+    else:
+        form = (lambda value: f"{value:g}%") if unit == "%" else None
+        drawing.numbers(axes, "y", 0, float(together.max()) * 1.08, most=4, form=form)
+
+
+def _overlaid(
+    shown: Comparison, known: Known, centres: Floats, end: float, *, is_log: bool
+) -> tuple[Canvas, list[Panel]]:
+    """Draw a panel per measure, beside one another, with a line per arm."""
+    across = 2 if len(known) in (2, 4) else min(len(known), 3)
+    names = drawing.widest(entry.name for entry, _, _ in shown.arms) + 14 if len(shown.arms) > 1 else 14
+    height, left = 150, 58
+    down = -(-len(known) // across)
+    canvas = Canvas((height + 56) * down, is_wide=True)
+    cell = WIDE / across
+    panels = []
+    for place, ((heading, unit, _), values) in enumerate(known):
+        x, y = place % across * cell, place // across * (height + 56)
+        axes = canvas.axes(x + left, y + 24, cell - left - names, height, heading=heading)
+        panel = Panel(axes, "s", unit)
+        drawing.seconds(axes, "x", 0, end, most=5)
+        _scale(axes, values.values(), unit, is_log=is_log)
+        for arm, found in values.items():
+            entry = shown.key[arm]
+            drawing.line(axes, entry, centres, found, linewidth=1.4)
+            panel.add(entry.name, entry.place, centres, found)
+        if len(shown.arms) > 1:
+            canvas.label_ends(axes, [(*_end(centres, found), shown.key[arm]) for arm, found in values.items()])
+        panels.append(panel)
+    return canvas, panels
+
+
+def _end(centres: Floats, values: Floats) -> tuple[float, float]:
+    """Return the last point that is known."""
+    last = int(np.flatnonzero(~np.isnan(values))[-1]) if not np.isnan(values).all() else 0
+    return float(centres[last]), float(np.nan_to_num(values[last]))
+
+
+def _side_by_side(
+    shown: Comparison, known: Known, centres: Floats, end: float, *, is_log: bool
+) -> tuple[Canvas, list[Panel]]:
+    """Draw a row per measure and a column per arm, all of a row with one scale and the range of all arms in grey."""
+    count = len(shown.arms)
+    across = min(count, 8)
+    height, left, gap = 88, 58, 14
+    blocks = -(-count // across)
+    row_height = height + 34
+    canvas = Canvas(blocks * (row_height * len(known) + 44), is_wide=True)
+    width = (WIDE - left - gap * (across - 1) - 20) / across
+    panels = []
+    for place, (entry, _, _) in enumerate(shown.arms):
+        column, block = place % across, place // across
+        x, top = left + column * (width + gap), block * (row_height * len(known) + 44) + 18
+        canvas.text(x, top - 3, entry.name, colour=entry.colour, arm=entry.place)
+        for row, ((heading, unit, _), values) in enumerate(known):
+            y = top + row * row_height + 26
+            axes = canvas.axes(x, y, width, height, heading=heading if column == 0 else "")
+            panel = Panel(axes, "s", unit)
+            drawing.seconds(axes, "x", 0, end, most=2)
+            _scale(axes, values.values(), unit, is_log=is_log)
+            table = np.array(list(values.values()))
+            axes.fill_between(centres, np.fmin.reduce(table), np.fmax.reduce(table), color=REST, alpha=0.6, linewidth=0)
+            if entry.arm in values:
+                drawing.line(axes, entry, centres, values[entry.arm], linewidth=1.4, linestyle="-")
+                panel.add(entry.name, entry.place, centres, values[entry.arm])
+            if column:
+                drawing.no_labels(axes, "y")
+            if row < len(known) - 1:
+                drawing.no_labels(axes, "x")
+            panels.append(panel)
+    return canvas, panels

@@ -1,0 +1,127 @@
+"""Nothing in a chart overlaps or is cut, as measured: of few arms and of many, of sweeps and of searches."""
+
+import itertools
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from msgspec import structs
+
+from reports import charts, slo
+from reports.charts import sweep
+from reports.charts.comparison import Comparison
+from reports.charts.drawing import STYLE
+from reports.key import key_of
+from reports.outcomes import of_run
+from reports.points import Found, Quantiles
+from reports.pools import KvOverTime
+from reports.summary import summarize
+from tests.reports.runs import apart, run
+from tests.reports.test_sweep_report import point
+
+MODES = ["round-robin", "kv", "lmetric+eps(5)", "prodstack-loadaware"]
+LIMITS = ["ttft.p99 <= 2000 ms", "itl.p99 <= 60 ms"]
+
+
+def overlaps(figure):
+    """Return the texts of a figure that meet others, or leave it."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    texts = [
+        text
+        for text in figure.findobj(mpl.text.Text)
+        if text.get_text().strip() and text.get_visible() and getattr(text.axes, "axison", True) is not False
+    ]
+    boxes = {text: text.get_window_extent(renderer).padded(-1.5) for text in texts}
+    width, height = figure.get_size_inches() * 72
+    outside = [
+        text.get_text() for text, box in boxes.items() if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height
+    ]
+    met = [
+        (one.get_text(), other.get_text())
+        for (one, box), (other, another) in itertools.combinations(boxes.items(), 2)
+        if box.overlaps(another)
+    ]
+    return met + outside
+
+
+def check(found):
+    assert found
+    for name, chart in found.items():
+        assert overlaps(chart.figure) == [], name
+
+
+def arm(number, count, *, failed=0):
+    random = np.random.default_rng(number)
+    times = np.sort(random.gamma(1.0 + number / 4, 0.3, 400))
+    waits = random.permutation(times) + 0.01
+    kv = (KvOverTime("workers", 1.0, tuple(random.random(400).round(3))),)
+    name = f"{MODES[number % 4]}, max_num_batched_tokens {512 << number // 4}" if count > 4 else MODES[number]
+    return run(
+        name, ttft=waits + 0.3, admitted_s=np.arange(400) + waits, endless_tokens=[50] * 400, num_workers=8,
+        worker=np.arange(400) % 8, gaps=np.array([[0.01, 0.001 * (number + 1), 0, 90, 400]]), kv=kv,
+        error=["no"] * failed + [""] * (400 - failed),
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with mpl.rc_context(rc=STYLE):
+        yield
+
+
+def compared(runs, limits=LIMITS):
+    summary = summarize(runs, [slo.parse(limit) for limit in limits])
+    shown = Comparison({one.arm: one for one in runs}, summary, key_of([one.arm for one in runs]))
+    return {name: chart for name, make in charts.CHARTS.items() if (chart := make(shown)) is not None}
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_a_comparison(count):
+    check(compared([arm(number, count, failed=number) for number in range(count)]))
+
+
+def test_a_disaggregated_run():
+    check(compared([apart("2 prefill, 2 decode"), arm(0, 2)]))
+
+
+def swept(axis, values, limits=LIMITS):
+    points = []
+    for number, mode in enumerate(MODES):
+        for value in values:
+            seconds = 0.5 + 4 / value + number / 10
+            one = point(f"{mode}, {axis} {value}", seconds, router_mode=mode, **{axis: value})
+            times = Quantiles(seconds / 100, seconds / 100, seconds / 90, seconds / 50)
+            outcomes = [
+                structs.replace(of_run(slo.parse(limit), summary), limit=limit)
+                for limit, summary in zip(limits, (_statistics(seconds), _statistics(seconds / 50)), strict=False)
+            ]
+            points.append(structs.replace(one, workers=value, gpus=2 * value, tpot=times, itl=times, outcomes=outcomes))
+    return points
+
+
+def _statistics(seconds):
+    return summarize([run("a", ttft=[seconds] * 400)]).arms["a"].ttft_sched
+
+
+@pytest.mark.parametrize("values", [[1, 2, 4, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [1, 16, 1000]])
+def test_a_sweep(values):
+    points = swept("workers", values)
+    check(sweep.charts(sweep.swept(points, LIMITS, MODES), []))
+
+
+def test_a_sweep_of_modes_alone():
+    points = list(swept("workers", [4]))
+    for one in points:
+        del one.changes["workers"]
+    check(sweep.charts(sweep.swept(points, LIMITS, MODES), []))
+
+
+def test_a_search():
+    points = swept("rate_scale", [1, 2, 3, 4])
+    rows = [
+        Found(mode, {"router_mode": mode}, "rate_scale", "highest", 2.15, 2.21, False, points[0], points[1])
+        for mode in MODES
+    ]
+    check(sweep.charts(sweep.swept(points, LIMITS, MODES), rows))
