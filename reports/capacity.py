@@ -5,12 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import msgspec
+from msgspec import structs
 
 from foundation.files import replace_text
 from reports import page
+from reports.charts import drawing
+from reports.charts import sweep as charts
+from reports.charts.drawing import STYLE
+from reports.charts.sweep import Swept
 from reports.grid import Grid
+from reports.key import key_of
 from reports.outcomes import Outcome, State, binding, percent
+from reports.points import Point
 from reports.tables import milliseconds
 
 SCHEMA = "dynabench.plan/1"
@@ -99,12 +107,29 @@ class Answer(msgspec.Struct, frozen=True):
     """Everything that was given."""
 
 
-def write(folder: Path, answer: Answer) -> None:
-    """Write plan.json, and the report, into the plan's folder."""
+DRAWN = 7
+"""Layouts that charts show: as many as there are colours."""
+
+
+def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
+    """Write plan.json, and the report, into the plan's folder.
+
+    Args:
+        folder: it exists.
+        answer: what was found.
+        points: what was tried of each layout, by its name.
+    """
     replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+    tried = [layout.name for layout in answer.layouts if points.get(layout.name)][:DRAWN]
+    lines = {name: [structs.replace(one, changes={"workers": one.workers}) for one in points[name]] for name in tried}
+    with mpl.rc_context(rc=STYLE):
+        drawn = drawing.draw(
+            charts.charts(Swept(lines, key_of(tried), "workers", answer.limits), []), folder / "charts"
+        )
     text = page.render(
         "plan.html.jinja",
-        [],
+        drawn,
+        arms=tried,
         title=answer.title,
         subtitle=f"{answer.simulated} simulations, {answer.wall_s:.0f} s",
         head=answer.head,

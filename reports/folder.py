@@ -371,7 +371,11 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
     pictures = charts.draw({arm: shown[arm] for arm in summary.arms}, summary, folder / "charts")
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     validated = {} if fidelity is None else fidelity.arms
-    verdict = [tables.lead(arm, found) for arm, found in validated.items()] or [tables.answer(summary), summary.verdict]
+    verdict = [tables.lead(arm, found) for arm, found in validated.items()] or [
+        tables.answer(summary),
+        tables.alone(summary),
+        summary.verdict,
+    ]
     differences = None if validated else tables.difference_grid(summary)
     limits = tables.limit_grid(summary)
     text = page.render(

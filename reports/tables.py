@@ -266,6 +266,19 @@ def answer(summary: Summary) -> str:
     return f"{text}{f'; of {_listed(unknown)} it is not known' if met and unknown else ''}."
 
 
+def alone(summary: Summary) -> str:
+    """Give the main figures of the only arm; nothing where there are several."""
+    if len(summary.arms) > 1:
+        return ""
+    ((arm, its),) = summary.arms.items()
+    if its.ttft_sched.mean is None:
+        return ""
+    return (
+        f"{arm}: TTFT {milliseconds(its.ttft_sched.mean)} ms on average, {milliseconds(its.ttft_sched.p99)} ms at p99; TPOT "
+        f"{milliseconds(its.tpot.mean)} ms on average; {number(its.throughput.requests_per_s, 2)} requests/s."
+    )
+
+
 def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 

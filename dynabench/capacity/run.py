@@ -66,7 +66,7 @@ def run_plan(
         except InterruptError:
             planner.is_complete = False
         answer = planner.answer()
-        capacity.write(out, answer)
+        capacity.write(out, answer, planner.points())
         return out, answer
 
 
@@ -357,6 +357,18 @@ class _Planner:
             command=manifest["command"],
             settings=manifest,
         )
+
+    def points(self) -> dict[str, list[Point]]:
+        """Return what was tried of each layout, from few workers to many."""
+        layouts = self._search.layouts
+        known = [
+            [self._known(Question(place, workers)) for workers in sorted(layout.states)]
+            for place, layout in enumerate(layouts)
+        ]
+        return {
+            layout.name: [point for point in found if isinstance(point, Point)]
+            for layout, found in zip(layouts, known, strict=True)
+        }
 
     def _limits(self) -> list[str]:
         """Return what is limited, as outcomes name it: limits of each request count together."""

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import contextmanager
 
 import pytest
+from msgspec import structs
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.arms import comparison_of
@@ -95,7 +96,10 @@ def plan(out):
         [Sureness(LIMITS[0], 1.2345, 1.0, 1.5, 0.026), Sureness(LIMITS[1], 0.06019, None, None, None)],
         ["vllm serve x"], simulated=3, wall_s=1.0,
     )  # fmt: skip
-    capacity.write(out, answer)
+    tried = [
+        structs.replace(point("", 1.2 / n, outcomes=[MET, MISSED], workers=n), workers=n, gpus=4 * n) for n in (1, 2, 3)
+    ]
+    capacity.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]})
 
 
 PAGES = {make.__name__: make for make in (one, three, seven, sweep, plan, apart, failures, validation)}
