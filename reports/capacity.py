@@ -1,11 +1,24 @@
 """What a plan found: the layouts in order, what binds each, what more load takes, how sure it is, and how to deploy it."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
 import msgspec
+from msgspec import structs
 
+from foundation.files import replace_text
+from reports import page
+from reports.charts import drawing, plan
+from reports.charts import sweep as charts
+from reports.charts.drawing import STYLE
+from reports.charts.sweep import Swept
 from reports.grid import Grid
+from reports.key import key_of
 from reports.outcomes import Outcome, State, binding, percent
+from reports.points import Point
 from reports.tables import milliseconds
 
 SCHEMA = "dynabench.plan/1"
@@ -87,6 +100,79 @@ class Answer(msgspec.Struct, frozen=True):
     commands: list[str]
     simulated: int
     wall_s: float
+    head: dict[str, str] = {}
+    """What was run on what."""
+    command: str = ""
+    settings: dict[str, Any] = {}
+    """Everything that was given."""
+
+
+DRAWN = 7
+"""Layouts that charts show: as many as there are colours."""
+
+
+def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
+    """Write plan.json, and the report, into the plan's folder.
+
+    Args:
+        folder: it exists.
+        answer: what was found.
+        points: what was tried of each layout, by its name.
+    """
+    replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+    tried = [layout.name for layout in answer.layouts if points.get(layout.name)][:DRAWN]
+    lines = {name: [structs.replace(one, changes={"workers": one.workers}) for one in points[name]] for name in tried}
+    with mpl.rc_context(rc=STYLE):
+        by_workers = charts.charts(Swept(lines, key_of(tried), "workers", answer.limits), [])
+        drawn = drawing.draw(plan.charts(answer) | by_workers, folder / "charts")
+    text = page.render(
+        "plan.html.jinja",
+        drawn,
+        arms=tried,
+        title=answer.title,
+        subtitle=f"{answer.simulated} simulations, {answer.wall_s:.0f} s",
+        head=answer.head,
+        alerts=[],
+        verdict=answer.verdict,
+        sureness=_sureness_grid(answer),
+        grids=list(grids(answer, most=24)),
+        impossible=[layout for layout in answer.layouts if layout.impossible],
+        commands=answer.commands,
+        command=answer.command,
+        settings=json.dumps(answer.settings, indent=2),
+    )
+    replace_text(folder / "report.html", text)
+
+
+def _sureness_grid(answer: Answer) -> Grid | None:
+    """Lay out how far each limit is, and whether that is more than the sample and the model may be off."""
+    if not answer.sureness:
+        return None
+    by_limit = {outcome.limit: outcome for outcome in answer.layouts[0].outcomes}
+    lines = []
+    for sure in answer.sureness:
+        known = by_limit.get(sure.limit)
+        interval = "n/a" if sure.low is None else f"{milliseconds(sure.low)} to {milliseconds(sure.high)}"
+        lines.append(
+            (
+                sure.limit,
+                [
+                    milliseconds(sure.value),
+                    "n/a"
+                    if known is None or known.margin is None
+                    else f"{known.state} by {percent(abs(known.margin))}",
+                    interval,
+                    "n/a" if sure.model_error is None else percent(sure.model_error),
+                ],
+            )
+        )
+    return Grid(
+        "How sure is it?",
+        ["found (ms)", "margin", "95% of such samples (ms)", "model error"],
+        lines,
+        "A margin below the model error, or an interval that holds the limit, is not sure.",
+        "limit",
+    )
 
 
 def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
@@ -111,7 +197,7 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
                 )
                 for row in rows
             ]
-            yield Grid(title, ["TTFT mean", *answer.limits, "limits"], lines)
+            yield Grid(title, ["TTFT mean (ms)", *answer.limits, "limits"], lines)
 
 
 def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
@@ -123,7 +209,7 @@ def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
 
 
 def _binding(outcome: Outcome) -> str:
-    name = outcome.limit.partition(" ")[0]
+    name = outcome.limit.partition(" <=")[0]
     return (
         name
         if outcome.margin is None

@@ -28,7 +28,7 @@ from reports.metrics import LABELS
 from reports.pools import KvOverTime, LinkUse, PoolUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
-from reports.summary import PAIRED, SMALLEST, Summary, summarize
+from reports.summary import SMALLEST, Summary, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -370,19 +370,31 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
     shown = {run.arm: run.measured for run in reversed(runs)}
     pictures = charts.draw({arm: shown[arm] for arm in summary.arms}, summary, folder / "charts")
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
+    validated = {} if fidelity is None else fidelity.arms
+    verdict = [tables.lead(arm, found) for arm, found in validated.items()] or [
+        tables.answer(summary),
+        tables.alone(summary),
+        summary.verdict,
+    ]
+    differences = None if validated else tables.difference_grid(summary)
+    limits = tables.limit_grid(summary)
     text = page.render(
         "report.html.jinja",
         pictures,
+        arms=list(summary.arms),
         title=experiment["title"],
         subtitle=experiment["subtitle"],
-        step_times=experiment.get("step_times"),
+        head=page.head(experiment),
+        alerts=tables.alerts(summary),
+        verdict=" ".join(filter(None, verdict)),
+        remarks=[f"{arm}: {remark}" for arm, figures in summary.arms.items() for remark in figures.remarks],
         summary=summary,
-        arm_names=list(summary.arms) if len(summary.arms) > 1 else [],
-        paired=PAIRED,
-        limits=tables.limits(summary),
-        rows=tables.rows(summary),
-        grids=tables.grids(summary),
-        fidelity=tables.fidelity_rows(fidelity) if fidelity else {},
+        limits=tables.for_page(limits) if limits else [],
+        fidelity=[tables.fidelity_grid(arm, found) for arm, found in validated.items()],
+        figures=tables.for_page(tables.figures(summary)),
+        differences=tables.for_page(differences) if differences else [],
+        every=[part for grid in tables.sections(summary) for part in tables.for_page(grid)],
+        grids=[part for grid in tables.grids(summary) for part in tables.for_page(grid)],
         labels=LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),

@@ -1,15 +1,17 @@
 """A table whose lines have labels: for a terminal of any width, for Markdown, and for a page."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells
 from rich.table import Table
+from rich.text import Text
 
 from foundation.text import printable
 from reports.foreign import markdown_cell
+from reports.key import Key
 
 FRAME = 3
 """What a column takes beside its text: a line, and a blank on each side of it."""
@@ -42,16 +44,27 @@ class Grid:
     rows: list[tuple[str, list[str]]]
     """A label, and a cell for each column."""
     note: str = ""
+    corner: str = ""
+    """What labels are."""
 
-    def tables(self, width: int) -> Iterator[Table]:
+    def tables(self, width: int, key: Key | None = None) -> Iterator[Table]:
         """Return it for a terminal: as many columns side by side as fit, the others in further tables.
+
+        Arms have the names and colours of a key, if one is given.
 
         Where not all fit, rows and columns change places if that is shorter. What is too long is folded, never cut, so that
         names which begin alike are told apart.
         """
+        if key:
+            self = replace(
+                self,
+                columns=[_short(name, key) for name in self.columns],
+                rows=[(_short(label, key), cells) for label, cells in self.rows],
+            )
         if self._num_tables(width) > 1:
-            self = min(self, self._turned(), key=lambda grid: grid._num_tables(width) * (HEAD + len(grid.rows)))
-        yield from tables(self.title, [self._labels()], self._columns(), width)
+            self = min(self, self.turned(), key=lambda grid: grid._num_tables(width) * (HEAD + len(grid.rows)))
+        colours = {entry.name: entry.dark for entry in (key or {}).values()}
+        yield from tables(self.title, [self._labels()], self._columns(), width, colours)
 
     def markdown(self) -> list[str]:
         """Return its lines in Markdown, without title and note."""
@@ -59,7 +72,7 @@ class Grid:
         head, *rest = ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines]
         return [head, "|---|" + "---:|" * len(self.columns), *rest]
 
-    def _turned(self) -> "Grid":
+    def turned(self) -> "Grid":
         """Return it with columns as rows."""
         rows = [(column.head, column.cells) for column in self._columns()]
         return replace(self, columns=[label for label, _ in self.rows], rows=rows)
@@ -68,14 +81,29 @@ class Grid:
         return len(_laid_out([self._labels()], self._columns(), width)[1])
 
     def _labels(self) -> Column:
-        return Column("", [label for label, _ in self.rows])
+        return Column(self.corner, [label for label, _ in self.rows])
 
     def _columns(self) -> list[Column]:
         return [Column(head, [cells[place] for _, cells in self.rows]) for place, head in enumerate(self.columns)]
 
 
-def tables(title: str, labels: list[Column], columns: list[Column], width: int) -> Iterator[Table]:
-    """Yield tables no wider than this that show all columns, in their order, each beside all labels."""
+def _short(text: str, key: Key) -> str:
+    return key[text].name if text in key else text
+
+
+def tables(
+    title: str, labels: list[Column], columns: list[Column], width: int, colours: Mapping[str, str] | None = None
+) -> Iterator[Table]:
+    """Yield tables no wider than this that show all columns, in their order, each beside all labels.
+
+    Args:
+        title: stands above the first.
+        labels: the columns that each of them has.
+        columns: those of which each has some.
+        width: cells that there are.
+        colours: of heads and labels that have one.
+    """
+    tints = colours or {}
     label_widths, groups = _laid_out(labels, columns, width)
     for number, (places, widths) in enumerate(groups):
         table = Table(title=None if number else title, title_justify="left", caption_justify="left", pad_edge=False)
@@ -89,9 +117,15 @@ def tables(title: str, labels: list[Column], columns: list[Column], width: int) 
                 justify="left" if place < len(labels) else "right",
                 width=its_width,
                 overflow="fold",
+                header_style=f"bold {tints[column.head]}" if column.head in tints else "",
             )
         for cells in zip(*(column.cells for column, _ in shown), strict=True):
-            table.add_row(*(folded(cell, its_width) for cell, (_, its_width) in zip(cells, shown, strict=True)))
+            table.add_row(
+                *(
+                    Text(folded(cell, its_width), tints.get(cell, ""))
+                    for cell, (_, its_width) in zip(cells, shown, strict=True)
+                )
+            )
         yield table
 
 

@@ -1,5 +1,7 @@
 """The page: one HTML file with everything in it."""
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +11,63 @@ from reports import key
 from reports.charts.drawing import Drawn
 from reports.foreign import script_json
 
+WORDS = ("better", "worse", "equal", "inconclusive", "unstable", "met", "missed", "unknown", "impossible", "n/a")
+"""With which a cell may begin that is more than a number."""
+_INTERVAL = re.compile(r"\[[^\]]*\]( [~=])?")
+NOTHING = ("-", "n/a")
 
-def render(template: str, charts: list[Drawn], **values: Any) -> str:
-    """Fill a template; styles, script and the charts' data go into the page."""
+
+def render(template: str, charts: list[Drawn], *, arms: Sequence[str] = (), **values: Any) -> str:
+    """Fill a template; styles, script and the charts' data go into the page.
+
+    Args:
+        template: its file's name.
+        charts: what is drawn.
+        arms: whole names, in the order of the key; one alone needs no key.
+        values: what else the template shows.
+    """
     here = Path(__file__).parent
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("reports", "."), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("reports", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters["word"] = word
+    environment.filters["intact"] = intact
+    shown = key.key_of(arms) if len(arms) > 1 else {}
+    environment.globals["key"] = shown
     data = script_json({chart.name: chart.data for chart in charts})
     return environment.get_template(template).render(
         charts=charts,
-        colours=[f"var(--arm-{number})" for number in range(len(key.PALETTE))],
+        shortened=[entry for entry in shown.values() if entry.name != entry.arm],
         style=key.css() + (here / "report.css").read_text(),
         script=(here / "report.js").read_text(),
         data=data,
         **values,
     )
+
+
+def word(cell: str) -> str:
+    """Return the class of a cell: the word it begins with, `none` for what is not known, or nothing."""
+    if cell in NOTHING:
+        return "none"
+    first = cell.partition(" ")[0].rstrip(",:")
+    return first if first in WORDS else ""
+
+
+def intact(cell: str) -> str:
+    """Keep an interval on one line, with the sign that says how to take it."""
+    return _INTERVAL.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), cell)
+
+
+def head(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was run on what, of all that stand side by side; older folders know the step times only."""
+    found: dict[str, list[str]] = {}
+    for source in (manifest.get("sources") or {"": manifest}).values():
+        known = source.get("head") or {"Step times": source.get("step_times")}
+        for name, text in known.items():
+            found.setdefault(name, []).append(text)
+    said = {name: " or ".join(dict.fromkeys(filter(None, texts))) for name, texts in found.items()}
+    return {name: text for name, text in said.items() if text}

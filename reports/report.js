@@ -6,12 +6,14 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const hidden = new Set();
 
-  for (const box of document.querySelectorAll(".arms input")) {
-    box.addEventListener("change", () => {
-      const arm = Number(box.value);
+  for (const box of document.querySelectorAll(".key input")) {
+    const arm = Number(box.value);
+    const toggle = () => {
       box.checked ? hidden.delete(arm) : hidden.add(arm);
       for (const part of document.querySelectorAll(`.arm-${arm}`)) part.style.display = box.checked ? "" : "none";
-    });
+    };
+    box.addEventListener("change", toggle);
+    toggle();  // a page that is loaded again remembers its boxes
   }
   const theme = document.getElementById("theme");
   if (theme) theme.addEventListener("click", () => {

@@ -1,6 +1,7 @@
 """What a sweep found: one table, one report."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,11 @@ from reports import page, sweep_table
 from reports.charts import drawing
 from reports.charts import sweep as charts
 from reports.charts.drawing import STYLE, Drawn
+from reports.charts.sweep import Swept
 from reports.folder import ReportError
+from reports.grid import Grid
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
+from reports.outcomes import binding
 from reports.points import AnyPoint, Found, Point, Sweep
 
 Manifest = dict[str, Any]
@@ -59,15 +63,20 @@ def _write(
     with mpl.rc_context(rc=STYLE):
         found = [row for row in rows if isinstance(row, Found)]
         drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found), out / "charts")
+    shown = list(_tables(summary))
     text = page.render(
         "sweep.html.jinja",
         drawn,
+        arms=list(sweep.lines),
         title=manifest["title"],
         subtitle=manifest["subtitle"],
-        step_times=manifest.get("step_times"),
-        summary=summary,
+        head=page.head(manifest),
+        alerts=[],
+        verdict=" ".join(filter(None, [_answer(rows, summary.limits), summary.verdict])),
+        points=shown[0],
+        more=shown[1:],
+        row_arms=[_line_of(row, sweep) for row in rows],
         grids=[summary.split] if summary.split else [],
-        arm_names=list(sweep.lines) if len(sweep.lines) > 1 else [],
         formulas=FORMULAS | ({"ttst": TTST_FORMULA} if summary.split else {}),
         labels=LABELS,
         command=manifest["command"],
@@ -78,6 +87,53 @@ def _write(
     replace_text(out / "report.html", text)
     replace_text(out / "table.csv", sweep_table.as_csv(rows))
     return summary
+
+
+def _answer(rows: list[AnyPoint] | list[Found], limits: list[str]) -> str:
+    """Say which combination meets the limits with the fewest GPUs, or comes nearest; searches say what they found."""
+    tried = [row for row in rows if isinstance(row, Point)]
+    if not limits or not tried:
+        return ""
+    met = [point for point in tried if point.state == "met"]
+    if met:
+        fewest = min(met, key=lambda point: point.gpus)
+        return f"{len(met)} of {len(rows)} combinations meet every limit; with the fewest GPUs ({fewest.gpus}): {fewest.name}."
+    nearest = max(tried, key=_margin)
+    missed = binding(nearest.outcomes)
+    return f"No combination is known to meet every limit; {nearest.name} comes nearest: {missed.limit if missed else ''} {missed}."
+
+
+def _margin(point: Point) -> float:
+    nearest = binding(point.outcomes)
+    return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
+
+
+ACROSS = 9
+"""Columns that a page has room for beside the settings."""
+
+
+def _tables(summary: Sweep) -> Iterator[Grid]:
+    """Yield the table in parts that fit on a page, each with the settings: the most important columns first."""
+    axes = summary.num_axes
+    label, *names = (column.replace("_", " ") for column in summary.columns)
+    for first in range(axes, max(len(summary.columns), axes + 1), ACROSS):
+        last = first + ACROSS
+        columns = names[: axes - 1] + names[first - 1 : last - 1]
+        lines = [(cells[0], cells[1:axes] + cells[first:last]) for cells in summary.rows]
+        title = summary.title if first == axes else "And"
+        note = (
+            f"Times in ms. Limits: {', '.join(summary.limits)}; and the queue may not grow."
+            if summary.limits
+            else "Times in ms."
+        )
+        yield Grid(title, columns, lines, note if first == axes else "", label)
+
+
+def _line_of(row: AnyPoint | Found, sweep: Swept) -> str:
+    """Return the line of the charts, and so the arm of the key, to which a line of the table belongs."""
+    if isinstance(row, Found):
+        return row.arm
+    return next((name for name, line in sweep.lines.items() if any(point.changes == row.changes for point in line)), "")
 
 
 def is_sweep(folder: Path) -> bool:

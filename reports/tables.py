@@ -2,23 +2,23 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from reports.conditions import METRICS
-from reports.fidelity import ArmFidelity, Deviation, Fidelity
+from reports.fidelity import ArmFidelity, Deviation
 from reports.foreign import markdown_cell
 from reports.grid import Grid
 from reports.like import table as like
 from reports.metrics import LABELS
-from reports.outcomes import told
+from reports.outcomes import Outcome, binding, percent, told
 from reports.pools import Use
 from reports.records import Record
 from reports.slo import parse
 from reports.split import LABELS as PARTS
 from reports.split import Split
-from reports.summary import PAIRED, ArmSummary, Summary
+from reports.summary import PAIRED, ArmSummary, Difference, Summary
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 TIMES = ("ttft_sched", "ttst", "itl", "tpot", "e2e_sched")
@@ -52,29 +52,42 @@ def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
 
 def rows(summary: Summary) -> list[tuple[str, list[str]]]:
     """Return the lines of the table: a label, and a cell per arm; lines that say nothing are left out."""
+    return [row for section in sections(summary) for row in section.rows]
+
+
+def sections(summary: Summary) -> list[Grid]:
+    """Return all that is known of the arms, by what it is of; lines that say nothing are left out."""
     arms = list(summary.arms.values())
-    found: list[tuple[str, list[str]]] = []
+    found: dict[str, list[tuple[str, list[str]]]] = {}
     for name in TIMES:
         if name == "ttst" and not summary.shows_ttst:
             continue
-        found += _cells(_latency(name), arms)
+        found[LABELS[name]] = _cells(_latency(name), arms)
         if name in PAIRED and len(arms) > 1:
-            found += [
+            found[LABELS[name]] += [
                 (
                     f"{LABELS[name]} {statistic} vs {summary.baseline}",
                     [_difference(summary, arm, name, statistic) for arm in summary.arms],
                 )
                 for statistic in ("mean", "p90")
             ]
-    found += _cells(WORK, arms)
     covered = summary.bound.covered
-    found.append(("random to bound, covered", [share(covered.get(arm)) for arm in summary.arms]))
-    found += _cells(ENGINES, arms)
+    found["Throughput"] = _cells(THROUGHPUT, arms)
+    found["Prefix caching and balance"] = [
+        *_cells(ROUTED, arms),
+        ("random to bound, covered", [share(covered.get(arm)) for arm in summary.arms]),
+    ]
+    found["Engines"] = _cells(ENGINES, arms)
     if any(arm.failed for arm in arms):
-        found += _cells(FAILURES, arms)
+        found["Failures"] = _cells(FAILURES, arms)
     if any(arm.schedule_lag.max for arm in arms):
-        found += _cells(CLIENT, arms)
-    return [(label, cells) for label, cells in found if any(cell != "n/a" for cell in cells) or "p99" in label]
+        found["Load generator"] = _cells(CLIENT, arms)
+    return [Grid(title, list(summary.arms), known) for title, lines in found.items() if (known := _known(lines))]
+
+
+def _known(lines: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """Leave out lines that say nothing."""
+    return [(label, cells) for label, cells in lines if any(cell != "n/a" for cell in cells) or "p99" in label]
 
 
 def _cells(lines: Sequence[Line], arms: list[ArmSummary]) -> list[tuple[str, list[str]]]:
@@ -99,27 +112,35 @@ def split_grid(summary: Summary) -> Grid | None:
     splits = [arm.split or None for arm in summary.arms.values()]
     if not any(splits):
         return None
-    lines: list[tuple[str, list[str]]] = []
-    for name, label in PARTS.items():
-        parts = [(split.parts.get(name), split.ttft) if split else (None, 0.0) for split in splits]
-        if any(part is not None for part, _ in parts):
-            lines.append((label, [_part(part, ttft) for part, ttft in parts]))
-    lines.append(("TTFT from sent", [milliseconds(split.ttft if split else None) for split in splits]))
+    named = {
+        label: [split.parts.get(name) if split else None for split in splits]
+        for name, label in PARTS.items()
+        if any(split and name in split.parts for split in splits)
+    }
+    totals = [split.ttft if split else None for split in splits]
+    lines = [
+        (f"{label} (ms)", ["-" if part is None else milliseconds(part) for part in parts])
+        for label, parts in named.items()
+    ]
+    lines.append(("TTFT from sent (ms)", [milliseconds(total) for total in totals]))
+    lines += [
+        (
+            f"{label} (share)",
+            [
+                "-" if part is None or not total else f"{part / total:.0%}"
+                for part, total in zip(parts, totals, strict=True)
+            ],
+        )
+        for label, parts in named.items()
+    ]
     if any(split and split.apart for split in splits):
         lines.append(("prefilled by another worker", [share(split.apart if split else None) for split in splits]))
     return Grid(
-        "Where does TTFT go? (means in ms)",
+        "Where does TTFT go? (means)",
         list(summary.arms),
         lines,
         split_note(dict(zip(summary.arms, splits, strict=True))),
     )
-
-
-def _part(seconds: float | None, ttft: float) -> str:
-    """Show a part of TTFT, and its share."""
-    if seconds is None:
-        return "-"
-    return f"{milliseconds(seconds)} ({seconds / ttft:.0%})" if ttft else milliseconds(seconds)
 
 
 def split_note(splits: dict[str, Split | None]) -> str:
@@ -200,8 +221,157 @@ def _step_times(manifest: dict[str, Any]) -> str:
 
 
 def heading(manifest: dict[str, Any]) -> list[str]:
-    """Say what was run: the workload, the deployment, the step times."""
-    return [f"{manifest['title']}: {manifest['subtitle']}.", _step_times(manifest).strip()]
+    """Say what was run: the workload, the deployment, the step times and how far off they may be."""
+    said = manifest.get("head") or {}
+    layout = "; ".join(f"{name}: {said[name]}" for name in ("Layout", "Chunk") if name in said)
+    error = f"Model error: {said['Model error']}." if "Model error" in said else ""
+    return [
+        f"{manifest['title']}: {manifest['subtitle']}.",
+        f"{layout}." * bool(layout),
+        _step_times(manifest).strip(),
+        error,
+    ]
+
+
+def alerts(summary: Summary) -> list[str]:
+    """Say what is wrong with the runs: what makes them invalid, and failures."""
+    found = [f"Not valid: {note}" for note in notes(summary)]
+    for arm, figures in summary.arms.items():
+        if figures.failed and not any("failed" in note for note in figures.notes):
+            error, count = max(figures.errors.items(), key=lambda item: item[1])
+            found.append(
+                f"{arm}: {figures.failed:,} of {figures.requests:,} requests failed, {count:,} of them with: {error}"
+            )
+    return found
+
+
+def answer(summary: Summary) -> str:
+    """Say which arms meet the limits, or which is nearest to doing so; nothing without limits of a run."""
+    nearest = {arm: one for arm, figures in summary.arms.items() if (one := binding(figures.outcomes or ()))}
+    if not nearest:
+        return ""
+    met, unknown = ([arm for arm, one in nearest.items() if one.state == state] for state in ("met", "unknown"))
+    if met:
+        missed = [f"{arm} ({one.limit} {_margin(one)})" for arm, one in nearest.items() if one.state == "missed"]
+        text = f"{_listed(met)} meet{'s' * (len(met) == 1)} every limit"
+        text += f"; {_listed(missed)} do{'es' * (len(missed) == 1)} not" * bool(missed)
+    else:
+        best = max(nearest, key=lambda arm: (nearest[arm].state == "unknown", nearest[arm].margin or -math.inf))
+        text = f"{nearest[best].limit} {_margin(nearest[best])}"
+        text = (
+            f"No arm is known to meet every limit; {best} comes nearest: {text}"
+            if len(nearest) > 1
+            else f"{best}: {text}"
+        )
+    return f"{text}{f'; of {_listed(unknown)} it is not known' if met and unknown else ''}."
+
+
+def alone(summary: Summary) -> str:
+    """Give the main figures of the only arm; nothing where there are several."""
+    if len(summary.arms) > 1:
+        return ""
+    ((arm, its),) = summary.arms.items()
+    if its.ttft_sched.mean is None:
+        return ""
+    return (
+        f"{arm}: TTFT {milliseconds(its.ttft_sched.mean)} ms on average, {milliseconds(its.ttft_sched.p99)} ms at p99; TPOT "
+        f"{milliseconds(its.tpot.mean)} ms on average; {number(its.throughput.requests_per_s, 2)} requests/s."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+
+def _margin(outcome: Outcome) -> str:
+    return (
+        f"{outcome.state}: {outcome.reason}"
+        if outcome.margin is None
+        else f"{outcome.state} by {percent(abs(outcome.margin))}"
+    )
+
+
+def limit_grid(summary: Summary) -> Grid | None:
+    """Lay out which limits each arm meets, and by how much; None without limits."""
+    lines: dict[str, list[str]] = {}
+    for figures in summary.arms.values():
+        for outcome in figures.outcomes or ():
+            lines.setdefault(outcome.limit, []).append(_margin(outcome))
+    each = [limit for limit in summary.limits if parse(limit).statistic is None]
+    if each:
+        reached = [figures.goodput.attainment if figures.goodput else None for figures in summary.arms.values()]
+        lines[f"requests within {' and '.join(each)}"] = [share(one) for one in reached]
+    return Grid("Limits, and the margin to each", list(summary.arms), list(lines.items())) if lines else None
+
+
+def difference_grid(summary: Summary) -> Grid | None:
+    """Lay out the verdict on each difference to the first arm; None where there is none."""
+    if not summary.differences:
+        return None
+    lines = [
+        (
+            f"{LABELS[name]} {statistic}",
+            [_verdict(summary.difference(arm, name, statistic)) for arm in summary.differences],
+        )
+        for name in PAIRED
+        for statistic in STATISTICS
+    ]
+    floor = " and it is larger than that of two runs of the same arm (A/A)" if summary.noise_floor else ""
+    return Grid(
+        f"Differences to {summary.baseline}",
+        list(summary.differences),
+        _known(lines),
+        f"In %, paired by request, with a 95% block-bootstrap interval ({summary.num_blocks} blocks). Better or worse: the "
+        f"interval excludes zero{floor}. Equal: smaller than is worth telling. {summary.power}",
+    )
+
+
+def _verdict(pair: Difference | None) -> str:
+    if pair is None:
+        return "n/a"
+    if pair.verdict == "unstable" or pair.is_exact:
+        return pair.verdict
+    low, high = pair.shares()
+    return f"{pair.verdict} {pair.relative:+.1%} [{low * 100:+.1f}, {high * 100:+.1f}]"
+
+
+def figures(summary: Summary) -> Grid:
+    """Lay out what most look for."""
+    return Grid("Key figures", list(summary.arms), key_rows(summary), figures_note(summary))
+
+
+def figures_note(summary: Summary) -> str:
+    """Say how figures are to be read."""
+    text = "Times in ms; n/a: not known, or too few samples."
+    if summary.differences:
+        text += f" vs {summary.baseline}: difference in % with its 95% interval; ~ may be noise, = is too small to be worth telling."
+    if summary.bound.ttft_mean_s:
+        text += (
+            f" No router could have a mean TTFT below {milliseconds(summary.bound.ttft_mean_s)} ms: the larger of what every "
+            "prompt takes on an empty machine with the best cache there could be, and of what all prompts wait for on one "
+            "machine as fast as all workers."
+        )
+    return text
+
+
+ACROSS = 8
+"""Columns that a page has room for."""
+
+
+def for_page(grid: Grid) -> list[Grid]:
+    """Return a table that fits on a page; with many columns, they become rows, and the rows columns of several tables."""
+    if len(grid.columns) <= ACROSS:
+        return [grid]
+    whole = grid.turned()
+    return [
+        replace(
+            whole,
+            columns=whole.columns[first : first + ACROSS],
+            rows=[(label, cells[first : first + ACROSS]) for label, cells in whole.rows],
+            note=grid.note if first + ACROSS >= len(whole.columns) else "",
+        )
+        for first in range(0, len(whole.columns), ACROSS)
+    ]
 
 
 def limits(summary: Summary) -> list[str]:
@@ -283,11 +453,13 @@ def _stopped(arm: ArmSummary) -> float | None:
 
 _hundredths = partial(number, digits=2)
 _thousandths = partial(number, digits=3)
-WORK: tuple[Line, ...] = (
+THROUGHPUT: tuple[Line, ...] = (
     ("requests/s", lambda arm: arm.throughput.requests_per_s, _hundredths),
     ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, number),
     ("goodput (/s of arrivals)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
     ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, share),
+)
+ROUTED: tuple[Line, ...] = (
     ("hits: unlimited cache", lambda arm: arm.waterfall.endless, share),
     ("hits: best worker", lambda arm: arm.waterfall.best, share),
     ("hits: predicted", lambda arm: arm.waterfall.predicted, share),
@@ -321,35 +493,13 @@ CLIENT: tuple[Line, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class SideBySide:
-    """Real and simulated figures of an arm: a table, and what is said above and below it."""
-
-    lead: str
-    columns: list[str]
-    rows: list[list[str]]
-    """A label, and a cell for each column."""
-    distances: str
-
-
-def fidelity_rows(fidelity: Fidelity) -> dict[str, SideBySide]:
-    """Return each arm's table."""
-    return {arm: side_by_side(arm, found) for arm, found in fidelity.arms.items()}
-
-
-def side_by_side(arm: str, found: ArmFidelity) -> SideBySide:
-    """Lay out the figures of an arm; one column is only there where the speed of the real engine is known."""
+def fidelity_grid(arm: str, found: ArmFidelity) -> Grid:
+    """Lay out real and simulated figures of an arm; one column is only there where the speed of the real engine is known."""
     columns = ["real", "simulated", "error", "real runs differ by"]
     if any(row.error_at_speed is not None for row in found.deviations):
         columns.append("error at the runs' speed")
-    rows = [_fidelity_cells(row)[: len(columns) + 1] for row in found.deviations]
-    return SideBySide(_lead(arm, found), columns, rows, distances(found))
-
-
-def fidelity_grid(arm: str, found: ArmFidelity) -> Grid:
-    """Lay out real and simulated figures of an arm."""
-    shown = side_by_side(arm, found)
-    return Grid(f"Simulated against real: {arm}", shown.columns, [(label, cells) for label, *cells in shown.rows])
+    lines = [(label, cells[: len(columns)]) for label, *cells in map(_fidelity_cells, found.deviations)]
+    return Grid(f"Simulated against real: {arm}", columns, lines, distances(found))
 
 
 def distances(found: ArmFidelity) -> str:
@@ -367,7 +517,7 @@ def distances(found: ArmFidelity) -> str:
     return text
 
 
-def _lead(arm: str, found: ArmFidelity) -> str:
+def lead(arm: str, found: ArmFidelity) -> str:
     """Say how far the means are off."""
     errors = {row.name: row.error for row in found.deviations}
     parts = [

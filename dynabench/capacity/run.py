@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
 from dynabench.capacity.candidates import candidates_of
@@ -30,6 +29,7 @@ from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import replace_text
+from reports import capacity
 from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Ranked, Sureness
 from reports.conditions import Condition
 from reports.metrics import LEAST_SAMPLES, Goodput
@@ -66,7 +66,7 @@ def run_plan(
         except InterruptError:
             planner.is_complete = False
         answer = planner.answer()
-        replace_text(out / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+        capacity.write(out, answer, planner.points())
         return out, answer
 
 
@@ -353,7 +353,22 @@ class _Planner:
             commands=[] if best is None else self._commands(chosen[0]),
             simulated=self._num_simulated,
             wall_s=time.perf_counter() - self._started,
+            head=manifest["head"],
+            command=manifest["command"],
+            settings=manifest,
         )
+
+    def points(self) -> dict[str, list[Point]]:
+        """Return what was tried of each layout, from few workers to many."""
+        layouts = self._search.layouts
+        known = [
+            [self._known(Question(place, workers)) for workers in sorted(layout.states)]
+            for place, layout in enumerate(layouts)
+        ]
+        return {
+            layout.name: [point for point in found if isinstance(point, Point)]
+            for layout, found in zip(layouts, known, strict=True)
+        }
 
     def _limits(self) -> list[str]:
         """Return what is limited, as outcomes name it: limits of each request count together."""

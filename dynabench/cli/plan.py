@@ -85,7 +85,7 @@ def plan(
         )
         out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), console=console)
     _print(answer, console)
-    console.print(f"everything: {out / 'plan.json'}", soft_wrap=True)
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     output.document(out, msgspec.to_builtins(answer))
     if not answer.is_complete:
         return 130

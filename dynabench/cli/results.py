@@ -13,6 +13,7 @@ from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, gate, sweep_report, sweep_table, tables
+from reports.key import key_of
 from reports.points import Sweep
 from reports.summary import Summary, summarize
 
@@ -119,9 +120,13 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
         console.say(f"not valid: {note}", style="red")
     for line in filter(None, tables.heading(manifest)):
         console.say(line)
+    key = key_of(list(summary.arms))
     for grid in (tables.comparison(summary, is_whole=is_whole), *tables.grids(summary)):
-        for table in grid.tables(console.width):
+        for table in grid.tables(console.width, key):
             console.print(table)
+    for entry in key.values():
+        if entry.name != entry.arm:
+            console.say(f"{entry.name}: {entry.arm}")
     console.say(summary.verdict)
     for line in tables.limits(summary):
         console.say(line)

@@ -13,6 +13,7 @@ from typing import Any
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
+from dynabench.experiment.head import head_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.step_times import step_times
 from dynabench.plan import Arm, Settings
@@ -39,11 +40,13 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return what is needed to run it again, and to understand it."""
     deployment = settings.deployment
+    deployments = [arm.settings.deployment for arm in arms] or [deployment]
     return {
         "schema": folder.SCHEMA,
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
         "subtitle": subtitle_of(clock, workload, experiment, settings, arms),
-        "step_times": None if settings.url else step_times([arm.settings.deployment for arm in arms] or [deployment]),
+        "step_times": None if settings.url else step_times(deployments),
+        "head": head_of(workload, deployments, settings.url),
         "command": _command(),
         "clock": clock,
         "created": now().isoformat(timespec="seconds"),

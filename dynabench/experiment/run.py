@@ -23,6 +23,7 @@ from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from reports import folder
 from reports.folder import Manifest
+from reports.key import key_of
 from reports.records import Record
 from reports.summary import Summary
 from serving.runtime.config import masked
@@ -150,10 +151,12 @@ def _measure_all(
     from dynabench.live.view import LiveView
 
     runs: list[Record] = []
+    key = key_of(list(dict.fromkeys(plan.arm.name for plan in wanted)))
     for place, plan in enumerate(wanted):
         workload = source(plan.settings.shape)
-        title = f"{plan.arm.name} ({place + 1}/{len(wanted)})"
-        with contextlib.suppress(InterruptError), LiveView(console, title, len(workload)) as view:
+        entry = key[plan.arm.name]
+        title = f"{entry.name} ({place + 1}/{len(wanted)})"
+        with contextlib.suppress(InterruptError), LiveView(console, title, len(workload), entry.dark) as view:
             runs.append(measure(plan, workload, view=view, interrupt=interrupt))
         if interrupt.is_asked:
             break

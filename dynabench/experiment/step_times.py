@@ -44,9 +44,9 @@ def _source(timing: TimingConfig) -> str:
             return f"roofline of {timing.model}{weights} on {timing.gpu}{gpus}, timed as {timing.timed_as}"
         case "constant":
             prefill, decode = timing.constant_prefill_ms, timing.constant_decode_ms
-            return f"constant, {prefill:g} ms for prefill and {decode:g} ms for decode, of no model and no GPU"
+            return f"generic: constant, {prefill:g} ms for prefill and {decode:g} ms for decode, of no model and no GPU"
         case "polynomial":
-            return "polynomial of no particular model and GPU"
+            return "generic: a polynomial of no particular model and GPU"
         case "calibrated":
             assert timing.timing_file is not None
             found = read_calibration(timing.timing_file)

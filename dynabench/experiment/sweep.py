@@ -10,6 +10,7 @@ from typing import Any
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of
+from dynabench.experiment.head import head_of
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import Source, source_of
@@ -70,6 +71,7 @@ def run_sweep(
         manifest |= {"sweep": asdict(config), "identity": identity}
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
             manifest["subtitle"] = subtitle_of("virtual", workload, experiment, settings, tried)
+            manifest["head"] = head_of(workload, [arm.settings.deployment for arm in tried])
         return out, manifest, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
 
 

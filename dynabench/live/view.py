@@ -16,8 +16,9 @@ from dynabench.terminal import Terminal
 class LiveView:
     """Progress, rates, TTFT, TPOT, requests in flight, and how the last requests were spread over the workers."""
 
-    def __init__(self, console: Terminal, title: str, total: int) -> None:
+    def __init__(self, console: Terminal, title: str, total: int, colour: str = "") -> None:
         self._title = title
+        self._colour = colour
         self._total = total
         self._before: Stats | None = None
         self._rates = (0.0, 0.0)
@@ -48,7 +49,7 @@ class LiveView:
     def _shown(self, stats: Stats) -> RenderableType:
         head = Table.grid(padding=(0, 1))
         head.add_row(
-            self._title, ProgressBar(self._total, stats.num_ended, width=24), f"{stats.num_ended:,}/{self._total:,} requests",
+            Text(self._title, self._colour), ProgressBar(self._total, stats.num_ended, width=24), f"{stats.num_ended:,}/{self._total:,} requests",
             f"{stats.now_s:.0f} s",
         )  # fmt: skip
         requests, tokens = self._rates

@@ -152,7 +152,7 @@ def test_the_head_of_a_search_names_the_workers_it_found_and_the_step_times(tmp_
     done = dynabench("sweep", *flags, "--find", "workers", "--out", tmp_path / "x")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("chat.jsonl: kv: 20 requests on 1 simulated engine, in virtual time;")
-    assert "\nSimulated step times: polynomial of no particular model and GPU." in done.stdout
+    assert "\nSimulated step times: generic: a polynomial of no particular model and GPU." in done.stdout
 
 
 def test_what_sweeps_found_is_one_document(tmp_path):
@@ -208,7 +208,7 @@ def test_a_sweep_is_resumed_and_makes_one_table(tmp_path):
     summary = json.loads((tmp_path / "s" / "sweep.json").read_text())["summary"]
     assert len(summary["rows"]) == 4
     assert (tmp_path / "s" / "table.csv").read_text().count("\n") == 5
-    assert (tmp_path / "s" / "report.html").read_text().count("<svg") >= 1
+    assert (tmp_path / "s" / "report.html").read_text().count("<figure") == 4
     other = dynabench(*arguments, "--seed", "3")
     assert (other.returncode, "holds a sweep with other settings" in other.stderr) == (2, True)
 

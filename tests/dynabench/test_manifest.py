@@ -88,11 +88,14 @@ LLAMA = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parall
 @pytest.mark.parametrize(
     ("pools", "said"),
     [
-        ((Pool(),), "polynomial of no particular model and GPU"),
-        ((Pool(timing=TimingConfig(speedup_ratio=2)),), "polynomial of no particular model and GPU, divided by 2"),
+        ((Pool(),), "generic: a polynomial of no particular model and GPU"),
+        (
+            (Pool(timing=TimingConfig(speedup_ratio=2)),),
+            "generic: a polynomial of no particular model and GPU, divided by 2",
+        ),
         (
             (Pool(timing=TimingConfig(timing="constant", constant_prefill_ms=5)),),
-            "constant, 5 ms for prefill and 10 ms for decode, of no model and no GPU",
+            "generic: constant, 5 ms for prefill and 10 ms for decode, of no model and no GPU",
         ),
         (
             (Pool(name="p", role="prefill", timing=LLAMA), Pool(name="d", role="decode", timing=LLAMA)),

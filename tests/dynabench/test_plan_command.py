@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dynabench.capacity.model_error import KNOWN, model_error
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.file import read
+from dynabench.experiment.model_error import KNOWN, model_error
 from mocker.timing.config import TimingConfig
 from tests.support.commands import dynabench
 

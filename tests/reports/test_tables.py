@@ -65,8 +65,8 @@ def test_markdown_has_the_small_tables_of_the_terminal():
         summarize([run("one", sent_s=[0.0, 1.0]), apart("two")]), {"title": "t", "subtitle": "s"}, []
     )
     assert "| TTST mean (ms) | n/a | 6,000 |" in text
-    assert "**Where does TTFT go? (means in ms)**\n\n|  | one | two |\n|---|---:|---:|\n| queue |" in text
-    assert "| transfer | - | 1,000 (20%) |" in text
+    assert "**Where does TTFT go? (means)**\n\n|  | one | two |\n|---|---:|---:|\n| queue (ms) |" in text
+    assert "| transfer (ms) | - | 1,000 |" in text
     assert "| two: decode | 2 | 2 | 75% / 100% | - | 12% / 19% |" in text
 
 
@@ -77,14 +77,19 @@ def test_milliseconds_have_as_many_digits_as_matter():
 
 def test_a_small_table_says_where_ttft_goes_in_each_arm():
     (grid, *_) = tables.grids(summarize([run("one", sent_s=[0.0, 1.0]), apart("two")]))
-    assert grid.title == "Where does TTFT go? (means in ms)"
+    assert grid.title == "Where does TTFT go? (means)"
     assert dict(grid.rows) == {
-        "queue": ["0.00 (0%)", "1,000 (20%)"],
-        "prefill": ["1,500 (100%)", "1,000 (20%)"],
-        "decode queue": ["-", "1,000 (20%)"],
-        "transfer": ["-", "1,000 (20%)"],
-        "first step": ["-", "1,000 (20%)"],
-        "TTFT from sent": ["1,500", "5,000"],
+        "queue (ms)": ["0.00", "1,000"],
+        "prefill (ms)": ["1,500", "1,000"],
+        "decode queue (ms)": ["-", "1,000"],
+        "transfer (ms)": ["-", "1,000"],
+        "first step (ms)": ["-", "1,000"],
+        "TTFT from sent (ms)": ["1,500", "5,000"],
+        "queue (share)": ["0%", "20%"],
+        "prefill (share)": ["100%", "20%"],
+        "decode queue (share)": ["-", "20%"],
+        "transfer (share)": ["-", "20%"],
+        "first step (share)": ["-", "20%"],
         "prefilled by another worker": ["0.0%", "100.0%"],
     }
 

@@ -1,0 +1,84 @@
+"""What the head of a report says: the model, the GPUs, their layout, the chunk, the workload, and how far off its times may be."""
+
+from collections.abc import Iterable, Sequence
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.model_error import model_error
+from dynabench.experiment.step_times import step_times
+from mocker.timing.config import TimingConfig
+from reports.outcomes import percent
+from serving.runtime.config import masked
+from workloads import Workload
+
+MOST = 3
+"""What differs between arms is named one by one up to this many."""
+
+
+def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | None = None) -> dict[str, str]:
+    """Return what was run on what, by what it is called; what is not known is left out."""
+    if url:
+        return {"Server": masked(url), "Workload": _workload(workload)}
+    decoders = [_decoder(deployment) for deployment in deployments]
+    said = {
+        "Model": _each(pool.model for pool in decoders),
+        "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
+        "Layout": _layouts(deployments),
+        "Chunk": _each(
+            f"{pool.mocker.max_num_batched_tokens:,} tokens" for pool in decoders if pool.engine == "mocker"
+        ),
+        "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
+        "Workload": _workload(workload),
+        "Step times": step_times(deployments),
+        "Model error": _each(_error(pool.timing) for pool in decoders if pool.engine == "mocker"),
+    }
+    return {name: text for name, text in said.items() if text}
+
+
+def _decoder(deployment: Deployment) -> Pool:
+    """Return the pool that answers requests; it decides the time between tokens."""
+    return next(pool for pool in deployment.pools if pool.role != "prefill")
+
+
+def _each(texts: Iterable[str | None]) -> str:
+    """Name what arms have, each once."""
+    found = list(dict.fromkeys(filter(None, texts)))
+    return " or ".join(found) if len(found) <= MOST else f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
+
+
+def _workload(workload: Workload) -> str:
+    return f"{workload.name}: {len(workload):,} requests in {workload.duration_s:,.0f} s"
+
+
+def _layouts(deployments: Sequence[Deployment]) -> str:
+    layouts = list(dict.fromkeys(map(_layout, deployments)))
+    if len(layouts) <= MOST:
+        return " or ".join(layouts)
+    workers = [deployment.num_workers for deployment in deployments]
+    gpus = [sum(pool.num_gpus for pool in deployment.pools) for deployment in deployments]
+    return f"{min(workers)} to {max(workers)} workers, {min(gpus)} to {max(gpus)} GPUs"
+
+
+def _layout(deployment: Deployment) -> str:
+    """Say how many workers there are, of how many GPUs each."""
+    gpus = sum(pool.num_gpus for pool in deployment.pools)
+    sizes = dict.fromkeys(pool.tensor_parallel_size for pool in deployment.pools)
+    workers = " + ".join(f"{pool.replicas}{f' {pool.name}' * (len(deployment.pools) > 1)}" for pool in deployment.pools)
+    return (
+        f"{workers} worker{'s' * (deployment.num_workers != 1)}, TP {' and '.join(map(str, sizes))} "
+        f"({gpus} GPU{'s' * (gpus != 1)})"
+    )
+
+
+def _error(timing: TimingConfig) -> str:
+    """Say how far simulated times of a model on a GPU were off where they were compared with published ones."""
+    if timing.timing_name in ("polynomial", "constant"):
+        return "step times are generic, so arms can be compared, but no time is that of a GPU"
+    if timing.timing_name != "roofline":
+        return "not known; dynabench validate measures it"
+    known = model_error(timing)
+    if known is None:
+        return "not known for such a model on this GPU"
+    return (
+        f"mean TPOT off by {percent(known.tpot)}, mean TTFT by {percent(known.ttft)} on average "
+        f"({known.points} published points of {known})"
+    )

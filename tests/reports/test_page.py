@@ -1,0 +1,340 @@
+"""The report as a browser shows it: three widths, light, dark, on paper, with JavaScript and without."""
+
+import os
+import shutil
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+from msgspec import structs
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.arms import comparison_of
+from dynabench.experiment.manifest import manifest_of
+from dynabench.experiment.run import load_workload
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.plan import Settings, plans
+from dynabench.virtual.run import run as simulate
+from mocker.timing.config import TimingConfig
+from reports import capacity, folder, sweep_report
+from reports.capacity import Alternative, Answer, AtLoad, Ranked, Sureness
+from reports.outcomes import Outcome
+from tests.reports.runs import run
+from tests.reports.test_results_folder import FIDELITY
+from tests.reports.test_results_folder import MANIFEST as SMALL
+from tests.reports.test_sweep_report import MANIFEST, point
+from workloads.shape import ShapeConfig
+
+MODES = ("round-robin", "kv", "least-loaded", "random", "p2c", "session", "marginal-all")
+LLAMA = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=4, quantization="fp8")
+LIMITS = ["ttft.p99 <= 2000 ms", "itl.p99 <= 60 ms"]
+MET, MISSED = Outcome(LIMITS[0], "met", 1.2345, 0.38), Outcome(LIMITS[1], "missed", 0.06019, -0.0031)
+
+
+FOUR = (Pool(replicas=4),)
+
+
+def compare(out, *modes, pools=FOUR, limits=()):
+    """Simulate a few requests and write their results folder."""
+    workload = load_workload((), None, ShapeConfig(max_requests=240), 0)
+    experiment = ExperimentConfig(router_mode=modes, slo=tuple(limits))
+    settings = Settings(Deployment(pools=pools))
+    arms = comparison_of(experiment, settings).arms
+    runs = [simulate(plan, workload) for plan in plans(arms, 1, 0)]
+    folder.write(out, manifest_of("virtual", (), workload, experiment, settings, arms, runs), runs)
+
+
+def one(out):
+    compare(out, "kv", pools=(Pool(replicas=2, timing=LLAMA),), limits=LIMITS)
+
+
+def three(out):
+    compare(out, *MODES[:3], pools=(Pool(replicas=3, timing=LLAMA),), limits=LIMITS)
+
+
+def seven(out):
+    compare(out, *MODES)
+
+
+def apart(out):
+    pools = (Pool(name="prefill", role="prefill", replicas=2), Pool(name="decode", role="decode", replicas=2))
+    compare(out, "round-robin", "kv", pools=pools)
+
+
+def failures(out):
+    """A live run that lost requests, beside one whose client was late."""
+    errors = ["503 from the frontend"] * 20 + [""] * 180
+    made = [
+        run("round-robin", ttft=[1.0] * 200, is_live=True, error=errors, notes=("20 of 200 requests failed (10.0%)",)),
+        run("kv", ttft=[0.5] * 200, is_live=True, error=["reset"] * 1 + [""] * 199, facts={"cpu_share": 0.25}),
+    ]
+    folder.write(out, SMALL | {"runs": [folder.run_facts(each) for each in made]}, made)
+
+
+def validation(out):
+    made = run("kv", ttft=[0.5] * 200, is_live=True)
+    folder.write(out, SMALL | {"runs": [folder.run_facts(made)], "fidelity": FIDELITY}, [made])
+
+
+def sweep(out):
+    out.mkdir()
+    points = [
+        point(f"{mode}, workers {n}", 1.2 / n, outcomes=[MET if n > 3 else MISSED], router_mode=mode, workers=n)
+        for mode in MODES[:2]
+        for n in range(1, 7)
+    ]
+    sweep_report.write(out, MANIFEST | {"limits": LIMITS[:1]}, points, points, is_complete=True)
+
+
+def plan(out):
+    out.mkdir()
+    layouts = [Ranked(f"TP {n}, chunk {512 << n % 4}, fp8", {}, n, n, 2.5 * n, outcomes=[MET, MISSED]) for n in (4, 8)]
+    answer = Answer(
+        "", "a plan", "s", True, "8 GPUs (workers 2, TP 4)", LIMITS, [*layouts, Ranked("TP 1", {}, impossible="too large")],
+        [AtLoad(load, "TP 4, chunk 512, fp8", 8, 2, [MET, MISSED]) for load in (1, 1.25, 1.5, 2)],
+        [Alternative(mode, 2, 8, [MET, MISSED], 0.2, "missed") for mode in MODES[:2]], [],
+        [Sureness(LIMITS[0], 1.2345, 1.0, 1.5, 0.026), Sureness(LIMITS[1], 0.06019, None, None, None)],
+        ["vllm serve x"], simulated=3, wall_s=1.0,
+    )  # fmt: skip
+    tried = [
+        structs.replace(point("", 1.2 / n, outcomes=[MET, MISSED], workers=n), workers=n, gpus=4 * n) for n in (1, 2, 3)
+    ]
+    capacity.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]})
+
+
+PAGES = {make.__name__: make for make in (one, three, seven, sweep, plan, apart, failures, validation)}
+
+
+@pytest.fixture(scope="module")
+def page_of(tmp_path_factory):
+    """Return the path of a report by its name; each is made once."""
+    made = {}
+
+    def path_of(name):
+        if name not in made:
+            out = tmp_path_factory.mktemp("page") / name
+            PAGES[name](out)
+            made[name] = out
+        return made[name] / "report.html"
+
+    return path_of
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Run Chromium; where there is none, these tests are skipped by name, and in CI they fail."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    missing = "no chromium (apt-get install chromium)" if program is None else ""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing = "no playwright (pip install -e '.[test]')"
+    if missing:
+        assert not os.environ.get("CI"), missing
+        pytest.skip(missing)
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser, page_of):
+    """Return a function that opens a report; nothing may be said on its console."""
+    said = []
+
+    @contextmanager
+    def open_page(name, width=1280, **options):
+        context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(page_of(name).as_uri())
+        yield page
+        context.close()
+
+    yield open_page
+    assert said == []
+
+
+WIDER = """() => [...document.querySelectorAll("body *")].filter((one) => {
+    const box = one.getBoundingClientRect();
+    return box.width && !one.closest(".unseen, .picture") && (box.right > innerWidth + 1 || box.left < -1);
+}).map((one) => `${one.tagName} ${one.className.baseVal ?? one.className}: ${one.textContent.slice(0, 40)}`).slice(0, 5)"""
+"""What reaches beyond the window."""
+
+OVERLAPPING = """() => [...document.querySelectorAll("figure")].flatMap((figure) => {
+    const texts = [...figure.querySelectorAll("svg text")].filter((one) => one.textContent.trim() && one.getBoundingClientRect().width);
+    const boxes = texts.map((one) => one.getBoundingClientRect()), found = [];
+    boxes.forEach((a, i) => boxes.slice(i + 1).forEach((b, j) => {
+        const x = Math.min(a.right, b.right) - Math.max(a.left, b.left), y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        // A box has room for accents and descenders that most labels do not use.
+        if (x > 1 && y > .3 * Math.min(a.height, b.height, a.width, b.width)) found.push(`${figure.id}: ${texts[i].textContent} / ${texts[i + j + 1].textContent}`);
+    }));
+    return found;
+})"""
+"""Labels of charts that lie on each other."""
+
+CUT = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) => {
+    const frame = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll("text")].filter((one) => {
+        const box = one.getBoundingClientRect();
+        return box.width && (box.left < frame.left - 2 || box.right > frame.right + 2 || box.top < frame.top - 2 || box.bottom > frame.bottom + 2);
+    }).map((one) => `${svg.closest("figure").id}: ${one.textContent}`);
+})"""
+"""Labels of charts that reach beyond their picture."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_wider_than_the_window_and_no_label_lies_on_another(opened, name):
+    for width in (1920, 1280, 390):
+        with opened(name, width) as page:
+            assert page.evaluate(WIDER) == [], width
+            if width == 1280:
+                assert page.evaluate(OVERLAPPING) == []
+                assert page.evaluate(CUT) == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_answer_is_in_the_first_screen(opened, name):
+    with opened(name) as page:
+        box = page.locator(".verdict").bounding_box()
+        assert box["y"] + box["height"] < 600
+
+
+@pytest.mark.parametrize("name", ["three", "plan"])
+def test_without_javascript_nothing_but_hover_and_switches_is_missing(opened, name):
+    with opened(name) as page:
+        shown = page.locator("main").inner_text().split()
+    with opened(name, java_script_enabled=False) as page:
+        plain = page.locator("main").inner_text().split()
+        assert page.locator("input:visible, button:visible").count() == 0
+    only = "light / dark Point at a chart for its values, or go to it with Tab and use the arrow keys."
+    assert not Counter(shown) - Counter(plain) - Counter(only.split())
+
+
+def test_the_key_shows_and_hides_an_arm_in_charts_and_tables(opened):
+    with opened("three") as page:
+        arm = page.locator(".arm-1")
+        shown = arm.evaluate_all("(all) => all.filter((one) => one.getClientRects().length).map((one) => one.tagName)")
+        assert {"g", "TD", "TH"} <= set(shown)
+        page.get_by_role("checkbox", name="kv").uncheck()
+        assert arm.evaluate_all("(all) => all.filter((one) => one.getClientRects().length).length") == 0
+        assert page.locator("td.arm-0:visible").count()
+        page.get_by_role("checkbox", name="kv").check()
+        again = arm.evaluate_all("(all) => all.filter((one) => one.getClientRects().length).map((one) => one.tagName)")
+        assert again == shown
+
+
+def test_the_key_stays_in_sight(opened):
+    with opened("seven") as page:
+        page.locator("figure").last.scroll_into_view_if_needed()
+        assert page.locator(".key").bounding_box()["y"] == pytest.approx(0, abs=1)
+        names = page.locator(".key label").all_inner_texts()
+        assert names == list(MODES)
+        titles = page.locator(".key label").evaluate_all("(all) => all.map((one) => one.title)")
+        assert titles == list(MODES)
+
+
+def test_the_pointer_and_the_arrow_keys_show_the_values_of_a_chart(opened):
+    with opened("three") as page:
+        picture = page.locator("figure .picture").nth(1)
+        picture.scroll_into_view_if_needed()
+        box = picture.bounding_box()
+        for share in (0.2, 0.4, 0.6, 0.8):
+            page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
+            if page.locator(".tip").count():
+                break
+        assert any(mode in page.locator(".tip").inner_text() for mode in MODES[:3])
+        page.mouse.move(0, 0)
+        assert page.locator(".tip").count() == 0
+        picture.focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".tip").inner_text()
+        page.keyboard.press("Escape")
+        assert page.locator(".tip").count() == 0
+
+
+PAPER = "() => getComputedStyle(document.body).backgroundColor"
+
+
+def test_the_page_is_dark_where_the_system_is_and_by_its_button_and_light_on_paper(opened):
+    with opened("one", color_scheme="dark") as page:
+        dark = page.evaluate(PAPER)
+        page.get_by_role("button", name="light / dark").click()
+        light = page.evaluate(PAPER)
+        page.get_by_role("button", name="light / dark").click()
+        assert page.evaluate(PAPER) == dark
+        page.emulate_media(media="print", color_scheme="dark")
+        assert page.evaluate(PAPER) == light == "rgb(255, 255, 255)"
+
+
+def test_on_paper_folded_tables_are_open(opened):
+    with opened("three") as page:
+        folded = page.locator("details table").first
+        assert not folded.is_visible()
+        page.emulate_media(media="print")
+        assert folded.bounding_box()["height"] > 20
+        assert page.pdf().startswith(b"%PDF")
+
+
+def test_what_is_wrong_stands_above_the_answer(opened):
+    with opened("failures") as page:
+        alerts = page.get_by_role("alert").all_inner_texts()
+        assert alerts == [
+            "Not valid: round-robin: 20 of 200 requests failed (10.0%)",
+            "kv: 1 of 200 requests failed, 1 of them with: reset",
+        ]
+        assert page.locator(".alert").last.bounding_box()["y"] < page.locator(".verdict").bounding_box()["y"]
+    with opened("three") as page:
+        assert page.get_by_role("alert").count() == 0
+
+
+def test_the_head_says_what_was_run_on_what_and_how_far_off_it_may_be(opened):
+    with opened("three") as page:
+        said = dict(
+            zip(page.locator(".head dt").all_inner_texts(), page.locator(".head dd").all_inner_texts(), strict=True)
+        )
+    assert said["Model"] == "meta-llama/Llama-3.1-70B"
+    assert (said["GPU"], said["Layout"], said["Chunk"]) == ("h100", "3 workers, TP 4 (12 GPUs)", "8,192 tokens")
+    assert said["Workload"].startswith("chat.jsonl: 240 requests in ")
+    assert said["Model error"].startswith("mean TPOT off by 2.6%, mean TTFT by 5.7% on average (45 published points")
+    with opened("seven") as page:
+        text = page.locator(".head").inner_text()
+    assert "generic: a polynomial" in text
+    assert "no time is that of a GPU" in text
+
+
+def test_what_is_not_known_does_not_look_like_a_number(opened):
+    with opened("failures") as page:
+        page.locator("details").evaluate_all("(all) => all.forEach((one) => { one.open = true; })")
+        styles = page.locator("td").evaluate_all(
+            "(all) => all.map((one) => [one.textContent, getComputedStyle(one).fontStyle])"
+        )
+    unknown = {style for text, style in styles if text == "n/a"}
+    assert unknown == {"italic"}
+    assert {style for text, style in styles if text not in ("n/a", "-")} == {"normal"}
+
+
+def test_no_cell_has_percent_and_milliseconds(opened):
+    for name in ("three", "apart", "sweep", "plan", "validation"):
+        with opened(name) as page:
+            cells = page.locator("td").all_text_contents()
+        assert not [cell for cell in cells if "%" in cell and (" ms" in cell or "(" in cell)], name
+
+
+def test_text_has_one_size(opened):
+    with opened("three") as page:
+        sizes = page.evaluate(
+            "() => [...new Set([...document.querySelectorAll('main *:not(svg *)')].filter((one) => one.textContent.trim() && one.tagName != 'H1')"
+            ".map((one) => getComputedStyle(one).fontSize))]"
+        )
+    assert sizes == ["14px"]
+
+
+def test_a_report_of_seven_arms_is_one_file_below_a_megabyte(page_of):
+    text = page_of("seven").read_text()
+    assert len(text.encode()) < 1_000_000
+    assert "http-equiv" not in text
+    assert ' src="' not in text
+    assert "<link" not in text
