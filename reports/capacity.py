@@ -123,8 +123,8 @@ def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
     tried = [layout.name for layout in answer.layouts if points.get(layout.name)][:DRAWN]
     lines = {name: [structs.replace(one, changes={"workers": one.workers}) for one in points[name]] for name in tried}
     with mpl.rc_context(rc=STYLE):
-        by_workers = charts.charts(Swept(lines, key_of(tried), "workers", answer.limits), [])
-        drawn = drawing.draw(plan.charts(answer) | by_workers, folder / "charts")
+        by_workers = charts.charts(Swept(lines, key := key_of(tried), "workers", answer.limits), [])
+        drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
     text = page.render(
         "plan.html.jinja",
         drawn,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel
-from reports.key import PALETTE, key_of
+from reports.key import PALETTE, Key, key_of
 from reports.tables import milliseconds
 
 if TYPE_CHECKING:
@@ -17,20 +17,24 @@ MOST = 16
 ROW = 24
 
 
-def charts(answer: "Answer") -> dict[str, Chart]:
-    """Draw the charts that say something."""
-    makers: dict[str, Callable[[Answer], Chart | None]] = {"layouts": layouts, "loads": loads, "sureness": sureness}
-    return {name: chart for name, make in makers.items() if (chart := make(answer)) is not None}
+def charts(answer: "Answer", key: Key) -> dict[str, Chart]:
+    """Draw the charts that say something; the key has the layouts that have a colour on the page."""
+    makers: dict[str, Callable[[], Chart | None]] = {
+        "layouts": lambda: layouts(answer, key),
+        "loads": lambda: loads(answer),
+        "sureness": lambda: sureness(answer),
+    }
+    return {name: chart for name, make in makers.items() if (chart := make()) is not None}
 
 
-def layouts(answer: "Answer") -> Chart | None:
-    """GPUs of each layout, and how much of each limit it uses: the chosen one in colour."""
+def layouts(answer: "Answer", key: Key) -> Chart | None:
+    """GPUs of each layout, and how much of each limit it uses."""
     shown = [layout for layout in answer.layouts if layout.gpus is not None or layout.at_least is not None][:MOST]
     if len(shown) < 2:
         return None
-    key = key_of([layout.name for layout in shown])
+    names = key_of([layout.name for layout in shown])
     limits = [limit for limit in answer.limits if any(_used(layout, limit) for layout in shown)][:3]
-    left = drawing.widest(entry.name for entry in key.values()) + 14
+    left = drawing.widest(entry.name for entry in names.values()) + 14
     height, gap = ROW * len(shown) + 8, 44
     canvas = Canvas(height + 54, is_wide=True)
     width = (WIDE - left - 30 - gap * len(limits)) / (len(limits) + 1)
@@ -41,10 +45,10 @@ def layouts(answer: "Answer") -> Chart | None:
         panels.append(Panel(axes))
     for row, layout in enumerate(shown):
         _, y = canvas.place(panels[0].axes, 0, row)
-        canvas.text(0, y + 4, key[layout.name].name, colour=_colour(row, layout))
-    _gpus(canvas, panels[0], shown)
+        canvas.text(0, y + 4, names[layout.name].name, colour=_colour(layout, key))
+    _gpus(canvas, panels[0], shown, key)
     for panel, limit in zip(panels[1:], limits, strict=True):
-        _uses(panel, shown, limit)
+        _uses(panel, shown, limit, key)
     text = (
         "Cheapest first. Filled: seen to meet the limits; pale: it would need at least so many. Left of the dashed line a limit is "
         "met."
@@ -52,8 +56,8 @@ def layouts(answer: "Answer") -> Chart | None:
     return Chart(canvas.figure, "Which layout needs the fewest GPUs, and what binds it?", text, panels, is_wide=True)
 
 
-def _colour(row: int, layout: "Ranked") -> str:
-    return BEST if row == 0 and layout.gpus is not None else QUIET
+def _colour(layout: "Ranked", key: Key) -> str:
+    return key[layout.name].colour if layout.name in key else QUIET
 
 
 def _used(layout: "Ranked", limit: str) -> float | None:
@@ -62,11 +66,11 @@ def _used(layout: "Ranked", limit: str) -> float | None:
     return None if known is None or known.margin is None else (1 - known.margin) * 100
 
 
-def _gpus(canvas: Canvas, panel: Panel, shown: "list[Ranked]") -> None:
+def _gpus(canvas: Canvas, panel: Panel, shown: "list[Ranked]", key: Key) -> None:
     counts = [layout.gpus or layout.at_least or 0 for layout in shown]
     for row, (layout, count) in enumerate(zip(shown, counts, strict=True)):
         is_met = layout.gpus is not None
-        panel.axes.barh(row, count, 0.62, color=_colour(row, layout) if is_met else REST)
+        panel.axes.barh(row, count, 0.62, color=_colour(layout, key) if is_met else REST)
         word = f"{count}" if is_met else f"over {count - 1}"
         panel.add(f"{layout.name}: {word} GPUs", None, [float(count)], [row])
     drawing.numbers(panel.axes, "x", 0, max(counts) * 1.22, most=4, whole=True)
@@ -75,13 +79,13 @@ def _gpus(canvas: Canvas, panel: Panel, shown: "list[Ranked]") -> None:
         canvas.text(x + 5, y + 4, f"{count}" if layout.gpus is not None else f"over {count - 1}", colour=QUIET)
 
 
-def _uses(panel: Panel, shown: "list[Ranked]", limit: str) -> None:
+def _uses(panel: Panel, shown: "list[Ranked]", limit: str, key: Key) -> None:
     values = [(row, layout, used) for row, layout in enumerate(shown) if (used := _used(layout, limit)) is not None]
     drawing.logarithm(panel.axes, "x", [100.0, *(used for _, _, used in values)], lambda value: f"{value:g}%", most=5)
     drawing.limit_line(panel.axes, 100.0, is_upright=True)
     for row, layout, used in values:
-        face = _colour(row, layout) if used <= 100 else "none"
-        panel.axes.plot([used], [row], "o", color=_colour(row, layout), markerfacecolor=face, markersize=6)
+        face = _colour(layout, key) if used <= 100 else "none"
+        panel.axes.plot([used], [row], "o", color=_colour(layout, key), markerfacecolor=face, markersize=6)
         panel.add(f"{layout.name}: {used:.3g}% of {limit}", None, [used], [row])
 
 

@@ -153,73 +153,80 @@ def by_axis(sweep: Swept) -> Chart | None:
     if not shown:
         return None
     across = min(len(shown), 3)
-    down = -(-len(shown) // across)
     names = drawing.widest(entry.name for entry in sweep.key.values()) + 18
-    left = 58
     height = max(220, LINE * len(sweep.lines))
-    canvas = Canvas(down * (height + 72), is_wide=across > 1)
-    cell = canvas.width / across
+    canvas = Canvas(-(-len(shown) // across) * (height + 72), is_wide=across > 1)
+    cell, left = canvas.width / across, 58
+    answers = [point for line in sweep.lines if (point := _answer(sweep, line)) is not None]
     panels = []
-    answers = {line: _answer(sweep, line) for line in sweep.lines}
     for place, (title, of, limit) in enumerate(shown):
-        x, y = place % across * cell, place // across * (height + 72) + 24
-        axes = canvas.axes(x + left, y, cell - left - names, height, heading=title)
+        x, y = place % across * cell + left, place // across * (height + 72) + 24
+        axes = canvas.axes(x, y, cell - left - names, height, heading=title)
         panel = Panel(axes, sweep.axis_label, "ms")
-        values = [value * 1000 for point in sweep.points if (value := of(point))]
         _along(sweep, axes, canvas.width)
+        values = [value * 1000 for point in sweep.points if (value := of(point))]
         drawing.times(axes, "y", values + ([limit * 1000] if limit else []))
         if limit:
             low, high = axes.get_ylim()
             axes.axhspan(limit * 1000, high, color=LIMIT, alpha=0.07, linewidth=0)
             axes.set_ylim(low, high)
-        ends = []
-        for name, line in sweep.lines.items():
-            entry = sweep.key[name]
-            spots = [(sweep.at(point), value * 1000, point) for point in line if (value := of(point))]
-            if not spots:
-                continue
-            xs, ys = [spot[0] for spot in spots], [spot[1] for spot in spots]
-            drawing.line(axes, entry, xs, ys, linewidth=1.4)
-            _dots(axes, entry, spots, bool(sweep.limits))
-            if answers[name] is not None:
-                chosen = [(a, b) for a, b, point in spots if point is answers[name]]
-                mark(
-                    axes.plot(
-                        *zip(*chosen, strict=True),
-                        "o",
-                        color=entry.colour,
-                        markerfacecolor="none",
-                        markersize=13,
-                        markeredgewidth=1.6,
-                    ),
-                    entry.place,
-                ) if chosen else None
-            panel.add(entry.name, entry.place, [float(value) for value in xs], ys)
-            ends.append((xs[-1], ys[-1], entry))
+        ends = _lines(sweep, panel, of, answers)
         if limit:
             canvas.label_limit(axes, limit * 1000, f"limit {duration(limit * 1000)}")
         canvas.label_ends(axes, ends)
-        canvas.text(
-            x + left + (cell - left - names) / 2, y + height + 38, sweep.axis_label, colour=QUIET, align="center"
-        )
+        canvas.text(x + (cell - left - names) / 2, y + height + 36, sweep.axis_label, colour=QUIET, align="center")
         panels.append(panel)
-    text = _reading(sweep)
-    if any(answers.values()):
-        said = [
-            f"{sweep.key[name].name}: {drawing.plain(sweep.at(point))}"
-            for name, point in answers.items()
-            if point is not None
-        ]
-        text += f" Ring: the {_sense(sweep)} {sweep.axis_label} that meets all limits ({'; '.join(said)})."
-    title = f"What {sweep.axis_label} meets the limits?" if sweep.limits else f"What does {sweep.axis_label} change?"
-    return Chart(canvas.figure, title, text, panels, is_wide=across > 1)
+    title = (
+        f"{_which(sweep)} the limits?"
+        if sweep.limits
+        else f"What does {'the ' * _is_count(sweep)}{_axis_name(sweep)} change?"
+    )
+    return Chart(canvas.figure, title, _reading(sweep) + _answers(sweep, answers), panels, is_wide=across > 1)
+
+
+def _lines(sweep: Swept, panel: Panel, of: Number, answers: Sequence[Point]) -> list[tuple[float, float, Entry]]:
+    """Draw a figure along the axis, with a ring round each answer; return the ends of the lines."""
+    ends = []
+    for name, line in sweep.lines.items():
+        entry = sweep.key[name]
+        spots = [(sweep.at(point), value * 1000, point) for point in line if (value := of(point))]
+        if not spots:
+            continue
+        xs, ys = [spot[0] for spot in spots], [spot[1] for spot in spots]
+        drawing.line(panel.axes, entry, xs, ys, linewidth=1.4)
+        _dots(panel.axes, entry, spots, bool(sweep.limits))
+        for x, y, point in spots:
+            if point in answers:
+                ring: dict[str, Any] = {
+                    "color": entry.colour,
+                    "markerfacecolor": "none",
+                    "markersize": 13,
+                    "markeredgewidth": 1.6,
+                }
+                mark(panel.axes.plot([x], [y], "o", **ring), entry.place)
+        panel.add(entry.name, entry.place, xs, ys)
+        ends.append((xs[-1], ys[-1], entry))
+    return ends
+
+
+def _answers(sweep: Swept, answers: Sequence[Point]) -> str:
+    """Say where the rings are."""
+    names = {id(point): sweep.key[name].name for name, line in sweep.lines.items() for point in line}
+    said = [f"{names[id(point)]}: {drawing.plain(sweep.at(point))}" for point in answers]
+    return f" Ring: the {_sense(sweep)} {_axis_name(sweep)} that meets all limits ({'; '.join(said)})." if said else ""
+
+
+def _axis_name(sweep: Swept) -> str:
+    return f"number of {sweep.axis_label}" if _is_count(sweep) else sweep.axis_label
 
 
 def _is_count(sweep: Swept) -> bool:
+    """Tell whether the axis counts things."""
     return sweep.axis_label.endswith(("s", "replicas")) and all(sweep.at(point).is_integer() for point in sweep.points)
 
 
 def _which(sweep: Swept) -> str:
+    """Begin the question of what meets the limits."""
     return f"How many {sweep.axis_label} meet" if _is_count(sweep) else f"Which {sweep.axis_label} meets"
 
 

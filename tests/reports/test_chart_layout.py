@@ -9,11 +9,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from msgspec import structs
 
 from reports import charts, slo
-from reports.charts import sweep
+from reports.capacity import Answer, AtLoad, Ranked, Sureness
+from reports.charts import plan, sweep
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import STYLE
 from reports.key import key_of
-from reports.outcomes import of_run
+from reports.outcomes import Outcome, of_run
 from reports.points import Found, Quantiles
 from reports.pools import KvOverTime
 from reports.summary import summarize
@@ -125,3 +126,26 @@ def test_a_search():
         for mode in MODES
     ]
     check(sweep.charts(sweep.swept(points, LIMITS, MODES), rows))
+
+
+def test_a_plan():
+    outcomes = [Outcome(limit, "met", value=0.05, margin=0.2) for limit in LIMITS]
+    missed = [Outcome(limit, "missed", value=9.0, margin=-3.5) for limit in LIMITS]
+    layouts = [
+        Ranked("TP 4, chunk 512", {}, gpus=12, workers=3, outcomes=outcomes),
+        Ranked("TP 8, chunk 512", {}, gpus=16, workers=2, outcomes=outcomes),
+        *(Ranked(f"TP 2, chunk {512 << n}, caching 0", {}, at_least=16, outcomes=missed) for n in range(20)),
+    ]
+    loads = [AtLoad(load, "TP 4, chunk 512", 12 + number, 3, []) for number, load in enumerate((1, 1.25, 1.5, 2))]
+    sure = [Sureness(limit, 0.05, 0.03, 0.07, 0.1) for limit in LIMITS]
+    answer = Answer(
+        "", "t", "s", True, "v", LIMITS, layouts, [*loads, AtLoad(4.0, "", None, None, [])], [], [], sure, [], 9, 1.0
+    )
+    found = plan.charts(answer, key_of([layout.name for layout in layouts[:7]]))
+    assert list(found) == ["layouts", "loads", "sureness"]
+    check(found)
+
+
+def test_what_a_plan_does_not_know_is_not_drawn():
+    answer = Answer("", "t", "s", True, "v", LIMITS, [], [], [], [], [], [], 0, 1.0)
+    assert plan.charts(answer, {}) == {}
