@@ -204,14 +204,15 @@ class Canvas:
         """Draw a limit across the axes, and write it where the lines are farthest: left or right, above or below."""
         limit_line(axes, value)
         box = axes.get_position()
-        left, right, top = box.x0 * self.width, box.x1 * self.width, (1 - box.y1) * self.height
+        left, right = box.x0 * self.width, box.x1 * self.width
+        top, bottom = (1 - box.y1) * self.height, (1 - box.y0) * self.height
         _, y = self.place(axes, axes.get_xlim()[1], value)
         width = text_width(text)
         spots = self.spots(axes)
 
         def room(corner: tuple[float, float]) -> float:
-            if corner[1] - SIZE < top:
-                return -1.0
+            if corner[1] - SIZE < top or corner[1] + 3 > bottom:
+                return -2.0 * SIZE
             middle = np.array([corner[0] + width / 2, corner[1] - SIZE / 3])
             away = np.abs(spots - middle) - (width / 2, SIZE / 2)
             return float(away.max(axis=1).min(initial=1e9))

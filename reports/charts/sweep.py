@@ -97,7 +97,9 @@ def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
         "pareto": lambda: pareto(sweep),
         "throughput": lambda: throughput(sweep),
     }
-    return {name: chart for name, make in makers.items() if (chart := make()) is not None}
+    narrow_first = ("found", "pareto", "limits", "points", "throughput")  # two narrow ones share a row of the page
+    order = narrow_first if found else ("limits", "points", "pareto", "throughput")
+    return {name: chart for name in order if (chart := makers[name]()) is not None}
 
 
 def searched(rows: Sequence[Found]) -> Chart | None:
@@ -122,11 +124,16 @@ def searched(rows: Sequence[Found]) -> Chart | None:
             mark(axes.plot(row.tried, [place, place], color=entry.colour, linewidth=1.2), entry.place)
         if row.met is not None:
             mark(axes.plot([row.met], [place], "o", color=entry.colour, markersize=9), entry.place)
-            panel.add(f"{entry.name} meets the limits at {short(row.met)}", entry.place, [float(row.met)], [place])
+            panel.add(
+                f"{entry.name} meets the limits at {drawing.plain(row.met)}", entry.place, [float(row.met)], [place]
+            )
         if row.missed_at is not None:
             mark(axes.plot([row.missed_at], [place], "x", color=LIMIT, markersize=7, markeredgewidth=1.8), entry.place)
             panel.add(
-                f"{entry.name} misses a limit at {short(row.missed_at)}", entry.place, [float(row.missed_at)], [place]
+                f"{entry.name} misses a limit at {drawing.plain(row.missed_at)}",
+                entry.place,
+                [float(row.missed_at)],
+                [place],
             )
         _, y = canvas.place(axes, 0, place)
         canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
@@ -141,8 +148,8 @@ def _found_text(row: Found) -> str:
     if row.met is None:
         return "none tried"
     if row.is_at_end:
-        return f"{short(row.met)}, the end tried"
-    return short(row.met)
+        return f"{drawing.plain(row.met)}, the end tried"
+    return drawing.plain(row.met)
 
 
 def by_axis(sweep: Swept) -> Chart | None:
