@@ -171,7 +171,7 @@ def _combined(sources: dict[str, _Kept]) -> Manifest:
     first = next(iter(sources.values())).manifest
     modes = dict.fromkeys(mode for one in sources.values() for mode in one.manifest["experiment"]["router_mode"])
     return first | {
-        "title": f"{first['workload']['name']}: {len(sources)} sweeps together",
+        "title": f"{first['workload']['name']}: {len(sources)} sweep{'s' * (len(sources) != 1)} together",
         "subtitle": ", ".join(sources),
         "step_times": "; ".join(dict.fromkeys(filter(None, (one.manifest["step_times"] for one in sources.values())))),
         "command": f"dynabench compare {' '.join(sources)}",

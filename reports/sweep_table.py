@@ -133,7 +133,7 @@ def _margin(row: AnyPoint) -> str:
     doubt = "~" * nearest.is_open
     if nearest.state == "met":
         return f"met by {percent(nearest.margin or 0.0)}{doubt}"
-    name = nearest.limit.partition(" ")[0]
+    name = nearest.limit.partition(" <=")[0]
     if nearest.state == "unknown":
         return f"unknown: {name}"
     return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}{doubt}: {name}"
@@ -147,7 +147,7 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
     columns = [("limits", _margin), *limited, *rest, GOODPUT] if manifest["limits"] else [*WITHOUT_LIMITS, *rest]
     possible = [point for point in points if isinstance(point, Point)]
     verdict = _best(possible, axes) if possible else ""
-    verdict += "".join(f" {one.name} is impossible: {one.reason}." for one in points if isinstance(one, Impossible))
+    verdict += _impossible([point for point in points if isinstance(point, Impossible)])
     return {
         "title": "Every combination",
         "columns": [*axes, *(head for head, _ in columns)],
@@ -157,6 +157,18 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
         ],
         "verdict": verdict.strip(),
     }
+
+
+def _impossible(points: list[Impossible]) -> str:
+    """Say which points there cannot be, those with one reason together."""
+    names: dict[str, list[str]] = {}
+    for point in points:
+        names.setdefault(point.reason, []).append(point.name)
+    text = ""
+    for reason, those in names.items():
+        more = f" and {len(those) - MOST:,} more" * (len(those) > MOST)
+        text += f" {'; '.join(those[:MOST])}{more} {'is' if len(those) == 1 else 'are'} impossible: {reason}."
+    return text
 
 
 def _cells(row: AnyPoint | None, columns: Sequence[Figure]) -> list[str]:
@@ -271,7 +283,9 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
         nearest = [f"{row.arm} at {name} {_digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
         if not all(row.is_over for row in rows):
             return "Nothing that was tried meets the limits." * bool(nearest)
-        return "Nothing meets the limits. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
+        states = {row.missed.state for row in rows if row.missed}
+        lead = "Nothing meets the limits" if states != {"unknown"} else "Whether the limits are met is not known"
+        return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
     least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
     how = "from {} {} on" if sense == "lowest" else "up to {} {}"
     text = f"{best.arm} meets the limits {how.format(name, _value(best))}"

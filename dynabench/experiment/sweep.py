@@ -170,7 +170,7 @@ def _judged(runs: list[Record], limits: list[Condition], attainment: float) -> t
         outcomes.append(attained)
     if not figures.stability.is_stable:
         grew = f"{figures.stability.start:.0f} requests waited at first, {figures.stability.end:.0f} at the end"
-        outcomes.append(Outcome("a queue that does not grow", "missed", reason=grew))
+        outcomes.append(Outcome("steady queue", "missed", reason=grew))
     return figures, outcomes
 
 

@@ -147,6 +147,10 @@ UNTOLD = Outcome(LIMIT, "unknown", reason="200 samples; a p99 takes 368")
         (MISSED, ["missed by 0.31%: itl.p99", "60.19"]),
         (MET, ["met by 25%", "45.00"]),
         (UNTOLD, ["unknown: itl.p99", "n/a"]),
+        (
+            Outcome("steady queue", "missed", reason="2 requests waited at first, 90 at the end"),
+            ["missed: steady queue", "n/a"],
+        ),
     ],
 )
 def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, outcome, cells):
@@ -202,6 +206,19 @@ def test_a_search_says_what_stands_in_the_way_and_by_how_much(tmp_path):
         "kv meets the limits from workers 3 on. At 2: itl.p99 <= 60 ms missed by 0.31% (60.19 ms)."
     )
     assert fewest.rows == [["kv", "3", "2", "missed by 0.31%: itl.p99", "45.00", "4.00", "n/a", "n/a", "3.00"]]
+
+
+def test_a_search_in_which_all_points_are_too_short_to_tell_found_no_miss(tmp_path):
+    short = point("kv", 0.1, outcomes=[UNTOLD])
+    found = searched(tmp_path, [found_at("kv", "kv", "workers", None, 64, None, short, "lowest")], [LIMIT])
+    said = "kv at workers 64: itl.p99 <= 60 ms not known: 200 samples; a p99 takes 368."
+    assert found.verdict == f"Whether the limits are met is not known. {said}"
+
+
+def test_many_impossible_points_are_named_by_their_reasons(tmp_path):
+    points = [Impossible(f"tp {n}", {"tp": n}, "no room" if n < 7 else "not whole") for n in range(1, 8)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict == "tp 1; tp 2; tp 3; tp 4 and 2 more are impossible: no room. tp 7 is impossible: not whole."
 
 
 def test_the_end_of_a_search_is_no_answer(tmp_path):
