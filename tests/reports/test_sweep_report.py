@@ -160,8 +160,8 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
     assert found.rows[0][1:3] == cells
     with (tmp_path / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
-    assert line[f"{LIMIT}.state"] == outcome.state
-    assert line[f"{LIMIT}.margin"] == ("" if outcome.margin is None else str(outcome.margin))
+    assert line[f"{outcome.limit}.state"] == outcome.state
+    assert line[f"{outcome.limit}.margin"] == ("" if outcome.margin is None else str(outcome.margin))
 
 
 def test_what_is_impossible_is_marked_beside_what_is_not(tmp_path):
