@@ -41,6 +41,8 @@ class Layout:
     """Why it cannot meet the limits, or cannot be, with any number of workers."""
     states: dict[int, State] = field(default_factory=dict)
     """What was found, by the number of workers."""
+    fixed_price: float | None = None
+    """Of a GPU of the workers whose number is part of the layout, where that is another."""
 
     def gpus(self, workers: int) -> int:
         """Return the GPUs of so many workers."""
@@ -48,7 +50,12 @@ class Layout:
 
     def cost(self, workers: int) -> float:
         """Return what so many workers cost."""
-        return self.gpus(workers) * self.price
+        return self.fixed_cost + workers * self.gpus_per_worker * self.price
+
+    @property
+    def fixed_cost(self) -> float:
+        """What the workers cost whose number is part of the layout."""
+        return self.fixed_gpus * (self.price if self.fixed_price is None else self.fixed_price)
 
     @property
     def met(self) -> int | None:
@@ -63,8 +70,7 @@ class Layout:
 
     def most(self, cost: float, *, is_below: bool) -> int:
         """Return the most workers that cost no more than this, or less than this."""
-        room = cost / self.price - self.fixed_gpus
-        count = math.floor(room / self.gpus_per_worker + 1e-9)
+        count = math.floor((cost - self.fixed_cost) / self.price / self.gpus_per_worker + 1e-9)
         return count - 1 if is_below and self.cost(count) >= cost * (1 - 1e-9) else count
 
 

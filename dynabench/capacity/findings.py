@@ -1,0 +1,160 @@
+"""What a plan knows: which layouts meet the limits, with how many workers, and why not with fewer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dynabench.capacity.candidates import Candidate, candidates_of, named
+from dynabench.capacity.floors import Floor
+from dynabench.capacity.search import Layout, Question, Search
+from dynabench.capacity.settings import PlanConfig
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.store import PointStore
+from dynabench.plan import Arm, Settings
+from reports.capacity import Ranked
+from reports.outcomes import Outcome, binding, told
+from reports.points import AnyPoint, Point
+
+
+class Findings:
+    """The layouts of a plan, the search among them, and the points that were simulated."""
+
+    def __init__(self, config: PlanConfig, experiment: ExperimentConfig, settings: Settings, store: PointStore) -> None:
+        self.config = config
+        self.store = store
+        self.candidates, self._impossible = candidates_of(config, experiment, settings, experiment.router_mode[0])
+        self.search = Search([], max_gpus=config.max_gpus)
+
+    @property
+    def load(self) -> float:
+        """The multiple of the workload's rate to plan for."""
+        return self.config.multiples[0]
+
+    def new_search(self, floors: Mapping[int, Floor]) -> Search:
+        """Return a search whose layouts know what they need at least."""
+        layouts = [self._layout(candidate, floors[place]) for place, candidate in enumerate(self.candidates)]
+        return Search(layouts, max_gpus=self.config.max_gpus)
+
+    def _layout(self, candidate: Candidate, floor: Floor) -> Layout:
+        prefill, prices = candidate.prefill, self.config.prices
+        return Layout(
+            candidate.name,
+            candidate.counted.gpus_per_worker,
+            0 if prefill is None else prefill.num_gpus,
+            prices.get(candidate.counted.timing.gpu or "", 1.0),
+            floor.workers,
+            floor.rank,
+            floor.impossible,
+            fixed_price=None if prefill is None else prices.get(prefill.timing.gpu or "", 1.0),
+        )
+
+    def arm(self, question: Question, load: float, **changes: Any) -> Arm:
+        """Return what answers a question."""
+        return self.candidates[question.layout].arm(question.workers, load=load, changes=changes)
+
+    def named(self, question: Question, load: float) -> str:
+        """Name a layout with so many workers, and the load unless it is the one to plan for."""
+        gpus = self.search.layouts[question.layout].gpus(question.workers)
+        candidate = self.candidates[question.layout]
+        at = f" at {load:g}x the load" if load != self.load else ""
+        return f"{gpus} GPUs ({named({candidate.number: question.workers, **candidate.said})}){at}"
+
+    def known(self, question: Question, load: float | None = None) -> AnyPoint | None:
+        """Return what was simulated of a question."""
+        return self.store.known(self.arm(question, self.load if load is None else load))
+
+    def prefill_workers(self, place: int) -> int | None:
+        """Return the workers of a layout that only prefill; None where all do whole requests."""
+        prefill = self.candidates[place].prefill
+        return None if prefill is None else prefill.replicas
+
+    @property
+    def best(self) -> Question | None:
+        """Of those that cost least, the one that is farthest within the limits."""
+        search = self.search
+        equal = [
+            Question(place, layout.met)
+            for place, layout in enumerate(search.layouts)
+            if layout.met is not None and layout.cost(layout.met) <= search.cost * (1 + 1e-9)
+        ]
+        return max(equal, key=lambda question: self._margin(question), default=None)
+
+    def _margin(self, question: Question) -> float:
+        point = self.known(question)
+        nearest = binding(point.outcomes) if isinstance(point, Point) else None
+        return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
+
+    def ranked(self) -> list[Ranked]:
+        """Return the layouts that meet the limits by cost, the best first; then the others by what they cost at least."""
+        layouts = self.search.layouts
+
+        def order(place: int) -> tuple[bool, bool, float, float]:
+            layout = layouts[place]
+            if layout.met is None:
+                return bool(layout.impossible), True, layout.cost(layout.low), 0.0
+            return False, False, layout.cost(layout.met), -self._margin(Question(place, layout.met))
+
+        found = [self._ranked(place) for place in sorted(range(len(layouts)), key=order)]
+        return found + [Ranked(name, {}, impossible=reason) for name, reason in self._impossible.items()]
+
+    def _ranked(self, place: int) -> Ranked:
+        layout, candidate = self.search.layouts[place], self.candidates[place]
+        if layout.impossible:
+            return Ranked(layout.name, candidate.said, impossible=layout.impossible)
+        tried = max((workers for workers, state in layout.states.items() if state != "met"), default=None)
+        met = layout.met
+        shown = tried if met is None else met
+        point = None if shown is None else self.known(Question(place, shown))
+        return Ranked(
+            layout.name,
+            candidate.said,
+            gpus=None if met is None else layout.gpus(met),
+            workers=met,
+            cost=None if met is None else layout.cost(met),
+            at_least=layout.gpus(layout.low),
+            outcomes=[] if point is None else list(point.outcomes),
+            tried=tried,
+            prefill_workers=self.prefill_workers(place),
+            fewer=[] if met is None else self._fewer(Question(place, met)),
+        )
+
+    def _fewer(self, question: Question) -> list[Outcome]:
+        """Return what one worker fewer comes to, as far as that is known."""
+        layout, workers = self.search.layouts[question.layout], question.workers - 1
+        if not workers:
+            return []
+        if workers < layout.floor:
+            reason = f"the work of all requests keeps more than {workers} of its workers busy"
+            return [Outcome("throughput", "missed", reason=reason)]
+        point = self.known(Question(question.layout, workers))
+        return [] if point is None else list(point.outcomes)
+
+    def verdict(self, *, is_complete: bool) -> str:
+        """Say in a sentence or two what was found."""
+        best = self.best
+        if best is None:
+            return self._without(is_complete=is_complete)
+        point = self.known(best)
+        assert point is not None
+        text = f"{self.named(best, self.load)}: {told(point.outcomes)}."
+        if self.config.price:
+            text += f" It costs {self.search.layouts[best.layout].cost(best.workers):,.4g}."
+        if fewer := missed(self._fewer(best)):
+            text += f" With one worker fewer: {told(fewer)}."
+        if not is_complete:
+            text += " Interrupted: fewer may do; run the same command again to go on."
+        return text
+
+    def _without(self, *, is_complete: bool) -> str:
+        """Say what there is to say where nothing is known to meet the limits."""
+        if not is_complete:
+            return "Interrupted before any layout was known to meet the limits; run the same command again to go on."
+        layouts = self.search.layouts
+        tried = max((layout.gpus(max(layout.states)) for layout in layouts if layout.states), default=0)
+        if not tried:
+            return "No layout can meet the limits; the reasons are below."
+        return f"No layout of up to {tried} GPUs meets the limits (--max-gpus {self.config.max_gpus})."
+
+
+def missed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return those that are not met."""
+    return [outcome for outcome in outcomes if outcome.state != "met"]
