@@ -134,10 +134,8 @@ def _ranking(answer: Answer, shown: list[Ranked], *, left: int) -> Grid:
     columns = ["GPUs", "workers", *(["cost"] if has_price else []), *limits, "binds", "one worker fewer"]
     lines = [(layout.name, _cells(layout, answer.limits, has_price=has_price)) for layout in shown]
     notes = []
-    if any(layout.gpus is None for layout in shown):
-        notes.append(
-            "12+: needs 12 GPUs at least, as fewer were tried or cannot do the work; its figures are of what was tried."
-        )
+    if unmet := [layout.at_least for layout in shown if layout.gpus is None]:
+        notes.append(f"{unmet[0]}+: needs at least {unmet[0]} GPUs; its figures are of what was tried.")
     if any(layout.prefill_workers is not None for layout in shown):
         notes.append("2+3: 2 workers prefill and 3 decode.")
     if left:
@@ -200,6 +198,6 @@ def _values(outcomes: list[Outcome], limits: list[str]) -> list[str]:
 
 
 def _value(outcome: Outcome | None) -> str:
-    if outcome is None:
+    if outcome is None or outcome.value is None:
         return "-"
-    return f"{outcome.value:.2%}" if outcome.is_share and outcome.value is not None else milliseconds(outcome.value)
+    return f"{outcome.value:.2%}" if outcome.is_share else milliseconds(outcome.value)

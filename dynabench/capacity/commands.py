@@ -40,6 +40,8 @@ def deploy_commands(deployment: Deployment, file: str) -> list[str]:
     lines = [f"dynabench serve -f {shlex.quote(file)}  # the same as simulated workers, on this host"]
     lines += [f"{shlex.join(vllm_command(pool))}  # {_note(pool)}" for pool in deployment.pools]
     for role in dict.fromkeys(pool.role for pool in deployment.pools):
+        if sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools if pool.role == role) == 1:
+            continue  # nothing to choose from
         mode = deployment.mode_of(role)
         lines.append(
             f"router{'' if role == 'aggregated' else f' of {role} workers'}: {mode} ({_where(deployment, mode)})"
@@ -53,7 +55,7 @@ def vllm_command(pool: Pool) -> list[str]:
     settings: dict[str, Any] = {"tensor_parallel_size": timing.tensor_parallel_size}
     settings |= {name: getattr(engine, name) for name in SAID} | changed(engine)
     if engine.max_model_len is None:
-        settings["max_model_len"] = "auto"  # vLLM would refuse a model whose longest prompt does not fit
+        settings["max_model_len"] = "auto"  # vLLM refuses a model whose context is longer than its KV cache
     settings |= _of_timing(timing)
     named = [(VLLM.get(name, name), value) for name, value in settings.items() if name not in OF_TRANSFERS]
     if pool.role != "aggregated":

@@ -30,8 +30,11 @@ class Findings:
         return self.config.multiples[0]
 
     def new_search(self, floors: Mapping[int, Floor]) -> Search:
-        """Return a search whose layouts know what they need at least."""
-        layouts = [self._layout(candidate, floors[place]) for place, candidate in enumerate(self.candidates)]
+        """Return a search whose layouts know what they need at least; those without a bound are left out of it."""
+        left_out = Floor(impossible="missed the limits at the first load")
+        layouts = [
+            self._layout(candidate, floors.get(place, left_out)) for place, candidate in enumerate(self.candidates)
+        ]
         return Search(layouts, max_gpus=self.config.max_gpus)
 
     def _layout(self, candidate: Candidate, floor: Floor) -> Layout:
@@ -45,6 +48,7 @@ class Findings:
             floor.rank,
             floor.impossible,
             fixed_price=None if prefill is None else prices.get(prefill.timing.gpu or "", 1.0),
+            expected=floor.expected,
         )
 
     def arm(self, question: Question, load: float, **changes: Any) -> Arm:
@@ -69,17 +73,20 @@ class Findings:
 
     @property
     def best(self) -> Question | None:
-        """Of those that cost least, the one that is farthest within the limits."""
-        search = self.search
+        """The best layout at the load to plan for."""
+        return self.best_of(self.search, self.load)
+
+    def best_of(self, search: Search, load: float) -> Question | None:
+        """Return, of those that cost least, the one that is farthest within the limits."""
         equal = [
             Question(place, layout.met)
             for place, layout in enumerate(search.layouts)
             if layout.met is not None and layout.cost(layout.met) <= search.cost * (1 + 1e-9)
         ]
-        return max(equal, key=lambda question: self._margin(question), default=None)
+        return max(equal, key=lambda question: self._margin(question, load), default=None)
 
-    def _margin(self, question: Question) -> float:
-        point = self.known(question)
+    def _margin(self, question: Question, load: float) -> float:
+        point = self.known(question, load)
         nearest = binding(point.outcomes) if isinstance(point, Point) else None
         return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
 
@@ -91,7 +98,7 @@ class Findings:
             layout = layouts[place]
             if layout.met is None:
                 return bool(layout.impossible), True, layout.cost(layout.low), 0.0
-            return False, False, layout.cost(layout.met), -self._margin(Question(place, layout.met))
+            return False, False, layout.cost(layout.met), -self._margin(Question(place, layout.met), self.load)
 
         found = [self._ranked(place) for place in sorted(range(len(layouts)), key=order)]
         return found + [Ranked(name, {}, impossible=reason) for name, reason in self._impossible.items()]
@@ -138,11 +145,26 @@ class Findings:
         text = f"{self.named(best, self.load)}: {told(point.outcomes)}."
         if self.config.price:
             text += f" It costs {self.search.layouts[best.layout].cost(best.workers):,.4g}."
-        if fewer := missed(self._fewer(best)):
-            text += f" With one worker fewer: {told(fewer)}."
+        text += self._why_not_less()
         if not is_complete:
             text += " Interrupted: fewer may do; run the same command again to go on."
         return text
+
+    def _why_not_less(self) -> str:
+        """Say what came of the dearest that was tried of those that cost less than the best."""
+        tried = [
+            Question(place, workers)
+            for place, layout in enumerate(self.search.layouts)
+            for workers in layout.states
+            if layout.cost(workers) < self.search.cost * (1 - 1e-9)
+        ]
+        if not tried:
+            return ""
+        layouts = self.search.layouts
+        nearest = max(tried, key=lambda one: (layouts[one.layout].cost(one.workers), self._margin(one, self.load)))
+        point = self.known(nearest)
+        assert point is not None
+        return f" For less: {self.named(nearest, self.load)}: {told(missed(point.outcomes))}."
 
     def _without(self, *, is_complete: bool) -> str:
         """Say what there is to say where nothing is known to meet the limits."""

@@ -56,7 +56,7 @@ def run_plan(
     out = experiment.out or Path("results") / f"plan-{identity}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
-        display = Display("reckoning bounds", "calculations", interrupt, console)
+        display = Display("bounding layouts", "layouts", interrupt, console)
         planner = _Planner(files, config, experiment, settings, store, out, interrupt, display)
         try:
             with display:
@@ -121,13 +121,21 @@ class _Planner:
         self._drive(self._found.search, self._found.load)
 
     def _begin(self, load: float) -> Search:
-        wanted = [candidate.arm(1, load=load).settings for candidate in self._found.candidates]
-        calls = [(floor_of, (settings, self._source, self._experiment.limits)) for settings in wanted]
-        return self._found.new_search(dict(self._parallel(calls)))
+        """Return a search among all layouts, or at another load than the first among those that met the limits there."""
+        found, at = self._found, "" if load == self._found.load else f" at {load:g}x the load"
+        places = [
+            place for place in range(len(found.candidates)) if not at or found.search.layouts[place].met is not None
+        ]
+        wanted = [found.candidates[place].arm(1, load=load).settings for place in places]
+        self._display.what, self._display.unit = f"bounding layouts{at}", "layouts"
+        floors = dict(
+            self._parallel([(floor_of, (settings, self._source, self._experiment.limits)) for settings in wanted])
+        )
+        return found.new_search({place: floors[number] for number, place in enumerate(places)})
 
     def _drive(self, search: Search, load: float) -> None:
         """Simulate what a search asks for until it asks no more."""
-        best = search.best
+        best, self._display.unit = search.best, "simulations"
         while questions := search.questions(self._at_once):
             arms = [self._found.arm(question, load) for question in questions]
             for question, point in zip(questions, self._points(arms), strict=True):
@@ -136,7 +144,8 @@ class _Planner:
                 best = search.best
                 assert best is not None
                 self._display.say(f"{self._found.named(best, load)} meets the limits")
-            self._display.what = f"best so far {'none' if best is None else self._found.named(best, load)}"
+            known = "none" if best is None else self._found.named(best, load)
+            self._display.what = f"best so far {known}, {self._num_simulated} simulated"
 
     @property
     def _at_once(self) -> int:
@@ -249,16 +258,14 @@ class _Planner:
             search, found = self._found.search, best
         else:
             search = self._begin(load)
-            near = {place for place, layout in enumerate(self._found.search.layouts) if layout.met is not None}
-            for place, layout in enumerate(search.layouts):
-                if place not in near:
-                    layout.impossible = layout.impossible or "not among the best at the first load"
-                elif load > self._found.load:
-                    layout.floor = max(layout.floor, self._found.search.layouts[place].low)
+            if load > self._found.load:
+                for layout, known in zip(search.layouts, self._found.search.layouts, strict=True):
+                    layout.floor = max(layout.floor, known.low)
             self._drive(search, load)
-            if search.best is None:
+            best_there = self._found.best_of(search, load)
+            if best_there is None:
                 return AtLoad(load, "-", None, None, [])
-            found = search.best
+            found = best_there
         point = self._found.known(found, load)
         assert point is not None
         layout = search.layouts[found.layout]

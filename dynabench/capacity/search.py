@@ -3,7 +3,8 @@
 A layout is a way to run the model; how many workers it takes is searched for. More workers of one layout are taken to be
 better. Layouts are tried in the order of what they could cost at best:
 
-    no layout is known to meet the limits    the most promising one gets twice the workers, and again, until it does
+    no layout is known to meet the limits    the most promising one gets twice the workers, and again, until it does, or until
+                                             that is far beyond what was expected of it
     one is known                             each other has to do it for less: with as many workers as that allows, or not at all
     none can do it for less                  those that cost the same are tried, to see which is farthest from the limits
 """
@@ -14,6 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reports.outcomes import State
+
+RUNAWAY = 4
+"""How many times the cost that was expected of a layout is tried before others get a turn."""
 
 
 class Question(NamedTuple):
@@ -43,6 +47,8 @@ class Layout:
     """What was found, by the number of workers."""
     fixed_price: float | None = None
     """Of a GPU of the workers whose number is part of the layout, where that is another."""
+    expected: int = 1
+    """Workers that it may need; only the order in which layouts are tried depends on this."""
 
     def gpus(self, workers: int) -> int:
         """Return the GPUs of so many workers."""
@@ -107,13 +113,19 @@ class Search:
 
     def questions(self, count: int) -> list[Question]:
         """Return what to simulate next, up to so many at once, each of another layout; none if all is known."""
-        has_best = self.best is not None
         found = [
-            (not (has_best or layout.states), layout.cost(layout.low), layout.rank, Question(place, workers))
-            for place, layout in enumerate(self.layouts)
+            (*self._turn(place, workers), Question(place, workers))
+            for place in range(len(self.layouts))
             if (workers := self._next(place)) is not None
-        ]  # while none is known to meet the limits, one that was begun goes on
+        ]
         return [question for *_, question in sorted(found)[:count]] or self._ties()[:count]
+
+    def _turn(self, place: int, workers: int) -> tuple[bool, float, float]:
+        """Return when it is a layout's turn, the smallest first: while none meets the limits, one that was begun goes on."""
+        layout = self.layouts[place]
+        hoped = layout.cost(max(layout.floor, layout.expected))
+        goes_on = self.best is None and layout.states and layout.cost(workers) <= RUNAWAY * hoped
+        return not goes_on, layout.cost(max(layout.low, layout.expected)), layout.rank
 
     def _next(self, place: int) -> int | None:
         """Return with how many workers a layout is to be tried, if it may be cheaper than the best."""
@@ -141,6 +153,7 @@ class Search:
         for place, layout in enumerate(self.layouts):
             workers = layout.most(self.cost, is_below=False)
             is_same = not layout.impossible and abs(layout.cost(workers) - self.cost) < 1e-9 * self.cost
-            if is_same and workers >= layout.low and workers not in layout.states:
+            is_possible = layout.low <= workers and layout.gpus(workers) <= self._max_gpus
+            if is_same and is_possible and workers not in layout.states:
                 found.append((layout.rank, Question(place, workers)))
         return [question for _, question in sorted(found)]
