@@ -22,6 +22,8 @@ class Ranked(msgspec.Struct, frozen=True):
     cost: float | None = None
     at_least: int | None = None
     """GPUs that it would need at least, where it was not worth looking further."""
+    least_cost: float | None = None
+    """What these cost."""
     outcomes: list[Outcome] = []
     """With these workers, or with the most that were tried."""
     tried: int | None = None
@@ -148,12 +150,18 @@ def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
     workers = _workers(layout.workers, layout.prefill_workers)
     if layout.workers is None and layout.tried is not None:
         workers = f"{_workers(layout.tried, layout.prefill_workers)} tried"
-    cost = [f"{layout.cost:,.4g}" if layout.cost is not None else "-"] if has_price else []
+    cost = [_cost(layout)] if has_price else []
     headroom = [_headroom(layout.outcomes, limit) for limit in limits]
     measured = [cell for pair in zip(_values(layout.outcomes, limits), headroom, strict=True) for cell in pair]
     nearest = binding(layout.outcomes)
     binds = "-" if nearest is None else _metric(nearest.limit) + ": missed" * (nearest.margin is None)
     return [gpus, workers, *cost, *measured, binds, _fewer(layout)]
+
+
+def _cost(layout: Ranked) -> str:
+    if layout.cost is not None:
+        return f"{layout.cost:,.4g}"
+    return "-" if layout.least_cost is None else f"{layout.least_cost:,.4g}+"
 
 
 def _workers(count: int | None, prefill: int | None) -> str:
@@ -174,7 +182,7 @@ def _fewer(layout: Ranked) -> str:
 
 def _metric(limit: str) -> str:
     """Return what a limit is of, without its value."""
-    return limit.partition(" <=")[0]
+    return limit.partition(" <=")[0].removeprefix("a ").removesuffix(" that does not grow")
 
 
 def _headroom(outcomes: list[Outcome], limit: str) -> str:

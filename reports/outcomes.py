@@ -32,7 +32,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def _shown(self) -> str:
         assert self.value is not None
-        return f"{self.value:.2%}" if self.is_share else f"{self.value * 1000:,.4g} ms"
+        if self.is_share:
+            return f"{self.value:.2%}"
+        milliseconds = self.value * 1000
+        return f"{milliseconds:,.0f} ms" if milliseconds >= 1000 else f"{milliseconds:.4g} ms"
 
 
 def percent(share: float) -> str:

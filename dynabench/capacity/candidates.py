@@ -87,12 +87,15 @@ def candidates_of(
     if any(setting_of(text) in SPLIT for text in experiment.vary):
         apart = _apart(settings.deployment, pool.mocker, pool.timing)
         bases.append(replace(settings, deployment=apart))
+    free = dict(config.free)
+    if pool.timing.timing_name != "roofline" and not config.price and len(free["tensor_parallel_size"]) > 1:
+        del free["tensor_parallel_size"]  # measured step times are those of one size
     found: list[Candidate] = []
     impossible: dict[str, str] = {}
     for base in bases:
         axes = _axes(experiment.vary, base, is_last=base is bases[-1])
         prefill = {name: values for name, values in axes.items() if name in SPLIT}
-        axes = {**prefill, **config.free, **axes}
+        axes = {**prefill, **free, **axes}
         for combination in itertools.product(*axes.values()):
             changes = dict(zip(axes, combination, strict=True))
             try:

@@ -118,6 +118,7 @@ class Findings:
             workers=met,
             cost=None if met is None else layout.cost(met),
             at_least=layout.gpus(layout.low),
+            least_cost=layout.cost(layout.low),
             outcomes=[] if point is None else list(point.outcomes),
             tried=tried,
             prefill_workers=self.prefill_workers(place),

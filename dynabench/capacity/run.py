@@ -50,6 +50,12 @@ def run_plan(
     """
     if not experiment.limits:
         raise UserError("a plan needs limits: give --slo 'ttft.p99 <= 2s', say, or --slo-preset")
+    (pool,) = settings.deployment.pools
+    if pool.timing.is_generic and not config.price:
+        raise UserError(
+            "a plan needs the step times of your engine: give --model and --gpu (`dynabench hardware` lists them), --price with "
+            "several, or --timing-file"
+        )
     _check_counts(experiment.limits, len(source_of(files, experiment)(settings.shape)))
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, asdict(config))
@@ -135,7 +141,8 @@ class _Planner:
 
     def _drive(self, search: Search, load: float) -> None:
         """Simulate what a search asks for until it asks no more."""
-        best, self._display.unit = search.best, "simulations"
+        best = search.best
+        self._display.what, self._display.unit = "best so far none", "simulations"
         while questions := search.questions(self._at_once):
             arms = [self._found.arm(question, load) for question in questions]
             for question, point in zip(questions, self._points(arms), strict=True):

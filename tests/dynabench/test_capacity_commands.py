@@ -24,16 +24,7 @@ DYNAMO_FLAGS = {
     "--router-temperature",
     "--no-router-kv-events",
 }
-SGLANG = {
-    "random",
-    "round_robin",
-    "cache_aware",
-    "power_of_two",
-    "prefix_hash",
-    "consistent_hashing",
-    "manual",
-    "bucket",
-}
+SGLANG = {"random", "round_robin", "cache_aware", "power_of_two", "manual"}
 """Choices of `--policy` in sglang-router 0.3.2."""
 PRODUCTION_STACK = {"roundrobin", "session", "kvaware", "prefixaware", "disaggregated_prefill", "priority"}
 """Choices of `--routing-logic` in vLLM's production-stack."""

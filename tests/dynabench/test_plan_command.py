@@ -199,6 +199,19 @@ def test_what_makes_no_sense_is_one_line(tmp_path, flags, problem):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_generic_step_times_are_refused(tmp_path):
+    done = dynabench("plan", "--slo", "ttft.p90 <= 1s", "--out", tmp_path / "x")
+    assert done.returncode == 2
+    assert "a plan needs the step times of your engine: give --model and --gpu" in done.stderr
+
+
+def test_measured_step_times_are_of_one_size(tmp_path):
+    flags = ("--timing", "constant", "--max-requests", "300", "--max-num-batched-tokens", "2048", "--loads", "1")
+    done, answer = planned(tmp_path / "out", *flags, "--slo", "ttft.p90 <= 10s")
+    assert done.returncode == 0, done.stderr
+    assert [layout["name"] for layout in answer["layouts"]] == ["chunk 2048"]
+
+
 def test_prices_are_read():
     assert PlanConfig(price=("h100=2.5", "b200=4")).prices == {"h100": 2.5, "b200": 4.0}
 

@@ -1,14 +1,13 @@
 """The command lines that a plan ends with are ones that `vllm serve` takes."""
 
 import pytest
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from dynabench.capacity.commands import vllm_command
 from dynabench.deployment.description import Pool
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
 
 ALL = EngineConfig(
     num_gpu_blocks=5000, max_num_active_seqs=64, max_num_batched_tokens=512, max_model_len=8192, enable_prefix_caching=False,
@@ -20,6 +19,9 @@ ALL = EngineConfig(
 
 @pytest.fixture(scope="module")
 def parser():
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
     return make_arg_parser(FlexibleArgumentParser())
 
 
@@ -27,6 +29,9 @@ def parser():
 @pytest.mark.parametrize("engine", [EngineConfig(max_num_batched_tokens=512), ALL], ids=["chosen", "all"])
 @pytest.mark.parametrize("weights", [None, "bfloat16", "fp8", "fp4", "int4"])
 def test_vllm_takes_the_command_line_of_a_plan(parser, role, engine, weights):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
+
     timing = TimingConfig(
         model="meta-llama/Llama-3.1-70B", gpu="b200", tensor_parallel_size=4, quantization=weights, kv_cache_dtype="fp8"
     )
