@@ -72,7 +72,8 @@ def run(
     if not workload.knows_prefixes:
         facts["without_prefixes"] = 1.0
     if any(overhead) and len(requests):
-        outside = cluster.delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
+        delays_s = cluster.delays_s + (cluster.handover.delays_s if cluster.handover is not None else 0.0)
+        outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
     return Record(
         plan.arm.name,
