@@ -85,3 +85,18 @@ def test_workers_of_another_price_count_at_it():
     layout = Layout("x", 2, fixed_gpus=4, price=3.0, fixed_price=2.0)
     assert (layout.gpus(3), layout.cost(3)) == (10, 26.0)
     assert (layout.most(26.0, is_below=False), layout.most(26.0, is_below=True)) == (3, 2)
+
+
+def test_a_layout_of_which_little_is_hoped_comes_last_though_its_bound_is_low():
+    doubtful, likely = Layout("doubtful", 1, expected=14), Layout("likely", 4)
+    assert [question.layout for question in Search([doubtful, likely], max_gpus=64).questions(1)] == [1]
+    search, count = found([doubtful, likely], [14, 2])
+    assert (search.best.layout, search.best.workers) == (1, 2)
+    assert count <= 4
+
+
+def test_one_that_needs_far_more_than_was_hoped_gives_way():
+    runaway, other = Layout("runaway", 1), Layout("other", 8)
+    search, _ = found([runaway, other], [64, 1])
+    assert (search.best.layout, search.best.workers) == (1, 1)
+    assert max(runaway.states) < 16
