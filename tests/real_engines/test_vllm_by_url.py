@@ -29,7 +29,7 @@ TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_de
 
 @contextlib.contextmanager
 def vllm_serve(folder, log):
-    """Run vLLM's own server, as its command does; give its URL and process."""
+    """Run vLLM's own server, as its command does; give its URL, soon answering, and its process."""
     port = free_port()
     command = [
         sys.executable,
@@ -43,11 +43,8 @@ def vllm_serve(folder, log):
     environment = os.environ | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_NO_USAGE_STATS": "1"}
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
     try:
-        until(lambda: process.poll() is not None or answers(url))
-        assert process.poll() is None, log.read_text()[-3000:]
-        yield url, process
+        yield f"http://127.0.0.1:{port}", process
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -68,7 +65,11 @@ def answers(url):
 def servers(folder, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
     with contextlib.ExitStack() as started:
-        yield {role: started.enter_context(vllm_serve(folder, logs / role)) for role in ROLES}
+        found = {role: started.enter_context(vllm_serve(folder, logs / role)) for role in ROLES}
+        for role, (url, process) in found.items():
+            until(lambda url=url, process=process: process.poll() is not None or answers(url))
+            assert process.poll() is None, (logs / role).read_text()[-3000:]
+        yield found
 
 
 @pytest.fixture(scope="module")
