@@ -171,11 +171,22 @@ class Findings:
         """Say what there is to say where nothing is known to meet the limits."""
         if not is_complete:
             return "Interrupted before any layout was known to meet the limits; run the same command again to go on."
-        layouts = self.search.layouts
-        tried = max((layout.gpus(max(layout.states)) for layout in layouts if layout.states), default=0)
-        if not tried:
-            return "No layout can meet the limits; the reasons are below."
-        return f"No layout of up to {tried} GPUs meets the limits (--max-gpus {self.config.max_gpus})."
+        layouts, most = self.search.layouts, self.config.max_gpus
+        tried = [Question(place, workers) for place, layout in enumerate(layouts) for workers in layout.states]
+        if tried:
+            nearest = max(tried, key=lambda one: self._margin(one, self.load))
+            point = self.known(nearest)
+            assert point is not None
+            came = f"{self.named(nearest, self.load)}: {told(missed(point.outcomes))}"
+            return f"No layout of up to {most} GPUs (--max-gpus) meets the limits. The nearest: {came}."
+        if least := min(
+            (layout for layout in layouts if not layout.impossible), key=lambda one: one.gpus(one.low), default=None
+        ):
+            return (
+                f"No layout of up to {most} GPUs (--max-gpus) can do the work: {least.name} needs at least "
+                f"{least.gpus(least.low)}, as the requests keep so many busy."
+            )
+        return "No layout can meet the limits, for the reasons above."
 
 
 def missed(outcomes: Sequence[Outcome]) -> list[Outcome]:

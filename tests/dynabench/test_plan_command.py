@@ -158,7 +158,7 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
         "--tensor-parallel-size", "1", "--slo", "ttft.p50 <= 1s",
     )  # fmt: skip
     assert done.returncode == 1
-    assert answer["verdict"] == "No layout can meet the limits; the reasons are below."
+    assert answer["verdict"] == "No layout can meet the limits, for the reasons above."
     assert "the weights need 131.4 GiB on each GPU" in done.stdout
     assert "TP 1, chunk 512 and 4 more: the weights" in done.stdout
     tight, answer = planned(tmp_path / "tight", *MODEL, "--slo", "tpot.p50 <= 1ms")
@@ -169,7 +169,19 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
         "--slo", "tpot.p90 <= 7ms", "--max-gpus", "2",
     )  # fmt: skip
     assert few.returncode == 1
-    assert answer["verdict"] == "No layout of up to 2 GPUs meets the limits (--max-gpus 2)."
+    assert answer["verdict"].startswith(
+        "No layout of up to 2 GPUs (--max-gpus) meets the limits. The nearest: 2 GPUs (workers 2"
+    )
+    assert "tpot.p90 <= 7 ms missed by " in answer["verdict"]
+
+
+def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_path):
+    flags = ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "l40s", "--max-gpus", "1", "--max-requests", "200")
+    done, answer = planned(tmp_path / "out", *flags, "--max-num-batched-tokens", "2048", "--slo", "ttft.p90 <= 1s")
+    assert done.returncode == 1
+    assert answer["verdict"].startswith(
+        "No layout of up to 1 GPUs (--max-gpus) can do the work: TP 1, chunk 2048 needs at least "
+    )
 
 
 @pytest.mark.parametrize(
