@@ -52,10 +52,15 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def _shown(self) -> str:
         assert self.value is not None
-        shown = f"{self.value:.2%}" if self.is_share else f"{self.value * 1000:,.4g} ms"
+        shown = f"{self.value:.2%}" if self.is_share else f"{plain(self.value * 1000)} ms"
         if self.interval is None:
             return shown
         return f"{shown} {interval(self.interval, '.2%' if self.is_share else '.4g', 1 if self.is_share else 1000)}"
+
+
+def plain(milliseconds: float) -> str:
+    """Show a time without an exponent, by four digits where it is not longer anyhow."""
+    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.4g}"
 
 
 def interval(ends: tuple[float, float], form: str, scale: float = 1.0) -> str:
