@@ -52,21 +52,17 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def _shown(self) -> str:
         assert self.value is not None
-        shown = f"{self.value:.2%}" if self.is_share else f"{plain(self.value * 1000)} ms"
+        form = "{:.2%}".format if self.is_share else plain
+        unit = "" if self.is_share else " ms"
         if self.interval is None:
-            return shown
-        return f"{shown} {interval(self.interval, '.2%' if self.is_share else '.4g', 1 if self.is_share else 1000)}"
+            return f"{form(self.value)}{unit}"
+        low, high = map(form, self.interval)
+        return f"{form(self.value)}{unit} [{low}, {high}]"
 
 
-def plain(milliseconds: float) -> str:
-    """Show a time without an exponent, by four digits where it is not longer anyhow."""
-    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.4g}"
-
-
-def interval(ends: tuple[float, float], form: str, scale: float = 1.0) -> str:
-    """Show a 95% interval."""
-    low, high = (format(end * scale, form) for end in ends)
-    return f"[{low}, {high}]"
+def plain(seconds: float) -> str:
+    """Show a time in ms: by four digits, where it is not longer anyhow, and without an exponent."""
+    return f"{seconds * 1000:,.0f}" if seconds >= 1 else f"{seconds * 1000:.4g}"
 
 
 def percent(share: float) -> str:
