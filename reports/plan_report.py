@@ -10,7 +10,7 @@ from msgspec import structs
 from foundation.files import replace_text
 from reports import capacity, page
 from reports.capacity import Answer
-from reports.charts import drawing
+from reports.charts import drawing, plan
 from reports.charts import sweep as charts
 from reports.charts.drawing import STYLE
 from reports.charts.sweep import Swept
@@ -36,9 +36,8 @@ def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
     tried = [layout.name for layout in answer.layouts if points.get(layout.name)][:DRAWN]
     lines = {name: [structs.replace(one, changes={"workers": one.workers}) for one in points[name]] for name in tried}
     with mpl.rc_context(rc=STYLE):
-        drawn = drawing.draw(
-            charts.charts(Swept(lines, key_of(tried), "workers", answer.limits), []), folder / "charts"
-        )
+        by_workers = charts.charts(Swept(lines, key_of(tried), "workers", answer.limits), [])
+        drawn = drawing.draw(plan.charts(answer) | by_workers, folder / "charts")
     text = page.render(
         "plan.html.jinja",
         drawn,

@@ -71,7 +71,7 @@ def _layout(deployment: Deployment) -> str:
 
 def _error(timing: TimingConfig) -> str:
     """Say how far simulated times of a model on a GPU were off where they were compared with published ones."""
-    if timing.is_generic:
+    if timing.timing_name in ("polynomial", "constant"):
         return "step times are generic, so arms can be compared, but no time is that of a GPU"
     if timing.timing_name != "roofline":
         return "not known; dynabench validate measures it"

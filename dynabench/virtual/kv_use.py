@@ -8,16 +8,17 @@ class KvUse:
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
-        self._width_s = 0.125
+        self.window_s = 0.125
+        """How long a window is."""
         self._areas = [0.0] * self.WINDOWS  # share times seconds, all workers together
 
     def add(self, start: float, end: float, share: float) -> None:
         """Note what share one worker had in use for a while (s)."""
-        while end >= self._width_s * self.WINDOWS:
+        while end >= self.window_s * self.WINDOWS:
             pairs = zip(self._areas[::2], self._areas[1::2], strict=True)
             self._areas = [first + second for first, second in pairs] + [0.0] * (self.WINDOWS // 2)
-            self._width_s *= 2
-        width, areas = self._width_s, self._areas
+            self.window_s *= 2
+        width, areas = self.window_s, self._areas
         first, last = int(start / width), int(end / width)
         if first == last:
             areas[first] += share * (end - start)
@@ -29,6 +30,6 @@ class KvUse:
 
     def shares(self, end: float) -> tuple[float, tuple[float, ...]]:
         """Return the length of a window (s), and the mean share in each that was over by the end (s)."""
-        count = min(int(end / self._width_s), self.WINDOWS)
-        whole = self._width_s * self._num_workers
-        return self._width_s, tuple(round(area / whole, 4) for area in self._areas[:count])
+        count = min(int(end / self.window_s), self.WINDOWS)
+        whole = self.window_s * self._num_workers
+        return self.window_s, tuple(round(area / whole, 4) for area in self._areas[:count])

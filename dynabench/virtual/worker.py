@@ -43,6 +43,7 @@ class Worker:
         self.lockstep: Lockstep | None = None
         """The ranks it takes its steps with."""
         self._kv_since = (0.0, 0.0)  # when its share of the KV blocks in use was last noted, and the share
+        self._kv_due = 0.0  # when to note it next
         self._clock = clock
         self._on_step = on_step
         self._on_second_token = on_second_token
@@ -95,10 +96,8 @@ class Worker:
     def schedule(self, now: float, max_iterations: int) -> Step | None:
         """Begin a step, if there is anything to do, and say what is to be loaded for the next ones."""
         step = self.engine.schedule(now, max_iterations=max_iterations)
-        if self.kv_use is not None:
-            since, share = self._kv_since
-            self._kv_since = now, self.kv_usage
-            self.kv_use.add(since, now, (share + self._kv_since[1]) / 2)  # a step of many iterations fills steadily
+        if self.kv_use is not None and (step is None or now >= self._kv_due):
+            self._note_kv(self.kv_use, now)
         if self.on_loads is not None and (loads := self.engine.take_loads()):
             self.on_loads(loads)
         if step is not None and self._has_first_token:
@@ -107,6 +106,13 @@ class Worker:
             self._is_idle = step is None
             self._idle_s += now if step is not None else -now
         return step
+
+    def _note_kv(self, kv_use: KvUse, now: float) -> None:
+        since, before = self._kv_since
+        share = self.kv_usage
+        kv_use.add(since, now, before if self._is_idle else (before + share) / 2)  # steps fill blocks steadily
+        self._kv_since = now, share
+        self._kv_due = now + kv_use.window_s / 8
 
     def note_first_tokens(self, output: StepOutput) -> None:
         """Take note of those that a step brought past their prompt; a token that came with the KV was their first."""

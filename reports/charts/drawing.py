@@ -401,14 +401,30 @@ def _panel(panel: Panel, figure: Figure) -> dict[str, Any]:
 
 
 def _plain(svg: str) -> str:
-    """Leave out of an SVG what shows nothing, and give it a size in CSS pixels."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"(\d+\.\d\d)\d+", r"\1", svg)
-    svg = re.sub(
-        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    """Leave out of an SVG what shows nothing: most of what matplotlib writes."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r"<[^>]*>", lambda tag: _DIGITS.sub(r"\1", tag[0]), svg)  # not in texts
+    for pattern, shorter in _SHORTER:
+        svg = pattern.sub(shorter, svg)
+    return svg
+
+
+_DIGITS = re.compile(r"(\d\d\.\d|\d\.\d\d)\d+")
+_SHORTER = [
+    (re.compile(pattern), shorter)
+    for pattern, shorter in (
+        (r" ?\n([LCzQ])", r"\1"),
+        (r"\n\s*", "\n"),
+        (r'<g id="(?!arm-)[^"]*"/>\n', ""),
+        (r'<g id="(?!arm-)[^"]*"', "<g"),
+        (r"font-size: \d+px; |font-family: [^;]*; ", ""),
+        (r' transform="rotate\(-0 [^)]*\)"', ""),
+        (
+            r'<svg([^>]*?) (?:width|height)="[^"]*"([^>]*?) (?:width|height)="[^"]*"',
+            rf'<svg font-family="sans-serif" font-size="{SIZE}"\1\2',
+        ),
     )
-    return re.sub(r"\n\s*", "\n", svg)
+]
 
 
 def _titled(svg: str, chart: Chart) -> str:

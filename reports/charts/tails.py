@@ -108,9 +108,9 @@ def hit_waterfall(shown: Comparison) -> Chart | None:
     names = {"endless": "unlimited cache", "best": "best worker", "predicted": "predicted", "actual": "found"}
     known = []
     for entry, _, figures in shown.arms:
-        shares = [getattr(figures.waterfall, stage) for stage in names]
-        if sum(share is not None for share in shares) > 1 and any(shares):
-            known.append((entry, np.array([np.nan if share is None else share * 100 for share in shares], float)))
+        found = [getattr(figures.waterfall, stage) for stage in names]
+        if sum(share is not None for share in found) > 1 and any(found):
+            known.append((entry, np.array([np.nan if share is None else share * 100 for share in found], float)))
     if not known:
         return None
     height = max(200, LINE * len(known))

@@ -1,0 +1,70 @@
+"""How long do the charts of a comparison take, and how large is its page? Exits with 1 over 2 s of CPU or 1 MB.
+
+    python benchmarks/report_charts.py [--arms 3] [--arms 7] [--requests 2000] [--workers 8]
+
+Simulates that many settings of the bundled modes, then draws their charts once in a fresh process; what the charts import is
+counted apart. The 2 s are for 3 arms, the 1 MB for 7.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MOST_S, MOST_BYTES = 2.0, 1_000_000
+DRAW = """
+import sys, time
+from pathlib import Path
+from reports import folder, slo, summary
+before = time.process_time()
+from reports import charts
+imported = time.process_time()
+manifest, runs = folder.read(Path(sys.argv[1]))
+shown = {run.arm: run.measured for run in runs}
+figures = summary.summarize(runs, [slo.parse(text) for text in manifest["limits"]])
+start = time.process_time()
+charts.draw(shown, figures, Path(sys.argv[1]) / "again")
+print(imported - before, time.process_time() - start)
+"""
+
+
+def measure(num_arms: int, options: argparse.Namespace) -> tuple[float, float, int]:
+    """Return the CPU time of the charts, of what they import (s), and the size of the page."""
+    values = ",".join(str(512 << number) for number in range(num_arms))
+    with tempfile.TemporaryDirectory() as home:
+        out = Path(home) / "out"
+        trace = Path(home) / "trace.jsonl"
+        load = ["--requests", options.requests, "--isl", 2000, "--rate", 2 * options.workers, "--prefix-blocks", 8]
+        _run("-m", "dynabench", "workload", "synth", trace, *load)
+        command = ["simulate", trace, "--workers", options.workers, "--router-mode", "kv", "--slo", "ttft.p99 <= 2s"]
+        arguments = [*command, "--vary", f"max_num_batched_tokens={values}", "--out", out]
+        _run("-m", "dynabench", *arguments)
+        imported_s, drawn_s = map(float, _run("-c", DRAW, out).split())
+        return drawn_s, imported_s, (out / "report.html").stat().st_size
+
+
+def _run(*arguments: object) -> str:
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    return done.stdout
+
+
+def main() -> int:
+    """Measure, print, and judge."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arms", type=int, action="append")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=8)
+    options = parser.parse_args()
+    is_fine = True
+    for num_arms in options.arms or [3, 7]:
+        drawn_s, imported_s, size = measure(num_arms, options)
+        print(f"{num_arms} arms: charts {drawn_s:.2f} s of CPU (imports {imported_s:.2f} s), page {size / 1e6:.2f} MB")
+        is_fine &= (num_arms > 3 or drawn_s <= MOST_S) and size <= MOST_BYTES
+    return 0 if is_fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The charts of a plan: what each layout takes and how close it is to the limits, what more load takes, how sure it is."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from reports.charts import drawing
+from reports.charts.drawing import HALF, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel
+from reports.key import PALETTE, key_of
+from reports.tables import milliseconds
+
+if TYPE_CHECKING:
+    from reports.capacity import Answer, Ranked
+
+BEST = PALETTE[0][0]
+MOST = 16
+"""Layouts that are drawn."""
+ROW = 24
+
+
+def charts(answer: "Answer") -> dict[str, Chart]:
+    """Draw the charts that say something."""
+    makers: dict[str, Callable[[Answer], Chart | None]] = {"layouts": layouts, "loads": loads, "sureness": sureness}
+    return {name: chart for name, make in makers.items() if (chart := make(answer)) is not None}
+
+
+def layouts(answer: "Answer") -> Chart | None:
+    """GPUs of each layout, and how much of each limit it uses: the chosen one in colour."""
+    shown = [layout for layout in answer.layouts if layout.gpus is not None or layout.at_least is not None][:MOST]
+    if len(shown) < 2:
+        return None
+    key = key_of([layout.name for layout in shown])
+    limits = [limit for limit in answer.limits if any(_used(layout, limit) for layout in shown)][:3]
+    left = drawing.widest(entry.name for entry in key.values()) + 14
+    height, gap = ROW * len(shown) + 8, 44
+    canvas = Canvas(height + 54, is_wide=True)
+    width = (WIDE - left - 30 - gap * len(limits)) / (len(limits) + 1)
+    panels = []
+    for place, heading in enumerate(("GPUs", *(f"{limit.partition(' ')[0]}, of its limit" for limit in limits))):
+        axes = canvas.axes(left + place * (width + gap), 24, width, height, heading=heading)
+        drawing.categories(axes, "y", [""] * len(shown))
+        panels.append(Panel(axes))
+    for row, layout in enumerate(shown):
+        _, y = canvas.place(panels[0].axes, 0, row)
+        canvas.text(0, y + 4, key[layout.name].name, colour=_colour(row, layout))
+    _gpus(canvas, panels[0], shown)
+    for panel, limit in zip(panels[1:], limits, strict=True):
+        _uses(panel, shown, limit)
+    text = (
+        "Cheapest first. Filled: seen to meet the limits; pale: it would need at least so many. Left of the dashed line a limit is "
+        "met."
+    )
+    return Chart(canvas.figure, "Which layout needs the fewest GPUs, and what binds it?", text, panels, is_wide=True)
+
+
+def _colour(row: int, layout: "Ranked") -> str:
+    return BEST if row == 0 and layout.gpus is not None else QUIET
+
+
+def _used(layout: "Ranked", limit: str) -> float | None:
+    """Return how much of a limit a layout uses (%)."""
+    known = next((one for one in layout.outcomes if one.limit == limit and not one.is_share), None)
+    return None if known is None or known.margin is None else (1 - known.margin) * 100
+
+
+def _gpus(canvas: Canvas, panel: Panel, shown: "list[Ranked]") -> None:
+    counts = [layout.gpus or layout.at_least or 0 for layout in shown]
+    for row, (layout, count) in enumerate(zip(shown, counts, strict=True)):
+        is_met = layout.gpus is not None
+        panel.axes.barh(row, count, 0.62, color=_colour(row, layout) if is_met else REST)
+        word = f"{count}" if is_met else f"over {count - 1}"
+        panel.add(f"{layout.name}: {word} GPUs", None, [float(count)], [row])
+    drawing.numbers(panel.axes, "x", 0, max(counts) * 1.22, most=4, whole=True)
+    for row, (layout, count) in enumerate(zip(shown, counts, strict=True)):
+        x, y = canvas.place(panel.axes, count, row)
+        canvas.text(x + 5, y + 4, f"{count}" if layout.gpus is not None else f"over {count - 1}", colour=QUIET)
+
+
+def _uses(panel: Panel, shown: "list[Ranked]", limit: str) -> None:
+    values = [(row, layout, used) for row, layout in enumerate(shown) if (used := _used(layout, limit)) is not None]
+    drawing.logarithm(panel.axes, "x", [100.0, *(used for _, _, used in values)], lambda value: f"{value:g}%", most=5)
+    drawing.limit_line(panel.axes, 100.0, is_upright=True)
+    for row, layout, used in values:
+        face = _colour(row, layout) if used <= 100 else "none"
+        panel.axes.plot([used], [row], "o", color=_colour(row, layout), markerfacecolor=face, markersize=6)
+        panel.add(f"{layout.name}: {used:.3g}% of {limit}", None, [used], [row])
+
+
+def loads(answer: "Answer") -> Chart | None:
+    """GPUs by load."""
+    known = [(at.load, at.gpus, at) for at in answer.loads if at.gpus is not None]
+    if len(known) < 2:
+        return None
+    notes = {at.load: f"{gpus}" for _, gpus, at in known}
+    canvas = Canvas(254)
+    axes = canvas.axes(46, 24, HALF - 46 - 40, 180, heading="GPUs")
+    panel = Panel(axes, "x the load", "GPUs")
+    first, last = known[0][0], known[-1][0]
+    pad = 0.06 * (last - first)
+    drawing.fixed(axes, "x", first - pad, last + pad, {load: f"{load:g}x" for load, _, _ in known})
+    drawing.numbers(axes, "y", 0, max(gpus for _, gpus, _ in known) * 1.2, whole=True, most=4)
+    axes.plot([load for load, _, _ in known], [gpus for _, gpus, _ in known], "o-", color=BEST, markersize=7)
+    panel.add("GPUs", None, [float(load) for load, _, _ in known], [float(gpus) for _, gpus, _ in known])
+    for load, gpus, _ in known:
+        x, y = canvas.place(axes, load, gpus)
+        canvas.text(x, y - 9, notes[load], align="center")
+    canvas.text(46 + (HALF - 86) / 2, 246, "times the workload's rate", colour=QUIET, align="center")
+    layouts_by_load = "; ".join(f"{at.load:g}x: {at.layout}" for _, _, at in known)
+    unmet = [f"{at.load:g}x" for at in answer.loads if at.gpus is None]
+    text = f"The fewest GPUs seen to meet the limits. {layouts_by_load}."
+    if unmet:
+        text += f" None found for {', '.join(unmet)}."
+    return Chart(canvas.figure, "What does more load take?", text, [panel])
+
+
+def sureness(answer: "Answer") -> Chart | None:
+    """What is limited as a share of its limit, with the interval of the sample and the error of the model."""
+    known = []
+    for sure in answer.sureness:
+        outcome = next(
+            (one for layout in answer.layouts[:1] for one in layout.outcomes if one.limit == sure.limit), None
+        )
+        if outcome is not None and outcome.margin is not None and outcome.margin < 1:
+            known.append((sure, sure.value / (1 - outcome.margin)))
+    if not known:
+        return None
+    left = drawing.widest(sure.limit for sure, _ in known) + 14
+    canvas = Canvas(34 * len(known) + 62)
+    axes = canvas.axes(left, 24, HALF - left - 24, 34 * len(known) + 8, heading="share of the limit")
+    drawing.categories(axes, "y", [""] * len(known))
+    panel = Panel(axes)
+    reach = [100.0]
+    for row, (sure, limit) in enumerate(known):
+        value = sure.value / limit * 100
+        if sure.low is not None and sure.high is not None:
+            low, high = sure.low / limit * 100, sure.high / limit * 100
+            axes.plot([low, high], [row, row], color=BEST, linewidth=6, alpha=0.35)
+            reach += [low, high]
+        if sure.model_error is not None:
+            low, high = value * (1 - sure.model_error), value * (1 + sure.model_error)
+            axes.plot([low, high], [row, row], color=QUIET, linewidth=1, marker="|", markersize=8)
+            reach += [low, high]
+        axes.plot([value], [row], "o", color=BEST, markersize=7)
+        reach.append(value)
+        panel.add(f"{sure.limit}: {milliseconds(sure.value)} ms, {value:.3g}% of the limit", None, [value], [row])
+        _, y = canvas.place(axes, 0, row)
+        canvas.text(0, y + 4, sure.limit)
+    pad = 0.08 * (max(reach) - min(reach)) or 5.0
+    drawing.numbers(axes, "x", max(min(reach) - pad, 0), max(reach) + pad, form=lambda value: f"{value:g}%")
+    axes.axvline(100, color=LIMIT, linewidth=1.2, linestyle=(0, (4, 2)))
+    text = "Dot: what was found. Pale: the 95% interval of such samples. Thin: by how much the model is off on average, where that is known. Right of the dashed line the limit is missed."
+    return Chart(canvas.figure, "How sure is it that the limits are met?", text, [panel])
