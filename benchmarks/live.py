@@ -69,6 +69,8 @@ async def client(
         )
         started, first = time.perf_counter(), 0.0
         async with session.post(f"{url}/v1/completions", data=body) as response:
+            if response.status != 200:
+                raise SystemExit(f"HTTP {response.status}: {(await response.text())[:300]}")
             async for data in response.content.iter_any():
                 first = first or time.perf_counter()
                 received += data.count(

@@ -24,12 +24,12 @@ class Display:
 
         Args:
             what: is going on; it may be changed on the way.
-            unit: what a call does one of, in the plural.
+            unit: what a call does one of, in the plural; it may be changed, too.
             interrupt: what the calls report to.
             console: where the bar is shown, if it is a terminal.
         """
         self.what = what
-        self._unit, self._interrupt, self._console = unit, interrupt, console
+        self.unit, self._interrupt, self._console = unit, interrupt, console
         self._started = time.monotonic()
         self._bar = _bar(console) if console.is_terminal else None
         self._over = threading.Event()
@@ -57,7 +57,7 @@ class Display:
     def line(self) -> str:
         """Say how far it is."""
         shares = self._interrupt.shares()
-        text = f"{self.what}: {sum(share >= 1 for share in shares):,} of {len(shares):,} {self._unit}"
+        text = f"{self.what}: {sum(share >= 1 for share in shares):,} of {len(shares):,} {self.unit}"
         num_begun = sum(0 < share < 1 for share in shares)
         return f"{text}, {num_begun} under way" if num_begun else text
 

@@ -1,24 +1,12 @@
 """What a plan found: the layouts in order, what binds each, what more load takes, how sure it is, and how to deploy it."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import msgspec
-from msgspec import structs
 
-from foundation.files import replace_text
-from reports import page
-from reports.charts import drawing, plan
-from reports.charts import sweep as charts
-from reports.charts.drawing import STYLE
-from reports.charts.sweep import Swept
 from reports.grid import Grid
-from reports.key import key_of
 from reports.outcomes import Outcome, State, binding, percent
-from reports.points import Point
 from reports.tables import milliseconds
 
 SCHEMA = "dynabench.plan/1"
@@ -35,11 +23,17 @@ class Ranked(msgspec.Struct, frozen=True):
     cost: float | None = None
     at_least: int | None = None
     """GPUs that it would need at least, where it was not worth looking further."""
+    least_cost: float | None = None
+    """What these cost."""
     outcomes: list[Outcome] = []
     """With these workers, or with the most that were tried."""
     tried: int | None = None
     """The most workers that were tried and missed the limits."""
     impossible: str = ""
+    prefill_workers: int | None = None
+    """Workers that only prefill, beside those of `workers`; None where all do whole requests."""
+    fewer: list[Outcome] = []
+    """With one worker fewer; empty if that was not tried."""
 
     @property
     def state(self) -> State:
@@ -55,6 +49,7 @@ class AtLoad(msgspec.Struct, frozen=True):
     gpus: int | None
     workers: int | None
     outcomes: list[Outcome]
+    prefill_workers: int | None = None
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -100,6 +95,8 @@ class Answer(msgspec.Struct, frozen=True):
     commands: list[str]
     simulated: int
     wall_s: float
+    notes: list[str] = []
+    """What else a reader should know."""
     head: dict[str, str] = {}
     """What was run on what."""
     command: str = ""
@@ -107,84 +104,11 @@ class Answer(msgspec.Struct, frozen=True):
     """Everything that was given."""
 
 
-DRAWN = 7
-"""Layouts that charts show: as many as there are colours."""
-
-
-def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
-    """Write plan.json, and the report, into the plan's folder.
-
-    Args:
-        folder: it exists.
-        answer: what was found.
-        points: what was tried of each layout, by its name.
-    """
-    replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
-    tried = [layout.name for layout in answer.layouts if points.get(layout.name)][:DRAWN]
-    lines = {name: [structs.replace(one, changes={"workers": one.workers}) for one in points[name]] for name in tried}
-    with mpl.rc_context(rc=STYLE):
-        by_workers = charts.charts(Swept(lines, key := key_of(tried), "workers", answer.limits), [])
-        drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
-    text = page.render(
-        "plan.html.jinja",
-        drawn,
-        arms=tried,
-        title=answer.title,
-        subtitle=f"{answer.simulated} simulations, {answer.wall_s:.0f} s",
-        head=answer.head,
-        alerts=[],
-        verdict=answer.verdict,
-        sureness=_sureness_grid(answer),
-        grids=list(grids(answer, most=24)),
-        impossible=[layout for layout in answer.layouts if layout.impossible],
-        commands=answer.commands,
-        command=answer.command,
-        settings=json.dumps(answer.settings, indent=2),
-    )
-    replace_text(folder / "report.html", text)
-
-
-def _sureness_grid(answer: Answer) -> Grid | None:
-    """Lay out how far each limit is, and whether that is more than the sample and the model may be off."""
-    if not answer.sureness:
-        return None
-    by_limit = {outcome.limit: outcome for outcome in answer.layouts[0].outcomes}
-    lines = []
-    for sure in answer.sureness:
-        known = by_limit.get(sure.limit)
-        interval = "n/a" if sure.low is None else f"{milliseconds(sure.low)} to {milliseconds(sure.high)}"
-        lines.append(
-            (
-                sure.limit,
-                [
-                    milliseconds(sure.value),
-                    "n/a"
-                    if known is None or known.margin is None
-                    else f"{known.state} by {percent(abs(known.margin))}",
-                    interval,
-                    "n/a" if sure.model_error is None else percent(sure.model_error),
-                ],
-            )
-        )
-    return Grid(
-        "How sure is it?",
-        ["found (ms)", "margin", "95% of such samples (ms)", "model error"],
-        lines,
-        "A margin below the model error, or an interval that holds the limit, is not sure.",
-        "limit",
-    )
-
-
 def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
     """Yield the tables of an answer."""
-    shown = [layout for layout in answer.layouts if not layout.impossible][:most]
-    if shown:
-        has_price = any(layout.cost is not None and layout.cost != layout.gpus for layout in shown)
-        columns = ["GPUs", "workers", *(["cost"] if has_price else []), *answer.limits, "what binds"]
-        lines = [(layout.name, _cells(layout, answer.limits, has_price=has_price)) for layout in shown]
-        left = len([layout for layout in answer.layouts if not layout.impossible]) - len(shown)
-        note = f"{left} more in plan.json." if left else ""
-        yield Grid("Layouts, the cheapest first", columns, lines, note)
+    possible = [layout for layout in answer.layouts if not layout.impossible]
+    if possible:
+        yield _ranking(answer, possible[:most], left=len(possible[most:]))
     if len(answer.loads) > 1:
         lines = [(f"{at.load:g}x", _load_cells(at, answer.limits)) for at in answer.loads]
         yield Grid("What more load takes", ["layout", "GPUs", "workers", *answer.limits], lines)
@@ -200,25 +124,84 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
             yield Grid(title, ["TTFT mean (ms)", *answer.limits, "limits"], lines)
 
 
+def impossible(answer: Answer) -> Iterator[str]:
+    """Yield why layouts cannot be, those with one reason together."""
+    by_reason: dict[str, list[Ranked]] = {}
+    for layout in answer.layouts:
+        if layout.impossible:
+            by_reason.setdefault(layout.impossible, []).append(layout)
+    for reason, (first, *others) in by_reason.items():
+        more = f" and {len(others)} more" if others else ""
+        yield f"{first.name}{more}: {reason}"
+
+
+def _ranking(answer: Answer, shown: list[Ranked], *, left: int) -> Grid:
+    """Return the table of layouts."""
+    has_price = any(layout.cost is not None and layout.cost != layout.gpus for layout in shown)
+    limits = [head for limit in answer.limits for head in (limit, f"{_metric(limit)} headroom")]
+    columns = ["GPUs", "workers", *(["cost"] if has_price else []), *limits, "binds", "one worker fewer"]
+    lines = [(layout.name, _cells(layout, answer.limits, has_price=has_price)) for layout in shown]
+    notes = []
+    if unmet := [layout.at_least for layout in shown if layout.gpus is None]:
+        notes.append(f"{unmet[0]}+: needs at least {unmet[0]} GPUs; its figures are of what was tried.")
+    if any(layout.prefill_workers is not None for layout in shown):
+        notes.append("2+3: 2 workers prefill and 3 decode.")
+    if left:
+        notes.append(f"{left} more in plan.json.")
+    return Grid("Layouts, the cheapest first", columns, lines, " ".join(notes))
+
+
 def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
-    gpus = f"{layout.gpus}" if layout.gpus is not None else f"over {(layout.at_least or 1) - 1}"
-    workers = f"{layout.workers}" if layout.workers is not None else "-"
-    cost = [f"{layout.cost:,.4g}" if layout.cost is not None else "-"] if has_price else []
+    gpus = f"{layout.gpus}" if layout.gpus is not None else f"{layout.at_least}+"
+    workers = _workers(layout.workers, layout.prefill_workers)
+    if layout.workers is None and layout.tried is not None:
+        workers = f"{_workers(layout.tried, layout.prefill_workers)} tried"
+    cost = [_cost(layout)] if has_price else []
+    headroom = [_headroom(layout.outcomes, limit) for limit in limits]
+    measured = [cell for pair in zip(_values(layout.outcomes, limits), headroom, strict=True) for cell in pair]
     nearest = binding(layout.outcomes)
-    return [gpus, workers, *cost, *_values(layout.outcomes, limits), "-" if nearest is None else _binding(nearest)]
+    binds = "-" if nearest is None else _metric(nearest.limit) + ": missed" * (nearest.margin is None)
+    return [gpus, workers, *cost, *measured, binds, _fewer(layout)]
 
 
-def _binding(outcome: Outcome) -> str:
-    name = outcome.limit.partition(" <=")[0]
-    return (
-        name
-        if outcome.margin is None
-        else f"{name}: {'' if outcome.state == 'met' else '-'}{percent(abs(outcome.margin))}"
-    )
+def _cost(layout: Ranked) -> str:
+    if layout.cost is not None:
+        return f"{layout.cost:,.4g}"
+    return "-" if layout.least_cost is None else f"{layout.least_cost:,.4g}+"
+
+
+def _workers(count: int | None, prefill: int | None) -> str:
+    if count is None:
+        return "-"
+    return f"{count}" if prefill is None else f"{prefill}+{count}"
+
+
+def _fewer(layout: Ranked) -> str:
+    """Say why not fewer: what the limit that is missed by most comes to with one worker less."""
+    nearest = binding(layout.fewer)
+    if nearest is None:
+        return "-" if layout.workers in (None, 1) else "not tried"
+    if nearest.margin is None:
+        return f"{_metric(nearest.limit)}: missed"
+    return f"{_metric(nearest.limit)}: {_signed(nearest.margin)}"
+
+
+def _metric(limit: str) -> str:
+    """Return what a limit is of, without its value."""
+    return limit.partition(" <=")[0].removeprefix("a ").removesuffix(" that does not grow")
+
+
+def _headroom(outcomes: list[Outcome], limit: str) -> str:
+    found = next((outcome.margin for outcome in outcomes if outcome.limit == limit), None)
+    return "-" if found is None else _signed(found)
+
+
+def _signed(margin: float) -> str:
+    return f"{'-' * (margin < 0)}{percent(abs(margin))}"
 
 
 def _load_cells(at: AtLoad, limits: list[str]) -> list[str]:
-    found = [str(at.gpus), str(at.workers)] if at.gpus is not None else ["none", "-"]
+    found = [str(at.gpus) if at.gpus is not None else "none", _workers(at.workers, at.prefill_workers)]
     return [at.layout, *found, *_values(at.outcomes, limits)]
 
 
@@ -229,6 +212,6 @@ def _values(outcomes: list[Outcome], limits: list[str]) -> list[str]:
 
 
 def _value(outcome: Outcome | None) -> str:
-    if outcome is None:
+    if outcome is None or outcome.value is None:
         return "-"
-    return f"{outcome.value:.2%}" if outcome.is_share and outcome.value is not None else milliseconds(outcome.value)
+    return f"{outcome.value:.2%}" if outcome.is_share else milliseconds(outcome.value)

@@ -1,12 +1,15 @@
 """Whether limits are met, and by how much."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from statistics import stdev
 from typing import Literal
 
 import msgspec
 
 from reports.conditions import Condition
 from reports.metrics import LEAST_SAMPLES, Goodput, Statistics
+from reports.statistics import student_t
 
 State = Literal["met", "missed", "unknown"]
 
@@ -24,15 +27,42 @@ class Outcome(msgspec.Struct, frozen=True):
     reason: str = ""
     """Why there is no value."""
     is_share: bool = False
+    interval: tuple[float, float] | None = None
+    """The value's 95% interval over repeats; None where there is one run."""
+    is_open: bool = False
+    """Whether the limit lies within the interval, so that other repeats might say the opposite."""
 
     def __str__(self) -> str:
         if self.margin is None:
             return f"{'not known' if self.state == 'unknown' else self.state}: {self.reason}"
-        return f"{self.state} by {percent(abs(self.margin))} ({self._shown()})"
+        doubt = ", which holds the limit" if self.is_open else ""
+        return f"{self.state} by {percent(abs(self.margin))} ({self._shown()}{doubt})"
+
+    def over_repeats(self, alone: "Sequence[Outcome]") -> "Outcome":
+        """Give it the interval of its value, from what became of the same limit in each repeat alone."""
+        known = [(one.value, one.margin) for one in alone if one.value is not None and one.margin is not None]
+        if self.value is None or self.margin is None or len(known) < max(len(alone), 2):
+            return self
+        scale = student_t(len(known) - 1) / math.sqrt(len(known))
+        half, of_margin = (scale * stdev(each) for each in zip(*known, strict=True))
+        low, high = max(self.value - half, 0.0), self.value + half
+        return msgspec.structs.replace(
+            self, interval=(low, min(high, 1.0) if self.is_share else high), is_open=of_margin > abs(self.margin)
+        )
 
     def _shown(self) -> str:
         assert self.value is not None
-        return f"{self.value:.2%}" if self.is_share else f"{self.value * 1000:,.4g} ms"
+        form = "{:.2%}".format if self.is_share else plain
+        unit = "" if self.is_share else " ms"
+        if self.interval is None:
+            return f"{form(self.value)}{unit}"
+        low, high = map(form, self.interval)
+        return f"{form(self.value)}{unit} [{low}, {high}]"
+
+
+def plain(seconds: float) -> str:
+    """Show a time in ms: by four digits, where it is not longer anyhow, and without an exponent."""
+    return f"{seconds * 1000:,.0f}" if seconds >= 1 else f"{seconds * 1000:.4g}"
 
 
 def percent(share: float) -> str:

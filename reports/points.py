@@ -56,6 +56,8 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     imbalance: Imbalance
     preemptions: int | None
     wall_s: float
+    repeats: list[bool] = []
+    """Whether each repeat alone meets all limits; empty where there is one run, or one is too short to tell."""
 
     @property
     def is_stable(self) -> bool:
@@ -129,6 +131,10 @@ class Found(msgspec.Struct, frozen=True):
     """What `met` gave."""
     missed: AnyPoint | None
     """What `missed_at` gave."""
+    interval: tuple[float, float] | None = None
+    """The 95% interval over repeats of what was looked for; None where there is one run, or an end was met."""
+    is_over: bool = True
+    """Whether the search came to its end."""
 
     @property
     def tried(self) -> list[float]:

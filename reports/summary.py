@@ -230,7 +230,7 @@ def verdict(summary: Summary) -> str:
         None, [_winner(summary, "ttft_sched", "mean TTFT"), _winner(summary, "tpot", "mean time per output token")]
     )
     parts += [
-        f"{arm} could not keep up: {figures.stability.start:.0f} requests waited at first and "
+        f"{arm} could not keep up: {max(figures.stability.start, 0):.0f} requests waited at first and "
         f"{figures.stability.end:.0f} at the end, so its averages measure how long the run was and are not compared."
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable

@@ -161,12 +161,13 @@ def combine(folders: list[Path], out: Path | None) -> tuple[Manifest, Sweep]:
     rows: Any = [row for one in kept for row in one.rows]
     points = [point for one in kept for point in one.points]
     manifest = _combined(dict(zip(map(str, folders), kept, strict=True)))
+    is_complete = not manifest["interrupted"]
     if out is None:
-        return manifest, sweep_table.lay_out(rows, manifest, is_complete=True)
+        return manifest, sweep_table.lay_out(rows, manifest, is_complete=is_complete)
     (out / "points").mkdir(parents=True)
     for number, point in enumerate(points):
         (out / "points" / f"{number}.json").write_bytes(msgspec.json.encode(point))
-    return manifest, write(out, manifest, rows, points, is_complete=True)
+    return manifest, write(out, manifest, rows, points, is_complete=is_complete)
 
 
 class _Kept(NamedTuple):
@@ -176,6 +177,7 @@ class _Kept(NamedTuple):
     rows: list[Any]
     """The lines of its table."""
     points: list[Any]
+    is_complete: bool
 
 
 def _read(folder: Path) -> _Kept:
@@ -185,7 +187,8 @@ def _read(folder: Path) -> _Kept:
         kind: Any = Found if manifest["sweep"]["find"] else AnyPoint
         rows = msgspec.convert(whole["summary"]["points"], list[kind])
         files = sorted((folder / "points").glob("*.json"))
-        return _Kept(manifest, rows, [msgspec.json.decode(file.read_bytes(), type=AnyPoint) for file in files])
+        points = [msgspec.json.decode(file.read_bytes(), type=AnyPoint) for file in files]
+        return _Kept(manifest, rows, points, bool(whole["summary"]["is_complete"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{folder}: not the folder of a sweep ({one_line(str(error))})") from error
 
@@ -230,10 +233,11 @@ def _combined(sources: dict[str, _Kept]) -> Manifest:
     first = next(iter(sources.values())).manifest
     modes = dict.fromkeys(mode for one in sources.values() for mode in one.manifest["experiment"]["router_mode"])
     return first | {
-        "title": f"{first['workload']['name']}: {len(sources)} sweeps together",
+        "title": f"{first['workload']['name']}: {len(sources)} sweep{'s' * (len(sources) != 1)} together",
         "subtitle": ", ".join(sources),
         "step_times": "; ".join(dict.fromkeys(filter(None, (one.manifest["step_times"] for one in sources.values())))),
         "command": f"dynabench compare {' '.join(sources)}",
         "experiment": first["experiment"] | {"router_mode": list(modes)},
         "sources": {folder: one.manifest for folder, one in sources.items()},
+        "interrupted": [folder for folder, one in sources.items() if not one.is_complete],
     }

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,13 +15,15 @@ from foundation.settings import short
 from reports import grid
 from reports.foreign import csv_cell
 from reports.grid import Column, Grid
-from reports.outcomes import binding, percent, told
+from reports.outcomes import Outcome, binding, percent, told
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.slo import parse
 from reports.split import LABELS as PARTS
 from reports.tables import milliseconds, number, share, split_note
 
 SCHEMA = "dynabench.sweep/2"
+
+INTERRUPTED = "The sweep was interrupted; run the same command again to go on."
 
 MOST = 4
 """Combinations that are named one by one."""
@@ -37,9 +38,12 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
     is_search = bool(manifest["sweep"]["find"])
     limited = _limited(manifest["limits"])
     made = _searched(cast(list[Found], rows), limited) if is_search else _gridded(cast(Any, rows), limited, manifest)
+    if any("~" in cell for row in made["rows"] for cell in row):
+        made["verdict"] += " ~: the 95% interval over the repeats holds the limit; more of them could say the opposite."
     if not is_complete:
         known = made["verdict"] or "No point is known yet."
-        made["verdict"] = f"{known} The sweep was interrupted; run the same command again to go on."
+        sweeps = ", ".join(manifest.get("interrupted", ()))
+        made["verdict"] = f"{known} {f'{sweeps}: interrupted, so not whole.' if sweeps else INTERRUPTED}"
     return Sweep(
         **made,
         schema=SCHEMA,
@@ -95,7 +99,7 @@ def _limited(limits: Sequence[str]) -> list[Figure]:
     """Return a column for each statistic that is limited."""
 
     def value(limit: str, point: Point) -> str:
-        return next((milliseconds(one.value) for one in point.outcomes if one.limit == limit), "n/a")
+        return next((_with_interval(one) for one in point.outcomes if one.limit == limit), "n/a")
 
     read = {limit: parse(limit) for limit in limits}
     return [
@@ -103,6 +107,15 @@ def _limited(limits: Sequence[str]) -> list[Figure]:
         for limit, found in read.items()
         if found.statistic is not None
     ]
+
+
+def _with_interval(outcome: Outcome) -> str:
+    """Show what is limited, and its interval where there are repeats that differ."""
+    shown = milliseconds(outcome.value)
+    if outcome.interval is None or outcome.interval[0] == outcome.interval[1]:
+        return shown
+    low, high = map(milliseconds, outcome.interval)
+    return f"{shown} [{low}, {high}]"
 
 
 def _without(columns: Sequence[Figure], others: Sequence[Figure]) -> list[Figure]:
@@ -117,12 +130,13 @@ def _margin(row: AnyPoint) -> str:
     nearest = binding(row.outcomes)
     if nearest is None:
         return "met"
+    doubt = "~" * nearest.is_open
     if nearest.state == "met":
-        return f"met by {percent(nearest.margin or 0.0)}"
-    name = nearest.limit.partition(" ")[0]
+        return f"met by {percent(nearest.margin or 0.0)}{doubt}"
+    name = nearest.limit.partition(" <=")[0]
     if nearest.state == "unknown":
         return f"unknown: {name}"
-    return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}: {name}"
+    return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}{doubt}: {name}"
 
 
 def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
     columns = [("limits", _margin), *limited, *rest, GOODPUT] if manifest["limits"] else [*WITHOUT_LIMITS, *rest]
     possible = [point for point in points if isinstance(point, Point)]
     verdict = _best(possible, axes) if possible else ""
-    verdict += "".join(f" {one.name} is impossible: {one.reason}." for one in points if isinstance(one, Impossible))
+    verdict += _impossible([point for point in points if isinstance(point, Impossible)])
     return {
         "title": "Every combination",
         "columns": [*axes, *(head for head, _ in columns)],
@@ -143,6 +157,18 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
         ],
         "verdict": verdict.strip(),
     }
+
+
+def _impossible(points: list[Impossible]) -> str:
+    """Say which points there cannot be, those with one reason together."""
+    names: dict[str, list[str]] = {}
+    for point in points:
+        names.setdefault(point.reason, []).append(point.name)
+    text = ""
+    for reason, those in names.items():
+        more = f" and {len(those) - MOST:,} more" * (len(those) > MOST)
+        text += f" {'; '.join(those[:MOST])}{more} {'is' if len(those) == 1 else 'are'} impossible: {reason}."
+    return text
 
 
 def _cells(row: AnyPoint | None, columns: Sequence[Figure]) -> list[str]:
@@ -234,19 +260,17 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
 
 
 def _digits(value: float) -> str:
-    """Show a value with as many digits as a search is worth, cut off rather than rounded up."""
-    if value == int(value):
-        return f"{value:,.0f}"
-    scale = 10 ** (3 - len(str(int(value)))) if value >= 1 else 1000
-    return f"{math.floor(value * scale) / scale:g}"
+    """Show a value that was tried: it has no more digits than the search is worth."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 def _value(row: Found) -> str:
-    """Show what a search found."""
+    """Show what a search found, or how far it came."""
     if row.met is None:
-        return "none"
+        return "none" if row.is_over else "not known"
     if not row.is_at_end or (row.sense == "lowest" and row.met == 1):
-        return _digits(row.met)
+        low, high = row.interval or (row.met, row.met)
+        return _digits(row.met) if low == high else f"{_digits(row.met)} [{_digits(low)}, {_digits(high)}]"
     if row.sense is None:
         return "any"
     return f"at {'least' if row.sense == 'highest' else 'most'} {_digits(row.met)}"
@@ -257,11 +281,17 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
     known = sorted((row for row in rows if row.met is not None), key=lambda row: row.met or 0.0)
     if not known:
         nearest = [f"{row.arm} at {name} {_digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
-        return "Nothing meets the limits. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
+        if not all(row.is_over for row in rows):
+            return "Nothing that was tried meets the limits." * bool(nearest)
+        states = {row.missed.state for row in rows if row.missed}
+        lead = "Nothing meets the limits" if states != {"unknown"} else "Whether the limits are met is not known"
+        return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
     least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
     how = "from {} {} on" if sense == "lowest" else "up to {} {}"
     text = f"{best.arm} meets the limits {how.format(name, _value(best))}"
-    text += f", the {sense} of {len(rows)}." if len(rows) > 1 else "."
+    text += f", the {sense} of {len(rows)}." if len(rows) > 1 and all(row.is_over for row in rows) else "."
+    if best.interval:
+        text += " The interval is of 95%, over the repeats."
     if best.missed is not None:
         text += f" At {_digits(best.missed_at or 0.0)}: {_why(best)}."
     if least is not best and best.met and least.met:
@@ -295,5 +325,9 @@ def _flat(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
         elif name == "outcomes":
             for outcome in part:
                 yield from _flat(outcome, f"{path}{outcome.pop('limit')}.")
+        elif name == "interval":
+            yield from (
+                (f"{path}{name}.{end}", value) for end, value in zip(("low", "high"), part or ("", ""), strict=True)
+            )
         elif not isinstance(part, list):
             yield path + name, "" if part is None else part

@@ -16,6 +16,16 @@ def test_ci_runs_the_readmes_test_command():
     assert commands[0] in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
+def test_what_pages_link_to_and_cite_is_there():
+    missing = []
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+        text = page.read_text()
+        linked = [page.parent / link for link in re.findall(r"\]\(([^)#\s:]+)[)#]", text)]
+        cited = [ROOT / name for name in re.findall(r"(?<![\w/: ])`?((?:benchmarks|tests)/[\w./-]+\.\w+)", text)]
+        missing += [f"{page.name}: {path}" for path in linked + cited if not path.exists()]
+    assert not missing
+
+
 def test_no_modules_import_each_other_in_a_circle():
     """Imports inside functions count, and those for types alone: both are where circles hide."""
     found = circles(grimp.build_graph(*PACKAGES, cache_dir=None))

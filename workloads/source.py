@@ -31,9 +31,11 @@ UNCHECKED_BYTES = 1 << 24
 MAX_TOKENS = 10**7
 """Of a prompt or an answer: the longest context of any model."""
 MAX_BLANK_LINES = 1_000_000
-SUFFIXES = (".json", ".jsonl", ".csv")
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 PARQUET = b"PAR1"
 """How every Parquet file begins."""
+RESULTS = "requests.parquet"
+"""What a results folder of ours holds of a run's requests; its other files are no workload."""
 FAILED = "rows without prompt or response tokens left out"
 """Noted of traces that keep requests which their service failed to answer."""
 
@@ -179,25 +181,20 @@ class Source:
         for file in self.files:
             yield from _objects(file)
 
-    def csv_rows(self) -> Iterator[Row]:
-        """Yield the rows of all files, each a CSV file with a header.
-
-        Raises:
-            WorkloadError: a file cannot be read.
-        """
-        for file in self.files:
-            yield from _csv_rows(file)
-
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
     """Return the files of a workload: those named, and those with a known suffix of each folder, in order of name.
+
+    Of a results folder it is the requests.
 
     Raises:
         WorkloadError: one is not a file, or a folder has none.
     """
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        if (path / RESULTS).is_file():
+            found.append(path / RESULTS)
+        elif path.is_dir():
             inside = sorted(child for child in path.iterdir() if _is_named_like_a_trace(child))
             if not inside:
                 raise WorkloadError(f"{path}: the folder holds no {', '.join(SUFFIXES)} files, plain or .gz")
@@ -329,6 +326,26 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             yield Row({(name or "").strip(): value for name, value in row.items()}, f"{path}, line {number}")
     except (UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"{path}, line {number}: not CSV ({error})") from error
+
+
+def header(path: Path) -> bytes:
+    """Return the beginning of a file, unpacked; of Parquet its column names, as a CSV file would begin.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+    start = head(path)
+    return ",".join(_parquet_columns(path)).encode() if start.startswith(PARQUET) else start
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return list(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise WorkloadError(f"{path}: not Parquet that can be read ({error})") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dynabench.capacity.settings import PlanConfig
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import SPLIT, PoolConfig, RoleConfig, simulated_pools
 from dynabench.experiment.arms import layout_name
 from dynabench.experiment.axes import change, read_axis, setting_of
@@ -27,14 +27,26 @@ class Candidate:
     """With one worker of the kind whose number is searched for."""
     number: str
     """The setting that is searched for: `workers` or `decode_workers`."""
-    fixed_gpus: int
-    gpus_per_worker: int
-    gpu: str
 
     @property
     def name(self) -> str:
         """What sets it apart, in words."""
-        return layout_name({name: value for name, value in self.changes.items() if name != "router_mode"})
+        return named(self.said)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What sets it apart."""
+        return {name: value for name, value in self.changes.items() if name != "router_mode"}
+
+    @property
+    def counted(self) -> Pool:
+        """The workers whose number is searched for."""
+        return next(pool for pool in self.settings.deployment.pools if pool.role != "prefill")
+
+    @property
+    def prefill(self) -> Pool | None:
+        """The workers that only prefill, whose number is part of the layout."""
+        return next((pool for pool in self.settings.deployment.pools if pool.role == "prefill"), None)
 
     def arm(self, workers: int, *, load: float = 1.0, changes: Mapping[str, Any] | None = None) -> Arm:
         """Return it with so many workers, at a multiple of the workload's rate, and perhaps with other settings."""
@@ -44,6 +56,15 @@ class Candidate:
             settings = replace(settings, shape=faster(settings.shape, load))
         said = {**self.changes, **more} | ({"load": load} if load != 1 else {})
         return Arm(layout_name(said), settings, said)
+
+
+COUNTED = ("workers", "replicas", "decode_workers", "pools.*.replicas", "pools.decode.replicas", "gpus")
+"""Names of what is searched for."""
+
+
+def named(changes: Mapping[str, Any]) -> str:
+    """Name a layout; one whose prefill and decode workers are apart says so first."""
+    return "split: " * (not SPLIT.isdisjoint(changes)) + layout_name(changes)
 
 
 def faster(shape: ShapeConfig, load: float) -> ShapeConfig:
@@ -62,29 +83,52 @@ def candidates_of(
         ValueError: an axis is not a setting, or a value is not one of its.
     """
     (pool,) = settings.deployment.pools
-    varied = {setting_of(text): text for text in experiment.vary}
-    prefill = next((text for name, text in varied.items() if name in SPLIT), None)
-    axes: dict[str, Sequence[Any]] = dict(
-        read_axis(text, settings) for name, text in varied.items() if name not in SPLIT
-    )
-    axes = {**config.free, **axes}
-    whole = [settings]
-    if prefill is not None:
+    bases = [settings]
+    if any(setting_of(text) in SPLIT for text in experiment.vary):
         apart = _apart(settings.deployment, pool.mocker, pool.timing)
-        whole.append(replace(settings, deployment=apart))
+        bases.append(replace(settings, deployment=apart))
+    free = dict(config.free)
+    if pool.timing.timing_name != "roofline" and not config.price and len(free["tensor_parallel_size"]) > 1:
+        del free["tensor_parallel_size"]  # measured step times are those of one size
     found: list[Candidate] = []
     impossible: dict[str, str] = {}
-    for base in whole:
-        own = dict(axes)
-        if base.deployment.is_disaggregated and prefill is not None:
-            own = {**dict([read_axis(prefill, base)]), **own}
-        for combination in itertools.product(*own.values()):
-            changes = dict(zip(own, combination, strict=True))
+    for base in bases:
+        axes = _axes(experiment.vary, base, is_last=base is bases[-1])
+        prefill = {name: values for name, values in axes.items() if name in SPLIT}
+        axes = {**prefill, **free, **axes}
+        for combination in itertools.product(*axes.values()):
+            changes = dict(zip(axes, combination, strict=True))
             try:
-                found.append(_candidate({"router_mode": router_mode, **changes}, base))
+                candidate = _candidate({"router_mode": router_mode, **changes}, base)
             except ValueError as error:
-                impossible[layout_name(changes)] = str(error)
+                impossible[named(changes)] = str(error)
+            else:
+                _check_prices(config, candidate.settings.deployment)
+                found.append(candidate)
     return found, impossible
+
+
+def _axes(vary: Sequence[str], base: Settings, *, is_last: bool) -> dict[str, Sequence[Any]]:
+    """Read what is varied; what the last base alone has, such as a setting of prefill workers, is left out of the others."""
+    found: dict[str, Sequence[Any]] = {}
+    for text in vary:
+        if (name := setting_of(text)) in COUNTED:
+            raise ValueError(f"vary {text!r}: {name} is what a plan searches for; leave it out, or use dynabench sweep")
+        try:
+            name, values = read_axis(text, base)
+        except ValueError:
+            if is_last:
+                raise
+            continue
+        found[name] = values
+    return found
+
+
+def _check_prices(config: PlanConfig, deployment: Deployment) -> None:
+    """Refuse a kind of GPU without a price where others have one."""
+    for pool in deployment.pools if config.price else ():
+        if pool.timing.gpu not in config.prices:
+            raise ValueError(f"gpu {pool.timing.gpu} has no price; add --price {pool.timing.gpu}=...")
 
 
 def _apart(deployment: Deployment, engine: EngineConfig, timing: TimingConfig) -> Deployment:
@@ -94,14 +138,5 @@ def _apart(deployment: Deployment, engine: EngineConfig, timing: TimingConfig) -
 
 def _candidate(changes: Mapping[str, Any], base: Settings) -> Candidate:
     settings = change(base, changes)
-    deployment = settings.deployment
-    counted = next(pool for pool in deployment.pools if pool.role != "prefill")
-    fixed = sum(pool.num_gpus for pool in deployment.pools if pool.role == "prefill")
-    return Candidate(
-        changes=changes,
-        settings=settings,
-        number="workers" if counted.role == "aggregated" else "decode_workers",
-        fixed_gpus=fixed,
-        gpus_per_worker=counted.gpus_per_worker,
-        gpu=counted.timing.gpu or "",
-    )
+    number = "decode_workers" if settings.deployment.is_disaggregated else "workers"
+    return Candidate(changes, settings, number)

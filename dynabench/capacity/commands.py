@@ -1,63 +1,134 @@
 """How to deploy what a plan found: command lines of engines, and where its router mode exists."""
 
+import json
 import shlex
+from collections.abc import Iterator
+from typing import Any
 
 from dynabench.deployment.description import Deployment, Pool
+from foundation.settings import changed
+from mocker.timing.catalog import find_model
+from mocker.timing.config import TimingConfig
+from serving.router import RouterConfig
 
 ELSEWHERE = {
     "random": "NVIDIA Dynamo --router-mode random, SGLang's router --policy random",
     "round-robin": "NVIDIA Dynamo --router-mode round-robin, SGLang's router --policy round_robin, vLLM production-stack "
     "--routing-logic roundrobin",
-    "p2c": "SGLang's router --policy power_of_two",
+    "p2c": "NVIDIA Dynamo --router-mode power-of-two, SGLang's router --policy power_of_two",
+    "least-loaded": "NVIDIA Dynamo --router-mode least-loaded",
     "kv": "NVIDIA Dynamo --router-mode kv",
     "dynamo-kv": "NVIDIA Dynamo --router-mode kv",
+    "dynamo-kv-p8": "NVIDIA Dynamo --router-mode kv",
     "sgl-cache-aware": "SGLang's router --policy cache_aware",
-    "aibrix-prefix": "AIBrix prefix-cache",
-    "prodstack-loadaware": "vLLM production-stack --routing-logic prefixaware",
-    "llmd-weighted": "llm-d's scheduler with prefix, KV and queue scorers",
+    "aibrix-prefix": "AIBrix routing strategy prefix-cache",
+    "llmd-weighted": "llm-d with scorers for prefix 2, KV usage 1, queue 1",
 }
-"""What a mode is called in other routers; those that are not listed are dynabench's alone."""
+"""What a mode is called in other routers (Dynamo 1.4.2, sglang-router 0.3.2); those that are not listed are dynabench's alone."""
+
+VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_size"}
+"""Settings of engines that vLLM calls otherwise."""
+SAID = ("max_num_batched_tokens", "max_num_seqs", "block_size")
+"""Settings that are named even at their defaults, which are not vLLM's everywhere."""
+OF_TRANSFERS = ("kv_role", "kv_load_failure_policy")
+AS_STORED = ("fp4", "int4")
+"""Weights that vLLM reads from the checkpoint and has no flag for."""
 
 
 def deploy_commands(deployment: Deployment, file: str) -> list[str]:
     """Return what starts a deployment: each pool's engines on vLLM, ours from a file, and the router's setting."""
     lines = [f"dynabench serve -f {shlex.quote(file)}  # the same as simulated workers, on this host"]
-    lines += [f"{_vllm(pool)}  # {pool.replicas} of them{_role(pool)}" for pool in deployment.pools]
+    lines += [f"{shlex.join(vllm_command(pool))}  # {_note(pool)}" for pool in deployment.pools]
     for role in dict.fromkeys(pool.role for pool in deployment.pools):
+        if sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools if pool.role == role) == 1:
+            continue  # nothing to choose from
         mode = deployment.mode_of(role)
-        where = ELSEWHERE.get(mode.partition("+")[0], "dynabench only")
-        lines.append(f"router{'' if role == 'aggregated' else f' of {role} workers'}: {mode} ({where})")
+        lines.append(
+            f"router{'' if role == 'aggregated' else f' of {role} workers'}: {mode} ({_where(deployment, mode)})"
+        )
     return lines
 
 
-def _role(pool: Pool) -> str:
-    return "" if pool.role == "aggregated" else f", {pool.role}"
-
-
-def _vllm(pool: Pool) -> str:
+def vllm_command(pool: Pool) -> list[str]:
     """Return the command line of vLLM with a pool's settings."""
     engine, timing = pool.mocker, pool.timing
-    words = ["vllm", "serve", timing.model or "MODEL", "--tensor-parallel-size", str(timing.tensor_parallel_size)]
-    if engine.dp_size > 1:
-        words += ["--data-parallel-size", str(engine.dp_size)]
-    if timing.enable_expert_parallel:
-        words += ["--enable-expert-parallel"]
-    words += [
-        "--max-num-batched-tokens",
-        str(engine.max_num_batched_tokens),
-        "--max-num-seqs",
-        str(engine.max_num_seqs),
-    ]
-    words += ["--block-size", str(engine.block_size), "--gpu-memory-utilization", f"{timing.gpu_memory_utilization:g}"]
-    if engine.max_model_len is not None:
-        words += ["--max-model-len", str(engine.max_model_len)]
-    if timing.quantization not in (None, "bfloat16"):
-        words += ["--quantization", str(timing.quantization)]
-    if timing.kv_cache_dtype != "bfloat16":
-        words += ["--kv-cache-dtype", timing.kv_cache_dtype]
-    if not engine.enable_prefix_caching:
-        words += ["--no-enable-prefix-caching"]
+    settings: dict[str, Any] = {"tensor_parallel_size": timing.tensor_parallel_size}
+    settings |= {name: getattr(engine, name) for name in SAID} | changed(engine)
+    if engine.max_model_len is None:
+        settings["max_model_len"] = "auto"  # vLLM refuses a model whose context is longer than its KV cache
+    settings |= _of_timing(timing)
+    named = [(VLLM.get(name, name), value) for name, value in settings.items() if name not in OF_TRANSFERS]
     if pool.role != "aggregated":
-        role = "kv_producer" if pool.role == "prefill" else "kv_consumer"
-        words += ["--kv-transfer-config", f'{{"kv_connector":"NixlConnector","kv_role":"{role}"}}']
-    return shlex.join(words)
+        named.append(("kv_transfer_config", _transfer(pool)))
+    return ["vllm", "serve", timing.model or "MODEL", *(word for name, value in named for word in _words(name, value))]
+
+
+def _of_timing(timing: TimingConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {"gpu_memory_utilization": timing.gpu_memory_utilization}
+    if timing.enable_expert_parallel:
+        found["enable_expert_parallel"] = True
+    if timing.quantization == "fp8" and _stored(timing) != "fp8":
+        found["quantization"] = "fp8"
+    if timing.kv_cache_dtype != "bfloat16":
+        found["kv_cache_dtype"] = timing.kv_cache_dtype
+    return found
+
+
+def _stored(timing: TimingConfig) -> str:
+    """Return the type of the weights as the model comes."""
+    return "" if timing.model is None else find_model(timing.model).weights
+
+
+def _transfer(pool: Pool) -> str:
+    role = "kv_producer" if pool.role == "prefill" else "kv_consumer"
+    policy = pool.mocker.kv_load_failure_policy
+    return json.dumps({"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": policy})
+
+
+def _words(name: str, value: Any) -> Iterator[str]:
+    """Yield a setting as vLLM's command line has it."""
+    flag = name.replace("_", "-")
+    match value:
+        case bool():
+            yield f"--{flag}" if value else f"--no-{flag}"
+        case float():
+            yield from (f"--{flag}", f"{value:g}")
+        case _:
+            yield from (f"--{flag}", str(value))
+
+
+def _note(pool: Pool) -> str:
+    """Say how many engines there are, and what no flag says."""
+    timing, count = pool.timing, pool.gpus_per_worker
+    parts = [f"{pool.replicas} of them"] + [pool.role] * (pool.role != "aggregated")
+    parts.append(f"{count} {timing.gpu or 'GPU'} each")
+    if timing.quantization in AS_STORED and _stored(timing) != timing.quantization:
+        parts.append(f"of a checkpoint with {timing.quantization} weights")
+    return ", ".join(parts)
+
+
+def _where(deployment: Deployment, mode: str) -> str:
+    """Say what a mode is called elsewhere, with the settings it has there."""
+    base, _, added = mode.partition("+")
+    if base not in ELSEWHERE:
+        return "dynabench only"
+    words = [ELSEWHERE[base], *_dynamo_flags(base, deployment.router)]
+    return " ".join(words) + (f"; +{added} is dynabench's alone" if added else "")
+
+
+def _dynamo_flags(base: str, config: RouterConfig) -> Iterator[str]:
+    """Yield the settings of Dynamo's KV router that are not at their defaults."""
+    if base not in ("kv", "dynamo-kv", "dynamo-kv-p8"):
+        return
+    is_new = base != "kv"
+    scale = {"kv": config.kv_overlap_score_weight, "dynamo-kv": config.prefill_load_scale}.get(base, 8.0)
+    for flag, value, default in (
+        ("--router-prefill-load-scale", scale, 1.0),
+        ("--router-kv-overlap-score-credit", config.overlap_score_credit if is_new else 1.0, 1.0),
+        ("--router-kv-overlap-score-credit-decay", config.overlap_score_credit_decay if is_new else 0.0, 0.0),
+        ("--router-temperature", config.router_temperature, 0.0),
+    ):
+        if value != default:
+            yield f"{flag} {value:g}"
+    if not config.use_kv_events:
+        yield "--no-router-kv-events"

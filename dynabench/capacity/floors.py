@@ -35,6 +35,8 @@ class Floor(NamedTuple):
     """The smaller, the more promising: how far a step with a whole chunk is beyond the limit of the time between tokens."""
     impossible: str = ""
     """Why no number of workers would do."""
+    expected: int = 1
+    """Workers that it may well need."""
 
 
 def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) -> Floor:
@@ -56,7 +58,10 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) ->
         if (reason := _beyond(limit, alone.times, step_s)) is not None:
             return Floor(impossible=reason)
     prompts_s, answers_s = _work(workload, prefilling[0], decoding[0])
-    if prefilling[0] is not decoding[0]:
+    expected = 1
+    if prefilling[0] is decoding[0]:
+        expected = max((_diluting(limit, workload, decoding[0], alone, step_s) for limit in limits), default=1)
+    else:
         busy = SAFETY * prompts_s / workload.duration_s
         if busy > len(prefilling):
             return Floor(impossible=f"its prompts alone keep {busy:.3g} prefill workers busy")
@@ -64,7 +69,8 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) ->
     rank = max(
         (_chunk_s(prefilling[0]) / limit.value for limit in limits if limit.metric in ("itl", "tpot")), default=0
     )
-    return Floor(max(int(np.ceil(SAFETY * (prompts_s + answers_s) / workload.duration_s)), 1), max(rank - 1, 0.0))
+    needed = max(int(np.ceil(SAFETY * (prompts_s + answers_s) / workload.duration_s)), 1)
+    return Floor(needed, max(rank - 1, 0.0), expected=expected)
 
 
 class Alone(NamedTuple):
@@ -99,6 +105,21 @@ def _beyond(limit: Condition, times: "np.ndarray[tuple[int], np.dtype[np.float64
     if SAFETY * least > limit.value:
         return f"{limit} is less than prompts take that are alone on a worker ({least * 1000:,.4g} ms)"
     return None
+
+
+def _diluting(limit: Condition, workload: Workload, engine: SimulatedEngine, alone: Alone, step_s: float) -> int:
+    """Return how many workers make gaps rare enough in which a prompt is computed, where such gaps are beyond a limit.
+
+    On a worker with 1/n of the requests, that share of the tokens waits for a prompt: steps with prompts a second, times the
+    length of a step.
+    """
+    if limit.metric != "itl" or limit.statistic in (None, "mean", "max"):
+        return 1
+    size = min(engine.config.max_num_batched_tokens, max(int(alone.context), 1))
+    if engine.timing.mixed(chunk(size), 0, 0) <= limit.value:
+        return 1
+    steps_per_s = len(workload) / workload.duration_s * alone.context / size
+    return int(steps_per_s * step_s / (1 - SHARES[limit.statistic])) + 1
 
 
 def _work(workload: Workload, prefilling: SimulatedEngine, decoding: SimulatedEngine) -> tuple[float, float]:

@@ -3,7 +3,8 @@
 A layout is a way to run the model; how many workers it takes is searched for. More workers of one layout are taken to be
 better. Layouts are tried in the order of what they could cost at best:
 
-    no layout is known to meet the limits    the most promising one gets twice the workers, and again, until it does
+    no layout is known to meet the limits    the most promising one gets twice the workers, and again, until it does, or until
+                                             that is far beyond what was expected of it
     one is known                             each other has to do it for less: with as many workers as that allows, or not at all
     none can do it for less                  those that cost the same are tried, to see which is farthest from the limits
 """
@@ -14,6 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reports.outcomes import State
+
+RUNAWAY = 4
+"""How many times the cost that was expected of a layout is tried before others get a turn."""
 
 
 class Question(NamedTuple):
@@ -41,6 +45,10 @@ class Layout:
     """Why it cannot meet the limits, or cannot be, with any number of workers."""
     states: dict[int, State] = field(default_factory=dict)
     """What was found, by the number of workers."""
+    fixed_price: float | None = None
+    """Of a GPU of the workers whose number is part of the layout, where that is another."""
+    expected: int = 1
+    """Workers that it may need; only the order in which layouts are tried depends on this."""
 
     def gpus(self, workers: int) -> int:
         """Return the GPUs of so many workers."""
@@ -48,7 +56,12 @@ class Layout:
 
     def cost(self, workers: int) -> float:
         """Return what so many workers cost."""
-        return self.gpus(workers) * self.price
+        return self.fixed_cost + workers * self.gpus_per_worker * self.price
+
+    @property
+    def fixed_cost(self) -> float:
+        """What the workers cost whose number is part of the layout."""
+        return self.fixed_gpus * (self.price if self.fixed_price is None else self.fixed_price)
 
     @property
     def met(self) -> int | None:
@@ -63,8 +76,7 @@ class Layout:
 
     def most(self, cost: float, *, is_below: bool) -> int:
         """Return the most workers that cost no more than this, or less than this."""
-        room = cost / self.price - self.fixed_gpus
-        count = math.floor(room / self.gpus_per_worker + 1e-9)
+        count = math.floor((cost - self.fixed_cost) / self.price / self.gpus_per_worker + 1e-9)
         return count - 1 if is_below and self.cost(count) >= cost * (1 - 1e-9) else count
 
 
@@ -101,13 +113,19 @@ class Search:
 
     def questions(self, count: int) -> list[Question]:
         """Return what to simulate next, up to so many at once, each of another layout; none if all is known."""
-        has_best = self.best is not None
         found = [
-            (not (has_best or layout.states), layout.cost(layout.low), layout.rank, Question(place, workers))
-            for place, layout in enumerate(self.layouts)
+            (*self._turn(place, workers), Question(place, workers))
+            for place in range(len(self.layouts))
             if (workers := self._next(place)) is not None
-        ]  # while none is known to meet the limits, one that was begun goes on
+        ]
         return [question for *_, question in sorted(found)[:count]] or self._ties()[:count]
+
+    def _turn(self, place: int, workers: int) -> tuple[bool, float, float]:
+        """Return when it is a layout's turn, the smallest first: while none meets the limits, one that was begun goes on."""
+        layout = self.layouts[place]
+        hoped = layout.cost(max(layout.floor, layout.expected))
+        goes_on = self.best is None and layout.states and layout.cost(workers) <= RUNAWAY * hoped
+        return not goes_on, layout.cost(max(layout.low, layout.expected)), layout.rank
 
     def _next(self, place: int) -> int | None:
         """Return with how many workers a layout is to be tried, if it may be cheaper than the best."""
@@ -135,6 +153,7 @@ class Search:
         for place, layout in enumerate(self.layouts):
             workers = layout.most(self.cost, is_below=False)
             is_same = not layout.impossible and abs(layout.cost(workers) - self.cost) < 1e-9 * self.cost
-            if is_same and workers >= layout.low and workers not in layout.states:
+            is_possible = layout.low <= workers and layout.gpus(workers) <= self._max_gpus
+            if is_same and is_possible and workers not in layout.states:
                 found.append((layout.rank, Question(place, workers)))
         return [question for _, question in sorted(found)]

@@ -54,15 +54,14 @@ def _sureness(
     """Put into words how far a value is from its limit, and what that is worth."""
     margin = 1 - value / limit.value
     text = f"{limit} is {'met' if margin >= 0 else 'missed'} by {percent(abs(margin))}"
+    error = None
+    if known is not None:
+        error = known.ttft if limit.metric in ("ttft", "ttst") else known.tpot
+        side = "within" if abs(margin) < error else "more than"
+        text += f", {side} the model's error (simulated means were {percent(error)} off for {known})"
     low, high = interval or (None, None)
-    if low is None or high is None:
-        text += "; the sample gives no interval of it"
-    else:
-        side = "also" if (high > limit.value) == (low > limit.value) else "not surely"
-        text += f"; in 95% of such samples it is {low * 1000:,.4g} to {high * 1000:,.4g} ms: {side} there"
-    if known is None:
-        return Sureness(str(limit), value, low, high, None, "", f"{text}; nothing is known of the model's error here.")
-    error = known.ttft if limit.metric in ("ttft", "ttst") else known.tpot
-    where = "within" if abs(margin) < error else "more than"
-    text += f"; {where} the error of {percent(error)} that simulated means had on {known}."
-    return Sureness(str(limit), value, low, high, error, str(known), text)
+    if low is not None and high is not None:
+        lies = "within" if high <= limit.value else "beyond" if low > limit.value else "on both sides of"
+        text += f"; the sample's 95% interval, {low * 1000:,.4g} to {high * 1000:,.4g} ms, lies {lies} the limit"
+    text += "." if known is not None else "; the model's error is not known here."
+    return Sureness(str(limit), value, low, high, error, str(known or ""), text)

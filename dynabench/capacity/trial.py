@@ -80,12 +80,14 @@ def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], a
         else:
             continue
         if limit.statistic == "mean":
-            is_missed = total > limit.value * count
+            is_missed, said = total > limit.value * count, "its sum is too high"
         else:
             share = attainment if limit.statistic is None else SHARES[limit.statistic]
-            is_missed = beyond > (1 - share) * count + 1
+            most = (1 - share) * count + 1
+            unit = "gaps" if limit.metric == "itl" else "requests"
+            is_missed, said = beyond > most, f"{beyond:,} {unit} are over it, of which there may be {most:,.0f}"
         if is_missed:
-            found.append(Outcome(str(limit), "missed", reason="in the busiest part alone"))
+            found.append(Outcome(str(limit), "missed", reason=f"in the busiest part of the workload alone {said}"))
     return found
 
 

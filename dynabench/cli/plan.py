@@ -34,7 +34,7 @@ from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 REASONS = 4
-"""Impossible layouts that are named."""
+"""Reasons why layouts are impossible that are printed."""
 
 
 def plan(
@@ -99,12 +99,14 @@ def _print(answer: Answer, console: Terminal) -> None:
             console.print(table)
         if grid.note:
             console.say(grid.note)
-    impossible = [layout for layout in answer.layouts if layout.impossible]
-    for layout in impossible[:REASONS]:
-        console.say(f"impossible: {layout.name}: {layout.impossible}")
-    if len(impossible) > REASONS:
-        console.print(f"impossible: {len(impossible) - REASONS} more, in plan.json")
+    reasons = list(capacity.impossible(answer))
+    for reason in reasons[:REASONS]:
+        console.say(f"impossible: {reason}")
+    if len(reasons) > REASONS:
+        console.print(f"impossible for {len(reasons) - REASONS} more reasons, in plan.json")
     console.say(answer.verdict)
+    for note in answer.notes:
+        console.say(note)
     for sure in answer.sureness:
         console.say(sure.text)
     for line in answer.commands:

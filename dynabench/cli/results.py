@@ -74,6 +74,10 @@ def compare(
             raise UserError(
                 f"{'--fail-if' if gates else '--markdown'} is for runs; {results[0]} and what follows are sweeps"
             )
+        if others := [each for each in results if not sweep_report.is_sweep(each)]:
+            raise UserError(
+                f"{others[0]} is no sweep, but another folder is; compare sweeps with sweeps and runs with runs"
+            )
         manifest, sweep = sweep_report.combine(results, out)
         print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
         if out is not None:

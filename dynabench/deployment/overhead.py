@@ -25,6 +25,9 @@ class OverheadConfig:
     answer_overhead_ms: NotNegative | None = None
     """From the end of a step to the client (default: the calibration's, else 0)."""
 
+    handover_overhead_ms: NotNegative | None = None
+    """From the end of a prefill to the decode worker's queue: the answer, routing, hops; not if decode workers are asked first (default: 0)."""
+
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         check(self)
@@ -38,6 +41,7 @@ class Overhead(NamedTuple):
     spacing_s: float = 0.0
     """Between two requests that come at once."""
     answer_s: float = 0.0
+    handover_s: float = 0.0
 
     def before(self, num_prompt: int) -> float:
         """Return the time from the client to the engine's queue (s)."""
@@ -52,8 +56,9 @@ def overhead_of(config: OverheadConfig, timing: TimingConfig) -> Overhead:
         config.prompt_overhead_us,
         config.request_spacing_ms,
         config.answer_overhead_ms,
+        config.handover_overhead_ms,
     )
-    units = (1e-3, 1e-6, 1e-3, 1e-3)
+    units = (1e-3, 1e-6, 1e-3, 1e-3, 1e-3)
     return Overhead(
         *(known if value is None else value * unit for value, unit, known in zip(given, units, measured, strict=True))
     )

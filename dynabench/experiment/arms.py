@@ -150,6 +150,7 @@ def _is_shared(path: str) -> bool:
 
 SHORT = {
     "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
     "max_num_batched_tokens": "chunk",
     "max_num_seqs": "seqs",
     "enable_prefix_caching": "caching",

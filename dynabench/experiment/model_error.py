@@ -18,7 +18,7 @@ class ModelError(NamedTuple):
     points: int
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.engine, self.model, "on", self.gpu, self.weights)))
+        return " ".join(filter(None, (self.model, self.weights, "on", self.engine, "and", self.gpu)))
 
 
 def model_error(timing: TimingConfig) -> ModelError | None:

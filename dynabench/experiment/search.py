@@ -1,7 +1,11 @@
 """Searching for the value of a setting at which limits begin to be met, or cease to be."""
 
 import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Literal
+
+from reports.statistics import student_t
 
 Sense = Literal["highest", "lowest"]
 
@@ -37,9 +41,14 @@ class Bracket:
         self._is_met_at_low: bool | None = None
 
     @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to try."""
+        return self.next() is None
+
+    @property
     def is_at_end(self) -> bool:
         """Whether the limits are met as far as was tried: there may be better values beyond."""
-        return self.met is not None and self.missed is None
+        return self.met is not None and (self.missed is None or not self.is_over)
 
     def next(self) -> float | None:
         """Return the value to try, or None if the search is over."""
@@ -50,7 +59,7 @@ class Bracket:
         if self.met is not None and self.missed is not None:
             return self._between(self.met, self.missed)
         last = self.met if self.sense == "highest" else self.missed
-        return self.low if last is None else self._whole(min(last * 2, self.high))
+        return self.low if last is None else min(self._rounded(last * 2), self.high)
 
     def learn(self, value: float, *, is_met: bool) -> None:
         """Take note whether a value, the one to try, meets the limits."""
@@ -85,8 +94,36 @@ class Bracket:
         self.met, self.missed = (self.high, self.low) if is_met else (self.low, self.high)
         self._is_over = self._is_narrow()
 
+    def edge(self) -> float | None:
+        """Return the value that was looked for: a whole number, or the middle of where it lies; None where that is not known."""
+        if self.met is None or self.missed is None or not self.is_over:
+            return None
+        return self.met if self._is_whole else math.sqrt(self.met * self.missed)
+
+    def interval(self, repeats: "Sequence[Bracket]") -> tuple[float, float] | None:
+        """Return the 95% interval of the value, from searches in which each repeat alone decides; None where one found no edge.
+
+        It is no narrower than what the search itself leaves open.
+        """
+        known = [math.log(edge) for bracket in repeats if (edge := bracket.edge()) is not None]
+        if self.met is None or self.missed is None or len(known) < max(len(repeats), 2):
+            return None
+        middle, half = fmean(known), student_t(len(known) - 1) * stdev(known) / math.sqrt(len(known))
+        ends = (self.met,) if self._is_whole else (self.met, self.missed)
+        low = max(min(math.exp(middle - half), *ends), self.low)
+        high = min(max(math.exp(middle + half), *ends), self.high)
+        if self._is_whole:
+            return math.floor(low + 1e-9), math.ceil(high - 1e-9)
+        return self._rounded(low), self._rounded(high)
+
     def _between(self, met: float, missed: float) -> float:
-        return (int(met) + int(missed)) // 2 if self._is_whole else round(math.sqrt(met * missed), 6)
+        return (int(met) + int(missed)) // 2 if self._is_whole else self._rounded(math.sqrt(met * missed))
+
+    def _rounded(self, value: float) -> float:
+        """Leave no more digits than the precision is worth; what lies in the middle of a wide bracket stays inside."""
+        if self._is_whole:
+            return int(value)
+        return float(f"{value:.{2 - math.ceil(math.log10(self._precision))}g}")
 
     def _is_narrow(self) -> bool:
         assert self.met is not None
@@ -94,6 +131,3 @@ class Bracket:
         if self._is_whole:
             return abs(self.missed - self.met) <= 1
         return abs(math.log(self.missed / self.met)) <= math.log1p(self._precision)
-
-    def _whole(self, value: float) -> float:
-        return int(value) if self._is_whole else value

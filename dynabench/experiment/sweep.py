@@ -24,10 +24,14 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from reports.conditions import Condition
-from reports.outcomes import Outcome, of_requests
-from reports.points import Found, Impossible, Point, Quantiles, Sweep
-from reports.summary import summarize
+from reports.outcomes import Outcome, of_requests, state_of
+from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
+from reports.records import Record
+from reports.summary import ArmSummary, summarize
 from workloads import WorkloadError
+
+ALONE = 4
+"""By how much less precise the search of a repeat alone is: it only has to tell how far repeats differ."""
 
 
 def run_sweep(
@@ -127,14 +131,10 @@ def simulate_point(
         )
         for number, plan in enumerate(plans([arm], repeats, seed))
     ]
-    summary = summarize(runs, limits, with_intervals=False)
-    figures = summary.arms[arm.name]
-    outcomes = list(figures.outcomes or [])
-    if figures.goodput and (attained := of_requests(limits, figures.goodput, attainment)) is not None:
-        outcomes.append(attained)
-    if not figures.stability.is_stable:
-        grew = f"{figures.stability.start:.0f} requests waited at first, {figures.stability.end:.0f} at the end"
-        outcomes.append(Outcome("a queue that does not grow", "missed", reason=grew))
+    figures, outcomes = _judged(runs, limits, attainment)
+    alone = [_judged([run], limits, attainment)[1] for run in runs] if repeats > 1 else []
+    states = [state_of(each) for each in alone]
+    by_limit = {one.limit: [other for each in alone for other in each if other.limit == one.limit] for one in outcomes}
     intended = runs[0].requests.intended_s
     start, stop = float(intended.min()), float(intended.max())
     return Point(
@@ -144,7 +144,7 @@ def simulate_point(
         gpus=sum(pool.num_gpus for pool in deployment.pools),
         offered_per_s=len(workload) / (stop - start) if stop > start else None,
         stability=figures.stability,
-        outcomes=outcomes,
+        outcomes=[one.over_repeats(by_limit[one.limit]) for one in outcomes],
         is_complete=figures.is_complete,
         ttft_sched=Quantiles.of(figures.ttft_sched),
         ttft=Quantiles.of(figures.ttft),
@@ -160,7 +160,20 @@ def simulate_point(
         imbalance=figures.imbalance,
         preemptions=figures.preemptions,
         wall_s=sum(run.wall_s for run in runs),
+        repeats=[] if "unknown" in states else [state == "met" for state in states],
     )
+
+
+def _judged(runs: list[Record], limits: list[Condition], attainment: float) -> tuple[ArmSummary, list[Outcome]]:
+    """Return the figures of runs of one arm, and what became of the limits, a queue that may not grow among them."""
+    (figures,) = summarize(runs, limits, with_intervals=False).arms.values()
+    outcomes = list(figures.outcomes or [])
+    if figures.goodput and (attained := of_requests(limits, figures.goodput, attainment)) is not None:
+        outcomes.append(attained)
+    if not figures.stability.is_stable:
+        grew = f"{figures.stability.start:.0f} requests waited at first, {figures.stability.end:.0f} at the end"
+        outcomes.append(Outcome("steady queue", "missed", reason=grew))
+    return figures, outcomes
 
 
 def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
@@ -179,21 +192,75 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
     if any(name in arm.changes for arm in arms):
         raise UserError(f"{name} is searched for; it cannot be varied as well")
     is_whole, sense = _kind_of(name, arms[0].settings)
-    brackets = [
-        Bracket(config.low, config.high, precision=config.precision, is_whole=is_whole, sense=sense) for _ in arms
-    ]
-    is_complete = True
+
+    def bracket(precision: float) -> Bracket:
+        return Bracket(config.low, config.high, precision=precision, is_whole=is_whole, sense=sense)
+
+    searches = [_Search(arm, bracket(config.precision)) for arm in arms]
     with Display(f"searching {name}", "simulations", work.interrupt, console) as display:
-        while is_complete and (open_ := [place for place in range(len(arms)) if brackets[place].next() is not None]):
-            tried = {place: arm for place in open_ if (arm := _tried(arms[place], name, brackets[place])) is not None}
-            is_complete = _simulate(work, [arm for arm in tried.values() if work.store.known(arm) is None])
-            for place, arm in tried.items() if is_complete else ():
-                point = work.store.known(arm)
-                assert point is not None
-                brackets[place].learn(arm.changes[name], is_met=point.state == "met")
-            num_known = sum(bracket.next() is None for bracket in brackets)
-            display.what = f"searching {name} ({num_known} of {len(arms)} known)"
-    return is_complete, [_found(work, arm, name, bracket) for arm, bracket in zip(arms, brackets, strict=True)]
+        is_complete = _carry_on(work, name, searches, display)
+        for search in searches if is_complete else ():
+            met = search.at(work, name, search.bracket.met)
+            if isinstance(met, Point) and search.bracket.missed is not None:
+                coarse = min(ALONE * config.precision, 0.99)
+                search.alone = [_Search(search.arm, bracket(coarse), place) for place in range(len(met.repeats))]
+        is_complete = is_complete and _carry_on(work, name, [one for each in searches for one in each.alone], display)
+    return is_complete, [search.found(work, name) for search in searches]
+
+
+class _Search:
+    """The search of one combination, in which all repeats together decide, or one alone."""
+
+    def __init__(self, arm: Arm, bracket: Bracket, repeat: int | None = None) -> None:
+        self.arm, self.bracket, self.repeat = arm, bracket, repeat
+        self.alone: list[_Search] = []
+        """Those of its repeats."""
+
+    def learn(self, value: float, point: AnyPoint) -> None:
+        """Take note of a point that it wanted to try."""
+        if self.repeat is None:
+            is_met = point.state == "met"
+        else:
+            is_met = isinstance(point, Point) and bool(point.repeats) and point.repeats[self.repeat]
+        self.bracket.learn(value, is_met=is_met)
+
+    def at(self, work: _Work, name: str, value: float | None) -> AnyPoint | None:
+        """Return what is known at a value."""
+        return None if value is None else work.store.known(_at(self.arm, name, value))
+
+    def found(self, work: _Work, name: str) -> Found:
+        """Return what it has come to."""
+        bracket = self.bracket
+        met = self.at(work, name, bracket.met)
+        assert met is None or isinstance(met, Point)
+        return Found(
+            arm=self.arm.name,
+            changes=self.arm.plain_changes,
+            find=name,
+            sense=bracket.sense,
+            met=bracket.met,
+            missed_at=bracket.missed,
+            is_at_end=bracket.is_at_end,
+            point=met,
+            missed=self.at(work, name, bracket.missed),
+            interval=bracket.interval([one.bracket for one in self.alone]),
+            is_over=bracket.is_over,
+        )
+
+
+def _carry_on(work: _Work, name: str, searches: list[_Search], display: Display) -> bool:
+    """Carry searches to their ends, all at once; tell whether they came there."""
+    while open_ := [search for search in searches if not search.bracket.is_over]:
+        display.what = f"searching {name} ({len(searches) - len(open_)} of {len(searches)} known)"
+        tried = [(search, arm) for search in open_ if (arm := _tried(search.arm, name, search.bracket)) is not None]
+        new = {str(arm.changes): arm for _, arm in tried if work.store.known(arm) is None}
+        is_complete = _simulate(work, list(new.values()))
+        for search, arm in tried:
+            if (point := work.store.known(arm)) is not None:
+                search.learn(arm.changes[name], point)
+        if not is_complete:
+            return False
+    return True
 
 
 def _tried(arm: Arm, name: str, bracket: Bracket) -> Arm | None:
@@ -208,25 +275,6 @@ def _tried(arm: Arm, name: str, bracket: Bracket) -> Arm | None:
     if bracket.met is None and bracket.missed is None and reason is not None:
         raise reason
     return None
-
-
-def _found(work: _Work, arm: Arm, name: str, bracket: Bracket) -> Found:
-    """Return what the search of a combination has come to."""
-    met, missed = (
-        None if value is None else work.store.known(_at(arm, name, value)) for value in (bracket.met, bracket.missed)
-    )
-    assert met is None or isinstance(met, Point)
-    return Found(
-        arm=arm.name,
-        changes=arm.plain_changes,
-        find=name,
-        sense=bracket.sense,
-        met=bracket.met,
-        missed_at=bracket.missed,
-        is_at_end=bracket.is_at_end,
-        point=met,
-        missed=missed,
-    )
 
 
 def _kind_of(name: str, settings: Settings) -> tuple[bool, Sense | None]:

@@ -61,7 +61,7 @@ def read_requests(path: Path) -> tuple[Workload, Record]:
         **extra,
     )
     run = Record("real", known, np.empty((0, 5)), float(last.max()), 1)
-    return Workload(path.stem, OWN_BLOCK, requests), run
+    return Workload(path.stem, OWN_BLOCK, requests, knows_prefixes=False), run
 
 
 Table = dict[str, list[Any]]

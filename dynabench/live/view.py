@@ -1,5 +1,6 @@
-"""How a live run is going, on a terminal; nothing in a pipe."""
+"""How a live run is going: a view that moves on a terminal; elsewhere a line every few seconds, on stderr."""
 
+import sys
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dynabench.live.timeline import Stats
+from dynabench.progress import LINE_EVERY_S
 from dynabench.terminal import Terminal
+from foundation.text import printable
 
 
 class LiveView:
@@ -21,6 +24,7 @@ class LiveView:
         self._colour = colour
         self._total = total
         self._before: Stats | None = None
+        self._line_due_s = LINE_EVERY_S
         self._rates = (0.0, 0.0)
         self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
 
@@ -38,6 +42,9 @@ class LiveView:
     def update(self, stats: Stats) -> None:
         """Show the latest."""
         if self._live is None:
+            if stats.now_s >= self._line_due_s:
+                self._line_due_s = stats.now_s + LINE_EVERY_S
+                print(printable(self._line(stats)), file=sys.stderr, flush=True)
             return
         before = self._before
         if before is not None and stats.now_s - before.now_s > 0.1:
@@ -45,6 +52,13 @@ class LiveView:
             self._rates = (stats.num_ended - before.num_ended) / span, (stats.num_tokens - before.num_tokens) / span
         self._before = stats
         self._live.update(self._shown(stats), refresh=True)
+
+    def _line(self, stats: Stats) -> str:
+        """Say how it is going."""
+        failed = f", {stats.num_failed:,} failed" if stats.num_failed else ""
+        share = f"{stats.num_ended:,} of {self._total:,} requests{failed}"
+        in_flight = f"{stats.num_sent - stats.num_ended:,} in flight"
+        return f"{stats.now_s:4.0f} s  {self._title}: {share}, {in_flight}, TTFT {_range(stats.ttft_ms)}"
 
     def _shown(self, stats: Stats) -> RenderableType:
         head = Table.grid(padding=(0, 1))

@@ -93,6 +93,7 @@ class Cluster:
                 self.clock,
                 self.log,
                 kv_event_delay_s=kv_event_delay_s,
+                delay_s=overhead.handover_s,
                 decode=self._decode,
                 sequence=self._sequence,
                 note=self._note,

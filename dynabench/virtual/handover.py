@@ -79,6 +79,7 @@ class Handover:
         log: RequestLog,
         *,
         kv_event_delay_s: float,
+        delay_s: float,
         decode: Callable[[int, Prompt, EngineSequence, int | None], None],
         sequence: Callable[[int, BlockChain], EngineSequence],
         note: Callable[[int, Decision, Router], None],
@@ -92,6 +93,7 @@ class Handover:
             clock: the time.
             log: is told when what happened to each request.
             kv_event_delay_s: time until a KV event reaches a router (s).
+            delay_s: time from the end of a prefill until it is placed for decoding (s).
             decode: sends a request to a worker that answers it, the router's choice or this one.
             sequence: makes a request's sequence for that worker.
             note: records what a router knew when it placed a request.
@@ -109,6 +111,9 @@ class Handover:
         self._decoding = decoding
         self._clock = clock
         self._log = log
+        self._delay_s = delay_s
+        self.delays_s = 0.0
+        """What all requests together have met of it (s)."""
         self._decode, self._sequence, self._note = decode, sequence, note
         self._journeys: dict[int, Journey] = {}
         self._block_size = workers[0].engine.config.block_size
@@ -195,7 +200,13 @@ class Handover:
             if self._is_destination_first:
                 self._read(number, journey)
                 continue
-            self._send_to_decode(number, journey, None)
+            if self._delay_s:
+                self.delays_s += self._delay_s
+                self._clock.at(
+                    output.end + self._delay_s, ARRIVAL, partial(self._send_to_decode, number, journey, None)
+                )
+            else:
+                self._send_to_decode(number, journey, None)
             if journey.decoded is None or not self._config.kv_lease_renewal:
                 end = output.end + self._config.kv_lease_duration_s
                 self._clock.at(end, ARRIVAL, partial(self._end_lease, number))

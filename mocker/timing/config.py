@@ -36,6 +36,9 @@ class TimingConfig:
     tensor_parallel_size: Count = 1
     """GPUs that share each layer of the model."""
 
+    pipeline_parallel_size: Count = 1
+    """Stages that the model's layers are divided into; only 1 can be simulated (docs/planning.md says why)."""
+
     enable_expert_parallel: bool = False
     """Give each GPU whole experts of a mixture, rather than a slice of every expert."""
 
@@ -63,6 +66,11 @@ class TimingConfig:
     def __post_init__(self) -> None:
         """Refuse values that say nothing, or two things, about a step's time."""
         check(self)
+        if self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"pipeline_parallel_size is {self.pipeline_parallel_size}; expected 1: engines with several stages are not "
+                "simulated (docs/planning.md#pipeline-parallelism); use tensor_parallel_size"
+            )
         if self.timing == "constant" and self.constant_prefill_ms + self.constant_decode_ms == 0:
             raise ValueError("constant_prefill_ms and constant_decode_ms cannot both be 0")
         if self.gpu is not None and self.model is None:

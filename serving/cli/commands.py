@@ -60,7 +60,7 @@ mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines 
 echo_app = App(name="serving.echo", help="An echo engine as a worker.")
 openai_app = App(
     name="serving.openai",
-    help="An OpenAI server, as vllm serve, as a worker. What goes after -- joins each request to it.",
+    help="An OpenAI server, such as vllm serve, as a worker. What stands after -- is added to the body of each request.",
 )
 router_app = App(name="serving.router_service", help="The router as a process of its own.")
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from serving.worker.engine import KvTransfers
 
 log = logging.getLogger(__name__)
 
+OnSent = Callable[[TransferError | None], object]
+
 INLINE_BYTES = 256 << 10
 """What is written or checked in the loop: some 0.1 ms. More goes to a thread."""
 
@@ -25,6 +27,10 @@ NOTICE_S = 5.0
 
 MAX_NOTICES = 4096
 """On their way at once; more are dropped, as if they were lost."""
+
+
+def ignore(_: TransferError | None) -> None:
+    """Leave it to time-outs and leases."""
 
 
 class KvExchange:
@@ -86,12 +92,20 @@ class KvExchange:
         """Do work that takes long; one piece after the other."""
         return asyncio.wrap_future(self._thread.submit(work))
 
-    def tell(self, agent: dict[str, Any], notice: Notice) -> None:
-        """Send a notice in the background; where it does not arrive, time-outs and leases make up for it."""
+    def tell(self, agent: dict[str, Any], *notices: Notice, on_sent: OnSent = ignore) -> None:
+        """Send notices in the background, in order; where one does not arrive, time-outs and leases make up for it.
+
+        Args:
+            agent: to whom.
+            notices: what.
+            on_sent: is called with why the rest did not arrive, None if all of it did, or may have.
+        """
         if len(self._notices) < MAX_NOTICES:
-            task = asyncio.create_task(self._tell(agent, notice))
+            task = asyncio.create_task(self._tell(agent, notices, on_sent))
             self._notices.add(task)
             task.add_done_callback(self._notices.discard)
+        else:
+            on_sent(None)
 
     async def ask(self, agent: dict[str, Any], notice: Notice) -> None:
         """Send a notice.
@@ -101,11 +115,15 @@ class KvExchange:
         """
         await self.agent.notify(agent, encode(notice), timeout_s=NOTICE_S)
 
-    async def _tell(self, agent: dict[str, Any], notice: Notice) -> None:
+    async def _tell(self, agent: dict[str, Any], notices: Sequence[Notice], on_sent: OnSent) -> None:
+        problem = None
         try:
-            await self.ask(agent, notice)
+            for notice in notices:
+                await self.ask(agent, notice)
         except TransferError as error:
             log.debug("a notice did not arrive: %s", error)
+            problem = None if error.kind == "late" else error
+        on_sent(problem)
 
     def _receive(self, data: bytes) -> None:
         notice = decode(data)

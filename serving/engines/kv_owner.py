@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from serving.engines.kv_exchange import INLINE_BYTES, KvExchange
+from serving.engines.kv_exchange import INLINE_BYTES, KvExchange, OnSent, ignore
 from serving.engines.kv_leases import Leases
 from serving.engines.kv_notices import Begin, Left, Notice, Read, Renew, parts
 from serving.engines.kv_params import RemoteKv
 from serving.engines.kv_shelf import Placement, Shelf
 from serving.engines.rooms import Room, RoomError, Rooms
 from serving.life.lease import LeaseConfig
+from serving.transfer.agent import TransferError
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Offer:
     state: Literal["waiting", "being written", "written", "offered", "over"] = "waiting"
     placement: Placement | None = None
     is_computed: bool = False
+    is_said: bool = False
     num_tokens: int = 0
     num_cached_tokens: int = 0
 
@@ -203,9 +205,25 @@ class KvOwner:
         self._leases.grant(offer.id, now)
         self._arm(now + self._lease.kv_lease_duration_s)
         self._exchange.count(num_offered=1)
-        offer.on_offered(self._describe(offer))
-        if offer.room is not None and (caller := self._rooms.reader(offer.room)) is not None:
-            self._tell_reader(offer, caller)
+        if offer.room is not None and (reader := self._rooms.reader(offer.room)) is not None:
+            self._tell_reader(offer, reader, on_sent=partial(self._on_told, offer))
+        else:
+            self._say(offer)
+
+    def _on_told(self, offer: Offer, error: TransferError | None) -> None:
+        """Let the prompt's call end as its reader knows where the KV is, or as it cannot be told."""
+        assert offer.room is not None
+        if offer.state == "over":
+            return
+        if error is None:
+            self._say(offer)
+        elif (left := self._rooms.leave(offer.room)) is not None and left.call is not None:
+            left.call.on_left(f"the decode worker cannot be told where the KV is: {error}")
+
+    def _say(self, offer: Offer) -> None:
+        if not offer.is_said:
+            offer.is_said = True
+            offer.on_offered(self._describe(offer))
 
     def _describe(self, offer: Offer) -> RemoteKv:
         assert offer.placement is not None
@@ -238,6 +256,7 @@ class KvOwner:
                 if (offer := self._offers.get(id)) is not None and offer.state == "offered":
                     if offer.room is not None:
                         self._rooms.leave(offer.room)
+                    self._say(offer)
                     self._end(offer)
             case Begin(room, reader):
                 self._on_begin(room, reader)
@@ -264,10 +283,9 @@ class KvOwner:
         elif is_first:
             call.on_begin()
 
-    def _tell_reader(self, offer: Offer, reader: dict[str, Any]) -> None:
+    def _tell_reader(self, offer: Offer, reader: dict[str, Any], *, on_sent: OnSent = ignore) -> None:
         assert offer.room is not None
-        for part in parts(offer.room, self._describe(offer)):
-            self._exchange.tell(reader, part)
+        self._exchange.tell(reader, *parts(offer.room, self._describe(offer)), on_sent=on_sent)
 
     def _arm(self, when: float | None) -> None:
         """Look after leases and rooms at a time, or earlier."""

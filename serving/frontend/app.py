@@ -91,7 +91,8 @@ class Frontend:
         if self.is_draining:
             return as_json({"status": "not_ready", "stage": "draining", **facts}, 503)
         if not any(model.routing.num_workers for model in models):
-            return as_json({"status": "unhealthy", "message": "No endpoints available", **facts}, 503)
+            message = "; ".join(["No endpoints available", *self._models.absences()])
+            return as_json({"status": "unhealthy", "message": message, **facts}, 503)
         return as_json({"status": "healthy", **facts})
 
     async def live(self, request: Request) -> Response:
@@ -102,7 +103,7 @@ class Frontend:
         """GET /metrics."""
         others = await self._siblings() if self._siblings is not None else []
         self.metrics.keep_workers(self._models.instances())
-        body = self.metrics.exposition(others, pool_gauges(self._models.pools()))
+        body = self.metrics.exposition(others, pool_gauges(self._models))
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def state(self) -> dict[str, Any]:

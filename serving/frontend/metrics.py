@@ -14,7 +14,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.choice import Choice
-from serving.frontend.models import Pool
+from serving.frontend.models import Models, Pool
 
 PREFIX = "dynamo_frontend_"
 COMPONENT = "dynamo_component_"
@@ -23,6 +23,7 @@ LENGTHS = (50, 100, 500, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000)
 TTFTS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 240, 480)
 ITLS_S = (0.001, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 
+STAGES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TRANSFERS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -35,6 +36,15 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
         "Share of a prompt's tokens that the router expected in the worker's cache",
         (0.1, 0.25, 0.5, 0.75, 0.9, 1),
     ),
+    "request_queue_time_seconds": (
+        "Time from sending a request to a worker until that begins with its prompt",
+        STAGES_S,
+    ),
+    "request_prefill_time_seconds": ("Time in which a prompt is computed", STAGES_S),
+    "request_decode_queue_time_seconds": (
+        "Time from sending a computed prompt to its decode worker until that begins to read the KV",
+        STAGES_S,
+    ),
     "kv_transfer_seconds": (
         "Time in which a prompt's KV was read by its decode worker, as that one reports it",
         TRANSFERS_S,
@@ -44,6 +54,14 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
         TRANSFERS_S,
     ),
 }
+STAGES = {
+    "request_queue_time_seconds": ("queued", "admitted"),
+    "request_prefill_time_seconds": ("admitted", "prefill_end"),
+    "request_decode_queue_time_seconds": ("decode_queued", "transfer_start"),
+    "kv_transfer_seconds": ("transfer_start", "transfer_end"),
+}
+"""Histograms of the time between two of a request's stamps."""
+
 COUNTERS: dict[str, tuple[str, list[str]]] = {
     "requests": ("Requests by outcome", ["endpoint", "request_type", "status"]),
     "output_tokens": ("Generated tokens, as they come", []),
@@ -134,6 +152,10 @@ class ModelMetrics:
         if choice.num_completion > 1:
             decoding_s = attempts.last_token_s - attempts.first_token_s
             self.last["inter_token_latency_seconds", *said.worker_labels] = decoding_s / (choice.num_completion - 1)
+        stamps = attempts.stamps() | {"queued": computed.sent_s}
+        for name, (begin, end) in STAGES.items():
+            if begin in stamps and end in stamps:
+                self.observe(name, max(stamps[end] - stamps[begin], 0.0))
         self._count_hand_over(attempts)
 
     def _count_hand_over(self, attempts: Attempts) -> None:
@@ -146,9 +168,6 @@ class ModelMetrics:
         self.count("router_decisions", attempts.decode.worker_labels[0])
         if attempts.hand_over_s is not None:
             self.observe("kv_transfer_estimated_latency_seconds", attempts.hand_over_s)
-        times = attempts.decode.times
-        if "transfer_start" in times and "transfer_end" in times:
-            self.observe("kv_transfer_seconds", max(times["transfer_end"] - times["transfer_start"], 0.0))
         if attempts.decode.num_transfer_bytes:
             self.count("kv_transfer_bytes", by=attempts.decode.num_transfer_bytes)
 
@@ -270,14 +289,15 @@ class FrontendMetrics:
             yield histogram
 
 
-def pool_gauges(pools: Collection[Pool]) -> list[Metric]:
+def pool_gauges(models: Models) -> list[Metric]:
     """Return what the workers of each pool reported last, and what the router knows of them, as metrics.
 
     `worker_type` is their role; NVIDIA Dynamo calls aggregated workers decode workers.
     """
     workers = GaugeMetricFamily(f"{PREFIX}workers", "Workers that can be routed to", labels=["model", "worker_type"])
-    for pool in pools:
-        workers.add_metric([pool.card.name, pool.card.role], len(pool.workers()))
+    for labels, count in models.num_workers().items():
+        workers.add_metric(labels, count)
+    pools = models.pools()
     return [*_reported(pools), *_booked(pools), workers]
 
 

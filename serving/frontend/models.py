@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
+from foundation.text import one_line
 from serving.frontend.config import FrontendConfig
 from serving.frontend.preparing.preparer import Preparer
 from serving.frontend.preprocess import TextModel
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 ASKED = ("decode", "aggregated", "prefill")
 """Whom requests for a model go to; prefill workers are asked by clients that share requests out themselves."""
+SHOWN_CHARACTERS = 128
+"""Of a model's name, in messages."""
 MAX_SEEN = 1000
 """Names of models that are remembered after their last instance has gone."""
 
@@ -127,7 +130,9 @@ class Models:
         self._disaggregation = disaggregation
         self._pools: dict[_Key, Pool] = {}
         self._contents: dict[str, bytes] = {}  # of models' files, by SHA-256
-        self._seen: dict[str, None] = {}  # names of models that were known once, the oldest first
+        self._seen: dict[
+            str, set[Role]
+        ] = {}  # names of models that were known once, and their workers' roles, the oldest first
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -171,6 +176,25 @@ class Models:
             if pool.is_open and (pool.model is model or pool.prefills_for(model))
         ]
 
+    def absence(self, name: str) -> str:
+        """Say why a model that is expected cannot be asked."""
+        roles = {pool.card.role for pool in self._pools.values() if pool.cards and pool.card.name == name}
+        if roles == {"prefill"}:
+            return f"model {name!r} has prefill workers only; a decode worker (--role decode) is needed to answer"
+        return f"no instance serves model {one_line(name, SHOWN_CHARACTERS)!r} at the moment; retry later"
+
+    def absences(self) -> list[str]:
+        """Say of each model of which there are workers why it cannot be asked, of those that cannot."""
+        names = {pool.card.name for pool in self._pools.values() if pool.is_open}
+        return [self.absence(name) for name in sorted(names) if self.get(name) is None]
+
+    def num_workers(self) -> dict[tuple[str, Role], int]:
+        """Count the workers that can be routed to, by model and role: 0 where they are gone."""
+        counts = {(name, role): 0 for name, roles in self._seen.items() for role in sorted(roles)}
+        for pool in self.pools():
+            counts[pool.card.name, pool.card.role] += len(pool.workers())
+        return counts
+
     def instances(self) -> set[str]:
         """Return the ids of the instances that can be routed to."""
         return {f"{worker.instance_id:x}" for pool in self.pools() for worker in pool.workers()}
@@ -179,7 +203,7 @@ class Models:
         if card is None:
             self._on_leave(key)
             return
-        self._remember(card.name)
+        self._remember(card)
         pool = self._pool_of(key, card)
         pool.cards[key] = card
         if pool.opening is None:
@@ -190,13 +214,24 @@ class Models:
 
     def _on_leave(self, key: str) -> None:
         for pool_key, pool in self._pools.items():
-            if pool.cards.pop(key, None) is not None and not pool.cards:
-                log.info("the %s workers of model %s are gone", pool.card.role, pool.card.name)
+            card = pool.cards.pop(key, None)
+            if card is None:
+                continue
+            log.info(
+                "%s worker %x of model %s is gone: %s",
+                *(
+                    card.role,
+                    card.instance_id,
+                    card.name,
+                    f"{len(pool.cards)} left" if pool.cards else "it was the last",
+                ),
+            )
+            if not pool.cards:
                 pool.leaving = asyncio.get_running_loop().call_later(PATIENCE_S, self._drop, pool_key)
 
-    def _remember(self, name: str) -> None:
-        self._seen.pop(name, None)
-        self._seen[name] = None
+    def _remember(self, card: ModelCard) -> None:
+        roles = self._seen.pop(card.name, set())
+        self._seen[card.name] = roles | {card.role}
         if len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
 

@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from foundation.text import one_line
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.openai import KINDS, KindName, parse
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, read_body
 from serving.frontend.metrics import FrontendMetrics
-from serving.frontend.models import Models, ServedModel
+from serving.frontend.models import SHOWN_CHARACTERS, Models, ServedModel
 from serving.frontend.preparing.messages import Body, Elsewhere
 from serving.frontend.preprocess import Preprocessed, is_quick, preprocess
 
@@ -20,9 +21,6 @@ Result = TypeVar("Result")
 
 INLINE_BYTES = 128 * 1024
 """Larger bodies are parsed by a preparer; this much takes a millisecond."""
-
-SHOWN_CHARACTERS = 128
-"""Characters of a requested name that errors show."""
 
 GUESS_BYTES = 4096
 MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
@@ -71,10 +69,9 @@ class RequestReader:
         model = self._models.get(name)
         if model is not None:
             return model
-        shown = name if len(name) <= SHOWN_CHARACTERS else name[:SHOWN_CHARACTERS] + "..."
         if self._models.is_expected(name):
-            raise ApiError(503, f"no instance serves model {shown!r} at the moment; retry later", param="model")
-        message = f"model {shown!r} is not served here; served: {self._served()}"
+            raise ApiError(503, self._models.absence(name), param="model")
+        message = f"model {one_line(name, SHOWN_CHARACTERS)!r} is not served here; served: {self._served()}"
         raise ApiError(404, message, code="model_not_found", param="model")
 
     async def _prepare(
@@ -100,7 +97,7 @@ class RequestReader:
     def _any(self) -> ServedModel:
         for model in self._models.all():
             return model
-        raise ApiError(503, "no model is served at the moment; retry later")
+        raise ApiError(503, "; ".join(self._models.absences()) or "no model is served at the moment; retry later")
 
     def _only(self) -> ServedModel:
         model = self._any()

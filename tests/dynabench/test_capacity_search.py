@@ -32,6 +32,7 @@ LAYOUTS = st.lists(
         st.integers(1, 5),  # floor
         st.integers(0, 12),  # workers that it needs beyond its floor
         st.integers(0, 3),  # rank
+        st.sampled_from([None, 1.0, 4.0]),  # price of the GPUs beside
     ),
     min_size=1,
     max_size=12,
@@ -40,8 +41,8 @@ LAYOUTS = st.lists(
 
 @given(LAYOUTS, st.integers(1, 4))
 def test_the_cheapest_is_found_and_those_that_cost_the_same_are_tried(drawn, at_once):
-    layouts = [Layout(str(place), each, fixed, price, floor, rank) for place, (each, fixed, price, floor, _, rank) in enumerate(drawn)]  # fmt: skip
-    needed = [floor + more for *_, floor, more, _ in drawn]
+    layouts = [Layout(str(place), each, fixed, price, floor, rank, fixed_price=beside) for place, (each, fixed, price, floor, _, rank, beside) in enumerate(drawn)]  # fmt: skip
+    needed = [floor + more for *_, floor, more, _, _ in drawn]
     search, _ = found(layouts, needed, at_once=at_once)
     costs = {
         place: layout.cost(needed[place]) for place, layout in enumerate(layouts) if layout.gpus(needed[place]) <= 64
@@ -78,3 +79,24 @@ def test_where_nothing_meets_the_limits_all_gpus_were_tried():
     search, _ = found([Layout("x", 4), Layout("y", 8)], [100, 100], max_gpus=32)
     assert search.best is None
     assert [layout.low for layout in search.layouts] == [9, 5]
+
+
+def test_workers_of_another_price_count_at_it():
+    layout = Layout("x", 2, fixed_gpus=4, price=3.0, fixed_price=2.0)
+    assert (layout.gpus(3), layout.cost(3)) == (10, 26.0)
+    assert (layout.most(26.0, is_below=False), layout.most(26.0, is_below=True)) == (3, 2)
+
+
+def test_a_layout_of_which_little_is_hoped_comes_last_though_its_bound_is_low():
+    doubtful, likely = Layout("doubtful", 1, expected=14), Layout("likely", 4)
+    assert [question.layout for question in Search([doubtful, likely], max_gpus=64).questions(1)] == [1]
+    search, count = found([doubtful, likely], [14, 2])
+    assert (search.best.layout, search.best.workers) == (1, 2)
+    assert count <= 4
+
+
+def test_one_that_needs_far_more_than_was_hoped_gives_way():
+    runaway, other = Layout("runaway", 1), Layout("other", 8)
+    search, _ = found([runaway, other], [64, 1])
+    assert (search.best.layout, search.best.workers) == (1, 1)
+    assert max(runaway.states) < 16

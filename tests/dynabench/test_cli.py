@@ -184,7 +184,7 @@ def test_run_measures_the_real_stack_and_leaves_nothing(tmp_path, sockets):
         env={"TMPDIR": sockets},
     )
     assert done.returncode in (0, 1), done.stderr  # 1: this machine was too slow to send in time, and says so
-    assert done.stderr == ""
+    assert all(" s  kv (1/1): " in line for line in done.stderr.splitlines())  # how far it is, where it takes long
     figures = json.loads((out / "summary.json").read_text())["arms"]["kv"]
     assert (figures["requests"], figures["failed"]) == (40, 0)
     assert figures["itl"]["count"] > 1000

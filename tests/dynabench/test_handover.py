@@ -153,6 +153,14 @@ def test_all_stamps_of_tokens_are_those_of_the_client():
     assert found.second_token_s[0] - found.first_token_s[0] == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize(("flow", "added_s"), [("source-first", 0.03), ("destination-first", 0.0)])
+def test_what_lies_between_prefill_and_decode_worker_delays_those_who_are_asked_one_after_the_other(flow, added_s):
+    requests = workload((0.0, 100, 5))
+    soon = simulated(apart(flow=flow), requests)
+    later = simulated(replace(apart(flow=flow), overhead=OverheadConfig(handover_overhead_ms=30.0)), requests)
+    assert later.first_token_s[0] - soon.first_token_s[0] == pytest.approx(added_s)
+
+
 def test_an_answer_of_one_token_that_stops_has_no_second():
     one = Request(0.0, 100, 1, tuple(range(7)), ends="stop")
     assert simulated(apart(), Workload("w", BLOCK, [one])).second_token_s.mask.all()

@@ -24,6 +24,7 @@ from dynabench.terminal import Terminal
 from mocker import EngineConfig
 from serving.engines.processes import descendants
 from serving.router import RouterConfig
+from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate
 from tests.support.strange_server import EVENT, HEAD, chunk, strange_server
 from tests.support.waiting import PATIENCE_S, until
@@ -283,6 +284,8 @@ def test_ctrl_c_in_a_sweep_shows_the_points_that_are_known(tmp_path, temporary):
     assert "The sweep was interrupted; run the same command again to go on." in stdout
     known = json.loads((tmp_path / "x" / "sweep.json").read_text())["summary"]["points"]
     assert 1 <= len(known) == len(list(points.iterdir())) < 8
+    beside = dynabench("compare", tmp_path / "x")
+    assert (beside.returncode, "x: interrupted, so not whole." in beside.stdout) == (0, True), beside.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers end with the simulation that they are in")

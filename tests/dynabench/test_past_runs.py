@@ -46,6 +46,11 @@ def test_recorded_answers_end_as_their_finish_reasons_say(tmp_path):
     assert {request.ends for request in read_requests(lines(tmp_path / "q.jsonl", ROW))[0]} == {"length"}
 
 
+def test_what_the_prompts_of_records_share_is_not_known(tmp_path):
+    workload, _ = read_requests(lines(tmp_path / "r.jsonl", ROW, ROW))
+    assert not workload.knows_prefixes
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -1,7 +1,14 @@
 """`dynabench plan`: the question of how many GPUs, from the command line to the answer."""
 
+import contextlib
 import json
+import os
+import pty
 import re
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,9 +19,11 @@ from dynabench.deployment.file import read
 from dynabench.experiment.model_error import KNOWN, model_error
 from mocker.timing.config import TimingConfig
 from tests.support.commands import dynabench
+from tests.support.waiting import PATIENCE_S, until
 
 MODEL = ("--model", "Qwen/Qwen3-8B", "--gpu", "h100", "--rate-scale", "3", "--max-requests", "300")
-SMALL = (*MODEL, "--vary", "max_num_batched_tokens=512,2048", "--tensor-parallel-size", "1", "--loads", "1,2")
+SMALL = (*MODEL, "--vary", "max_num_batched_tokens=512,2048", "--tensor-parallel-size", "1")
+COLUMNS = "arrival=arrival,input=input,output=output"
 LIMITS = ("--slo", "ttft.p90 <= 400ms", "--slo", "tpot.p90 <= 14ms")
 
 
@@ -26,7 +35,7 @@ def planned(out, *flags):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     out = tmp_path_factory.mktemp("plan") / "out"
-    done, answer = planned(out, *SMALL, *LIMITS)
+    done, answer = planned(out, *SMALL, *LIMITS, "--loads", "1,2")
     assert done.returncode == 0, done.stderr
     return out, done.stdout, answer
 
@@ -39,7 +48,7 @@ def test_the_fewest_gpus_are_named_with_what_binds_and_how_sure_it_is(small):
     assert [sure["limit"] for sure in answer["sureness"]] == ["ttft.p90 <= 400 ms", "tpot.p90 <= 14 ms"]
     assert answer["sureness"][0]["low"] < answer["sureness"][0]["value"] < answer["sureness"][0]["high"]
     assert (
-        "error of 2.6% that simulated means had on vllm meta-llama/Llama-3.1-70B on h100 fp8"
+        "(simulated means were 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100)"
         in answer["sureness"][1]["text"]
     )
     assert re.search(r"vllm serve Qwen/Qwen3-8B .*--max-num-batched-tokens (512|2048) .*# \d+ of them", text)
@@ -57,6 +66,27 @@ def test_one_worker_fewer_misses_the_limits(small):
     assert " missed by " in done.stdout
 
 
+def test_why_not_fewer_and_the_headroom_to_each_limit_are_told(small):
+    _, text, answer = small
+    best = answer["layouts"][0]
+    missed = [outcome for outcome in best["fewer"] if outcome["state"] == "missed"]
+    assert f": {missed[0]['limit']} missed by " in answer["verdict"].partition("For less: ")[2]
+    for head in ("ttft.p90 headroom", "tpot.p90 headroom", "binds", "one worker fewer"):
+        assert head in text
+    assert "over " not in text.replace(" over it", "")
+    unmet = [layout for layout in answer["layouts"] if layout["gpus"] is None]
+    assert (": needs at least " in text) is bool(unmet)
+
+
+def test_the_file_it_names_gives_the_same_figures(small):
+    out, _, answer = small
+    flags = ("--rate-scale", "3", "--max-requests", "300", *LIMITS)
+    done = dynabench("simulate", "-f", out / "deployment.yaml", *flags, "--out", out.parent / "again", "--json")
+    assert done.returncode == 0, done.stderr
+    [arm] = json.loads(done.stdout)["arms"].values()
+    assert arm["outcomes"] == answer["layouts"][0]["outcomes"]
+
+
 def test_what_it_names_is_a_deployment_that_is_read(small):
     out, _, answer = small
     deployment = read(out / "deployment.yaml")
@@ -68,12 +98,12 @@ def test_what_it_names_is_a_deployment_that_is_read(small):
 
 def test_the_same_plan_again_simulates_nothing(small):
     out, _, answer = small
-    done, again = planned(out, *SMALL, *LIMITS, "--json")
+    done, again = planned(out, *SMALL, *LIMITS, "--loads", "1,2", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == {"folder": str(out)} | again
     assert again["simulated"] == 0
     assert again["layouts"] == answer["layouts"]
-    other = dynabench("plan", *SMALL, "--slo", "ttft.p90 <= 401ms", "--out", out)
+    other = dynabench("plan", *SMALL, "--slo", "ttft.p90 <= 401ms", "--loads", "1,2", "--out", out)
     assert (other.returncode, "holds a plan with other settings" in other.stderr) == (2, True)
 
 
@@ -92,8 +122,34 @@ def test_prefill_and_decode_apart_are_tried_beside_the_others(tmp_path):
     done, answer = planned(tmp_path / "out", *flags, "--vary", "prefill_workers=1,2", *LIMITS)
     assert done.returncode == 0, done.stderr
     apart = [layout for layout in answer["layouts"] if "prefill_workers" in layout["changes"]]
-    assert len(apart) == 2
-    assert len(answer["layouts"]) == 3
+    assert [layout["name"].startswith("split: prefill workers ") for layout in apart] == [True, True]
+    assert sorted(layout["prefill_workers"] for layout in apart) == [1, 2]
+    assert "2+3: 2 workers prefill and 3 decode." in done.stdout
+    [whole] = [layout for layout in answer["layouts"] if layout not in apart]
+    assert (whole["name"], whole["prefill_workers"]) == ("TP 1, chunk 2048", None)
+
+
+def test_settings_of_one_role_are_varied_where_it_is_apart(tmp_path):
+    flags = (
+        *MODEL,
+        "--tensor-parallel-size",
+        "1",
+        "--max-num-batched-tokens",
+        "2048",
+        "--loads",
+        "1",
+        "--vary",
+        "prefill_workers=1",
+    )
+    prices = ("--price", "h100=2", "--price", "h200=3", "--vary", "decode_gpu=h200")
+    done, answer = planned(tmp_path / "out", *flags, *prices, *LIMITS)
+    assert done.returncode == 0, done.stderr
+    apart = {layout["changes"]["gpu"]: layout for layout in answer["layouts"] if layout["prefill_workers"]}
+    assert apart.keys() == {"h100", "h200"}
+    assert [layout["changes"].get("decode_gpu") for layout in apart.values()] == ["h200", "h200"]
+    for gpu, price in (("h100", 2.0), ("h200", 3.0)):
+        if apart[gpu]["workers"] is not None:
+            assert apart[gpu]["cost"] == price + 3.0 * apart[gpu]["workers"]
 
 
 def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
@@ -102,8 +158,9 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
         "--tensor-parallel-size", "1", "--slo", "ttft.p50 <= 1s",
     )  # fmt: skip
     assert done.returncode == 1
-    assert answer["verdict"] == "No layout can meet the limits; the reasons are below."
+    assert answer["verdict"] == "No layout can meet the limits, for the reasons above."
     assert "the weights need 131.4 GiB on each GPU" in done.stdout
+    assert "TP 1, chunk 512 and 4 more: the weights" in done.stdout
     tight, answer = planned(tmp_path / "tight", *MODEL, "--slo", "tpot.p50 <= 1ms")
     assert tight.returncode == 1
     assert "less than a decode step of a single sequence takes" in tight.stdout
@@ -112,7 +169,19 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
         "--slo", "tpot.p90 <= 7ms", "--max-gpus", "2",
     )  # fmt: skip
     assert few.returncode == 1
-    assert answer["verdict"] == "No layout of up to 2 GPUs meets the limits (--max-gpus 2)."
+    assert answer["verdict"].startswith(
+        "No layout of up to 2 GPUs (--max-gpus) meets the limits. The nearest: 2 GPUs (workers 2"
+    )
+    assert "tpot.p90 <= 7 ms missed by " in answer["verdict"]
+
+
+def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_path):
+    flags = ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "l40s", "--max-gpus", "1", "--max-requests", "200")
+    done, answer = planned(tmp_path / "out", *flags, "--max-num-batched-tokens", "2048", "--slo", "ttft.p90 <= 1s")
+    assert done.returncode == 1
+    assert answer["verdict"].startswith(
+        "No layout of up to 1 GPUs (--max-gpus) can do the work: TP 1, chunk 2048 needs at least "
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,6 +191,15 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
         (("--slo", "ttft.p99 <= 1s"), "slo 'ttft.p99 <= 1000 ms' cannot be told from 300 requests; a p99 takes 368"),
         (("--price", "h100"), "price 'h100' is not understood; expected a GPU and its price, such as h100=2.5"),
         (("--loads", "1,x"), "loads is '1,x'; expected multiples of the rate"),
+        (("--slo", "ttft.p90 <= 1s", "--vary", "workers=1..4"), "workers is what a plan searches for"),
+        (
+            ("--slo", "ttft.p90 <= 1s", "--price", "h100=2", "--vary", "gpu=h100,b200"),
+            "gpu b200 has no price; add --price b200=...",
+        ),
+        (
+            ("--pipeline-parallel-size", "2"),
+            "pipeline_parallel_size is 2; expected 1: engines with several stages are not",
+        ),
         (("--slo", "ttft.p90 <= 1s", "--vary", "chunk=1"), "chunk is not a setting that can be varied"),
         (("--slo", "ttft.p90 <= 1s", "--vary", "max_num_batched_token=1"), "did you mean max_num_batched_tokens?"),
     ],
@@ -131,6 +209,19 @@ def test_what_makes_no_sense_is_one_line(tmp_path, flags, problem):
     assert done.returncode == 2
     assert problem in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_generic_step_times_are_refused(tmp_path):
+    done = dynabench("plan", "--slo", "ttft.p90 <= 1s", "--out", tmp_path / "x")
+    assert done.returncode == 2
+    assert "a plan needs the step times of your engine: give --model and --gpu" in done.stderr
+
+
+def test_measured_step_times_are_of_one_size(tmp_path):
+    flags = ("--timing", "constant", "--max-requests", "300", "--max-num-batched-tokens", "2048", "--loads", "1")
+    done, answer = planned(tmp_path / "out", *flags, "--slo", "ttft.p90 <= 10s")
+    assert done.returncode == 0, done.stderr
+    assert [layout["name"] for layout in answer["layouts"]] == ["chunk 2048"]
 
 
 def test_prices_are_read():
@@ -152,3 +243,70 @@ def test_the_known_error_is_that_of_the_model_most_like_it():
     assert model_error(TimingConfig(model="Qwen/Qwen3-8B", gpu="h100")).model == "meta-llama/Llama-3.1-70B"
     assert model_error(TimingConfig(model="Qwen/Qwen3-8B", gpu="l40s")) is None
     assert model_error(TimingConfig()) is None
+
+
+def test_stages_are_impossible_and_the_rest_is_searched(tmp_path):
+    flags = (*MODEL, "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048", "--loads", "1")
+    done, answer = planned(tmp_path / "out", *flags, "--vary", "pipeline_parallel_size=1,2", *LIMITS)
+    assert done.returncode == 0, done.stderr
+    assert [layout["name"] for layout in answer["layouts"]] == ["TP 1, chunk 2048, PP 1", "TP 1, chunk 2048, PP 2"]
+    assert "impossible: TP 1, chunk 2048, PP 2: pipeline_parallel_size is 2; expected 1" in done.stdout
+
+
+def test_lengths_alone_give_no_verdict_on_caching(tmp_path):
+    trace = tmp_path / "lengths.csv"
+    rows = [f"{number / 20},{500 + number % 300},{20 + number % 50}" for number in range(200)]
+    trace.write_text("\n".join(["arrival,input,output", *rows]) + "\n")
+    flags = (*MODEL[:4], "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048", "--loads", "1")
+    done, answer = planned(tmp_path / "out", trace, "--columns", COLUMNS, *flags, "--slo", "ttft.p90 <= 2s")
+    assert done.returncode == 0, done.stderr
+    assert answer["caching"] == []
+    assert "What its prompts share is unknown, so prefix caching is not judged" in done.stdout
+
+
+def test_ctrl_c_in_a_terminal_keeps_what_is_known_and_the_same_command_goes_on(tmp_path):
+    flags = ("plan", *SMALL, *LIMITS, "--loads", "1,2,3,4", "--jobs", "1", "--out", tmp_path / "out")
+    points = tmp_path / "out" / "points"
+
+    def num_known():
+        return len(list(points.glob("*.json"))) if points.exists() else 0
+
+    with terminal(flags) as (process, said):
+        until(num_known, process)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130, said()
+    assert "Traceback" not in said()
+    before = num_known()
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["is_complete"] is False
+    done = dynabench(*flags)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert answer["is_complete"]
+    assert answer["simulated"] == num_known() - before > 0
+
+
+@contextlib.contextmanager
+def terminal(flags):
+    """Run a command in a terminal; give it, and what returns all that it printed."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dynabench", *map(str, flags)], start_new_session=True, stdin=theirs, stdout=theirs,
+        stderr=theirs, env=os.environ | {"COLUMNS": "120", "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    printed = bytearray()
+
+    def read():
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 1 << 16):
+                printed.extend(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield process, lambda: printed.decode(errors="replace")
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+        reader.join(PATIENCE_S)
+        os.close(ours)

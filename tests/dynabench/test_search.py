@@ -73,6 +73,46 @@ def test_where_all_values_are_alike_the_end_is_told(sense, is_met, met, missed, 
     assert bracket.is_at_end is is_met
 
 
+@pytest.mark.parametrize(("precision", "digits"), [(0.2, 2), (0.1, 3), (0.03, 3), (0.01, 4), (0.002, 4)])
+@given(edge=st.floats(0.11, 63))
+def test_values_that_are_tried_have_no_more_digits_than_the_precision_is_worth(precision, digits, edge):
+    bracket = Bracket(0.1, 64.0, precision=precision, is_whole=False, sense="highest")
+    tried = searched(bracket, lambda value: value <= edge)
+    assert all(value == float(f"{value:.{digits}g}") for value in tried)
+    assert bracket.missed / bracket.met <= (1 + precision) * (1 + 1e-9)
+
+
+def rate():
+    return Bracket(0.1, 64.0, precision=0.03, is_whole=False, sense="highest")
+
+
+def over_repeats(make, edges, is_highest=True):
+    """Search where the middle one of the repeats decides, then for each of them; return the interval, and the first search."""
+    brackets = [make() for _ in range(len(edges) + 1)]
+    for bracket, edge in zip(brackets, [sorted(edges)[len(edges) // 2], *edges], strict=True):
+        searched(bracket, lambda value, edge=edge: value <= edge if is_highest else value >= edge)
+    return brackets[0].interval(brackets[1:]), brackets[0]
+
+
+def test_repeats_that_agree_leave_no_more_doubt_than_the_search_does():
+    found, bracket = over_repeats(rate, [25.0, 25.0, 25.0])
+    assert found == (bracket.met, bracket.missed)
+    assert over_repeats(lambda: whole("lowest"), [5, 5, 5], is_highest=False)[0] == (5, 5)
+
+
+def test_repeats_that_differ_give_the_interval_of_the_mean():
+    (low, high), _ = over_repeats(rate, [20.0, 25.0, 31.0])
+    # By hand: the mean of the logarithms is log(24.94), half the interval 4.303 * 0.219 / sqrt(3) = 0.545.
+    assert low == pytest.approx(14.5, rel=0.04)
+    assert high == pytest.approx(43.0, rel=0.04)
+    assert over_repeats(lambda: whole("lowest"), [5, 6, 6], is_highest=False)[0] == (4, 8)
+
+
+def test_an_end_of_the_search_leaves_no_interval():
+    for edges in ([70, 80, 90], [8, 9, 90], [9]):
+        assert over_repeats(lambda: whole("highest"), edges)[0] is None
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("edge", [1, 2, 3, 5, 7, 9])
 def test_values_that_there_cannot_be_are_the_end(most, edge):

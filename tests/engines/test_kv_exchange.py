@@ -432,6 +432,25 @@ def test_who_leaves_a_room_ends_the_call_of_the_other(leaver, is_first):
     with_pair(talk)
 
 
+@pytest.mark.parametrize("kind", ["lost", "refused"])
+def test_a_decode_worker_that_cannot_be_told_where_the_kv_is_ends_the_prefill_call_at_once(kind):
+    def lost(notice):
+        raise TransferError("nobody is there", kind)
+
+    async def talk(pair):
+        params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
+        pair.prefill.exchange.agent = Wrapped(pair.prefill.exchange.agent, notify=lost)
+        prefill = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
+        decode = pair.ask(pair.decode, LONG, 3, kv_transfer_params=params | {"do_remote_prefill": True})
+        call = await prefill.over()
+        assert call.end.kind == "engine"
+        assert "the decode worker cannot be told where the KV is: nobody is there" in call.end.error
+        decode.stream.cancel()
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
 # Everything at once
 
 

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 
 from dynabench.terminal import Terminal
 from reports.grid import Column, Grid, folded, tables
+from reports.key import key_of
 
 ARMS = [f"transfer_bandwidth_gb_s {speed}, prefill_workers {number}" for speed in (10, 20) for number in (1, 2, 3)]
 
@@ -88,3 +89,11 @@ def test_what_does_not_fit_side_by_side_has_a_row_each():
 )
 def test_texts_are_folded_between_words_then_behind_signs(text, width, lines):
     assert folded(text, width).split("\n") == lines
+
+
+def test_arms_have_the_names_and_colours_of_the_key():
+    names = ["kv, num_gpu_blocks 100", "random, num_gpu_blocks 100"]
+    key = key_of(names)
+    (table,) = Grid("", names, [("TTFT", ["1", "2"])]).tables(80, key)
+    assert [column.header for column in table.columns][1:] == [key[name].name for name in names] == ["kv", "random"]
+    assert [column.header_style for column in table.columns][1:] == [f"bold {key[name].dark}" for name in names]

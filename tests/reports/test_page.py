@@ -16,7 +16,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings, plans
 from dynabench.virtual.run import run as simulate
 from mocker.timing.config import TimingConfig
-from reports import capacity, folder, sweep_report
+from reports import folder, plan_report, sweep_report
 from reports.capacity import Alternative, Answer, AtLoad, Ranked, Sureness
 from reports.outcomes import Outcome
 from tests.reports.runs import run
@@ -99,7 +99,7 @@ def plan(out):
     tried = [
         structs.replace(point("", 1.2 / n, outcomes=[MET, MISSED], workers=n), workers=n, gpus=4 * n) for n in (1, 2, 3)
     ]
-    capacity.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]})
+    plan_report.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]})
 
 
 PAGES = {make.__name__: make for make in (one, three, seven, sweep, plan, apart, failures, validation)}

@@ -64,6 +64,18 @@ def test_what_is_limited_comes_first_and_the_rest_is_asked_for():
     assert {label for label, _ in tables.comparison(arms(2), is_whole=False).rows} < {label for label, _ in whole}
 
 
+def test_without_colours_nothing_is_coloured(monkeypatch):
+    for environment, is_coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        with monkeypatch.context() as patch:
+            patch.delenv("NO_COLOR", raising=False)
+            patch.setenv("TERM", "xterm")
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            terminal = Terminal(file=io.StringIO(), force_terminal=True)
+            terminal.say("not valid", style="red")
+            assert ("\x1b[31m" in terminal.file.getvalue()) is is_coloured
+
+
 @pytest.mark.parametrize("width", [80, 60])
 @pytest.mark.parametrize("count", [1, 2, 7, 24])
 def test_a_sweep_is_readable(count, width):

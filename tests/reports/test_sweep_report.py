@@ -102,13 +102,13 @@ def test_a_sweep_that_was_interrupted_before_a_point_was_known_says_so(tmp_path)
     assert list(sweep_table.tables(found, 80, is_whole=False)) == []
 
 
-def swept(folder, *points, limits=()):
+def swept(folder, *points, limits=(), is_complete=True):
     """Write the folder of a sweep."""
     manifest = MANIFEST | {"limits": list(limits), "workload": {"name": "w", "requests": 60}, "step_times": None}
     (folder / "points").mkdir(parents=True)
     for one in points:
         (folder / "points" / f"{one.name}.json").write_bytes(msgspec.json.encode(one))
-    sweep_report.write(folder, manifest, list(points), list(points), is_complete=True)
+    sweep_report.write(folder, manifest, list(points), list(points), is_complete=is_complete)
     return folder
 
 
@@ -148,6 +148,10 @@ UNTOLD = Outcome(LIMIT, "unknown", reason="200 samples; a p99 takes 368")
         (MISSED, ["missed by 0.31%: itl.p99", "60.19"]),
         (MET, ["met by 25%", "45.00"]),
         (UNTOLD, ["unknown: itl.p99", "n/a"]),
+        (
+            Outcome("steady queue", "missed", reason="2 requests waited at first, 90 at the end"),
+            ["missed: steady queue", "n/a"],
+        ),
     ],
 )
 def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, outcome, cells):
@@ -157,8 +161,8 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
     assert found.rows[0][1:3] == cells
     with (tmp_path / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
-    assert line[f"{LIMIT}.state"] == outcome.state
-    assert line[f"{LIMIT}.margin"] == ("" if outcome.margin is None else str(outcome.margin))
+    assert line[f"{outcome.limit}.state"] == outcome.state
+    assert line[f"{outcome.limit}.margin"] == ("" if outcome.margin is None else str(outcome.margin))
 
 
 def test_what_is_impossible_is_marked_beside_what_is_not(tmp_path):
@@ -205,11 +209,89 @@ def test_a_search_says_what_stands_in_the_way_and_by_how_much(tmp_path):
     assert fewest.rows == [["kv", "3", "2", "missed by 0.31%: itl.p99", "45.00", "4.00", "n/a", "n/a", "3.00"]]
 
 
+def test_a_search_in_which_all_points_are_too_short_to_tell_found_no_miss(tmp_path):
+    short = point("kv", 0.1, outcomes=[UNTOLD])
+    found = searched(tmp_path, [found_at("kv", "kv", "workers", None, 64, None, short, "lowest")], [LIMIT])
+    said = "kv at workers 64: itl.p99 <= 60 ms not known: 200 samples; a p99 takes 368."
+    assert found.verdict == f"Whether the limits are met is not known. {said}"
+
+
+def test_many_impossible_points_are_named_by_their_reasons(tmp_path):
+    points = [Impossible(f"tp {n}", {"tp": n}, "no room" if n < 7 else "not whole") for n in range(1, 8)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict == "tp 1; tp 2; tp 3; tp 4 and 2 more are impossible: no room. tp 7 is impossible: not whole."
+
+
 def test_the_end_of_a_search_is_no_answer(tmp_path):
     best = point("kv", 0.1, outcomes=[MET])
     assert searched(tmp_path / "1", [found_at("kv", "kv", "rate", 64.0, None, best)]).rows[0][1] == "at least 64"
     lowest = searched(tmp_path / "2", [found_at("kv", "kv", "workers", 4, None, best, sense="lowest")])
     assert lowest.rows[0][1] == "at most 4"
+
+
+ALONE = [Outcome(LIMIT, "met", value=value, margin=1 - value / 0.06) for value in (0.0585, 0.0595, 0.0605)]
+
+
+def test_what_is_limited_has_an_interval_over_repeats(tmp_path):
+    whole = Outcome(LIMIT, "met", value=0.0597, margin=0.005).over_repeats(ALONE)
+    assert whole.interval == pytest.approx((0.0597 - 0.002484, 0.0597 + 0.002484), abs=1e-6)  # 4.303 * 1 ms / sqrt(3)
+    assert whole.is_open
+    assert str(whole) == "met by 0.5% (59.7 ms [57.22, 62.18], which holds the limit)"
+    points = [point("a", 0.1, outcomes=[whole])]
+    found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
+    assert found.rows[0][1:3] == ["met by 0.5%~", "59.70 [57.22, 62.18]"]
+    assert found.verdict.endswith(
+        "~: the 95% interval over the repeats holds the limit; more of them could say the opposite."
+    )
+    with (tmp_path / "table.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert [line[f"{LIMIT}.interval.{end}"][:7] for end in ("low", "high")] == ["0.05721", "0.06218"]
+    (kept,) = json.loads((tmp_path / "sweep.json").read_text())["summary"]["points"]
+    assert kept["outcomes"][0]["interval"] == list(whole.interval)
+
+
+def test_repeats_that_are_alike_or_too_few_or_unknown_give_no_doubt():
+    one = Outcome(LIMIT, "met", value=0.0597, margin=0.005)
+    assert one.over_repeats([one]) == one
+    assert one.over_repeats([one, Outcome(LIMIT, "unknown", reason="too few")]) == one
+    alike = one.over_repeats([one, one])
+    assert (alike.interval, alike.is_open) == ((0.0597, 0.0597), False)
+    none = Outcome("a", "missed", value=0.0, margin=-1.0, is_share=True)
+    assert not none.over_repeats([none, none]).is_open
+
+
+def test_a_search_has_an_interval_over_repeats(tmp_path):
+    row = found_at("kv", "kv", "rate", 25.1, 25.8, point("kv", 0.1, outcomes=[MET]))
+    found = searched(tmp_path, [structs.replace(row, interval=(23.9, 26.2))])
+    assert found.rows[0][1:3] == ["25.1 [23.9, 26.2]", "25.8"]
+    assert (
+        found.verdict == "kv meets the limits up to rate 25.1 [23.9, 26.2]. The interval is of 95%, over the repeats."
+    )
+    with (tmp_path / "table.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert (line["met"], line["interval.low"], line["interval.high"]) == ("25.1", "23.9", "26.2")
+
+
+def test_a_search_that_was_interrupted_says_how_far_it_came(tmp_path):
+    manifest = MANIFEST | {"sweep": {"find": "rate"}, "limits": [LIMIT]}
+    some = structs.replace(found_at("kv", "kv", "rate", 4.0, 8.0, point("kv", 0.1)), is_at_end=True, is_over=False)
+    none = structs.replace(found_at("b", "random", "rate", None, None, None), is_over=False)
+    found = sweep_report.write(tmp_path, manifest, [some, none], [], is_complete=False)
+    assert [row[1] for row in found.rows] == ["at least 4", "not known"]
+    assert found.verdict.startswith("kv meets the limits up to rate at least 4. The sweep was interrupted;")
+    nothing = sweep_report.write(tmp_path, manifest, [none], [], is_complete=False)
+    assert nothing.verdict == "No point is known yet. The sweep was interrupted; run the same command again to go on."
+
+
+def test_a_sweep_that_was_interrupted_is_compared_by_what_is_known(tmp_path):
+    first = swept(tmp_path / "a", point("kv 2", 0.2, router_mode="kv", workers=2))
+    second = swept(tmp_path / "b", point("random 2", 0.1, router_mode="random", workers=2), is_complete=False)
+    third = swept(tmp_path / "c", is_complete=False)
+    _, found = sweep_report.combine([first, second, third], tmp_path / "every")
+    assert not found.is_complete
+    assert [row[0] for row in found.rows] == ["kv", "random"]
+    assert found.verdict.endswith(f" {second}, {third}: interrupted, so not whole.")
+    assert json.loads((tmp_path / "every" / "sweep.json").read_text())["summary"]["is_complete"] is False
 
 
 def test_a_point_is_kept_as_json():

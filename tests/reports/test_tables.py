@@ -131,3 +131,37 @@ def test_without_such_workers_it_has_lines_where_a_limit_asks_for_it():
     assert not any("TTST" in label for label in lines(*runs))
     found = summarize(runs, [slo.parse("ttst.mean <= 2s")])
     assert dict(tables.rows(found))["TTST mean (ms)"] == ["1,750"]
+
+
+def limited(**ttft):
+    limits = [slo.parse("ttft.mean <= 2s")]
+    return summarize([run(arm, ttft=its) for arm, its in ttft.items()], limits)
+
+
+def test_the_answer_names_who_meets_the_limits_or_comes_nearest():
+    assert tables.answer(limited(a=[1.0, 1.0], b=[4.0, 4.0])) == (
+        "a meets every limit; b (ttft.mean <= 2000 ms missed by 100%) does not."
+    )
+    assert tables.answer(limited(a=[3.0, 3.0], b=[4.0, 4.0])) == (
+        "No arm is known to meet every limit; a comes nearest: ttft.mean <= 2000 ms missed by 50%."
+    )
+    assert tables.answer(limited(a=[3.0, 3.0])) == "a: ttft.mean <= 2000 ms missed by 50%."
+    assert tables.answer(summarize([run()])) == ""
+    grid = tables.limit_grid(limited(a=[1.0, 1.0], b=[4.0, 4.0]))
+    assert grid.rows == [("ttft.mean <= 2000 ms", ["met by 50%", "missed by 100%"])]
+
+
+def test_failures_are_an_alert_unless_a_note_tells_of_them():
+    failed = run("a", ttft=[1.0] * 3, error=["reset", "", ""])
+    assert tables.alerts(summarize([failed])) == ["a: 1 of 3 requests failed, 1 of them with: reset"]
+    noted = run("a", ttft=[1.0] * 3, error=["reset", "", ""], notes=("1 of 3 requests failed",))
+    assert tables.alerts(summarize([noted])) == ["Not valid: a: 1 of 3 requests failed"]
+
+
+def test_many_arms_are_rows_on_a_page():
+    summary = summarize([run(f"arm {number}") for number in range(9)])
+    (grid,) = tables.for_page(tables.figures(summary))
+    assert [label for label, _ in grid.rows] == [f"arm {number}" for number in range(9)]
+    assert len(grid.columns) <= tables.ACROSS
+    few = tables.figures(summarize([run()]))
+    assert tables.for_page(few) == [few]

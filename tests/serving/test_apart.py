@@ -142,14 +142,15 @@ def test_an_answer_says_who_did_what_and_when(stack):
 
 def test_metrics_tell_the_pools_apart_and_count_what_went_between_them(stack):
     names = ("remote_prefills_total", "kv_transfer_bytes_total", "kv_transfer_seconds_count")
+    stages = [f"request_{stage}_time_seconds_count" for stage in ("queue", "prefill", "decode_queue")]
 
     def counted():
-        return [stack.total(f"dynamo_frontend_{name}", model="apart") for name in names]
+        return [stack.total(f"dynamo_frontend_{name}", model="apart") for name in (*names, *stages)]
 
     before = counted()
     complete(stack, model="apart", max_tokens=2)
-    prefills, num_bytes, reads = (now - then for now, then in zip(counted(), before, strict=True))
-    assert (prefills, reads) == (1, 1)
+    prefills, num_bytes, reads, *times = (now - then for now, then in zip(counted(), before, strict=True))
+    assert (prefills, reads, *times) == (1, 1, 1, 1, 1)
     assert num_bytes >= 0  # all of it may have been there
     assert stack.total("dynamo_frontend_kv_transfer_bytes_total", model="apart") > 0
     workers = {
@@ -188,7 +189,10 @@ def expected(prompt, count):
 def test_a_model_is_there_as_long_as_decode_workers_are(tmp_path):
     with apart(tmp_path / "d") as stack:
         stack.worker("prefill", "prefill")
-        assert complete(stack, model="apart")["error"]["code"] in (503, None)
+        until(lambda: "prefill workers only" in httpx.get(f"{stack.url}/health").json()["message"])
+        answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "apart", "prompt": "x"})
+        assert answer.status_code == 503
+        assert "a decode worker (--role decode) is needed" in answer.json()["error"]["message"]
         stack.worker("decode", "decode")
         stack.until_there(2)
         assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
@@ -196,6 +200,8 @@ def test_a_model_is_there_as_long_as_decode_workers_are(tmp_path):
         stack.until_there(1)
         assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
         assert stack.total("dynamo_frontend_remote_prefills_total") == 1
+        [gone] = [n for k, n in stack.metrics()["dynamo_frontend_workers"].items() if ("worker_type", "prefill") in k]
+        assert gone == 0
         stack.worker("another", "prefill")
         stack.until_there(2)
         assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
@@ -207,10 +213,10 @@ def test_a_model_is_there_as_long_as_decode_workers_are(tmp_path):
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-def test_every_request_has_one_end_while_a_prefill_worker_is_killed_and_clients_leave(tmp_path, flow):
+def test_every_request_has_one_end_while_workers_are_killed_and_drained_and_clients_leave(tmp_path, flow):
     """C20: answers are whole or one error, and nothing is left at any worker."""
-    count, rng = 300, random.Random(20)
-    leaving = {number: rng.random() * 0.05 for number in rng.sample(range(count), count // 20)}
+    count, rng = 1000, random.Random(20)
+    leaving = {number: rng.random() * 0.05 for number in rng.sample(range(count), count // 100)}
     begun = threading.Semaphore(0)
 
     async def one(client, number):
@@ -245,27 +251,29 @@ def test_every_request_has_one_end_while_a_prefill_worker_is_killed_and_clients_
             return await asyncio.gather(*map(bounded, range(count)))
 
     with apart(tmp_path / "d", flow=flow) as stack:
-        doomed = stack.process("prefill")
+        doomed = {role: stack.process(role) for role in ("prefill", "decode")}
         for number in range(2):
             stack.worker(f"decode-{number}", "decode")
         stack.worker("prefill-0", "prefill", lease={"kv_lease_duration_s": 5.0})
-        stack.until_there(4)
+        stack.until_there(5)
+        faults = (doomed["prefill"].kill, lambda: stack.stop("decode-1"), doomed["decode"].kill)
 
-        def kill():
-            for _ in range(count // 3):
-                begun.acquire()
-            doomed.kill()
+        def break_one_after_the_other():
+            for fault in faults:
+                for _ in range(count // (len(faults) + 1)):
+                    begun.acquire()
+                fault()
 
-        killing = threading.Thread(target=kill)
-        killing.start()
+        breaking = threading.Thread(target=break_one_after_the_other)
+        breaking.start()
         ends = asyncio.run(main(stack))
-        killing.join()
+        breaking.join()
         for number, end in enumerate(ends):
             assert isinstance(end, str | openai.APIError) or (
                 number in leaving and isinstance(end, asyncio.CancelledError)
             ), end
         assert sum(isinstance(end, str) for end in ends) > count / 10  # a lease may run out on a busy machine
-        stack.until_there(3)
+        stack.until_there(2)
         for name in ("component_requests_running", "component_requests_waiting", "component_kv_active_blocks"):
             until(lambda name=name: stack.total(f"dynamo_{name}") == 0)
         for name in ("worker_requests", "worker_active_prefill_tokens", "worker_active_decode_blocks"):

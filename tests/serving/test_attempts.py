@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +113,7 @@ class Fleet:
         self.first_tokens: list[int] = []
         self.refused: list[Exception] = []
         self._numbers = count()
+        self.core = SimpleNamespace(stage="decode")
 
     def pick(self, num_tokens, hashes, instance_id, rank, *, avoid, session, is_refusable, is_local):
         if self.refused:
@@ -189,7 +191,7 @@ def test_it_waits_for_an_instance_once_it_was_accepted():
 
 
 def test_without_migration_a_lost_request_fails():
-    with pytest.raises(ApiError, match="it is gone") as failed:
+    with pytest.raises(ApiError, match="decode worker 1: it is gone") as failed:
         taken(Fleet(at_1=[7, "lost"], at_2=[9, ""]), limit=0)
     assert failed.value.status == 502
 

@@ -98,7 +98,7 @@ def test_a_prefill_worker_that_does_not_say_where_the_kv_is_is_named(tmp_path):
     async def talk(site):
         prefill, decode = await pair(site)
         prefill.says = {"kv_transfer_params": None}
-        with pytest.raises(ApiError, match=f"prefill worker {prefill.id:x} .* did not say where the KV is") as failed:
+        with pytest.raises(ApiError, match=f"prefill worker {prefill.id:x}: it did not say where the KV is") as failed:
             await tokens_of(site.attempts(PROMPT))
         assert (failed.value.status, decode.asked) == (500, [])
 

@@ -74,6 +74,12 @@ SAMPLES = {
         {"chat_id": 7, "parent_chat_id": -1, "timestamp": 61.1, "input_length": 20, "output_length": 3, "type": "text", "turn": 1, "hash_ids": [5, 6]},
         {"chat_id": 9, "parent_chat_id": 7, "timestamp": 71.1, "input_length": 40, "output_length": 3, "type": "text", "turn": 2, "hash_ids": [5, 7, 8]},
     ),
+    "dynabench-results": "arm,repeat,request,intended_s,isl,osl,finish_reason,error\n"
+    "kv,0,0,3.0,374,44,length,\nkv,0,1,4.5,396,109,stop,\nkv,0,2,5.0,10,0,,lost\nrandom,0,0,3.0,374,44,length,\n",
+    "vllm-bench": json.dumps(
+        {"backend": "vllm", "request_rate": "inf", "request_throughput": 2.0, "total_input_tokens": 770, "input_lens": [374, 396, 10],
+         "output_lens": [44, 109, 0], "start_times": [903.0, 905.5, 906.0], "queue_times": [0.0, 1.0, 0.0], "errors": ["", "", "lost"]}
+    ),
     "burstgpt": "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     "5,1,2.0,ChatGPT,472,18,490,Conversation log\n45,1,2.0,ChatGPT,1087,230,1317,Conversation log\n50,2,,GPT-4,10,0,10,API log\n",
     "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n",
@@ -120,6 +126,55 @@ def test_a_byte_order_mark_before_a_file_changes_nothing(tmp_path, name, suffix)
     file.write_bytes(gzip.compress(marked) if suffix else marked)
     assert formats.detect(file) == name
     assert formats.read(file).requests == read(tmp_path, name).requests
+
+
+def test_a_run_of_vllm_bench_gives_its_requests_when_they_came_to_the_client(tmp_path):
+    workload = read(tmp_path, "vllm-bench")
+    found = [(r.arrival_s, r.input_length, r.output_length) for r in workload]
+    assert found == [(0.0, 374, 44), (1.5, 396, 109)]
+    assert not workload.knows_prefixes
+    assert workload.notes[-1].endswith("left out: 1")
+
+
+def test_what_vllm_itself_wrote_is_read():
+    workload = formats.read(Path(__file__).with_name("vllm-bench-0.32.json"))
+    assert (len(workload), sum(request.input_length for request in workload)) == (30, 3016)
+    assert {request.output_length for request in workload} == {20}
+    assert workload.duration_s == pytest.approx(2.93, abs=0.01)  # 30 requests at 10/s
+    assert workload.notes == ("read as vllm-bench",)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"start_times": None}, "start_times must be a list"),
+        ({"input_lens": [374]}, "the lists of its requests differ in length"),
+        ({"input_lens": [374, 1.5, 10]}, "request 1: input_lens must be a whole number, not 1.5"),
+        ({"start_times": [1.0, "x", 2.0]}, "request 1: start_times must be a number, not 'x'"),
+    ],
+)
+def test_a_run_of_vllm_bench_that_is_damaged_is_refused_with_its_place(tmp_path, change, problem):
+    with pytest.raises(WorkloadError, match=problem):
+        read(tmp_path, "vllm-bench", json.dumps(json.loads(SAMPLES["vllm-bench"]) | change))
+
+
+def test_a_run_of_vllm_bench_without_details_and_a_second_run_are_refused(tmp_path):
+    whole = json.loads(SAMPLES["vllm-bench"])
+    brief = {name: value for name, value in whole.items() if name not in ("start_times", "input_lens", "output_lens")}
+    with pytest.raises(
+        WorkloadError, match="no start_times, input_lens, output_lens; save the run with --save-detailed"
+    ):
+        read(tmp_path, "vllm-bench", json.dumps(brief))
+    with pytest.raises(WorkloadError, match=r"line 2: a second run, .*dynabench workload merge"):
+        read(tmp_path, "vllm-bench", lines(whole, whole))
+
+
+def test_the_requests_of_a_run_of_ours_are_those_of_its_first_arm(tmp_path):
+    workload = read(tmp_path, "dynabench-results")
+    found = [(r.arrival_s, r.input_length, r.output_length, r.ends) for r in workload]
+    assert found == [(0.0, 374, 44, "length"), (1.5, 396, 109, "stop")]
+    assert not workload.knows_prefixes
+    assert workload.notes[1:] == ("the requests of kv, repeat 0", "rows without prompt or response tokens left out: 1")
 
 
 def test_sessions_of_mooncake_rows_follow_each_other(tmp_path):

@@ -10,7 +10,7 @@ from workloads.source import FAILED, Row, Source
 
 
 def _read(source: Source) -> Iterator[Request]:
-    for row in source.csv_rows():
+    for row in source.rows():
         seconds = _seconds(row)
         length, output = row.count("ContextTokens", least=0), row.count("GeneratedTokens", least=0)
         if not length or not output:

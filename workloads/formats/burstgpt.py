@@ -9,7 +9,7 @@ from workloads.source import FAILED, Source
 
 
 def _read(source: Source) -> Iterator[Request]:
-    for row in source.csv_rows():
+    for row in source.rows():
         length, output = row.count("Request tokens", least=0), row.count("Response tokens", least=0)
         if not length or not output:
             source.count(FAILED)

@@ -19,14 +19,16 @@ from workloads.formats import (
     native,
     openai_batch,
     openai_messages,
+    results,
     sharegpt,
+    vllm_bench,
     vllm_custom,
     weka,
 )
 from workloads.formats.columns import columns as columns_format
 from workloads.formats.format import Format
 from workloads.request import Request, Workload, WorkloadError, in_order
-from workloads.source import Source, files_of, first_object, head
+from workloads.source import Source, files_of, first_object, header
 
 FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT
@@ -39,6 +41,8 @@ FORMATS: dict[str, Format] = {
         weka,
         burstgpt,
         azure,
+        results,
+        vllm_bench,
         openai_batch,
         aiperf_multi,
         sharegpt,
@@ -77,7 +81,7 @@ def detect(path: Path) -> str:
 
 
 def _start(path: Path) -> bytes:
-    start = head(path)
+    start = header(path)
     if not start.strip():
         raise WorkloadError(f"{path}: is empty")
     return start

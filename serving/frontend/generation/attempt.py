@@ -146,9 +146,7 @@ class Attempts:
         assert self.prefill is not None
         output, end = await whole(self.prefill)
         if not end.kind and output.kv_transfer_params is None:
-            worker = self.prefill.placement.worker
-            message = f"prefill worker {worker.instance_id:x} (rank {worker.rank}) did not say where the KV is"
-            end = End(0, f"{message}: kv_transfer_params were expected", "engine")
+            end = End(0, "it did not say where the KV is: kv_transfer_params were expected", "engine")
         self.prefilled = output
         await self._follow(end, self.prefill, "prefill")
 
@@ -199,7 +197,8 @@ class Attempts:
         if isinstance(step, Finished):
             return step.reason
         if isinstance(step, Refused):
-            raise failed_call(step.message, step.kind)
+            is_theirs = step.kind in ("lost", "engine")  # not the client's, nor everybody's
+            raise failed_call(f"{call.name}: {step.message}" if is_theirs else step.message, step.kind)
         await asyncio.sleep(step.after_s)
         self.close()
         await self._place_again()

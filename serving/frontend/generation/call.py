@@ -102,6 +102,12 @@ class Call:
         return f"{worker.instance_id:x}", str(worker.rank), self._routing.core.stage
 
     @property
+    def name(self) -> str:
+        """Whom it calls, as logs and errors have it."""
+        worker, role = self.placement.worker, self._routing.core.stage
+        return f"{role} worker {worker.instance_id:x}" + (f", rank {worker.rank}" if worker.rank else "")
+
+    @property
     def instance_id(self) -> int:
         """Whom it calls."""
         return self.placement.worker.instance_id

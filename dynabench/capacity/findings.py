@@ -1,0 +1,194 @@
+"""What a plan knows: which layouts meet the limits, with how many workers, and why not with fewer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dynabench.capacity.candidates import Candidate, candidates_of, named
+from dynabench.capacity.floors import Floor
+from dynabench.capacity.search import Layout, Question, Search
+from dynabench.capacity.settings import PlanConfig
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.store import PointStore
+from dynabench.plan import Arm, Settings
+from reports.capacity import Ranked
+from reports.outcomes import Outcome, binding, told
+from reports.points import AnyPoint, Point
+
+
+class Findings:
+    """The layouts of a plan, the search among them, and the points that were simulated."""
+
+    def __init__(self, config: PlanConfig, experiment: ExperimentConfig, settings: Settings, store: PointStore) -> None:
+        self.config = config
+        self.store = store
+        self.candidates, self._impossible = candidates_of(config, experiment, settings, experiment.router_mode[0])
+        self.search = Search([], max_gpus=config.max_gpus)
+
+    @property
+    def load(self) -> float:
+        """The multiple of the workload's rate to plan for."""
+        return self.config.multiples[0]
+
+    def new_search(self, floors: Mapping[int, Floor]) -> Search:
+        """Return a search whose layouts know what they need at least; those without a bound are left out of it."""
+        left_out = Floor(impossible="missed the limits at the first load")
+        layouts = [
+            self._layout(candidate, floors.get(place, left_out)) for place, candidate in enumerate(self.candidates)
+        ]
+        return Search(layouts, max_gpus=self.config.max_gpus)
+
+    def _layout(self, candidate: Candidate, floor: Floor) -> Layout:
+        prefill, prices = candidate.prefill, self.config.prices
+        return Layout(
+            candidate.name,
+            candidate.counted.gpus_per_worker,
+            0 if prefill is None else prefill.num_gpus,
+            prices.get(candidate.counted.timing.gpu or "", 1.0),
+            floor.workers,
+            floor.rank,
+            floor.impossible,
+            fixed_price=None if prefill is None else prices.get(prefill.timing.gpu or "", 1.0),
+            expected=floor.expected,
+        )
+
+    def arm(self, question: Question, load: float, **changes: Any) -> Arm:
+        """Return what answers a question."""
+        return self.candidates[question.layout].arm(question.workers, load=load, changes=changes)
+
+    def named(self, question: Question, load: float) -> str:
+        """Name a layout with so many workers, and the load unless it is the one to plan for."""
+        gpus = self.search.layouts[question.layout].gpus(question.workers)
+        candidate = self.candidates[question.layout]
+        at = f" at {load:g}x the load" if load != self.load else ""
+        return f"{gpus} GPUs ({named({candidate.number: question.workers, **candidate.said})}){at}"
+
+    def known(self, question: Question, load: float | None = None) -> AnyPoint | None:
+        """Return what was simulated of a question."""
+        return self.store.known(self.arm(question, self.load if load is None else load))
+
+    def prefill_workers(self, place: int) -> int | None:
+        """Return the workers of a layout that only prefill; None where all do whole requests."""
+        prefill = self.candidates[place].prefill
+        return None if prefill is None else prefill.replicas
+
+    @property
+    def best(self) -> Question | None:
+        """The best layout at the load to plan for."""
+        return self.best_of(self.search, self.load)
+
+    def best_of(self, search: Search, load: float) -> Question | None:
+        """Return, of those that cost least, the one that is farthest within the limits."""
+        equal = [
+            Question(place, layout.met)
+            for place, layout in enumerate(search.layouts)
+            if layout.met is not None and layout.cost(layout.met) <= search.cost * (1 + 1e-9)
+        ]
+        return max(equal, key=lambda question: self._margin(question, load), default=None)
+
+    def _margin(self, question: Question, load: float) -> float:
+        point = self.known(question, load)
+        nearest = binding(point.outcomes) if isinstance(point, Point) else None
+        return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
+
+    def ranked(self) -> list[Ranked]:
+        """Return the layouts that meet the limits by cost, the best first; then the others by what they cost at least."""
+        layouts = self.search.layouts
+
+        def order(place: int) -> tuple[bool, bool, float, float]:
+            layout = layouts[place]
+            if layout.met is None:
+                return bool(layout.impossible), True, layout.cost(layout.low), 0.0
+            return False, False, layout.cost(layout.met), -self._margin(Question(place, layout.met), self.load)
+
+        found = [self._ranked(place) for place in sorted(range(len(layouts)), key=order)]
+        return found + [Ranked(name, {}, impossible=reason) for name, reason in self._impossible.items()]
+
+    def _ranked(self, place: int) -> Ranked:
+        layout, candidate = self.search.layouts[place], self.candidates[place]
+        if layout.impossible:
+            return Ranked(layout.name, candidate.said, impossible=layout.impossible)
+        tried = max((workers for workers, state in layout.states.items() if state != "met"), default=None)
+        met = layout.met
+        shown = tried if met is None else met
+        point = None if shown is None else self.known(Question(place, shown))
+        return Ranked(
+            layout.name,
+            candidate.said,
+            gpus=None if met is None else layout.gpus(met),
+            workers=met,
+            cost=None if met is None else layout.cost(met),
+            at_least=layout.gpus(layout.low),
+            least_cost=layout.cost(layout.low),
+            outcomes=[] if point is None else list(point.outcomes),
+            tried=tried,
+            prefill_workers=self.prefill_workers(place),
+            fewer=[] if met is None else self._fewer(Question(place, met)),
+        )
+
+    def _fewer(self, question: Question) -> list[Outcome]:
+        """Return what one worker fewer comes to, as far as that is known."""
+        layout, workers = self.search.layouts[question.layout], question.workers - 1
+        if not workers:
+            return []
+        if workers < layout.floor:
+            reason = f"the work of all requests keeps more than {workers} of its workers busy"
+            return [Outcome("throughput", "missed", reason=reason)]
+        point = self.known(Question(question.layout, workers))
+        return [] if point is None else list(point.outcomes)
+
+    def verdict(self, *, is_complete: bool) -> str:
+        """Say in a sentence or two what was found."""
+        best = self.best
+        if best is None:
+            return self._without(is_complete=is_complete)
+        point = self.known(best)
+        assert point is not None
+        text = f"{self.named(best, self.load)}: {told(point.outcomes)}."
+        if self.config.price:
+            text += f" It costs {self.search.layouts[best.layout].cost(best.workers):,.4g}."
+        text += self._why_not_less()
+        if not is_complete:
+            text += " Interrupted: fewer may do; run the same command again to go on."
+        return text
+
+    def _why_not_less(self) -> str:
+        """Say what came of the dearest that was tried of those that cost less than the best."""
+        tried = [
+            Question(place, workers)
+            for place, layout in enumerate(self.search.layouts)
+            for workers in layout.states
+            if layout.cost(workers) < self.search.cost * (1 - 1e-9)
+        ]
+        if not tried:
+            return ""
+        layouts = self.search.layouts
+        nearest = max(tried, key=lambda one: (layouts[one.layout].cost(one.workers), self._margin(one, self.load)))
+        point = self.known(nearest)
+        assert point is not None
+        return f" For less: {self.named(nearest, self.load)}: {told(missed(point.outcomes))}."
+
+    def _without(self, *, is_complete: bool) -> str:
+        """Say what there is to say where nothing is known to meet the limits."""
+        if not is_complete:
+            return "Interrupted before any layout was known to meet the limits; run the same command again to go on."
+        layouts, most = self.search.layouts, self.config.max_gpus
+        tried = [Question(place, workers) for place, layout in enumerate(layouts) for workers in layout.states]
+        if tried:
+            nearest = max(tried, key=lambda one: self._margin(one, self.load))
+            point = self.known(nearest)
+            assert point is not None
+            came = f"{self.named(nearest, self.load)}: {told(missed(point.outcomes))}"
+            return f"No layout of up to {most} GPUs (--max-gpus) meets the limits. The nearest: {came}."
+        if least := min(
+            (layout for layout in layouts if not layout.impossible), key=lambda one: one.gpus(one.low), default=None
+        ):
+            return (
+                f"No layout of up to {most} GPUs (--max-gpus) can do the work: {least.name} needs at least "
+                f"{least.gpus(least.low)}, as the requests keep so many busy."
+            )
+        return "No layout can meet the limits, for the reasons above."
+
+
+def missed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return those that are not met."""
+    return [outcome for outcome in outcomes if outcome.state != "met"]

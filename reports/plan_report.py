@@ -1,0 +1,89 @@
+"""The report of a plan."""
+
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+import msgspec
+from msgspec import structs
+
+from foundation.files import replace_text
+from reports import capacity, page
+from reports.capacity import Answer
+from reports.charts import drawing, plan
+from reports.charts import sweep as charts
+from reports.charts.drawing import STYLE
+from reports.charts.sweep import Swept
+from reports.grid import Grid
+from reports.key import key_of
+from reports.outcomes import percent
+from reports.points import Point
+from reports.tables import milliseconds
+
+DRAWN = 7
+"""Layouts that charts show: as many as there are colours."""
+
+
+def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
+    """Write plan.json, and the report, into the plan's folder.
+
+    Args:
+        folder: it exists.
+        answer: what was found.
+        points: what was tried of each layout, by its name.
+    """
+    replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+    tried = [layout.name for layout in answer.layouts if points.get(layout.name)][:DRAWN]
+    lines = {name: [structs.replace(one, changes={"workers": one.workers}) for one in points[name]] for name in tried}
+    with mpl.rc_context(rc=STYLE):
+        by_workers = charts.charts(Swept(lines, key := key_of(tried), "workers", answer.limits), [])
+        drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
+    text = page.render(
+        "plan.html.jinja",
+        drawn,
+        arms=tried,
+        title=answer.title,
+        subtitle=f"{answer.simulated} simulations, {answer.wall_s:.0f} s",
+        head=answer.head,
+        alerts=[],
+        verdict=answer.verdict,
+        sureness=_sureness_grid(answer),
+        grids=list(capacity.grids(answer, most=24)),
+        impossible=list(capacity.impossible(answer)),
+        notes=answer.notes,
+        commands=answer.commands,
+        command=answer.command,
+        settings=json.dumps(answer.settings, indent=2),
+    )
+    replace_text(folder / "report.html", text)
+
+
+def _sureness_grid(answer: Answer) -> Grid | None:
+    """Lay out how far each limit is, and whether that is more than the sample and the model may be off."""
+    if not answer.sureness:
+        return None
+    by_limit = {outcome.limit: outcome for outcome in answer.layouts[0].outcomes}
+    lines = []
+    for sure in answer.sureness:
+        known = by_limit.get(sure.limit)
+        interval = "n/a" if sure.low is None else f"{milliseconds(sure.low)} to {milliseconds(sure.high)}"
+        lines.append(
+            (
+                sure.limit,
+                [
+                    milliseconds(sure.value),
+                    "n/a"
+                    if known is None or known.margin is None
+                    else f"{known.state} by {percent(abs(known.margin))}",
+                    interval,
+                    "n/a" if sure.model_error is None else percent(sure.model_error),
+                ],
+            )
+        )
+    return Grid(
+        "How sure is it?",
+        ["found (ms)", "margin", "95% of such samples (ms)", "model error"],
+        lines,
+        "A margin below the model error, or an interval that holds the limit, is not sure.",
+        "limit",
+    )

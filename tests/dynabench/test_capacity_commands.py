@@ -1,0 +1,161 @@
+"""The commands of a plan: every setting of the winner is in them, under the name that the engine or the router has for it.
+
+tests/real_engines/test_vllm_commands.py gives the same command lines to vLLM's own parser.
+"""
+
+import json
+import shlex
+
+import pytest
+
+from dynabench.capacity.commands import ELSEWHERE, deploy_commands, vllm_command
+from dynabench.deployment.description import Deployment, Pool
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.router import ROUTER_MODES, RouterConfig
+
+DYNAMO = {"random", "round-robin", "power-of-two", "least-loaded", "kv", "direct", "device-aware-weighted"}
+"""Choices of `--router-mode` in `python -m dynamo.frontend` 1.4.2."""
+DYNAMO_FLAGS = {
+    "--router-mode",
+    "--router-prefill-load-scale",
+    "--router-kv-overlap-score-credit",
+    "--router-kv-overlap-score-credit-decay",
+    "--router-temperature",
+    "--no-router-kv-events",
+}
+SGLANG = {"random", "round_robin", "cache_aware", "power_of_two", "manual"}
+"""Choices of `--policy` in sglang-router 0.3.2."""
+PRODUCTION_STACK = {"roundrobin", "session", "kvaware", "prefixaware", "disaggregated_prefill", "priority"}
+"""Choices of `--routing-logic` in vLLM's production-stack."""
+
+
+def pool(role="aggregated", timing=None, **engine):
+    model = {"model": "meta-llama/Llama-3.1-70B", "gpu": "h100", "tensor_parallel_size": 4} | (timing or {})
+    return Pool(name=role, role=role, replicas=2, mocker=EngineConfig(**engine), timing=TimingConfig(**model))
+
+
+def flags(pool):
+    """Return the flags of a command line and their values."""
+    words, found = vllm_command(pool)[3:], {}
+    while words:
+        flag = words.pop(0)
+        found[flag] = words.pop(0) if words and not words[0].startswith("--") else True
+    return found
+
+
+def test_what_was_chosen_is_in_the_command_line():
+    found = flags(pool(max_num_batched_tokens=512))
+    assert vllm_command(pool())[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-70B"]
+    assert found == {
+        "--tensor-parallel-size": "4",
+        "--max-num-batched-tokens": "512",
+        "--max-num-seqs": "256",
+        "--block-size": "64",
+        "--max-model-len": "auto",
+        "--gpu-memory-utilization": "0.9",
+    }
+
+
+def test_every_setting_of_an_engine_is_in_the_command_line():
+    found = flags(
+        pool(
+            num_gpu_blocks=5000,
+            max_num_active_seqs=64,
+            max_model_len=8192,
+            enable_prefix_caching=False,
+            enable_chunked_prefill=False,
+            scheduling_policy="priority",
+            async_scheduling=False,
+            watermark=0.01,
+            scheduler_reserve_full_isl=False,
+            long_prefill_token_threshold=256,
+            long_prefill_token_threshold_adaptive=True,
+            dp_size=2,
+            timing={"kv_cache_dtype": "fp8", "enable_expert_parallel": True},
+        )
+    )
+    expected = {
+        "--num-gpu-blocks-override": "5000",
+        "--max-num-active-seqs": "64",
+        "--max-model-len": "8192",
+        "--no-enable-prefix-caching": True,
+        "--no-enable-chunked-prefill": True,
+        "--scheduling-policy": "priority",
+        "--no-async-scheduling": True,
+        "--watermark": "0.01",
+        "--no-scheduler-reserve-full-isl": True,
+        "--long-prefill-token-threshold": "256",
+        "--long-prefill-token-threshold-adaptive": True,
+        "--data-parallel-size": "2",
+        "--kv-cache-dtype": "fp8",
+        "--enable-expert-parallel": True,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "flag", "note"),
+    [
+        ("meta-llama/Llama-3.1-70B", "fp8", "fp8", False),
+        ("Qwen/Qwen3-235B-A22B-FP8", "fp8", None, False),
+        ("meta-llama/Llama-3.1-70B", "fp4", None, True),
+        ("meta-llama/Llama-3.1-70B", "bfloat16", None, False),
+    ],
+)
+def test_weights_are_quantized_on_loading_only_where_vllm_can_and_must(model, weights, flag, note):
+    one = pool(timing={"model": model, "gpu": "b200", "quantization": weights})
+    assert flags(one).get("--quantization") == flag
+    [line] = [line for line in deploy_commands(Deployment(pools=(one,)), "x") if line.startswith("vllm")]
+    assert (f"of a checkpoint with {weights} weights" in line) is note
+
+
+def test_workers_of_both_roles_hand_kv_over():
+    split = Deployment(pools=(pool("prefill"), pool("decode", kv_load_failure_policy="recompute")))
+    lines = deploy_commands(split, "results/a b/deployment.yaml")
+    assert shlex.split(lines[0], comments=True) == ["dynabench", "serve", "-f", "results/a b/deployment.yaml"]
+    assert [line.rpartition("# ")[2] for line in lines[1:3]] == [
+        "2 of them, prefill, 4 h100 each",
+        "2 of them, decode, 4 h100 each",
+    ]
+    transfers = [json.loads(flags(one)["--kv-transfer-config"]) for one in split.pools]
+    assert [(one["kv_role"], one["kv_load_failure_policy"]) for one in transfers] == [
+        ("kv_producer", "fail"),
+        ("kv_consumer", "recompute"),
+    ]
+    assert [line.partition(":")[0] for line in lines[3:]] == ["router of prefill workers", "router of decode workers"]
+
+
+def test_modes_that_are_named_elsewhere_are_modes_here_and_choices_there():
+    assert set(ELSEWHERE) <= set(ROUTER_MODES)
+    for mode in ROUTER_MODES:
+        line = deploy_commands(Deployment(pools=(pool(),), router_mode=mode), "x")[-1]
+        if mode not in ELSEWHERE:
+            assert line == f"router: {mode} (dynabench only)"
+            continue
+        for flag, choices in (("--router-mode", DYNAMO), ("--policy", SGLANG), ("--routing-logic", PRODUCTION_STACK)):
+            words = line.strip(")").replace(",", "").split()
+            assert {words[place + 1] for place, word in enumerate(words) if word == flag} <= choices
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "said"),
+    [
+        ("kv", {}, "NVIDIA Dynamo --router-mode kv"),
+        ("kv", {"kv_overlap_score_weight": 2.0}, "NVIDIA Dynamo --router-mode kv --router-prefill-load-scale 2"),
+        ("dynamo-kv-p8", {}, "NVIDIA Dynamo --router-mode kv --router-prefill-load-scale 8"),
+        (
+            "dynamo-kv",
+            {"overlap_score_credit": 0.5, "overlap_score_credit_decay": 1.0, "router_temperature": 0.1},
+            "NVIDIA Dynamo --router-mode kv --router-kv-overlap-score-credit 0.5 --router-kv-overlap-score-credit-decay 1 "
+            "--router-temperature 0.1",
+        ),
+        ("kv", {"use_kv_events": False}, "NVIDIA Dynamo --router-mode kv --no-router-kv-events"),
+        ("round-robin+late(8192)", {}, "; +late(8192) is dynabench's alone"),
+    ],
+)
+def test_settings_of_the_router_go_with_it(mode, settings, said):
+    deployment = Deployment(pools=(pool(),), router_mode=mode, router=RouterConfig(**settings))
+    line = deploy_commands(deployment, "x")[-1]
+    assert line.endswith(f"{said})")
+    assert {word for word in line.strip(")").split() if word.startswith(("--router", "--no-"))} <= DYNAMO_FLAGS

@@ -1,0 +1,37 @@
+"""The requests of a run of ours: requests.parquet of a results folder, or what `dynabench export` wrote of it.
+
+Of several runs in one file the first is taken: the others were sent the same requests.
+"""
+
+from collections.abc import Iterator
+
+from workloads.formats.format import Format, has_columns
+from workloads.request import Ends, Request
+from workloads.source import FAILED, Source
+
+
+def _read(source: Source) -> Iterator[Request]:
+    first: tuple[str, str] | None = None
+    for row in source.rows():
+        run = (row.text("arm"), row.text("repeat"))
+        if first is None:
+            first = run
+            source.keep([f"the requests of {run[0]}, repeat {run[1]}"])
+        if run != first:
+            continue
+        length, output = row.count("isl", least=0), row.count("osl", least=0)
+        if row.text("error", "") or not length or not output:
+            source.count(FAILED)
+            continue
+        ends: Ends = "stop" if row.values.get("finish_reason") == "stop" else "length"
+        yield Request(row.number("intended_s"), length, output, source.lengths_only(length), ends=ends)
+
+
+FORMAT = Format(
+    name="dynabench-results",
+    description="a run of ours: the results folder, its requests.parquet, or what dynabench export wrote (CSV, Parquet)",
+    tried="what dynabench writes",
+    is_like=has_columns(b"arm", b"intended_s", b"isl", b"osl"),
+    read=_read,
+    suffix=".parquet",
+)

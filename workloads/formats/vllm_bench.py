@@ -1,0 +1,64 @@
+"""What `vllm bench serve --save-result --save-detailed` writes: a JSON object of figures, and of lists with an item per request.
+
+Prompts are not among them, so only lengths are known. Times are those of the client's monotonic clock.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from workloads.formats.format import Format, has
+from workloads.request import Request
+from workloads.source import FAILED, Row, Source
+
+NEEDED = ("start_times", "input_lens", "output_lens")
+
+
+def _read(source: Source) -> Iterator[Request]:
+    for number, run in enumerate(source.objects()):
+        if number:
+            raise run.fail(
+                "a second run, whose clock may be another; put each into a file of its own and join them by "
+                "dynabench workload merge"
+            )
+        yield from _requests(run, source)
+
+
+def _requests(run: Row, source: Source) -> Iterator[Request]:
+    if missing := [name for name in NEEDED if name not in run.values]:
+        raise run.fail(f"there is no {', '.join(missing)}; save the run with --save-detailed")
+    starts, inputs, outputs = (_list(run, name) for name in NEEDED)
+    waits, errors = (
+        _list(run, name) if name in run.values else [None] * len(starts) for name in ("queue_times", "errors")
+    )
+    if len({len(each) for each in (starts, inputs, outputs, waits, errors)}) > 1:
+        raise run.fail("the lists of its requests differ in length")
+    for place, (start, length, output, wait, error) in enumerate(
+        zip(starts, inputs, outputs, waits, errors, strict=True)
+    ):
+        row = Row(
+            {"start_times": start, "input_lens": length, "output_lens": output, "queue_times": wait},
+            f"{run.place}, request {place}",
+        )
+        length, output = row.count("input_lens", least=0), row.count("output_lens", least=0)
+        if error or not length or not output:
+            source.count(FAILED)
+            continue
+        # With --max-concurrency a request waits in the client before it is sent.
+        arrival_s = row.number("start_times") - row.number("queue_times", least=0, default=0)
+        yield Request(arrival_s, length, output, source.lengths_only(length))
+
+
+def _list(run: Row, name: str) -> list[Any]:
+    value = run.values[name]
+    if not isinstance(value, list):
+        raise run.fail(f"{name} must be a list")
+    return value
+
+
+FORMAT = Format(
+    name="vllm-bench",
+    description="a run of vllm bench serve --save-detailed: start_times, input_lens, output_lens",
+    tried="tried on what vLLM 0.32 wrote of a run against the mocker",
+    is_like=has("request_throughput", "total_input_tokens"),
+    read=_read,
+)
