@@ -326,7 +326,7 @@ def test_no_cell_has_percent_and_milliseconds(opened):
 def test_text_has_one_size(opened):
     with opened("three") as page:
         sizes = page.evaluate(
-            "() => [...new Set([...document.querySelectorAll('main *:not(svg *)')].filter((one) => one.textContent.trim() && one.tagName != 'H1')"
+            "() => [...new Set([...document.querySelectorAll('main *:not(svg, svg *)')].filter((one) => one.textContent.trim() && one.tagName != 'H1')"
             ".map((one) => getComputedStyle(one).fontSize))]"
         )
     assert sizes == ["14px"]
