@@ -20,7 +20,7 @@ from mocker.timing.config import TimingConfig
 from serving.life import DisaggregationConfig
 from serving.runtime.config import RuntimeConfig
 from serving.worker.config import WorkerConfig
-from tests.support.commands import dynabench
+from tests.support.commands import PROGRESS, dynabench
 from workloads import Request, Workload, WorkloadError
 
 APART = """
@@ -449,7 +449,7 @@ def refusal(monkeypatch, capsys, *words):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    return capsys.readouterr().err
+    return PROGRESS.sub("", capsys.readouterr().err)
 
 
 @pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
