@@ -5,6 +5,7 @@ Everything is written under a temporary name beside the folder and renamed, so a
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import tempfile
@@ -93,7 +94,7 @@ def write(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
             return _write_report(work, experiment, runs)
     except OSError as error:
         raise ReportError(
-            f"{folder}: cannot be written ({_reason(error)}); {_kept(_keep_runs(folder, experiment, runs))}"
+            f"{folder}: cannot be written ({reason(error)}); {_kept(_keep_runs(folder, experiment, runs))}"
         ) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -129,8 +130,9 @@ def _whole(folder: Path) -> Iterator[Path]:
         raise
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+def reason(error: OSError) -> str:
+    """Say why something cannot be written."""
+    return os.strerror(error.errno) if error.errno else str(error)  # `strerror` may name the file, too
 
 
 class RunFacts(msgspec.Struct):
@@ -331,7 +333,7 @@ def rebuild(folder: Path) -> tuple[Manifest, Summary]:
     try:
         return experiment, _write_report(folder, experiment, runs)
     except OSError as error:
-        raise ReportError(f"{folder}: the report cannot be written ({_reason(error)})") from error
+        raise ReportError(f"{folder}: the report cannot be written ({reason(error)})") from error
 
 
 def run_facts(run: Record) -> Manifest:

@@ -15,7 +15,7 @@ from reports.charts import drawing
 from reports.charts import sweep as charts
 from reports.charts.drawing import STYLE, Drawn
 from reports.charts.sweep import Swept
-from reports.folder import ReportError
+from reports.folder import ReportError, reason
 from reports.grid import Grid
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
 from reports.outcomes import binding
@@ -41,7 +41,7 @@ def write(
         return _write(out, manifest, rows, points, is_complete=is_complete)
     except OSError as error:
         raise ReportError(
-            f"{out}: the report cannot be written ({error.strerror or error}); the points are kept: make room and run "
+            f"{out}: the report cannot be written ({reason(error)}); the points are kept: make room and run "
             "the same command again"
         ) from error
 

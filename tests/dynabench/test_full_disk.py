@@ -104,7 +104,7 @@ def test_a_sweep_keeps_its_points(tmp_path):
         "--out",
         out,
     ]
-    done = dynabench(*sweep, largest=20_000)
+    done = dynabench(*sweep, largest=4_000)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "the points are kept: make room and run the same command again" in done.stderr
