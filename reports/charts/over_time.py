@@ -112,8 +112,9 @@ def _sums(
 ) -> Floats:
     """Add up, for each worker and window, amounts by when their requests were to come."""
     windows = len(edges) - 1
-    at = np.searchsorted(edges, (rows or run.requests).intended_s, side="right") - 1
-    at = np.where((rows or run.requests).intended_s == edges[-1], windows - 1, at)
+    intended_s = (run.requests if rows is None else rows).intended_s
+    at = np.searchsorted(edges, intended_s, side="right") - 1
+    at = np.where(intended_s == edges[-1], windows - 1, at)
     known = ~workers.mask & (at >= 0) & (at < windows)
     place = workers.data[known] * windows + at[known]
     total = np.bincount(place, weights=amounts[known], minlength=run.num_workers * windows)

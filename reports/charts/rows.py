@@ -79,7 +79,7 @@ def _pairs(shown: Comparison, entry: Entry, name: str) -> dict[str, tuple[float,
 
 def percentiles(shown: Comparison) -> Chart | None:
     """Mean and percentiles of each arm in a row, with their intervals and the limits."""
-    names = [name for name in SHOWN if any(figures.metric(name).count for _, _, figures in shown.arms)]
+    names = [name for name in SHOWN if any(figures.metric(name).mean for _, _, figures in shown.arms)]
     if not names:
         return None
     entries = [entry for entry, _, _ in shown.arms]

@@ -63,7 +63,9 @@ def swept(points: Sequence[Point], limits: Sequence[str], modes: Sequence[str]) 
     counts = {
         name: len(its)
         for name, its in values.items()
-        if len(its) > 1 and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in its)
+        if len(its) > 1
+        and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in its)
+        and all(name in point.changes for point in points)
     }
     axis = max(counts, key=lambda name: counts[name], default=None)
     varied = [name for name, its in values.items() if len(its) > 1 and name != axis]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.commands import dynabench
 
-GENERIC = "Simulated step times: polynomial of no particular model and GPU"
+GENERIC = "generic: a polynomial of no particular model and GPU"
 SMALL = ("--max-requests", "60", "--jobs", "1")
 
 
