@@ -404,9 +404,19 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         arm = structs.replace(arm, ttst=metrics.describe(seconds, num_failed=failed))
     if not limits:
         return arm
-    goodput = _averaged([metrics.goodput(run, slo.good(run, limits)) for run in repeats])
+    goodput = _goodput(repeats, limits)
     outcomes = [of_run(limit, arm.metric(METRICS[limit.metric])) for limit in limits if limit.statistic is not None]
     return structs.replace(arm, goodput=goodput, outcomes=outcomes)
+
+
+def _goodput(repeats: list[Record], limits: list[Condition]) -> Goodput:
+    """Return what was within all limits, and attained of those of each request, if there are such."""
+    found = _averaged([metrics.goodput(run, slo.good(run, limits)) for run in repeats])
+    own = [limit for limit in limits if limit.statistic is None]
+    if own and len(own) < len(limits):
+        attained = _averaged([metrics.goodput(run, slo.good(run, own)) for run in repeats])
+        found = structs.replace(found, attainment=attained.attainment)
+    return found
 
 
 def _intervals(values: Floats, blocks: Blocks) -> Intervals:

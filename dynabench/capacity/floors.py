@@ -58,19 +58,29 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) ->
         if (reason := _beyond(limit, alone.times, step_s)) is not None:
             return Floor(impossible=reason)
     prompts_s, answers_s = _work(workload, prefilling[0], decoding[0])
+    available_s = workload.duration_s + _longest_s(limits, workload)
     expected = 1
     if prefilling[0] is decoding[0]:
         expected = max((_diluting(limit, workload, decoding[0], alone, step_s) for limit in limits), default=1)
     else:
-        busy = SAFETY * prompts_s / workload.duration_s
+        busy = SAFETY * prompts_s / available_s / prefilling[0].config.dp_size
         if busy > len(prefilling):
             return Floor(impossible=f"its prompts alone keep {busy:.3g} prefill workers busy")
         prompts_s = 0.0
     rank = max(
         (_chunk_s(prefilling[0]) / limit.value for limit in limits if limit.metric in ("itl", "tpot")), default=0
     )
-    needed = max(int(np.ceil(SAFETY * (prompts_s + answers_s) / workload.duration_s)), 1)
+    num_ranks = decoding[0].config.dp_size
+    needed = max(int(np.ceil(SAFETY * (prompts_s + answers_s) / available_s / num_ranks)), 1)
+    expected = -(-expected // num_ranks)
     return Floor(needed, max(rank - 1, 0.0), expected=expected)
+
+
+def _longest_s(limits: Sequence[Condition], workload: Workload) -> float:
+    """Return how long a request may take by the limits: so long after the last arrival is still work to be done (s)."""
+    whole = max((limit.value for limit in limits if limit.metric in ("ttft", "e2e")), default=0.0)
+    token = max((limit.value for limit in limits if limit.metric in ("itl", "tpot")), default=0.0)
+    return whole + token * max(request.output_length for request in workload)
 
 
 class Alone(NamedTuple):
@@ -128,7 +138,8 @@ def _work(workload: Workload, prefilling: SimulatedEngine, decoding: SimulatedEn
     missing = sum(max(request.input_length - int(hit), 1) for request, hit in zip(workload, hits, strict=True))
     answers = sum(request.output_length - 1 for request in workload)
     context = float(np.mean([request.input_length + request.output_length / 2 for request in workload]))
-    most = min(decoding.config.max_num_seqs, max(int(decoding.num_usable_tokens / context), 1))
+    own = context - float(np.mean(hits))  # of a sequence; what it shares is held once
+    most = min(decoding.config.max_num_seqs, max(int(decoding.num_usable_tokens / own), 1))
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)}
     step = min(decoding.timing.decode(size, int(size * context)).first / size for size in sizes)
     return missing * token_s(prefilling.timing, prefilling.config.max_num_batched_tokens), answers * step

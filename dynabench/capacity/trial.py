@@ -15,7 +15,7 @@ from reports.metrics import TokenGaps, per_request
 from reports.outcomes import Outcome
 from reports.points import AnyPoint, Cut
 from reports.records import Record
-from workloads import Workload
+from workloads import Workload, WorkloadError
 from workloads.shape import ShapeConfig
 
 PARTS = 8
@@ -30,7 +30,8 @@ def attempt(
 ) -> AnyPoint:
     """Simulate a combination of settings: the busiest part of the workload, and unless that misses the limits, all of it."""
     workload = source(arm.settings.shape)
-    part = busiest(source, arm.settings.shape) if len(workload) >= WORTH_CUTTING else None
+    is_worth_it = len(workload) >= WORTH_CUTTING and not _shares_prefixes(workload, arm)
+    part = busiest(source, arm.settings.shape) if is_worth_it else None
     if part is not None:
         cut = Arm(arm.name, replace(arm.settings, shape=part), arm.changes)
         try:
@@ -42,6 +43,12 @@ def attempt(
             if missed:
                 return Cut(arm.name, arm.plain_changes, missed)
     return simulate_point(arm, source, seed, repeats, limits, attainment, flag)
+
+
+def _shares_prefixes(workload: Workload, arm: Arm) -> bool:
+    """Tell whether a part of a workload would miss the prefixes that the requests before it had left in the caches."""
+    caches = any(pool.mocker.enable_prefix_caching for pool in arm.settings.deployment.pools)
+    return caches and workload.knows_prefixes
 
 
 def busiest(source: Source, shape: ShapeConfig) -> ShapeConfig | None:
@@ -57,7 +64,13 @@ def busiest(source: Source, shape: ShapeConfig) -> ShapeConfig | None:
     arrivals = np.array([request.arrival_s for request in whole])
     tokens = np.array([request.input_length + request.output_length for request in whole], float)
     sums = np.convolve(np.histogram(arrivals, edges, weights=tokens)[0], np.ones(4), mode="valid")
-    return replace(shape, start_s=float(edges[int(sums.argmax())]), duration_s=float(edges[4]))
+    start_s, duration_s = float(edges[int(sums.argmax())]), float(edges[4])
+    part = replace(shape, start_s=start_s, duration_s=duration_s)
+    try:
+        source(part)
+    except WorkloadError:  # its times may begin elsewhere than those of the whole; then it may be less busy, or empty
+        return None
+    return part
 
 
 def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], attainment: float) -> list[Outcome]:

@@ -1,6 +1,7 @@
 """What a part of the workload shows for certain, the whole workload shows, too."""
 
 import pytest
+from msgspec import structs
 
 from dynabench.capacity.trial import busiest, certain_misses
 from dynabench.deployment.description import Deployment, Pool
@@ -12,6 +13,7 @@ from reports import slo
 from reports.outcomes import state_of
 from reports.summary import summarize
 from tests.support.workloads import bursty
+from workloads import Workload
 from workloads.shape import ShapeConfig, shape
 
 
@@ -55,3 +57,9 @@ def test_what_is_missed_for_certain_is_missed(source, workers):
     assert certain <= missed
     assert certain, "some are so tight that the part shows it"
     assert state_of(certain_misses(part, whole, limits, 0.99)) == "missed"
+
+
+def test_times_that_begin_elsewhere_than_at_0_are_not_cut():
+    whole = bursty(1500)
+    later = [structs.replace(request, arrival_s=request.arrival_s + 1e9) for request in whole.requests]
+    assert busiest(lambda config: shape(Workload("later", 16, later), config), ShapeConfig()) is None

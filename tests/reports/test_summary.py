@@ -112,3 +112,10 @@ def test_arms_whose_answers_ended_in_other_ways_are_told_apart():
     assert said in summarize([by_length, by_eos]).verdict
     assert "did not end alike" not in summarize([by_length, run("b", finish_reason=["length"] * 2)]).verdict
     assert "did not end alike" not in summarize([by_length, run("b")]).verdict
+
+
+def test_what_is_attained_is_of_the_limits_of_each_request():
+    waits = run(ttft=[1.0, 1.0, 1.0, 5.0])
+    limits = [slo.parse("ttft <= 2s"), slo.parse("e2e.p50 <= 1ms")]
+    found = summarize([waits], limits).arms["a"].goodput
+    assert (found.attainment, found.good) == (0.75, 0)

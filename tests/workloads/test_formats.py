@@ -319,6 +319,14 @@ def test_burstgpt_s_first_files_have_no_sessions(tmp_path):
     assert [(r.input_length, r.session) for r in read(tmp_path, "burstgpt", text)] == [(472, "")]
 
 
+def test_a_burstgpt_session_of_any_name_is_one_cell(tmp_path):
+    names = ["plain", "team,7", 'a "b"']
+    buffer = io.BytesIO()
+    requests = [Request(float(place), 10, 5, (), name) for place, name in enumerate(names)]
+    formats.write(Workload("w", 16, requests), "burstgpt", buffer)
+    assert [r.session for r in read(tmp_path, "burstgpt", buffer.getvalue().decode())] == names
+
+
 def test_bailian_ids_that_name_tokens_only_share_what_has_the_same_start(tmp_path):
     row = {"parent_chat_id": 3, "input_length": 32, "output_length": 1, "timestamp": 0.0}
     one, two = read(

@@ -7,6 +7,10 @@ from workloads.formats.format import Format, has_columns
 from workloads.request import Request, Workload
 from workloads.source import FAILED, Source
 
+QUOTE = '"'
+SPECIAL = {QUOTE, ",", "\n", "\r"}
+"""What a cell of a CSV file has only in quotes."""
+
 
 def _read(source: Source) -> Iterator[Request]:
     for row in source.rows():
@@ -22,7 +26,8 @@ def _write(workload: Workload, file: IO[bytes]) -> None:
     file.write(b"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n")
     for request in workload:
         sizes = f"{request.input_length},{request.output_length},{request.input_length + request.output_length}"
-        file.write(f"{request.arrival_s:.6f},{request.session},,,{sizes},API log\n".encode())
+        session = f'"{request.session.replace(QUOTE, 2 * QUOTE)}"' if SPECIAL & {*request.session} else request.session
+        file.write(f"{request.arrival_s:.6f},{session},,,{sizes},API log\n".encode())
 
 
 FORMAT = Format(
