@@ -288,13 +288,15 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
         return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
     least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
     how = "from {} {} on" if sense == "lowest" else "up to {} {}"
-    text = f"{best.arm} meets the limits {how.format(name, _value(best))}"
-    text += f", the {sense} of {len(rows)}." if len(rows) > 1 and all(row.is_over for row in rows) else "."
+    alike = [row.arm for row in known if row.met == best.met]
+    who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
+    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, _value(best))}"
+    text += f", the {sense} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
     if best.interval:
         text += " The interval is of 95%, over the repeats."
     if best.missed is not None:
         text += f" At {_digits(best.missed_at or 0.0)}: {_why(best)}."
-    if least is not best and best.met and least.met:
+    if least.met != best.met and best.met and least.met:
         text += f" {least.arm} meets them {how.format('', _value(least)).replace('  ', ' ')}"
         text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
     return text

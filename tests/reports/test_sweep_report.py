@@ -209,6 +209,11 @@ def test_a_search_says_what_stands_in_the_way_and_by_how_much(tmp_path):
     assert fewest.rows == [["kv", "3", "2", "missed by 0.31%: itl.p99", "45.00", "4.00", "n/a", "n/a", "3.00"]]
 
 
+def test_combinations_that_meet_the_limits_alike_are_named_together(tmp_path):
+    rows = [found_at(name, name, "workers", 2, 1, point(name, 0.1), None, "lowest") for name in ("kv", "random")]
+    assert searched(tmp_path, rows).verdict == "All 2 meet the limits from workers 2 on."
+
+
 def test_a_search_in_which_all_points_are_too_short_to_tell_found_no_miss(tmp_path):
     short = point("kv", 0.1, outcomes=[UNTOLD])
     found = searched(tmp_path, [found_at("kv", "kv", "workers", None, 64, None, short, "lowest")], [LIMIT])

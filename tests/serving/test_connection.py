@@ -307,7 +307,7 @@ def test_few_requests_are_queued_however_many_are_sent(start):
     with contextlib.suppress(BlockingIOError):
         while True:
             client.send(b"GET / HTTP/1.1\r\n\r\n" * 4000)
-    until(lambda: server.connections and server.connections[0].flow.is_held)
+    until(lambda: server.connections and (flow := server.connections[0].flow) and flow.is_held)
     connection = server.connections[0]
     for _ in range(20):
         assert len(connection.pipeline) <= 4 + PIECE_BYTES // SHORTEST + 1

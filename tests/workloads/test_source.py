@@ -133,7 +133,7 @@ def test_files_of_several_formats_are_not_one_workload(tmp_path):
 
 def test_a_folder_without_traces_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("")
-    assert "holds no .json, .jsonl, .csv files, plain or .gz" in refused(tmp_path)
+    assert "holds no .json, .jsonl, .csv, .parquet files, plain or .gz" in refused(tmp_path)
 
 
 BURST = "Timestamp,Request tokens,Response tokens\n"
