@@ -301,11 +301,20 @@ class KvOwner:
         for id in self._leases.expire(now):
             self._exchange.count(num_expired=1)
             log.warning("KV that was offered as %s was not read before its lease had run out", id)
-            self.withdraw(self._offers[id])
+            self._on_expired(self._offers[id])
         for room in self._rooms.expire(now):
             self._on_vain(room)
         ends = (self._leases.next_s(), self._rooms.next_s())
         self._arm(min((end for end in ends if end is not None), default=None))
+
+    def _on_expired(self, offer: Offer) -> None:
+        """End an offer, and the call of one whose reader was not told of it in time."""
+        left = self._rooms.leave(offer.room) if offer.room is not None and not offer.is_said else None
+        if left is not None and left.reader is not None:
+            self._exchange.tell(left.reader, Left(left.number, "its lease had run out"))
+        if left is not None and left.call is not None:
+            left.call.on_left("its lease had run out before the decode worker was told where the KV is")
+        self.withdraw(offer)
 
     def _on_vain(self, room: Room[RoomCall]) -> None:
         if room.reader is not None:

@@ -89,7 +89,7 @@ class KvReader:
         self._meeting_timeout_s = meeting_timeout_s
         self._renewals = Renewals(exchange.tell)
         num_slots = len(exchange.agent.memory) // exchange.layout.slot_bytes
-        self._lot = max(min(num_slots, MAX_READ_BYTES // exchange.layout.slot_bytes, MAX_READ_BLOCKS), 1)
+        self._lot = max(min(num_slots // LOTS, MAX_READ_BYTES // exchange.layout.slot_bytes, MAX_READ_BLOCKS), 1)
         self._landing = Landing(min(num_slots, LOTS * self._lot))
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while someone reads
         self._rooms: dict[int, Load] = {}
@@ -152,6 +152,8 @@ class KvReader:
                 self._renewals.begin(load.kv)
             times["transfer_start"] = monotonic()
             while num_valid < len(load.keys):
+                if load.is_over:
+                    raise LoadError("the request was given up")
                 num_good, fault = await self._read(load, load.kv, num_valid)
                 num_valid += num_good
                 if fault:

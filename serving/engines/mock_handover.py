@@ -10,6 +10,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from mocker import Engine, Sequence, Step
+from mocker.sequence import OVER
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_owner import KvOwner, Offer, RoomCall
 from serving.engines.kv_params import AGENT, HandOff, RemoteKv
@@ -127,13 +128,15 @@ class PrefillSide:
             if live.sequence.num_preemptions > num_preemptions and live.offer is not None:
                 self._owner.drop(live.offer)
                 live.offer = None
-            elif live.offer is not None and not live.offer.is_computed:
+            elif live.offer is not None and not live.offer.is_computed and live.offer.state != "over":
                 waiting.append((live, num_preemptions))
         self._prepared = waiting
         for sequence, _ in step.batch.chunks:
             begun = sequence.payload
             assert isinstance(begun, Live)
-            if sequence.is_remote_decode and begun.offer is None and sequence.num_computed >= sequence.num_prompt:
+            if not sequence.is_remote_decode or begun.offer is not None or sequence.state == OVER:
+                continue  # who left is still in the batch that was closed ahead
+            if sequence.num_computed >= sequence.num_prompt:
                 begun.offer = self._prepare(rank, begun)
                 self._prepared.append((begun, sequence.num_preemptions))
 

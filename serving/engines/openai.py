@@ -354,7 +354,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> CallError:
 
 async def _usage(answers: AsyncIterator[Answer]) -> Usage | None:
     """Return what comes after the end of an answer, if it comes soon."""
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, CallError, aiohttp.ClientError):  # the answer is whole in any case
         async with asyncio.timeout(LAST_S):
             async for answer in answers:
                 if answer.usage is not None:

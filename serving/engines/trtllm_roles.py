@@ -7,7 +7,6 @@ answers kv_transfer_params  --- frontend ---> its cache transceiver asks that of
 """
 
 import base64
-import binascii
 import dataclasses
 import secrets
 from typing import Annotated, Any
@@ -93,7 +92,7 @@ def generation_only(package: Any, params: dict[str, Any]) -> Any:
         state = None
         if phase.encoded_opaque_state is not None:
             state = base64.b64decode(phase.encoded_opaque_state, validate=True)
-    except (msgspec.ValidationError, binascii.Error) as error:
+    except ValueError as error:  # what is no base64, and what is no text that could be
         raise CallError(f"kv_transfer_params: {error}", "invalid") from error
     given = {name: getattr(phase, name) for name in PLAIN}
     if phase.first_gen_log_probs is not None:

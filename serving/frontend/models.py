@@ -192,7 +192,8 @@ class Models:
         """Count the workers that can be routed to, by model and role: 0 where they are gone."""
         counts = {(name, role): 0 for name, roles in self._seen.items() for role in sorted(roles)}
         for pool in self.pools():
-            counts[pool.card.name, pool.card.role] += len(pool.workers())
+            key = pool.card.name, pool.card.role
+            counts[key] = counts.get(key, 0) + len(pool.workers())
         return counts
 
     def instances(self) -> set[str]:

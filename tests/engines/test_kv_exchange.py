@@ -451,6 +451,44 @@ def test_a_decode_worker_that_cannot_be_told_where_the_kv_is_ends_the_prefill_ca
     with_pair(talk)
 
 
+def test_a_call_whose_reader_hears_too_late_of_its_kv_ends_with_the_lease():
+    async def slow(pieces):
+        await asyncio.Event().wait()
+
+    async def talk(pair):
+        params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
+        agent = pair.prefill.exchange.agent = Wrapped(pair.prefill.exchange.agent)
+        agent.notify = lambda owner, notice, **more: slow(notice)
+        prefill = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
+        decode = pair.ask(pair.decode, LONG, 3, kv_transfer_params=params | {"do_remote_prefill": True})
+        assert "its lease had run out" in (await prefill.over()).end.error
+        decode.stream.cancel()
+        await pair.at_rest()
+
+    with_pair(talk, lease={"kv_lease_duration_s": 0.1, "kv_lease_renewal": False})
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_a_prompt_that_is_given_up_while_its_last_chunk_is_ahead_leaves_nothing(num_steps):
+    """Asynchronously the batch of its last chunk is closed a step before."""
+
+    async def talk(pair):
+        scheduler = pair.prefill.mocker.engine.scheduler
+        begun = scheduler.iteration
+        calls = [
+            pair.ask(pair.prefill, list(range(first, first + 40)), kv_transfer_params=FIRST) for first in (0, 50, 100)
+        ]
+        await until_async(lambda: scheduler.iteration >= begun + num_steps or calls[-1].end)
+        for call in calls:
+            call.stream.cancel()
+        await pair.at_rest()
+        shelf = pair.prefill.handover._owner._shelf
+        assert shelf.num_free == shelf.num_slots
+
+    lease = {"kv_lease_duration_s": 0.2, "kv_lease_renewal": False}  # of those that were computed by then
+    with_pair(talk, prefill={"max_num_batched_tokens": 16, "max_num_seqs": 16}, lease=lease)
+
+
 # Everything at once
 
 

@@ -175,6 +175,8 @@ class Attempts:
         assert self.decode is not None
         if self._has_prefill_failed and self.prefill is not None:
             return await self._follow(end, self.prefill, "prefill")
+        if end.kind == "lost" and self.prefill is not None:  # either may be why: try neither again
+            self.life.failed_at.add(self.prefill.instance_id)
         if end.kind == "invalid" and self.prefill is not None:  # what two workers tell each other is not the client's
             end = End(end.id, end.error, "engine")
         return await self._follow(end, self.decode, "decode")
@@ -243,6 +245,8 @@ class Attempts:
             if bypass is not None:
                 request = replace(request, instance_id=bypass.instance_id, rank=bypass.rank)
         is_for_prefill = own is not None and own.get("do_remote_decode") is True
+        if is_for_prefill and prefill is None and self._stages.decode.core.stage == "decode":
+            raise NoWorkersError("no prefill worker is there now")
         routing = prefill if is_for_prefill and prefill is not None else self._stages.decode
         call = self._book(routing, request, is_refusable=is_refusable)
         with closed_unless_sent(call):
