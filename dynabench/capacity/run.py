@@ -110,7 +110,7 @@ class _Planner:
         self._source = source_of(files, experiment)
         self._started = time.perf_counter()
         self._num_simulated = 0
-        self._loads: list[AtLoad] = []
+        self._searches: dict[float, Search] = {}
         self._modes: list[Alternative] = []
         self._caching: list[Alternative] = []
         self._sureness: list[Sureness] = []
@@ -125,6 +125,11 @@ class _Planner:
         """
         self._found.search = self._begin(self._found.load)
         self._drive(self._found.search, self._found.load)
+        self._finish(self._found.load, self._found.search)
+
+    def _finish(self, load: float, search: Search) -> None:
+        self._searches[load] = search
+        self._found.finished.append(load)
 
     def _begin(self, load: float) -> Search:
         """Return a search among all layouts, or at another load than the first among those that met the limits there."""
@@ -209,14 +214,15 @@ class _Planner:
         Raises:
             InterruptError: the user wants no more.
         """
-        best = self._found.best
-        if best is None:
+        if self._found.best is None:
             return
+        for load in self._config.multiples:
+            if load not in self._searches:
+                self._search_at(load)
+        best = self._found.best  # of those that cost least, what holds for more load
         self._sureness = self._sure(best)
         self._modes = self._compared_modes(best)
         self._caching = self._compared_caching(best)
-        for load in self._config.multiples:
-            self._loads.append(self._at_load(load, best))
 
     def _sure(self, best: Question) -> list[Sureness]:
         arm = self._found.arm(best, self._found.load)
@@ -259,20 +265,21 @@ class _Planner:
             for (name, question, _), point in zip(wanted, points, strict=True)
         ]
 
-    def _at_load(self, load: float, best: Question) -> AtLoad:
-        """Find what a multiple of the rate takes, among the layouts that were best."""
-        if load == self._found.load:
-            search, found = self._found.search, best
-        else:
-            search = self._begin(load)
-            if load > self._found.load:
-                for layout, known in zip(search.layouts, self._found.search.layouts, strict=True):
-                    layout.floor = max(layout.floor, known.low)
-            self._drive(search, load)
-            best_there = self._found.best_of(search, load)
-            if best_there is None:
-                return AtLoad(load, "-", None, None, [])
-            found = best_there
+    def _search_at(self, load: float) -> None:
+        """Find what a multiple of the rate takes, among the layouts that met the limits at the first."""
+        search = self._begin(load)
+        if load > self._found.load:
+            for layout, known in zip(search.layouts, self._found.search.layouts, strict=True):
+                layout.floor = max(layout.floor, known.low)
+        self._drive(search, load)
+        self._finish(load, search)
+
+    def _at_load(self, load: float) -> AtLoad:
+        """Return what was found that a multiple of the rate takes."""
+        search = self._searches[load]
+        found = self._found.best_of(search, load)
+        if found is None:
+            return AtLoad(load, "-", None, None, [])
         point = self._found.known(found, load)
         assert point is not None
         layout = search.layouts[found.layout]
@@ -295,7 +302,7 @@ class _Planner:
             verdict=self._found.verdict(is_complete=self.is_complete),
             limits=self._limits(),
             layouts=self._found.ranked(),
-            loads=self._loads,
+            loads=[self._at_load(at) for at in self._config.multiples if at in self._searches] if best else [],
             modes=self._modes,
             caching=self._caching,
             sureness=self._sureness,
