@@ -69,10 +69,10 @@ class Sureness(msgspec.Struct, frozen=True):
     limit: str
     value: float
     low: float | None
-    """95% block-bootstrap interval of what is limited (s); None where there are too few requests."""
+    """95% block-bootstrap interval of what is limited (s); None where there is none: the text says why."""
     high: float | None
     model_error: float | None
-    """Known mean absolute error of this metric for such a model and GPU, as a share; None where nothing is known."""
+    """Known mean absolute error of the mean of such times for such a model and GPU, as a share; None where nothing is known."""
     of: str = ""
     """What that is known of."""
     text: str = ""
