@@ -220,9 +220,11 @@ class Findings:
         if least := min(
             (layout for layout in layouts if not layout.impossible), key=lambda one: one.gpus(one.low), default=None
         ):
+            one = "decode worker" if least.fixed_gpus else "worker"
+            why = f"even with a single {one}" if least.low == 1 else "as the requests keep so many busy"
             return (
                 f"No layout of up to {most} GPUs (--max-gpus) can do the work: {least.name} needs at least "
-                f"{least.gpus(least.low)}, as the requests keep so many busy."
+                f"{least.gpus(least.low)}, {why}."
             )
         return "No layout can meet the limits, for the reasons above."
 

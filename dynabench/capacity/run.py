@@ -17,6 +17,7 @@ from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
 from dynabench.capacity.trial import attempt
 from dynabench.deployment.file import as_plain
+from dynabench.experiment.axes import setting_of
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import source_of
@@ -28,6 +29,8 @@ from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import replace_text
+from mocker.timing.catalog import find_gpu
+from mocker.timing.config import TimingConfig
 from reports import plan_report
 from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Sureness
 from reports.conditions import Condition
@@ -56,6 +59,7 @@ def run_plan(
             "a plan needs the step times of your engine: give --model and --gpu (`dynabench hardware` lists them), --price with "
             "several, or --timing-file"
         )
+    _check_gpus(config, experiment, pool.timing)
     _check_counts(experiment.limits, len(source_of(files, experiment)(settings.shape)))
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, asdict(config))
@@ -73,6 +77,27 @@ def run_plan(
         answer = planner.answer()
         plan_report.write(out, answer, planner.points())
         return out, answer
+
+
+def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: TimingConfig) -> None:
+    """Refuse GPUs that are not known, and sizes of which no layout can be, before the workload is read.
+
+    Raises:
+        UserError: no GPU was measured with any of the sizes.
+        ValueError: a GPU is not known.
+    """
+    if timing.timing_name != "roofline":
+        return
+    gpus = [find_gpu(name) for name in (config.prices or [timing.gpu]) if name is not None]
+    varied = {setting_of(text) for text in experiment.vary}
+    if not gpus or "gpu" in varied:
+        return
+    possible = {1}.union(*(gpu.all_reduce for gpu in gpus))
+    if "tensor_parallel_size" not in varied and not possible.intersection(config.tensor_parallel_size):
+        sizes, names = (
+            " or ".join(map(str, part)) for part in (config.tensor_parallel_size, [gpu.name for gpu in gpus])
+        )
+        raise UserError(f"tensor_parallel_size {sizes} was not measured on {names}; expected one of {sorted(possible)}")
 
 
 def _check_counts(limits: Sequence[Condition], num_requests: int) -> None:

@@ -60,3 +60,15 @@ def test_while_no_other_load_is_finished_the_margin_decides(findings):
 def test_an_interrupt_says_which_loads_are_finished(findings, finished, said):
     findings.finished = finished
     assert said in findings.verdict(is_complete=False)
+
+
+def test_gpus_of_a_single_worker_are_not_put_down_to_the_work(tmp_path):
+    config = PlanConfig(tensor_parallel_size=(4,), max_num_batched_tokens=(2048,), max_gpus=2)
+    store = PointStore(tmp_path / "out", "id", "plan")
+    found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
+    for floor, why in (
+        (1, "needs at least 4, even with a single worker."),
+        (2, "needs at least 8, as the requests keep"),
+    ):
+        found.search = found.new_search({0: Floor(floor)})
+        assert why in found.verdict(is_complete=True)

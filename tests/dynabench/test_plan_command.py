@@ -189,6 +189,12 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
     [
         ((), "a plan needs limits"),
         (("--slo", "ttft.p99 <= 1s"), "slo 'ttft.p99 <= 1000 ms' cannot be told from 300 requests; a p99 takes 368"),
+        (("--slo", "ttft.p50 <= 1s", "--price", "h101=2"), "gpu 'h101' is not known; did you mean h100?"),
+        (
+            ("--slo", "ttft.p50 <= 1s", "--tensor-parallel-size", "3"),
+            "tensor_parallel_size 3 was not measured on h100; expected one of [1, 2, 4, 8]",
+        ),
+        (("--prefill-workers", "1"), "Unknown option: --prefill-workers; a plan chooses: --vary prefill_workers=1"),
         (("--price", "h100"), "price 'h100' is not understood; expected a GPU and its price, such as h100=2.5"),
         (("--loads", "1,x"), "loads is '1,x'; expected multiples of the rate"),
         (("--slo", "ttft.p90 <= 1s", "--vary", "workers=1..4"), "workers is what a plan searches for"),
