@@ -31,7 +31,7 @@ from foundation.errors import UserError
 from foundation.files import replace_text
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
-from reports import plan_report
+from reports import capacity, plan_report
 from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Sureness
 from reports.conditions import Condition
 from reports.metrics import LEAST_SAMPLES, Goodput
@@ -309,7 +309,8 @@ class _Planner:
         assert point is not None
         layout = search.layouts[found.layout]
         prefill = self._found.prefill_workers(found.layout)
-        return AtLoad(load, layout.name, layout.gpus(found.workers), found.workers, list(point.outcomes), prefill)
+        gpus, cost = layout.gpus(found.workers), layout.cost(found.workers)
+        return AtLoad(load, layout.name, gpus, found.workers, list(point.outcomes), prefill, cost)
 
     def answer(self) -> Answer:
         """Return what is known."""
@@ -350,6 +351,16 @@ class _Planner:
 
     def _notes(self, gpus: int) -> Iterator[str]:
         """Yield what else a reader should know of an answer with so many GPUs."""
+        best = self._found.best
+        if (
+            best
+            and best.workers == 1
+            and not self._found.prefill_workers(best.layout)
+            and len(self._experiment.router_mode) > 1
+        ):
+            yield "One worker: there is nothing to route, so router modes are not compared."
+        if told := capacity.modes_told(self._modes):
+            yield told
         if saving := min(
             (mode for mode in self._modes if mode.state == "met" and mode.gpus < gpus),
             key=lambda mode: mode.gpus,

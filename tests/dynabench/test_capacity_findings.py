@@ -12,6 +12,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.store import PointStore
 from dynabench.plan import Settings
 from mocker.timing.config import TimingConfig
+from reports.capacity import Alternative, modes_told
 from reports.outcomes import Outcome
 from tests.reports.test_sweep_report import point
 
@@ -60,6 +61,19 @@ def test_while_no_other_load_is_finished_the_margin_decides(findings):
 def test_an_interrupt_says_which_loads_are_finished(findings, finished, said):
     findings.finished = finished
     assert said in findings.verdict(is_complete=False)
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ((0.5, 0.4), "By mean TTFT the router mode random is best, by 20% before kv."),
+        ((0.5, 0.5), "By mean TTFT the router modes kv and random are equal, and none is better."),
+        ((0.5, None), ""),
+    ],
+)
+def test_the_best_router_mode_is_named(times, said):
+    named = zip(("kv", "random"), times, strict=True)
+    assert modes_told([Alternative(name, 2, 2, [], time, "met") for name, time in named]) == said
 
 
 def test_gpus_of_a_single_worker_are_not_put_down_to_the_work(tmp_path):

@@ -114,6 +114,7 @@ def test_the_cheapest_of_several_gpus_is_found(tmp_path):
     known = [layout for layout in answer["layouts"] if layout["gpus"]]
     assert known[0]["cost"] == min(layout["cost"] for layout in known)
     assert f"It costs {known[0]['cost']:,.4g}" in answer["verdict"]
+    assert answer["loads"][0]["cost"] == known[0]["cost"]
     assert {layout["changes"]["gpu"] for layout in answer["layouts"]} == {"h100", "h200"}
 
 
