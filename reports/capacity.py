@@ -1,6 +1,6 @@
 """What a plan found: the layouts in order, what binds each, what more load takes, how sure it is, and how to deploy it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -50,6 +50,7 @@ class AtLoad(msgspec.Struct, frozen=True):
     workers: int | None
     outcomes: list[Outcome]
     prefill_workers: int | None = None
+    cost: float | None = None
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -69,10 +70,10 @@ class Sureness(msgspec.Struct, frozen=True):
     limit: str
     value: float
     low: float | None
-    """95% block-bootstrap interval of what is limited (s); None where there are too few requests."""
+    """95% block-bootstrap interval of what is limited (s); None where there is none: the text says why."""
     high: float | None
     model_error: float | None
-    """Known mean absolute error of this metric for such a model and GPU, as a share; None where nothing is known."""
+    """Known mean absolute error of the mean of such times for such a model and GPU, as a share; None where nothing is known."""
     of: str = ""
     """What that is known of."""
     text: str = ""
@@ -110,8 +111,10 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
     if possible:
         yield _ranking(answer, possible[:most], left=len(possible[most:]))
     if len(answer.loads) > 1:
-        lines = [(f"{at.load:g}x", _load_cells(at, answer.limits)) for at in answer.loads]
-        yield Grid("What more load takes", ["layout", "GPUs", "workers", *answer.limits], lines)
+        has_price = any(at.cost is not None and at.cost != at.gpus for at in answer.loads)
+        lines = [(f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads]
+        columns = ["layout", "GPUs", "workers", *(["cost"] if has_price else []), *answer.limits]
+        yield Grid("What more load takes", columns, lines)
     for title, rows in (("Router modes", answer.modes), ("Prefix caching", answer.caching)):
         if rows:
             lines = [
@@ -200,9 +203,23 @@ def _signed(margin: float) -> str:
     return f"{'-' * (margin < 0)}{percent(abs(margin))}"
 
 
-def _load_cells(at: AtLoad, limits: list[str]) -> list[str]:
+def modes_told(modes: Sequence[Alternative]) -> str:
+    """Say which router mode is best with as many workers as were found, and by how much; nothing where none is known."""
+    most = max((mode.workers for mode in modes), default=0)
+    times = {mode.name: mode.ttft_mean_s for mode in modes if mode.workers == most}
+    known = sorted((time, name) for name, time in times.items() if time)
+    if len(known) < 2:
+        return ""
+    (least, best), (second, other) = known[:2]
+    if second < least * 1.001:
+        return f"By mean TTFT the router modes {best} and {other} are equal, and none is better."
+    return f"By mean TTFT the router mode {best} is best, by {percent(1 - least / second)} before {other}."
+
+
+def _load_cells(at: AtLoad, limits: list[str], *, has_price: bool) -> list[str]:
     found = [str(at.gpus) if at.gpus is not None else "none", _workers(at.workers, at.prefill_workers)]
-    return [at.layout, *found, *_values(at.outcomes, limits)]
+    cost = [] if not has_price else ["-" if at.cost is None else f"{at.cost:,.4g}"]
+    return [at.layout, *found, *cost, *_values(at.outcomes, limits)]
 
 
 def _values(outcomes: list[Outcome], limits: list[str]) -> list[str]:

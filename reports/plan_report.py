@@ -59,7 +59,7 @@ def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
 
 
 def _sureness_grid(answer: Answer) -> Grid | None:
-    """Lay out how far each limit is, and whether that is more than the sample and the model may be off."""
+    """Lay out how far each limit is, and how far the sample and the model may be off."""
     if not answer.sureness:
         return None
     by_limit = {outcome.limit: outcome for outcome in answer.layouts[0].outcomes}
@@ -84,6 +84,6 @@ def _sureness_grid(answer: Answer) -> Grid | None:
         "How sure is it?",
         ["found (ms)", "margin", "95% of such samples (ms)", "model error"],
         lines,
-        "A margin below the model error, or an interval that holds the limit, is not sure.",
+        "An interval that holds the limit is not sure. The model error is that of means, not of percentiles.",
         "limit",
     )

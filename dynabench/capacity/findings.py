@@ -23,6 +23,8 @@ class Findings:
         self.store = store
         self.candidates, self._impossible = candidates_of(config, experiment, settings, experiment.router_mode[0])
         self.search = Search([], max_gpus=config.max_gpus)
+        self.finished: list[float] = []
+        """The multiples of the rate whose search came to its end."""
 
     @property
     def load(self) -> float:
@@ -77,13 +79,25 @@ class Findings:
         return self.best_of(self.search, self.load)
 
     def best_of(self, search: Search, load: float) -> Question | None:
-        """Return, of those that cost least, the one that is farthest within the limits."""
-        equal = [
+        """Return, of those that cost least, the one that holds for the most load, and is farthest within the limits."""
+        return max(self._equal(search), key=lambda question: self._merit(question, load), default=None)
+
+    def _equal(self, search: Search) -> list[Question]:
+        """Return those that cost least."""
+        return [
             Question(place, layout.met)
             for place, layout in enumerate(search.layouts)
             if layout.met is not None and layout.cost(layout.met) <= search.cost * (1 + 1e-9)
         ]
-        return max(equal, key=lambda question: self._margin(question, load), default=None)
+
+    def _merit(self, question: Question, load: float) -> tuple[float, float]:
+        """Return what sets layouts of one cost apart: up to which load one is known to hold, and its margin."""
+        return self._holds_to(question), self._margin(question, load)
+
+    def _holds_to(self, question: Question) -> float:
+        """Return the highest load at which the limits are known to be met, of those whose search is finished."""
+        points = ((load, self.known(question, load)) for load in self.finished)
+        return max((load for load, point in points if point is not None and point.state == "met"), default=self.load)
 
     def _margin(self, question: Question, load: float) -> float:
         point = self.known(question, load)
@@ -94,11 +108,12 @@ class Findings:
         """Return the layouts that meet the limits by cost, the best first; then the others by what they cost at least."""
         layouts = self.search.layouts
 
-        def order(place: int) -> tuple[bool, bool, float, float]:
+        def order(place: int) -> tuple[bool, bool, float, float, float]:
             layout = layouts[place]
             if layout.met is None:
-                return bool(layout.impossible), True, layout.cost(layout.low), 0.0
-            return False, False, layout.cost(layout.met), -self._margin(Question(place, layout.met), self.load)
+                return bool(layout.impossible), True, layout.cost(layout.low), 0.0, 0.0
+            holds, margin = self._merit(Question(place, layout.met), self.load)
+            return False, False, layout.cost(layout.met), -holds, -margin
 
         found = [self._ranked(place) for place in sorted(range(len(layouts)), key=order)]
         return found + [Ranked(name, {}, impossible=reason) for name, reason in self._impossible.items()]
@@ -146,10 +161,33 @@ class Findings:
         text = f"{self.named(best, self.load)}: {told(point.outcomes)}."
         if self.config.price:
             text += f" It costs {self.search.layouts[best.layout].cost(best.workers):,.4g}."
-        text += self._why_not_less()
+        text += self._why_not_less() + self._why_not_as_dear(best)
         if not is_complete:
-            text += " Interrupted: fewer may do; run the same command again to go on."
+            text += f" Interrupted: {self._unfinished()}; run the same command again to go on."
         return text
+
+    def _why_not_as_dear(self, best: Question) -> str:
+        """Say so where the load that it holds for sets the best apart from others that cost as much."""
+        held = self._holds_to(best)
+        others = [one for one in self._equal(self.search) if self._holds_to(one) < held]
+        if not others:
+            return ""
+        layout = self.search.layouts[others[0].layout]
+        more = f" (and {len(others) - 1} more)" * (len(others) > 1)
+        cost = "costs" if len(others) == 1 else "cost"
+        return f" It holds at {held:g}x the load; {layout.name}{more}, which {cost} as much, not."
+
+    def _unfinished(self) -> str:
+        """Say what an interrupt left undone."""
+        if self.load not in self.finished:
+            return "fewer may do"
+        done, left = (
+            [f"{load:g}x" for load in self.config.multiples if (load in self.finished) is known]
+            for known in (True, False)
+        )
+        if not left:
+            return f"the search is finished at {listed(done)}, not the comparisons beside it"
+        return f"{listed(done)} {'is' if len(done) == 1 else 'are'} finished; {listed(left)} {'is' if len(left) == 1 else 'are'} not"
 
     def _why_not_less(self) -> str:
         """Say what came of the dearest that was tried of those that cost less than the best."""
@@ -182,11 +220,19 @@ class Findings:
         if least := min(
             (layout for layout in layouts if not layout.impossible), key=lambda one: one.gpus(one.low), default=None
         ):
+            one = "decode worker" if least.fixed_gpus else "worker"
+            why = f"even with a single {one}" if least.low == 1 else "as the requests keep so many busy"
             return (
                 f"No layout of up to {most} GPUs (--max-gpus) can do the work: {least.name} needs at least "
-                f"{least.gpus(least.low)}, as the requests keep so many busy."
+                f"{least.gpus(least.low)}, {why}."
             )
         return "No layout can meet the limits, for the reasons above."
+
+
+def listed(words: Sequence[str]) -> str:
+    """Name several things in a row."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def missed(outcomes: Sequence[Outcome]) -> list[Outcome]:

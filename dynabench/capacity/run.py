@@ -17,6 +17,7 @@ from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
 from dynabench.capacity.trial import attempt
 from dynabench.deployment.file import as_plain
+from dynabench.experiment.axes import setting_of
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import source_of
@@ -28,7 +29,9 @@ from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import replace_text
-from reports import plan_report
+from mocker.timing.catalog import find_gpu
+from mocker.timing.config import TimingConfig
+from reports import capacity, plan_report
 from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Sureness
 from reports.conditions import Condition
 from reports.metrics import LEAST_SAMPLES, Goodput
@@ -56,6 +59,7 @@ def run_plan(
             "a plan needs the step times of your engine: give --model and --gpu (`dynabench hardware` lists them), --price with "
             "several, or --timing-file"
         )
+    _check_gpus(config, experiment, pool.timing)
     _check_counts(experiment.limits, len(source_of(files, experiment)(settings.shape)))
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, asdict(config))
@@ -73,6 +77,27 @@ def run_plan(
         answer = planner.answer()
         plan_report.write(out, answer, planner.points())
         return out, answer
+
+
+def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: TimingConfig) -> None:
+    """Refuse GPUs that are not known, and sizes of which no layout can be, before the workload is read.
+
+    Raises:
+        UserError: no GPU was measured with any of the sizes.
+        ValueError: a GPU is not known.
+    """
+    if timing.timing_name != "roofline":
+        return
+    gpus = [find_gpu(name) for name in (config.prices or [timing.gpu]) if name is not None]
+    varied = {setting_of(text) for text in experiment.vary}
+    if not gpus or "gpu" in varied:
+        return
+    possible = {1}.union(*(gpu.all_reduce for gpu in gpus))
+    if "tensor_parallel_size" not in varied and not possible.intersection(config.tensor_parallel_size):
+        sizes, names = (
+            " or ".join(map(str, part)) for part in (config.tensor_parallel_size, [gpu.name for gpu in gpus])
+        )
+        raise UserError(f"tensor_parallel_size {sizes} was not measured on {names}; expected one of {sorted(possible)}")
 
 
 def _check_counts(limits: Sequence[Condition], num_requests: int) -> None:
@@ -110,7 +135,7 @@ class _Planner:
         self._source = source_of(files, experiment)
         self._started = time.perf_counter()
         self._num_simulated = 0
-        self._loads: list[AtLoad] = []
+        self._searches: dict[float, Search] = {}
         self._modes: list[Alternative] = []
         self._caching: list[Alternative] = []
         self._sureness: list[Sureness] = []
@@ -125,6 +150,11 @@ class _Planner:
         """
         self._found.search = self._begin(self._found.load)
         self._drive(self._found.search, self._found.load)
+        self._finish(self._found.load, self._found.search)
+
+    def _finish(self, load: float, search: Search) -> None:
+        self._searches[load] = search
+        self._found.finished.append(load)
 
     def _begin(self, load: float) -> Search:
         """Return a search among all layouts, or at another load than the first among those that met the limits there."""
@@ -209,14 +239,15 @@ class _Planner:
         Raises:
             InterruptError: the user wants no more.
         """
-        best = self._found.best
-        if best is None:
+        if self._found.best is None:
             return
+        for load in self._config.multiples:
+            if load not in self._searches:
+                self._search_at(load)
+        best = self._found.best  # of those that cost least, what holds for more load
         self._sureness = self._sure(best)
         self._modes = self._compared_modes(best)
         self._caching = self._compared_caching(best)
-        for load in self._config.multiples:
-            self._loads.append(self._at_load(load, best))
 
     def _sure(self, best: Question) -> list[Sureness]:
         arm = self._found.arm(best, self._found.load)
@@ -259,25 +290,27 @@ class _Planner:
             for (name, question, _), point in zip(wanted, points, strict=True)
         ]
 
-    def _at_load(self, load: float, best: Question) -> AtLoad:
-        """Find what a multiple of the rate takes, among the layouts that were best."""
-        if load == self._found.load:
-            search, found = self._found.search, best
-        else:
-            search = self._begin(load)
-            if load > self._found.load:
-                for layout, known in zip(search.layouts, self._found.search.layouts, strict=True):
-                    layout.floor = max(layout.floor, known.low)
-            self._drive(search, load)
-            best_there = self._found.best_of(search, load)
-            if best_there is None:
-                return AtLoad(load, "-", None, None, [])
-            found = best_there
+    def _search_at(self, load: float) -> None:
+        """Find what a multiple of the rate takes, among the layouts that met the limits at the first."""
+        search = self._begin(load)
+        if load > self._found.load:
+            for layout, known in zip(search.layouts, self._found.search.layouts, strict=True):
+                layout.floor = max(layout.floor, known.low)
+        self._drive(search, load)
+        self._finish(load, search)
+
+    def _at_load(self, load: float) -> AtLoad:
+        """Return what was found that a multiple of the rate takes."""
+        search = self._searches[load]
+        found = self._found.best_of(search, load)
+        if found is None:
+            return AtLoad(load, "-", None, None, [])
         point = self._found.known(found, load)
         assert point is not None
         layout = search.layouts[found.layout]
         prefill = self._found.prefill_workers(found.layout)
-        return AtLoad(load, layout.name, layout.gpus(found.workers), found.workers, list(point.outcomes), prefill)
+        gpus, cost = layout.gpus(found.workers), layout.cost(found.workers)
+        return AtLoad(load, layout.name, gpus, found.workers, list(point.outcomes), prefill, cost)
 
     def answer(self) -> Answer:
         """Return what is known."""
@@ -295,7 +328,7 @@ class _Planner:
             verdict=self._found.verdict(is_complete=self.is_complete),
             limits=self._limits(),
             layouts=self._found.ranked(),
-            loads=self._loads,
+            loads=[self._at_load(at) for at in self._config.multiples if at in self._searches] if best else [],
             modes=self._modes,
             caching=self._caching,
             sureness=self._sureness,
@@ -318,6 +351,16 @@ class _Planner:
 
     def _notes(self, gpus: int) -> Iterator[str]:
         """Yield what else a reader should know of an answer with so many GPUs."""
+        best = self._found.best
+        if (
+            best
+            and best.workers == 1
+            and not self._found.prefill_workers(best.layout)
+            and len(self._experiment.router_mode) > 1
+        ):
+            yield "One worker: there is nothing to route, so router modes are not compared."
+        if told := capacity.modes_told(self._modes):
+            yield told
         if saving := min(
             (mode for mode in self._modes if mode.state == "met" and mode.gpus < gpus),
             key=lambda mode: mode.gpus,

@@ -6,7 +6,7 @@ better. Layouts are tried in the order of what they could cost at best:
     no layout is known to meet the limits    the most promising one gets twice the workers, and again, until it does, or until
                                              that is far beyond what was expected of it
     one is known                             each other has to do it for less: with as many workers as that allows, or not at all
-    none can do it for less                  those that cost the same are tried, to see which is farthest from the limits
+    none can do it for less                  those that cost the same are tried, to see which of them is best
 """
 
 import math

@@ -36,32 +36,39 @@ def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition]
     return found
 
 
-def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tuple[float, float] | None:
-    """Return the interval of what a limit is of; gaps between tokens are not kept by request, and have none."""
+def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tuple[float, float] | str:
+    """Return the interval of what a limit is of, or why there is none."""
     of = values.get(METRICS[limit.metric])
-    if of is None or limit.statistic == "max":
-        return None
+    if of is None:
+        return "gaps between tokens are not kept by request"
+    if limit.statistic == "max":
+        return "a maximum is of one request"
     if limit.statistic == "mean":
-        return mean_interval(of, blocks)
+        return mean_interval(of, blocks) or "too few requests"
     percentile = int((limit.statistic or "p50")[1:])
     known = int((~np.isnan(of)).sum())
-    return quantile_interval(of, blocks, percentile / 100) if known >= LEAST_SAMPLES[percentile] else None
+    if known < LEAST_SAMPLES[percentile]:
+        return f"{known:,} requests are too few"
+    return quantile_interval(of, blocks, percentile / 100) or "too few requests"
 
 
 def _sureness(
-    limit: Condition, value: float, interval: tuple[float, float] | None, known: ModelError | None
+    limit: Condition, value: float, interval: tuple[float, float] | str, known: ModelError | None
 ) -> Sureness:
     """Put into words how far a value is from its limit, and what that is worth."""
     margin = 1 - value / limit.value
     text = f"{limit} is {'met' if margin >= 0 else 'missed'} by {percent(abs(margin))}"
     error = None
     if known is not None:
-        error = known.ttft if limit.metric in ("ttft", "ttst") else known.tpot
-        side = "within" if abs(margin) < error else "more than"
-        text += f", {side} the model's error (simulated means were {percent(error)} off for {known})"
-    low, high = interval or (None, None)
+        error, metric = (known.ttft, "TTFT") if limit.metric in ("ttft", "ttst") else (known.tpot, "TPOT")
+        text += f"; mean {metric} was {percent(error)} off for {known}"
+        if limit.statistic != "mean":
+            text += f", and how far a {limit.statistic} is off is not known"
+    low, high = (None, None) if isinstance(interval, str) else interval
     if low is not None and high is not None:
         lies = "within" if high <= limit.value else "beyond" if low > limit.value else "on both sides of"
         text += f"; the sample's 95% interval, {low * 1000:,.4g} to {high * 1000:,.4g} ms, lies {lies} the limit"
+    else:
+        text += f"; it has no interval: {interval}"
     text += "." if known is not None else "; the model's error is not known here."
     return Sureness(str(limit), value, low, high, error, str(known or ""), text)

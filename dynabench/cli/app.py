@@ -67,7 +67,10 @@ def main() -> None:
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
-        _fail(reason(error))
+        text, unknown = reason(error), "Unknown option: --prefill-workers"
+        if sys.argv[1:2] == ["plan"] and text.startswith(unknown):
+            text = f"{unknown}; a plan chooses: --vary prefill_workers=1"
+        _fail(text)
     try:
         code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()

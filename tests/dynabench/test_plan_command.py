@@ -48,7 +48,7 @@ def test_the_fewest_gpus_are_named_with_what_binds_and_how_sure_it_is(small):
     assert [sure["limit"] for sure in answer["sureness"]] == ["ttft.p90 <= 400 ms", "tpot.p90 <= 14 ms"]
     assert answer["sureness"][0]["low"] < answer["sureness"][0]["value"] < answer["sureness"][0]["high"]
     assert (
-        "(simulated means were 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100)"
+        "mean TPOT was 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100, and how far a p90 is off is not known"
         in answer["sureness"][1]["text"]
     )
     assert re.search(r"vllm serve Qwen/Qwen3-8B .*--max-num-batched-tokens (512|2048) .*# \d+ of them", text)
@@ -114,6 +114,7 @@ def test_the_cheapest_of_several_gpus_is_found(tmp_path):
     known = [layout for layout in answer["layouts"] if layout["gpus"]]
     assert known[0]["cost"] == min(layout["cost"] for layout in known)
     assert f"It costs {known[0]['cost']:,.4g}" in answer["verdict"]
+    assert answer["loads"][0]["cost"] == known[0]["cost"]
     assert {layout["changes"]["gpu"] for layout in answer["layouts"]} == {"h100", "h200"}
 
 
@@ -189,6 +190,12 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
     [
         ((), "a plan needs limits"),
         (("--slo", "ttft.p99 <= 1s"), "slo 'ttft.p99 <= 1000 ms' cannot be told from 300 requests; a p99 takes 368"),
+        (("--slo", "ttft.p50 <= 1s", "--price", "h101=2"), "gpu 'h101' is not known; did you mean h100?"),
+        (
+            ("--slo", "ttft.p50 <= 1s", "--tensor-parallel-size", "3"),
+            "tensor_parallel_size 3 was not measured on h100; expected one of [1, 2, 4, 8]",
+        ),
+        (("--prefill-workers", "1"), "Unknown option: --prefill-workers; a plan chooses: --vary prefill_workers=1"),
         (("--price", "h100"), "price 'h100' is not understood; expected a GPU and its price, such as h100=2.5"),
         (("--loads", "1,x"), "loads is '1,x'; expected multiples of the rate"),
         (("--slo", "ttft.p90 <= 1s", "--vary", "workers=1..4"), "workers is what a plan searches for"),

@@ -1,0 +1,88 @@
+"""What a plan makes of points that are known: which of several layouts it chooses, and what it says of it."""
+
+import msgspec
+import pytest
+
+from dynabench.capacity.findings import Findings
+from dynabench.capacity.floors import Floor
+from dynabench.capacity.search import Question
+from dynabench.capacity.settings import PlanConfig
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.store import PointStore
+from dynabench.plan import Settings
+from mocker.timing.config import TimingConfig
+from reports.capacity import Alternative, modes_told
+from reports.outcomes import Outcome
+from tests.reports.test_sweep_report import point
+
+SETTINGS = Settings(Deployment(pools=(Pool(timing=TimingConfig(model="Qwen/Qwen3-8B", gpu="h100")),)))
+WIDE, NARROW = Question(0, 2), Question(1, 1)
+"""Two workers of TP 4, and one of TP 8: they cost the same."""
+
+
+@pytest.fixture
+def findings(tmp_path):
+    config = PlanConfig(tensor_parallel_size=(4, 8), max_num_batched_tokens=(2048,), loads="1,1.5,2")
+    store = PointStore(tmp_path / "out", "id", "plan")
+    found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
+    found.search = found.new_search({0: Floor(), 1: Floor()})
+    for question, load, margin in ((WIDE, 1, 0.1), (NARROW, 1, 0.3), (WIDE, 1.5, 0.05), (NARROW, 1.5, -0.2)):
+        state = "met" if margin >= 0 else "missed"
+        outcome = Outcome("ttft.p99 <= 1000 ms", state, 1 - margin, margin)
+        arm = found.arm(question, load)
+        store.keep(arm, msgspec.structs.replace(point(arm.name, 0.1, **arm.changes), outcomes=[outcome]))
+        if load == 1:
+            found.search.learn(question, state)
+    return found
+
+
+def test_of_layouts_that_cost_the_same_the_one_that_holds_for_more_load_is_chosen(findings):
+    findings.finished = [1.0, 1.5, 2.0]
+    assert findings.best == WIDE
+    assert [layout.name for layout in findings.ranked()] == ["TP 4, chunk 2048", "TP 8, chunk 2048"]
+    verdict = findings.verdict(is_complete=True)
+    assert "It holds at 1.5x the load; TP 8, chunk 2048, which costs as much, not." in verdict
+
+
+def test_while_no_other_load_is_finished_the_margin_decides(findings):
+    findings.finished = [1.0]
+    assert findings.best == NARROW
+
+
+@pytest.mark.parametrize(
+    ("finished", "said"),
+    [
+        ([], "Interrupted: fewer may do;"),
+        ([1.0], "Interrupted: 1x is finished; 1.5x and 2x are not;"),
+        ([1.0, 1.5], "Interrupted: 1x and 1.5x are finished; 2x is not;"),
+    ],
+)
+def test_an_interrupt_says_which_loads_are_finished(findings, finished, said):
+    findings.finished = finished
+    assert said in findings.verdict(is_complete=False)
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ((0.5, 0.4), "By mean TTFT the router mode random is best, by 20% before kv."),
+        ((0.5, 0.5), "By mean TTFT the router modes kv and random are equal, and none is better."),
+        ((0.5, None), ""),
+    ],
+)
+def test_the_best_router_mode_is_named(times, said):
+    named = zip(("kv", "random"), times, strict=True)
+    assert modes_told([Alternative(name, 2, 2, [], time, "met") for name, time in named]) == said
+
+
+def test_gpus_of_a_single_worker_are_not_put_down_to_the_work(tmp_path):
+    config = PlanConfig(tensor_parallel_size=(4,), max_num_batched_tokens=(2048,), max_gpus=2)
+    store = PointStore(tmp_path / "out", "id", "plan")
+    found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
+    for floor, why in (
+        (1, "needs at least 4, even with a single worker."),
+        (2, "needs at least 8, as the requests keep"),
+    ):
+        found.search = found.new_search({0: Floor(floor)})
+        assert why in found.verdict(is_complete=True)
