@@ -177,7 +177,18 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
 
 
 def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_path):
-    flags = ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "l40s", "--max-gpus", "1", "--max-requests", "200")
+    flags = (
+        "--model",
+        "meta-llama/Llama-3.1-8B",
+        "--gpu",
+        "l40s",
+        "--max-gpus",
+        "1",
+        "--max-requests",
+        "200",
+        "--rate-scale",
+        "4",
+    )
     done, answer = planned(tmp_path / "out", *flags, "--max-num-batched-tokens", "2048", "--slo", "ttft.p90 <= 1s")
     assert done.returncode == 1
     assert answer["verdict"].startswith(
