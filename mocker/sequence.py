@@ -112,6 +112,11 @@ class Sequence:
         self.waited_since_s = -1.0
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended, though a batch that was closed ahead may still hold it."""
+        return self.state == OVER
+
+    @property
     def finish_reason(self) -> str:
         """Why the answer ends where it ends: `stop`, `length` or `error`."""
         if self.is_failed:

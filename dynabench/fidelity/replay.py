@@ -21,7 +21,7 @@ from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequ
 from mocker.batch import Batch
 from mocker.events import KvEvent
 from mocker.scheduler import Scheduler
-from mocker.sequence import LOADED, LOADING, OVER
+from mocker.sequence import LOADED, LOADING
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
@@ -101,7 +101,7 @@ class _Replay:
     def compare(self, entry: Action | Scheduled | Updated) -> Json | None:
         """Do what was done, and return the first difference in what came of it."""
         if isinstance(entry, Action):
-            if entry.kind == "abort" and (sequence := self._sequences[entry.id]).state != OVER:
+            if entry.kind == "abort" and not (sequence := self._sequences[entry.id]).is_over:
                 self._aborted.append(sequence)
             is_done = _act(self._scheduler, self._sequences, entry, self._block_size)
             return None if is_done is entry.is_done else _difference(None, "reset", entry.is_done, is_done)

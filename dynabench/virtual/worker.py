@@ -6,7 +6,6 @@ from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
 from dynabench.virtual.kv_use import KvUse
 from mocker import Engine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
-from mocker.sequence import OVER
 
 
 class Worker:
@@ -126,7 +125,7 @@ class Worker:
     def _tell_second_tokens(self, step: Step) -> None:
         waiting = []
         for sequence in self._has_first_token:
-            if sequence.state == OVER:
+            if sequence.is_over:
                 continue  # though a step that was scheduled before it stopped may compute more
             if sequence in step.batch.decodes:
                 self._on_second_token(sequence, step.boundary(1))

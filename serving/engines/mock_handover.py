@@ -10,7 +10,6 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from mocker import Engine, Sequence, Step
-from mocker.sequence import OVER
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_owner import KvOwner, Offer, RoomCall
 from serving.engines.kv_params import AGENT, HandOff, RemoteKv
@@ -134,7 +133,7 @@ class PrefillSide:
         for sequence, _ in step.batch.chunks:
             begun = sequence.payload
             assert isinstance(begun, Live)
-            if not sequence.is_remote_decode or begun.offer is not None or sequence.state == OVER:
+            if not sequence.is_remote_decode or begun.offer is not None or sequence.is_over:
                 continue  # who left is still in the batch that was closed ahead
             if sequence.num_computed >= sequence.num_prompt:
                 begun.offer = self._prepare(rank, begun)
