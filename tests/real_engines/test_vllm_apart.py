@@ -17,11 +17,13 @@ from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.registry import make_engine
 from tests.real_engines.conftest import VLLM_FLAGS
 from tests.real_engines.test_vllm import descendants, tokens
-from tests.support.waiting import in_time
+from tests.support.waiting import PATIENCE_S, in_time
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # vLLM warns as it is imported
 BLOCK = 32
 BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4  # K and V of 2 layers, 2 heads of 32 floats
+START_S = 600
+"""Each engine keeps a thread of NIXL's busy, so the third starts with what two leave of two cores."""
 LONG_LEASE_S, SHORT_LEASE_S = 100_000, 6
 """The first prefill engine's are never over within a test: what it frees was read, or given up."""
 
@@ -36,9 +38,9 @@ class Engines:
         self._thread.start()
         self._started = []
 
-    def do(self, coroutine):
+    def do(self, coroutine, patience_s=PATIENCE_S):
         async def timed():
-            async with in_time():
+            async with in_time(patience_s):
                 return await coroutine
 
         return asyncio.run_coroutine_threadsafe(timed(), self._loop).result()
@@ -50,7 +52,7 @@ class Engines:
         engine = make_engine("vllm", WorkerConfig(model_path=str(self._folder), role=role), ModelRunConfig(), flags)
         self._started.append(engine)
         before = descendants(os.getpid())
-        self.do(engine.start(ModelFiles.read(str(self._folder))))
+        self.do(engine.start(ModelFiles.read(str(self._folder))), START_S)
         self.processes = set(descendants(os.getpid())) - set(before)
         return engine
 

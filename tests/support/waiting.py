@@ -29,8 +29,8 @@ async def until_async(condition):
         return found
 
 
-def in_time():
-    return asyncio.timeout(PATIENCE_S)
+def in_time(patience_s=PATIENCE_S):
+    return asyncio.timeout(patience_s)
 
 
 def instances(url):
