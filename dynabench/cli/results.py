@@ -12,7 +12,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
-from reports import exports, folder, gate, sweep_report, sweep_table, tables
+from reports import exports, folder, gate, pictures, sweep_report, sweep_table, tables
 from reports.key import key_of
 from reports.points import Sweep
 from reports.summary import Summary, summarize
@@ -100,14 +100,19 @@ def compare(
     return 1 if failures or not summary.is_valid else 0
 
 
-def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d"] = "csv") -> None:
-    """Write a results folder's figures in another form.
+def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d", "png"] = "csv") -> None:
+    """Write a results folder's figures, or its pictures, in another form.
 
     Args:
-        results: the folder.
-        out: the file to write; it must not exist.
-        to: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm).
+        results: the folder; for png also that of a sweep or a plan.
+        out: the file to write, for png the folder; it must not exist.
+        to: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm), png
+            (the charts, each a file).
     """
+    if to == "png":
+        for picture in pictures.write(results, out):
+            print(printable(str(picture)))
+        return
     manifest, runs = folder.read(results)
     try:
         data = exports.export(manifest, runs, to)

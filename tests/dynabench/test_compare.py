@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib import image as mpl_image
 
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import pool_bound, ttft_bound
@@ -254,6 +255,34 @@ def test_every_form_of_export_is_written_once(results, to, start, tmp_path):
     assert dynabench("export", results, out, "--to", to).returncode == 0
     assert out.read_bytes().startswith(start)
     assert dynabench("export", results, out, "--to", to).returncode == 2  # it exists
+
+
+def test_charts_are_exported_as_pictures(results, tmp_path):
+    out = tmp_path / "pictures"
+    done = dynabench("export", results, out, "--to", "png")
+    assert done.returncode == 0, done.stderr
+    pictures = sorted(out.glob("*.png"))
+    assert done.stdout.splitlines() == [str(picture) for picture in pictures]
+    assert [picture.stem for picture in pictures] == sorted(chart.stem for chart in results.glob("charts/*.svg"))
+    for picture in pictures:
+        pixels = mpl_image.imread(picture)
+        assert pixels.shape[1] in (2 * (552 + 16), 2 * (1120 + 16))
+        assert pixels.min() < 0.3 < pixels.max() == 1  # ink on white
+    again = dynabench("export", results, out, "--to", "png")
+    assert (again.returncode, "exists" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("svg", "problem"),
+    [(None, "has no charts"), ("<svg/>", "is no chart"), ('<svg viewBox="0 0 9e9 99999"/>', "is no chart")],
+)
+def test_what_is_no_chart_is_not_drawn(svg, problem, tmp_path):
+    if svg is not None:
+        (tmp_path / "charts").mkdir()
+        (tmp_path / "charts" / "a.svg").write_text(svg)
+    done = dynabench("export", tmp_path, tmp_path / "out", "--to", "png")
+    assert (done.returncode, problem in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_report_rebuilt_as_another_tool_would_define_it(results):

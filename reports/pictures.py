@@ -1,0 +1,63 @@
+"""Charts as PNG files, for slides and issues: made of the SVG files that every results folder has."""
+
+import re
+from pathlib import Path
+
+from foundation.errors import UserError
+from foundation.files import new_file
+
+SCALE = 2
+"""Pixels of a unit, each way: sharp on most screens."""
+MOST_UNITS, MOST_BYTES = 4_000, 1 << 24
+"""Larger than any chart that is drawn here; a folder may come from somebody else."""
+_SIZE = re.compile(r'viewBox="-?[\d.]+ -?[\d.]+ ([\d.]+) ([\d.]+)"')
+
+
+def write(folder: Path, out: Path) -> list[Path]:
+    """Write the charts of a results folder, a sweep's or a plan's into a new folder; return the files.
+
+    Raises:
+        UserError: there are none, one is no chart, or what draws them is not installed.
+        OSError: the new folder exists, or cannot be written.
+    """
+    try:
+        import resvg_py
+    except ImportError:
+        raise UserError(
+            "--to png needs the Python package resvg-py, which is not installed: pip install 'dynabench[png]'"
+        ) from None
+    import matplotlib as mpl
+
+    charts = sorted((folder / "charts").glob("*.svg"))
+    if not charts:
+        raise UserError(f"{folder}: has no charts; expected a results folder, or that of a sweep or plan")
+    fonts = str(Path(mpl.get_data_path()) / "fonts" / "ttf")
+    pictures = {
+        chart.stem: resvg_py.svg_to_bytes(
+            svg_string=_checked(chart),
+            background="#ffffff",
+            zoom=SCALE,
+            skip_system_fonts=True,
+            font_dirs=[fonts],
+            sans_serif_family="DejaVu Sans",
+        )
+        for chart in charts
+    }
+    out.mkdir()
+    files = []
+    for name, picture in pictures.items():
+        files.append(out / f"{name}.png")
+        with new_file(files[-1]) as file:
+            file.write(picture)
+    return files
+
+
+def _checked(chart: Path) -> str:
+    """Return what a file holds, unless it is larger than any chart."""
+    with chart.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    text = data.decode(errors="replace")
+    size = _SIZE.search(text)
+    if len(data) > MOST_BYTES or size is None or max(map(float, size.groups())) > MOST_UNITS:
+        raise UserError(f"{chart}: is no chart of dynabench")
+    return text
