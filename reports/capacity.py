@@ -1,5 +1,6 @@
 """What a plan found: the layouts in order, what binds each, what more load takes, how sure it is, and how to deploy it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -108,8 +109,9 @@ class Answer(msgspec.Struct, frozen=True):
 def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
     """Yield the tables of an answer."""
     possible = [layout for layout in answer.layouts if not layout.impossible]
-    if possible:
-        yield _ranking(answer, possible[:most], left=len(possible[most:]))
+    tried = [layout for layout in possible if layout.outcomes]
+    if tried:
+        yield _ranking(answer, tried[:most], left=len(tried[most:]), bounded=[x for x in possible if not x.outcomes])
     if len(answer.loads) > 1:
         has_price = any(at.cost is not None and at.cost != at.gpus for at in answer.loads)
         lines = [(f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads]
@@ -138,12 +140,16 @@ def impossible(answer: Answer) -> Iterator[str]:
         yield f"{first.name}{more}: {reason}"
 
 
-def _ranking(answer: Answer, shown: list[Ranked], *, left: int) -> Grid:
-    """Return the table of layouts."""
+def _ranking(answer: Answer, shown: list[Ranked], *, left: int, bounded: list[Ranked]) -> Grid:
+    """Return the table of layouts that were tried; of the others only bounds are known."""
     has_price = any(layout.cost is not None and layout.cost != layout.gpus for layout in shown)
     limits = [head for limit in answer.limits for head in (limit, f"{_metric(limit)} headroom")]
-    columns = ["GPUs", "workers", *(["cost"] if has_price else []), *limits, "binds", "one worker fewer"]
+    columns = ["GPUs", "workers", *(["cost"] if has_price else []), *limits, "binds"]
     lines = [(layout.name, _cells(layout, answer.limits, has_price=has_price)) for layout in shown]
+    if any(layout.workers not in (None, 1) for layout in shown):
+        columns.append("one worker fewer")
+        for layout, (_, cells) in zip(shown, lines, strict=True):
+            cells.append(_fewer(layout))
     notes = []
     if unmet := [layout.at_least for layout in shown if layout.gpus is None]:
         notes.append(f"{unmet[0]}+: needs at least {unmet[0]} GPUs; its figures are of what was tried.")
@@ -151,6 +157,7 @@ def _ranking(answer: Answer, shown: list[Ranked], *, left: int) -> Grid:
         notes.append("2+3: 2 workers prefill and 3 decode.")
     if left:
         notes.append(f"{left} more in plan.json.")
+    notes += _bounds(bounded)
     return Grid("Layouts, the cheapest first", columns, lines, " ".join(notes))
 
 
@@ -164,7 +171,15 @@ def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
     measured = [cell for pair in zip(_values(layout.outcomes, limits), headroom, strict=True) for cell in pair]
     nearest = binding(layout.outcomes)
     binds = "-" if nearest is None else _metric(nearest.limit) + ": missed" * (nearest.margin is None)
-    return [gpus, workers, *cost, *measured, binds, _fewer(layout)]
+    return [gpus, workers, *cost, *measured, binds]
+
+
+def _bounds(layouts: list[Ranked]) -> Iterator[str]:
+    """Say what layouts need at least that were not tried, as others need less."""
+    least = Counter(layout.at_least for layout in layouts if layout.at_least is not None)
+    if least:
+        parts = [f"{count} at least {gpus} GPU{'s' * (gpus != 1)}" for gpus, count in sorted(least.items())]
+        yield f"Not tried, as they cannot be cheaper: {', '.join(parts)}."
 
 
 def _cost(layout: Ranked) -> str:

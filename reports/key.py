@@ -22,7 +22,7 @@ PALETTE = (
 DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 1.5), (1.2, 1.2), (5.0, 1.5, 1.2, 1.5))
 """Lengths of dashes and gaps in line widths; the first is a solid line. A pattern for each time round the palette."""
 MARKERS = "osD^vPX"
-WIDEST = 16
+WIDEST = 22
 """Cells of a short name."""
 
 

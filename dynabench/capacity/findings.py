@@ -62,7 +62,7 @@ class Findings:
         gpus = self.search.layouts[question.layout].gpus(question.workers)
         candidate = self.candidates[question.layout]
         at = f" at {load:g}x the load" if load != self.load else ""
-        return f"{gpus} GPUs ({named({candidate.number: question.workers, **candidate.said})}){at}"
+        return f"{gpus} GPU{'s' * (gpus != 1)} ({named({candidate.number: question.workers, **candidate.said})}){at}"
 
     def known(self, question: Question, load: float | None = None) -> AnyPoint | None:
         """Return what was simulated of a question."""
@@ -216,14 +216,16 @@ class Findings:
             point = self.known(nearest)
             assert point is not None
             came = f"{self.named(nearest, self.load)}: {told(missed(point.outcomes))}"
-            return f"No layout of up to {most} GPUs (--max-gpus) meets the limits. The nearest: {came}."
+            return (
+                f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) meets the limits. The nearest: {came}."
+            )
         if least := min(
             (layout for layout in layouts if not layout.impossible), key=lambda one: one.gpus(one.low), default=None
         ):
             one = "decode worker" if least.fixed_gpus else "worker"
             why = f"even with a single {one}" if least.low == 1 else "as the requests keep so many busy"
             return (
-                f"No layout of up to {most} GPUs (--max-gpus) can do the work: {least.name} needs at least "
+                f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) can do the work: {least.name} needs at least "
                 f"{least.gpus(least.low)}, {why}."
             )
         return "No layout can meet the limits, for the reasons above."

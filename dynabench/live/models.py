@@ -36,13 +36,18 @@ async def context_of(target: Target) -> int | None:
 
 async def _listed(target: Target) -> bytes:
     """Return the list of models, up to a size and time limit."""
-    body = b""
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
         session.get(f"{target.url}/v1/models", headers=target.headers) as response,
     ):
-        async for part in response.content.iter_any():
-            body += part
-            if len(body) > MAX_BYTES:
-                return b""
+        return await body_of(response, MAX_BYTES)
+
+
+async def body_of(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return what an endpoint answers, nothing if that is more than so many bytes."""
+    body = b""
+    async for part in response.content.iter_any():
+        body += part
+        if len(body) > most:
+            return b""
     return body

@@ -19,13 +19,14 @@ from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
 from dynabench.live.http_client import clock
+from dynabench.live.kv_watch import KvWatch
 from dynabench.live.models import context_of
 from dynabench.live.stack import LocalStack, StackError
 from dynabench.live.validity import spoilt
 from dynabench.live.view import LiveView
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.plan import ClientConfig, Plan
-from reports.pools import PoolUse
+from reports.pools import KvOverTime, PoolUse
 from reports.records import Record
 from serving.model.card import Role
 from serving.model.errors import ModelError
@@ -81,8 +82,12 @@ def run(
             start = clock()
             if on_start is not None:
                 on_start(start)
-            sent = await _send(plan, client, workload, target, stop, view)
-            return _record(plan, client, sent, wall_s=clock() - start, is_complete=not stop.is_set(), dead=dead())
+            async with (
+                _watching_kv(target, plan.deployment) if client.url is None else contextlib.nullcontext() as watch
+            ):
+                sent = await _send(plan, client, workload, target, stop, view)
+            record = _record(plan, client, sent, wall_s=clock() - start, is_complete=not stop.is_set(), dead=dead())
+            return record if watch is None else replace(record, kv=_kv_use(plan.deployment, watch))
 
     with contextlib.ExitStack() as stack:
         return uvloop.run(_interruptible(whole, interrupt or stack.enter_context(Interrupt())))
@@ -116,6 +121,25 @@ def _record(
         facts=dict(sent.facts) | _transferred(plan.deployment, client),
         is_live=True,
         pools=_pools(plan.deployment) if client.url is None else (),
+    )
+
+
+def _watching_kv(target: Target, deployment: Deployment) -> contextlib.AbstractAsyncContextManager[KvWatch]:
+    num_ranks: dict[str, int] = {}
+    for pool in deployment.pools:
+        num_ranks[pool.role] = num_ranks.get(pool.role, 0) + _num_workers(pool)
+    return KvWatch(target.url, num_ranks).watching()
+
+
+def _kv_use(deployment: Deployment, watch: KvWatch) -> tuple[KvOverTime, ...]:
+    """Return what was seen of the KV in use: by pool, or by role where several pools have one."""
+    names: dict[str, list[str]] = {}
+    for pool in deployment.pools:
+        names.setdefault(pool.role, []).append(pool.name)
+    return tuple(
+        KvOverTime(names[role][0] if len(names[role]) == 1 else role, *shares)
+        for role, shares in watch.shares().items()
+        if role in names
     )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.kv_use import KvUse
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
-from dynabench.virtual.kv_use import KvUse
 from reports.pools import KvOverTime, LinkUse, PoolUse, Use
 
 

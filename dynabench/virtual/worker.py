@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
-from dynabench.virtual.kv_use import KvUse
 from mocker import Engine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
 

@@ -45,6 +45,8 @@ SIZE = 12
 """Of all type."""
 LINE = 16
 """From one line of type to the next."""
+LONG_LEADER = 24
+"""From a line's end to its label."""
 STYLE: Any = {
     "figure.dpi": 72,
     "font.size": SIZE,
@@ -185,11 +187,13 @@ class Canvas:
             mark(shown, arm)
         return shown
 
-    def line(self, xs: Sequence[float], ys: Sequence[float], *, colour: str, arm: int | None = None) -> None:
+    def line(
+        self, xs: Sequence[float], ys: Sequence[float], *, colour: str, is_dotted: bool = False, arm: int | None = None
+    ) -> None:
         """Draw a thin line between places on the figure."""
         line = Line2D(
             np.array(xs) / 72, (self.height - np.array(ys)) / 72, color=colour, linewidth=0.8,
-            transform=self.figure.dpi_scale_trans,
+            linestyle=(0, (1, 3)) if is_dotted else "-", transform=self.figure.dpi_scale_trans,
         )  # fmt: skip
         if arm is not None:
             mark(line, arm)
@@ -245,7 +249,10 @@ class Canvas:
         )
         for (x, y), height, (_, _, entry) in zip(spots, heights, ends, strict=True):
             if abs(height - y) > 4 or right - x > 4:
-                self.line((x + 2, right + 4, right + 9), (y, height, height), colour=entry.colour, arm=entry.place)
+                is_far = right - x > LONG_LEADER  # a line as long as that would be taken for data
+                colour = QUIET if is_far else entry.colour
+                places = (x + 8 if is_far else x + 2, right + 4, right + 9)
+                self.line(places, (y, height, height), colour=colour, is_dotted=is_far, arm=entry.place)
             self.text(right + 12, height + 4, entry.name, colour=entry.colour, arm=entry.place)
 
 

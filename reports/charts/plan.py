@@ -29,7 +29,7 @@ def charts(answer: "Answer", key: Key) -> dict[str, Chart]:
 
 def layouts(answer: "Answer", key: Key) -> Chart | None:
     """GPUs of each layout, and how much of each limit it uses."""
-    shown = [layout for layout in answer.layouts if layout.gpus is not None or layout.at_least is not None][:MOST]
+    shown = [layout for layout in answer.layouts if layout.outcomes and (layout.gpus or layout.at_least)][:MOST]
     if len(shown) < 2:
         return None
     names = key_of([layout.name for layout in shown])
@@ -92,7 +92,7 @@ def _uses(panel: Panel, shown: "list[Ranked]", limit: str, key: Key) -> None:
 def loads(answer: "Answer") -> Chart | None:
     """GPUs by load."""
     known = [(at.load, at.gpus, at) for at in answer.loads if at.gpus is not None]
-    if len(known) < 2:
+    if len({gpus for _, gpus, _ in known}) < 2:
         return None
     notes = {at.load: f"{gpus}" for _, gpus, at in known}
     canvas = Canvas(254)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -14,11 +14,45 @@ from reports.key import Entry, Key, key_of
 from reports.metrics import LABELS
 from reports.points import Found, Point
 from reports.slo import parse
-from reports.tables import milliseconds
 
 Number = Callable[[Point], float | None]
 LOADS = ("rate_scale", "rate", "concurrency")
 """Settings of the load: of these, more is better."""
+
+
+class Shown(NamedTuple):
+    """A figure of each point: a time (s), or a share of the requests."""
+
+    title: str
+    of: Number
+    limit: float | None
+    is_share: bool = False
+
+    @property
+    def unit(self) -> str:
+        """In which it is shown."""
+        return "%" if self.is_share else "ms"
+
+    @property
+    def times(self) -> float:
+        """What a value is multiplied by, to be shown."""
+        return 100.0 if self.is_share else 1000.0
+
+    def at(self, point: Point) -> float | None:
+        """Return what is shown of a point; times of zero are not, on a logarithmic axis."""
+        value = self.of(point)
+        return value * self.times if value or (value is not None and self.is_share) else None
+
+    def text(self, shown: float) -> str:
+        """Write a value that is shown."""
+        return f"{drawing.plain(shown)}%" if self.is_share else duration(shown)
+
+    def scale(self, axes: Axes, which: str, values: Sequence[float]) -> None:
+        """Let an axis hold values that are shown, and its limit."""
+        if self.is_share:
+            drawing.numbers(axes, which, 0, 104, form=self.text)  # a dot at 100% is whole
+        else:
+            drawing.times(axes, which, [*values, self.limit * self.times] if self.limit else values)
 
 
 @dataclass(frozen=True)
@@ -99,9 +133,7 @@ def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
         "pareto": lambda: pareto(sweep),
         "throughput": lambda: throughput(sweep),
     }
-    narrow_first = ("found", "pareto", "limits", "points", "throughput")  # two narrow ones share a row of the page
-    order = narrow_first if found else ("limits", "points", "pareto", "throughput")
-    return {name: chart for name in order if (chart := makers[name]()) is not None}
+    return {name: chart for name, make in makers.items() if (chart := make()) is not None}
 
 
 def searched(rows: Sequence[Found]) -> Chart | None:
@@ -114,8 +146,8 @@ def searched(rows: Sequence[Found]) -> Chart | None:
     left = drawing.widest(entry.name for entry in key.values()) + 14
     notes = {row.arm: _found_text(row) for row in rows}
     right = drawing.widest(notes.values()) + 20
-    canvas = Canvas(26 * len(rows) + 62)
-    axes = canvas.axes(left, 24, HALF - left - right, 26 * len(rows) + 8, heading=find)
+    canvas = Canvas(26 * len(rows) + 62, is_wide=True)
+    axes = canvas.axes(left, 24, WIDE - left - right, 26 * len(rows) + 8, heading=find)
     drawing.categories(axes, "y", [""] * len(rows))
     panel = Panel(axes)
     values = [value for row in known for value in row.tried]
@@ -139,11 +171,11 @@ def searched(rows: Sequence[Found]) -> Chart | None:
             )
         _, y = canvas.place(axes, 0, place)
         canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
-        canvas.text(HALF - right + 12, y + 4, notes[row.arm], colour=QUIET, arm=entry.place)
+        canvas.text(WIDE - right + 12, y + 4, notes[row.arm], colour=QUIET, arm=entry.place)
     ways = {row.sense for row in rows if row.sense}
     way = f"{ways.pop()} " if len(ways) == 1 else ""
     text = "Dot: the limits are met. Cross: the nearest value tried at which one is missed."
-    return Chart(canvas.figure, f"What is the {way}{find} that meets the limits?", text, [panel])
+    return Chart(canvas.figure, f"What is the {way}{find} that meets the limits?", text, [panel], is_wide=True)
 
 
 def _found_text(row: Found) -> str:
@@ -158,7 +190,7 @@ def by_axis(sweep: Swept) -> Chart | None:
     """What is limited along the axis, with its limits and the first, or last, point that meets them all."""
     if sweep.axis is None or len({sweep.at(point) for point in sweep.points}) < 2:
         return None
-    shown = [(title, of, limit) for title, of, limit in _limited(sweep) if _varies(sweep.points, of)]
+    shown = [figure for figure in _limited(sweep) if _varies(sweep.points, figure.of)]
     if not shown:
         return None
     across = min(len(shown), 3)
@@ -168,20 +200,20 @@ def by_axis(sweep: Swept) -> Chart | None:
     cell, left = canvas.width / across, 58
     answers = [point for line in sweep.lines if (point := _answer(sweep, line)) is not None]
     panels = []
-    for place, (title, of, limit) in enumerate(shown):
+    for place, figure in enumerate(shown):
         x, y = place % across * cell + left, place // across * (height + 72) + 24
-        axes = canvas.axes(x, y, cell - left - names, height, heading=title)
-        panel = Panel(axes, sweep.axis_label, "ms")
+        axes = canvas.axes(x, y, cell - left - names, height, heading=figure.title)
+        panel = Panel(axes, sweep.axis_label, figure.unit)
         _along(sweep, axes, canvas.width)
-        values = [value * 1000 for point in sweep.points if (value := of(point))]
-        drawing.times(axes, "y", values + ([limit * 1000] if limit else []))
+        figure.scale(axes, "y", [value for point in sweep.points if (value := figure.at(point)) is not None])
+        limit = figure.limit * figure.times if figure.limit else None
         if limit:
             low, high = axes.get_ylim()
-            axes.axhspan(limit * 1000, high, color=LIMIT, alpha=0.07, linewidth=0)
+            axes.axhspan(limit, low if figure.is_share else high, color=LIMIT, alpha=0.07, linewidth=0)
             axes.set_ylim(low, high)
-        ends = _lines(sweep, panel, of, answers)
+        ends = _lines(sweep, panel, figure, answers)
         if limit:
-            canvas.label_limit(axes, limit * 1000, f"limit {duration(limit * 1000)}")
+            canvas.label_limit(axes, limit, f"limit {figure.text(limit)}")
         canvas.label_ends(axes, ends)
         canvas.text(x + (cell - left - names) / 2, y + height + 36, sweep.axis_label, colour=QUIET, align="center")
         panels.append(panel)
@@ -193,12 +225,12 @@ def by_axis(sweep: Swept) -> Chart | None:
     return Chart(canvas.figure, title, _reading(sweep) + _answers(sweep, answers), panels, is_wide=across > 1)
 
 
-def _lines(sweep: Swept, panel: Panel, of: Number, answers: Sequence[Point]) -> list[tuple[float, float, Entry]]:
+def _lines(sweep: Swept, panel: Panel, figure: Shown, answers: Sequence[Point]) -> list[tuple[float, float, Entry]]:
     """Draw a figure along the axis, with a ring round each answer; return the ends of the lines."""
     ends = []
     for name, line in sweep.lines.items():
         entry = sweep.key[name]
-        spots = [(sweep.at(point), value * 1000, point) for point in line if (value := of(point))]
+        spots = [(sweep.at(point), value, point) for point in line if (value := figure.at(point)) is not None]
         if not spots:
             continue
         xs, ys = [spot[0] for spot in spots], [spot[1] for spot in spots]
@@ -261,25 +293,28 @@ def _is_good(point: Point, *, has_limits: bool) -> bool:
     return point.state == "met" if has_limits else point.is_stable
 
 
-def _limited(sweep: Swept) -> list[tuple[str, Number, float | None]]:
-    """Return what is limited, or else the usual figures: a title, its value (s) and its limit (s)."""
-    found: list[tuple[str, Number, float | None]] = []
+def _limited(sweep: Swept) -> list[Shown]:
+    """Return what is limited, and the usual figures where these are few."""
+    found: list[Shown] = []
     for text in sweep.limits:
         limit = parse(text)
         if limit.statistic is not None:
-            found.append((f"{LABELS[METRICS[limit.metric]]} {limit.statistic}", _outcome(text), limit.value))
+            found.append(Shown(f"{LABELS[METRICS[limit.metric]]} {limit.statistic}", _outcome(text), limit.value))
+    if shares := [one for point in sweep.points for one in point.outcomes if one.is_share]:
+        wanted = [one.value / (1 + one.margin) for one in shares if one.value and one.margin is not None]
+        found.append(Shown("requests within their limits", _share, max(wanted, default=None), is_share=True))
     usual: tuple[tuple[str, Number], ...] = (
         ("TTFT p90", lambda point: point.ttft_sched.p90),
         ("TPOT mean", lambda point: point.tpot.mean),
         ("E2E mean", lambda point: point.e2e_sched.mean),
     )
-    titles = [title for title, _, _ in found]
-    return (
-        found
-        + [(title, of, None) for title, of in usual if title.split()[0] not in " ".join(titles)][
-            : max(3 - len(found), 0)
-        ]
-    )
+    titles = " ".join(figure.title for figure in found)
+    others = [Shown(title, of, None) for title, of in usual if title.split()[0] not in titles]
+    return found + others[: max(3 - len(found), 0)]
+
+
+def _share(point: Point) -> float | None:
+    return next((one.value for one in point.outcomes if one.is_share), None)
 
 
 def _outcome(limit: str) -> Number:
@@ -339,7 +374,7 @@ def by_row(sweep: Swept) -> Chart | None:
     points = sweep.points
     if sweep.axis is not None or len(points) < 2:
         return None
-    shown = [(title, of, limit) for title, of, limit in _limited(sweep) if _varies(points, of)][:3]
+    shown = [figure for figure in _limited(sweep) if _varies(points, figure.of)][:3]
     if not shown:
         return None
     key = key_of([point.name for point in points])
@@ -348,19 +383,18 @@ def by_row(sweep: Swept) -> Chart | None:
     gap = 40
     width = (WIDE - left - 24 - gap * (len(shown) - 1)) / len(shown)
     panels = []
-    for place, (title, of, limit) in enumerate(shown):
-        axes = canvas.axes(left + place * (width + gap), 24, width, 26 * len(points) + 8, heading=title)
+    for place, figure in enumerate(shown):
+        axes = canvas.axes(left + place * (width + gap), 24, width, 26 * len(points) + 8, heading=figure.title)
         drawing.categories(axes, "y", [""] * len(points))
-        panel = Panel(axes, "ms")
-        values = [value * 1000 for point in points if (value := of(point))]
-        drawing.times(axes, "x", values + ([limit * 1000] if limit else []))
-        if limit:
-            drawing.limit_line(axes, limit * 1000, is_upright=True)
+        panel = Panel(axes, figure.unit)
+        figure.scale(axes, "x", [value for point in points if (value := figure.at(point)) is not None])
+        if figure.limit:
+            drawing.limit_line(axes, figure.limit * figure.times, is_upright=True)
         for row, point in enumerate(points):
             entry = key[point.name]
-            if value := of(point):
-                _dots(axes, entry, [(value * 1000, row, point)], bool(sweep.limits))
-                panel.add(f"{entry.name}: {milliseconds(value)} ms", entry.place, [value * 1000], [row])
+            if (at := figure.at(point)) is not None:
+                _dots(axes, entry, [(at, row, point)], bool(sweep.limits))
+                panel.add(f"{entry.name}: {figure.text(at)}", entry.place, [at], [row])
             if not place:
                 _, y = canvas.place(axes, axes.get_xlim()[0], row)
                 canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
@@ -429,8 +463,8 @@ def _scatter(sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along:
     if is_along:
         _along(sweep, axes, canvas.width)
     else:
-        drawing.numbers(axes, "x", 0, max(spot[0] for spot in every) * 1.05)
-    drawing.numbers(axes, "y", 0, max(spot[1] for spot in every) * 1.08)
+        _from_zero_or_near(axes, "x", [spot[0] for spot in every])
+    _from_zero_or_near(axes, "y", [spot[1] for spot in every])
     if not is_along:
         best = _frontier([(a, b) for a, b, _ in every])
         axes.plot(*zip(*best, strict=True), color=drawing.REST, linewidth=7, solid_joinstyle="round", zorder=1)
@@ -445,6 +479,13 @@ def _scatter(sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along:
     canvas.label_ends(axes, ends)
     canvas.text(left + (HALF - left - names) / 2, 24 + height + 38, x[0], colour=QUIET, align="center")
     return Chart(canvas.figure, title, f"{_reading(sweep)} {text}".strip(), [panel])
+
+
+def _from_zero_or_near(axes: Axes, which: str, values: Sequence[float]) -> None:
+    """Let an axis begin at zero, unless all values lie so near together that they could not be told apart."""
+    low, high = min(values), max(values)
+    pad = 0.08 * (high - low if low > 0.7 * high else high)
+    drawing.numbers(axes, which, low - pad if low > 0.7 * high else 0, high + pad)
 
 
 def _frontier(spots: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

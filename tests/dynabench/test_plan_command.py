@@ -192,7 +192,7 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
     done, answer = planned(tmp_path / "out", *flags, "--max-num-batched-tokens", "2048", "--slo", "ttft.p90 <= 1s")
     assert done.returncode == 1
     assert answer["verdict"].startswith(
-        "No layout of up to 1 GPUs (--max-gpus) can do the work: TP 1, chunk 2048 needs at least "
+        "No layout of up to 1 GPU (--max-gpus) can do the work: TP 1, chunk 2048 needs at least "
     )
 
 

@@ -82,9 +82,9 @@ MODES = ("kv", "lmetric+eps(5)", "prodstack-loadaware")
         (("results/azure-2026-1/kv", "results/azure-2026-2/kv"), ["azure-2026-1", "azure-2026-2"]),
         (("kv, max_num_batched_tokens 512", "random, max_num_batched_tokens 512"), ["kv", "random"]),
         (("kv, max_num_batched_tokens 512", "random, max_num_batched_tokens 1024"), ["kv, 512", "random, 1024"]),
-        (("prodstack-loadaware, max_num_batched_tokens 8192", "kv, max_num_batched_tokens 512"), ["prodstack…, 8192", "kv, 512"]),
-        (("a-long-name-of-a-run-1", "a-long-name-of-a-run-2"), ["name-of-a-run-1", "name-of-a-run-2"]),
-        (("one_very_long_name_of_one_arm",), ["one_ver…_one_arm"]),
+        (("prodstack-loadaware, max_num_batched_tokens 8192", "kv, max_num_batched_tokens 512"), ["prodstack-loada…, 8192", "kv, 512"]),
+        (("a-very-long-name-of-a-run-1", "a-very-long-name-of-a-run-2"), ["long-name-of-a-run-1", "long-name-of-a-run-2"]),
+        (("one_very_long_name_of_one_arm",), ["one_very_l…_of_one_arm"]),
         (("kv", "random", "kv (A/A)"), ["kv", "random", "kv (A/A)"]),
     ],
 )  # fmt: skip

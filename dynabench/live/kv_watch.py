@@ -1,0 +1,64 @@
+"""What share of their KV blocks workers have in use during a live run, as the frontend's /metrics says."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+
+from dynabench.kv_use import KvUse
+from dynabench.live.http_client import clock
+from dynabench.live.models import body_of
+
+EVERY_S = 0.5
+PATIENCE_S = 5.0
+MAX_BYTES = 1 << 24
+_GAUGE = re.compile(rb'^\w+_kv_(active|total)_blocks\{[^}\n]*worker_type="(\w+)"[^}\n]*\} (\S+)$', re.MULTILINE)
+
+
+class KvWatch:
+    """The share over time, by role, since it was made; of a role from when all its ranks have reported."""
+
+    def __init__(self, url: str, num_ranks: Mapping[str, int]) -> None:
+        self._url = f"{url}/metrics"
+        self._num_ranks = num_ranks
+        self._start_s = self._until_s = clock()
+        self._uses: dict[str, KvUse] = {}
+
+    def shares(self) -> dict[str, tuple[float, tuple[float, ...]]]:
+        """Return the length of a window (s) and the mean share in each, by role; roles of which nothing was heard are left out."""
+        return {role: use.shares(self._until_s - self._start_s) for role, use in self._uses.items()}
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator["KvWatch"]:
+        """Ask as long as the block lasts; what is not answered leaves a gap."""
+        asking = asyncio.create_task(self._ask())
+        try:
+            yield self
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    async def _ask(self) -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
+                    async with session.get(self._url) as response:
+                        self._note(await body_of(response, MAX_BYTES))
+                await asyncio.sleep(EVERY_S)
+
+    def _note(self, text: bytes) -> None:
+        """Take the present share for that since the last answer."""
+        blocks: dict[tuple[str, str], list[float]] = {}
+        for kind, role, value in _GAUGE.findall(text):
+            blocks.setdefault((kind.decode(), role.decode()), []).append(float(value))
+        now = clock()
+        for role, num_ranks in self._num_ranks.items():
+            totals = blocks.get(("total", role), [])
+            if len(totals) >= num_ranks:
+                self._uses.setdefault(role, KvUse(1))
+            if role in self._uses and sum(totals) > 0:
+                share = min(max(sum(blocks.get(("active", role), ())) / sum(totals), 0.0), 1.0)
+                self._uses[role].add(self._until_s - self._start_s, now - self._start_s, share)
+        self._until_s = now
