@@ -16,9 +16,8 @@ MOST_S, MOST_BYTES = 2.0, 1_000_000
 DRAW = """
 import sys, time
 from pathlib import Path
-from reports import folder, slo, summary
 before = time.process_time()
-from reports import charts
+from reports import charts, folder, slo, summary
 imported = time.process_time()
 manifest, runs = folder.read(Path(sys.argv[1]))
 shown = {run.arm: run.measured for run in runs}

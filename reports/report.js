@@ -47,9 +47,12 @@
       return found;
     };
     const show = (panel, px, py) => {
-      const nearest = new Map();
+      const nearest = new Map(), rowsOf = panel.series.length;
+      const row = !panel.map || py === null ? null
+        : panel.series[Math.min(Math.max(Math.floor((panel.box[3] - py) / (panel.box[3] - panel.box[1]) * rowsOf), 0), rowsOf - 1)];
       for (const point of points(panel)) {
-        const distance = Math.abs(point.px - px) + (py === null ? 0 : .02 * Math.abs(point.py - py));
+        if (row && point.series !== row) continue;
+        const distance = Math.abs(point.px - px) + (py === null || row ? 0 : .02 * Math.abs(point.py - py));
         const best = nearest.get(point.series);
         if (!best || distance < best.distance) nearest.set(point.series, {...point, distance});
       }

@@ -495,11 +495,21 @@ CLIENT: tuple[Line, ...] = (
 
 def fidelity_grid(arm: str, found: ArmFidelity) -> Grid:
     """Lay out real and simulated figures of an arm; one column is only there where the speed of the real engine is known."""
-    columns = ["real", "simulated", "error", "real runs differ by"]
-    if any(row.error_at_speed is not None for row in found.deviations):
-        columns.append("error at the runs' speed")
-    lines = [(label, cells[: len(columns)]) for label, *cells in map(_fidelity_cells, found.deviations)]
-    return Grid(f"Simulated against real: {arm}", columns, lines, distances(found))
+    rows = found.deviations
+    columns = {"real": True, "simulated": True, "error": True}
+    columns["real runs differ by"] = has_spread = any(row.spread is not None for row in rows)
+    columns["error at the runs' speed"] = any(row.error_at_speed is not None for row in rows)
+    lines = [
+        (label, [cell for cell, is_known in zip(cells, columns.values(), strict=True) if is_known])
+        for label, *cells in map(_fidelity_cells, rows)
+    ]
+    alone = (
+        ""
+        if has_spread
+        else "There is one real run, so how far such runs differ among themselves is not known (--repeats). "
+    )
+    known = [name for name, is_known in columns.items() if is_known]
+    return Grid(f"Simulated against real: {arm}", known, lines, f"{alone}{distances(found)}")
 
 
 def distances(found: ArmFidelity) -> str:

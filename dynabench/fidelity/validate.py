@@ -34,6 +34,8 @@ from workloads.request import Ends
 from workloads.shape import ShapeConfig, shape
 
 REAL, SIMULATED = "{}, real", "{}, simulated"
+SAME_PACE = 0.01
+"""Share by which the same requests may come in a longer or shorter time: the clock of a past run is not exact."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,29 @@ def at(speed: Speed, timing: TimingConfig) -> TimingConfig:
     )
 
 
+def _check_alike(real: Path, run: Record, workload: Workload, settings: Settings) -> None:
+    """Refuse to hold a past run against simulated ones of other workers, or of requests that came at other times.
+
+    Raises:
+        UserError: it says which, and what to give.
+    """
+    num_workers = sum(pool.replicas * pool.mocker.dp_size for pool in settings.deployment.pools)
+    if run.num_workers != num_workers:
+        raise UserError(
+            f"{real}: {run.arm} had {run.num_workers} workers, and {num_workers} would be simulated; give --workers "
+            f"{run.num_workers}, or what else it was run with"
+        )
+    if workload.has_dependencies or settings.load.is_closed or not len(run.requests):
+        return  # then answers decide when requests come
+    came_s = float(np.ptp(run.requests.intended_s))
+    come_s = float(np.ptp([workload.requests[number].arrival_s for number in run.requests.request]))
+    if abs(came_s - come_s) > SAME_PACE * max(came_s, come_s):
+        raise UserError(
+            f"{real}: the requests of {run.arm} came within {came_s:.4g} s, and those of {workload.name} come within "
+            f"{come_s:.4g} s; give the rate or --rate-scale it was run with"
+        )
+
+
 def _past(
     real: Path, files: tuple[Path, ...], experiment: ExperimentConfig, settings: Settings
 ) -> tuple[Workload, dict[str, list[Record]]]:
@@ -284,6 +309,7 @@ def _past(
                 f"{real} has {count} requests, {workload.name} {len(workload)}; give the workload and shape it was "
                 f"run with"
             )
+        _check_alike(real, run, workload, settings)
         mode = run.arm.removesuffix(REAL.format(""))
         if not mode.endswith(SIMULATED.format("")):
             found.setdefault(mode, []).append(replace(run, arm=REAL.format(mode)))

@@ -294,6 +294,7 @@ def test_a_closed_loop_waits_for_the_answer_to_arrive():
     assert columns.sent_s[1:].tolist() == pytest.approx(columns.last_token_s[:-1].tolist())
 
 
+MOONCAKE = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
 RECORDS = [
     {
         "request_id": "b",
@@ -362,6 +363,31 @@ def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):
     )
     assert again.returncode == 2
     assert "give the workload and shape it was run with" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ((), "round-robin had 3 workers, and 1 would be simulated; give --workers 3"),
+        (("--workers", 3), "came within 7.8 s, and those of w.jsonl come within 39 s; give the rate or --rate-scale"),
+        (("--workers", 3, "--rate-scale", 5), None),
+    ],
+)
+def test_a_past_run_is_held_against_the_same_workers_and_arrivals(flags, problem, tmp_path):
+    trace = tmp_path / "w.jsonl"
+    trace.write_text("".join(json.dumps(MOONCAKE | {"timestamp": 1000 * number}) + "\n" for number in range(40)))
+    past = dynabench(
+        "simulate", trace, "--workers", 3, "--rate-scale", 5, "--router-mode", "round-robin", "--out", tmp_path / "past"
+    )
+    assert past.returncode == 0, past.stderr
+    done = dynabench("validate", trace, "--real", tmp_path / "past", *flags, "--out", tmp_path / "out")
+    if problem is None:
+        assert done.returncode == 0, done.stderr
+        assert (
+            "how far such runs differ among themselves is not known" in (tmp_path / "out" / "report.html").read_text()
+        )
+    else:
+        assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
 
 
 def test_answers_that_the_model_ended_are_simulated_as_long_as_they_were():

@@ -111,12 +111,12 @@ def test_a_comparison_comes_back_from_json_as_it_was(speed):
 
 
 def test_errors_at_the_speed_of_the_real_runs_stand_beside_the_others():
-    arms = {"kv": Runs([run()], [run(1.1)], [run(1.02)]), "random": Runs([run()], [run(1.1)])}
+    arms = {"kv": Runs([run(), run(1.01)], [run(1.1)], [run(1.02)]), "random": Runs([run()], [run(1.1)])}
     found = fidelity.summary(arms, [])
     row = named(found.arms["kv"].deviations)["tpot.mean"]
-    assert row.error == pytest.approx(0.1)
-    assert row.error_at_speed == pytest.approx(0.02)
+    assert row.error == pytest.approx(1.1 / 1.005 - 1)
+    assert row.error_at_speed == pytest.approx(1.02 / 1.005 - 1)
     wide, plain = (tables.fidelity_grid(arm, part) for arm, part in found.arms.items())
-    assert wide.columns == [*plain.columns, "error at the runs' speed"]
-    assert plain.columns == ["real", "simulated", "error", "real runs differ by"]
+    assert wide.columns == [*plain.columns, "real runs differ by", "error at the runs' speed"]
+    assert plain.columns == ["real", "simulated", "error"]  # of one real run
     assert all(len(cells) == len(shown.columns) for shown in (wide, plain) for _, cells in shown.rows)
