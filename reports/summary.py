@@ -152,7 +152,7 @@ class Summary(msgspec.Struct, frozen=True):
         return (
             f"{text}."
             if pair.detectable <= WANTED
-            else f"{text}; to find {WANTED:.0%}, take about {pair.count_to_find(WANTED):,} requests."
+            else f"{text}; to find {WANTED:.0%}, take about {float(f'{pair.count_to_find(WANTED):.2g}'):,.0f} requests."
         )
 
     def difference(self, arm: str, metric: str, statistic: str) -> Difference | None:
@@ -288,7 +288,7 @@ def _sentence(label: str, winner: str, loser: str, difference: Difference | None
     low, high = sorted((abs(difference.low), abs(difference.high)))
     base = mean / difference.relative if difference.relative else 0.0
     share = abs(mean) / (base if sign > 0 else base + mean) if base else 0.0
-    amount = f"{abs(mean) * 1000:.3g} ms ({share:.1%})"
+    amount = f"{_milliseconds(abs(mean))} ms ({share:.1%})"
     if difference.is_exact:
         return f"{winner} and {loser} are exactly equal in {label}: every request took the same time in both."
     if difference.verdict == "equal":
@@ -301,8 +301,12 @@ def _sentence(label: str, winner: str, loser: str, difference: Difference | None
         )
     return (
         f"{winner} has the lower {label}, by {amount} against {loser} "
-        f"(95% interval {low * 1000:.3g} to {high * 1000:.3g} ms, paired by request): more than noise."
+        f"(95% interval {_milliseconds(low)} to {_milliseconds(high)} ms, paired by request): more than noise."
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f}" if seconds >= 1 else f"{seconds * 1000:.3g}"
 
 
 def _differences(

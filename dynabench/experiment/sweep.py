@@ -23,6 +23,7 @@ from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
+from foundation.settings import short
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
@@ -73,10 +74,27 @@ def run_sweep(
         workload = work.source(arms[0].settings.shape)
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity}
+        if varied := _varied(arms):
+            manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
             manifest["subtitle"] = subtitle_of("virtual", workload, experiment, settings, tried)
             manifest["head"] = head_of(workload, [arm.settings.deployment for arm in tried])
         return out, manifest, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
+
+
+def _varied(arms: list[Arm]) -> str:
+    """Say what is varied, each setting once."""
+    values: dict[str, dict[Any, None]] = {}
+    for arm in arms:
+        for name, value in arm.changes.items():
+            values.setdefault(name, {})[value] = None
+    parts = []
+    for name, its in values.items():
+        if len(its) > 1:
+            is_range = len(its) > 2 and all(isinstance(value, (int, float)) and value is not True for value in its)
+            shown = f"{short(min(its))} to {short(max(its))}" if is_range else ", ".join(map(short, its))
+            parts.append(shown if name == "router_mode" else f"{name.replace('_', ' ')} {shown}")
+    return "; ".join(parts)
 
 
 class _Work:
