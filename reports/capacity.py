@@ -79,6 +79,9 @@ class Sureness(msgspec.Struct, frozen=True):
     """What that is known of."""
     text: str = ""
 
+    is_open: bool = False
+    """Whether the limit lies within the interval, so that another such sample might say the opposite."""
+
 
 class Answer(msgspec.Struct, frozen=True):
     """What a plan found."""
@@ -216,6 +219,17 @@ def _headroom(outcomes: list[Outcome], limit: str) -> str:
 
 def _signed(margin: float) -> str:
     return f"{'-' * (margin < 0)}{percent(abs(margin))}"
+
+
+def doubt(sureness: Sequence[Sureness]) -> str:
+    """Say which limits are met without certainty; nothing where none is."""
+    unsure = [sure.limit for sure in sureness if sure.is_open]
+    if not unsure:
+        return ""
+    return (
+        f" That is not certain: the 95% interval of such samples holds the limit of {' and of '.join(unsure)}; more of the workload "
+        "would tell, and one worker more would be safer."
+    )
 
 
 def modes_told(modes: Sequence[Alternative]) -> str:

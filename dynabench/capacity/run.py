@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def run_plan(
     _check_gpus(config, experiment, pool.timing)
     _check_counts(experiment.limits, len(source_of(files, experiment)(settings.shape)))
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
-    identity = identity_of(files, experiment, settings, asdict(config))
+    identity = identity_of(files, experiment, settings, config.identity)
     out = experiment.out or Path("results") / f"plan-{identity}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
@@ -211,7 +211,7 @@ class _Planner:
             )
             for arm in todo
         ]
-        for place, point in self._parallel(calls):
+        for place, point in self._each(calls):
             if point.is_complete:
                 self._store.keep(todo[place], point)
                 self._num_simulated += 1
@@ -226,12 +226,18 @@ class _Planner:
         Raises:
             InterruptError: the user wants no more.
         """
-        if not calls:
-            return []
-        found = list(in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt))
+        return list(self._each(calls))
+
+    def _each(self, calls: list[Any]) -> Iterator[tuple[int, Any]]:
+        """Carry out calls on all cores, and yield what each gives as soon as it is known.
+
+        Raises:
+            InterruptError: the user wants no more; what was yielded counts.
+        """
+        if calls:
+            yield from in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt)
         if self._interrupt.is_asked:
             raise InterruptError
-        return found
 
     def look_around(self) -> None:
         """Find out what more load takes, whether a router mode or the cache matters, and how sure the answer is.
@@ -325,7 +331,7 @@ class _Planner:
             title=manifest["title"].partition(":")[0],
             subtitle=f"{len(workload):,} requests in {workload.duration_s:,.0f} s; {manifest['step_times'] or ''}",
             is_complete=self.is_complete,
-            verdict=self._found.verdict(is_complete=self.is_complete),
+            verdict=self._found.verdict(is_complete=self.is_complete) + capacity.doubt(self._sureness),
             limits=self._limits(),
             layouts=self._found.ranked(),
             loads=[self._at_load(at) for at in self._config.multiples if at in self._searches] if best else [],

@@ -1,7 +1,7 @@
 """What `dynabench plan` looks for, and how far."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -54,6 +54,11 @@ class PlanConfig:
         if not found or not all(0 < part <= 1000 for part in found):
             raise ValueError(f"loads is {self.loads!r}; expected multiples of the rate such as 1,1.25,1.5,2")
         return found
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What points of a plan depend on, beside what each of them names: not on how far to search, or what GPUs cost."""
+        return asdict(self) | {"price": sorted(self.prices), "max_gpus": None, "loads": None}
 
     @property
     def free(self) -> dict[str, Sequence[Any]]:

@@ -71,4 +71,5 @@ def _sureness(
     else:
         text += f"; it has no interval: {interval}"
     text += "." if known is not None else "; the model's error is not known here."
-    return Sureness(str(limit), value, low, high, error, str(known or ""), text)
+    is_open = low is not None and high is not None and low <= limit.value < high
+    return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ class PointStore:
                     f"{out} holds a {kind} with other settings; name another results folder with --out, or remove it"
                 )
             self._points.mkdir(parents=True, exist_ok=True)
-            mark.write_text(identity + "\n")
+            if not mark.exists():
+                replace_text(mark, identity + "\n")
         except OSError as error:
             raise UserError(f"{out}: cannot be written ({error.strerror})") from error
 
@@ -91,13 +93,17 @@ def _read(file: Path) -> AnyPoint:
 def identity_of(files: Sequence[Path], experiment: ExperimentConfig, settings: Settings, *more: Any) -> str:
     """Name everything that points depend on: workload, settings and what else is given."""
     parts = {
-        "files": [(str(file), file.stat().st_size if file.is_file() else None) for file in files_of(tuple(files))],
+        "version": metadata.version("dynabench"),
+        "files": [_digest(file) for file in files_of(tuple(files))],
         "experiment": [experiment.seed, experiment.repeats],
         "reading": [experiment.trace_block_size, experiment.format, experiment.columns],
         "limits": [str(limit) for limit in experiment.limits],
         "varied": [list(experiment.router_mode), list(experiment.vary)],
         "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],
-        "times": [_digest(pool.timing.timing_file) for pool in settings.deployment.pools],
+        "times": [
+            None if (file := pool.timing.timing_file) is None else _digest(Path(file))
+            for pool in settings.deployment.pools
+        ],
         "modes": list(ROUTER_MODES),
         "point": Point.__struct_fields__,
         "more": more,
@@ -105,6 +111,9 @@ def identity_of(files: Sequence[Path], experiment: ExperimentConfig, settings: S
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _digest(file: str | None) -> str | None:
-    path = Path(file) if file else None
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None
+def _digest(file: Path) -> str | None:
+    """Return what names a file's content."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

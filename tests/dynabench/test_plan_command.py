@@ -103,6 +103,9 @@ def test_the_same_plan_again_simulates_nothing(small):
     assert json.loads(done.stdout) == {"folder": str(out)} | again
     assert again["simulated"] == 0
     assert again["layouts"] == answer["layouts"]
+    less, fewer = planned(out, *SMALL, *LIMITS, "--loads", "1", "--max-gpus", "63", "--json")
+    assert (less.returncode, fewer["simulated"], len(fewer["loads"])) == (0, 0, 1)
+    planned(out, *SMALL, *LIMITS, "--loads", "1,2", "--json")
     other = dynabench("plan", *SMALL, "--slo", "ttft.p90 <= 401ms", "--loads", "1,2", "--out", out)
     assert (other.returncode, "holds a plan with other settings" in other.stderr) == (2, True)
 

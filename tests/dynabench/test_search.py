@@ -1,5 +1,6 @@
 """Searches for the value at which limits are just met: every limit is found, with few tries, and no end is an answer."""
 
+import json
 import math
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynabench.experiment.search import Bracket
+from tests.support.commands import dynabench
 
 
 def searched(bracket, is_met):
@@ -128,3 +130,22 @@ def test_values_that_there_cannot_be_are_the_end(most, edge):
     else:
         assert (bracket.met, bracket.missed) == (None, most)
     assert len(tried) == len(set(tried)) <= 2 * math.ceil(math.log2(most + 1)) + 1
+
+
+def test_points_of_another_trace_under_the_same_name_are_not_taken_up(tmp_path):
+    trace, out = tmp_path / "t.jsonl", tmp_path / "out"
+    row = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
+    lines = [json.dumps(row | {"timestamp": 100 * number}) for number in range(20)]
+    trace.write_text("\n".join(lines))
+    command = ("sweep", trace, "--vary", "workers=1,2", "--router-mode", "kv", "--out", out)
+    assert dynabench(*command).returncode == 0
+    stamps = {
+        file.name: file.stat().st_mtime_ns
+        for file in out.rglob("*.*")
+        if file.parent.name == "points" or file.suffix == ".id"
+    }
+    assert dynabench(*command).returncode == 0
+    assert stamps == {name: next(out.rglob(name)).stat().st_mtime_ns for name in stamps}  # nothing was done again
+    trace.write_text("\n".join(lines).replace('"output_length": 4', '"output_length": 5'))  # as many bytes
+    again = dynabench(*command)
+    assert (again.returncode, "holds a sweep with other settings" in again.stderr) == (2, True)
