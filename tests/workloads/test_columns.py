@@ -102,7 +102,6 @@ def test_columns_that_are_not_there_or_not_understood_are_refused(tmp_path, colu
     ("row", "message"),
     [
         ("1,many,5", "line 3: in must be a number, not 'many'"),
-        ("1,,5", "line 3: in is missing"),
         ("soon,600,5", "line 3: ts must be a number, or a time such as 2026-01-31T18:15:46.68Z, not 'soon'"),
         ("1,600,-5", "line 3: out must be at least 0, not -5"),
     ],
@@ -116,6 +115,29 @@ def test_a_row_that_cannot_be_used_is_named_by_its_line(tmp_path, row, message):
 def test_requests_that_failed_are_left_out_and_counted(tmp_path):
     workload = read(tmp_path, "ts,in,out\n0,600,5\n1,600,0\n", "arrival=ts,input=in,output=out")
     assert len(workload) == 1
+    assert "rows without prompt or response tokens left out: 1" in workload.notes
+
+
+FAILURES = (
+    {"error": "timeout"},
+    {"ts": 1, "usage": None},
+    {"ts": 1, "usage": {"in": None, "out": None}},
+    {"ts": 1, "usage": {"in": 600}},
+)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("place", [0, 1])
+def test_objects_of_failed_requests_are_left_out_wherever_they_stand(tmp_path, failure, place):
+    rows = [{"ts": 0, "usage": {"in": 600, "out": 5}}]
+    rows.insert(place, failure)
+    workload = read(tmp_path, "\n".join(map(json.dumps, rows)), "arrival=ts,input=usage.in,output=usage.out")
+    assert len(workload) == 1
+    assert "rows without prompt or response tokens left out: 1" in workload.notes
+
+
+def test_a_cell_of_a_length_may_be_empty(tmp_path):
+    workload = read(tmp_path, "ts,in,out\n0,600,5\n1,600,\n", "arrival=ts,input=in,output=out")
     assert "rows without prompt or response tokens left out: 1" in workload.notes
 
 

@@ -19,6 +19,8 @@ FIELDS: Final = (*NEEDED, "session", "hash_ids")
 UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 EPOCHS: Final = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
 """From which number on a time can only be in a unit: 1e11 s is the year 5138."""
+ABSENT: Final = object()
+"""In place of the value of a column that a row does not have."""
 
 
 def columns(text: str) -> Format:
@@ -51,13 +53,16 @@ def columns(text: str) -> Format:
 
 
 def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iterator[Request]:
+    failed: Row | None = None
+    is_any_read = False
     for row in source.rows():
-        values = {field: _value(row, name) for field, name in names.items()}
-        length = _tokens(row, names["input"], values["input"])
-        output = _tokens(row, names["output"], values["output"])
+        length, output = (_tokens(row, names[field]) for field in ("input", "output"))
         if not length or not output:
+            failed = failed or row
             source.count(FAILED)
             continue
+        is_any_read = True
+        values = {field: _value(row, name) for field, name in names.items()}
         arrival = values["arrival"]
         if unit is None and (number := _number(arrival)) is not None:
             unit = _unit_of(names["arrival"], number)
@@ -67,22 +72,39 @@ def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iter
         blocks = source.lengths_only(length) if ids is None else _ids(row, ids, length, source)
         session = values.get("session")
         yield Request(seconds, length, output, blocks, "" if session is None else str(session))
+    if failed is not None and not is_any_read:  # perhaps no request failed, but a column has another name
+        for name in names.values():
+            _value(failed, name)
 
 
 def _value(row: Row, name: str) -> Any:
-    """Return what is in a column; a name with dots reaches into objects."""
+    """Return what is in a column.
+
+    Raises:
+        WorkloadError: there is none of that name.
+    """
+    value = _found(row, name)
+    if value is ABSENT:
+        raise row.fail(f"there is no column {name!r}; there are {', '.join(map(str, row.values))}")
+    return value
+
+
+def _found(row: Row, name: str) -> Any:
+    """Return what is in a column, if there is one; a name with dots reaches into objects."""
     if name in row.values:
         return row.values[name]
     value: Any = row.values
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise row.fail(f"there is no column {name!r}; there are {', '.join(map(str, row.values))}")
+            return ABSENT
         value = value[part]
     return value
 
 
-def _tokens(row: Row, name: str, value: Any) -> int:
-    return Row({name: value}, row.place).count(name, least=0)
+def _tokens(row: Row, name: str) -> int:
+    """Return a number of tokens; none where it is left out, as logs do for requests that failed."""
+    value = _found(row, name)
+    return 0 if value is ABSENT else Row({name: value}, row.place).count(name, least=0, default=0)
 
 
 def _number(value: Any) -> float | None:
