@@ -71,7 +71,7 @@ class Sureness(msgspec.Struct, frozen=True):
     limit: str
     value: float
     low: float | None
-    """95% block-bootstrap interval of what is limited (s); None where there is none: the text says why."""
+    """95% block-bootstrap interval of what is limited (s, or a share); None where there is none: the text says why."""
     high: float | None
     model_error: float | None
     """Known mean absolute error of the mean of such times for such a model and GPU, as a share; None where nothing is known."""
@@ -81,6 +81,8 @@ class Sureness(msgspec.Struct, frozen=True):
 
     is_open: bool = False
     """Whether the limit lies within the interval, so that another such sample might say the opposite."""
+    is_share: bool = False
+    """Whether it is of the share of requests within the limits of each request."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -213,7 +215,7 @@ def _metric(limit: str) -> str:
 
 
 def _headroom(outcomes: list[Outcome], limit: str) -> str:
-    found = next((outcome.margin for outcome in outcomes if outcome.limit == limit), None)
+    found = next((outcome.headroom for outcome in outcomes if outcome.limit == limit), None)
     return "-" if found is None else _signed(found)
 
 

@@ -32,6 +32,13 @@ class Outcome(msgspec.Struct, frozen=True):
     is_open: bool = False
     """Whether the limit lies within the interval, so that other repeats might say the opposite."""
 
+    @property
+    def headroom(self) -> float | None:
+        """The margin, made comparable: of a share of requests that is reached, what is left of those that may be over."""
+        if not self.is_share or self.value is None or not self.margin or self.margin < 0:
+            return self.margin
+        return 1 - (1 - self.value) / (1 - self.value / (1 + self.margin))
+
     def __str__(self) -> str:
         if self.margin is None:
             return f"{'not known' if self.state == 'unknown' else self.state}: {self.reason}"
@@ -110,7 +117,7 @@ def binding(outcomes: Iterable[Outcome]) -> Outcome | None:
         outcomes,
         key=lambda outcome: (
             ("missed", "unknown", "met").index(outcome.state),
-            float("-inf") if outcome.margin is None else outcome.margin,
+            float("-inf") if outcome.headroom is None else outcome.headroom,
         ),
     )
     return ranked[0] if ranked else None

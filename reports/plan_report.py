@@ -66,12 +66,13 @@ def _sureness_grid(answer: Answer) -> Grid | None:
     lines = []
     for sure in answer.sureness:
         known = by_limit.get(sure.limit)
-        interval = "n/a" if sure.low is None else f"{milliseconds(sure.low)} to {milliseconds(sure.high)}"
+        shown = "{:.2%}".format if sure.is_share else milliseconds
+        interval = "n/a" if sure.low is None or sure.high is None else f"{shown(sure.low)} to {shown(sure.high)}"
         lines.append(
             (
                 sure.limit,
                 [
-                    milliseconds(sure.value),
+                    shown(sure.value),
                     "n/a"
                     if known is None or known.margin is None
                     else f"{known.state} by {percent(abs(known.margin))}",

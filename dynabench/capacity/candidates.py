@@ -39,6 +39,12 @@ class Candidate:
         return {name: value for name, value in self.changes.items() if name != "router_mode"}
 
     @property
+    def kinds(self) -> tuple[str, str]:
+        """What it is one of: split layouts or others, and those on its GPUs."""
+        gpus = dict.fromkeys(str(pool.timing.gpu) for pool in self.settings.deployment.pools)
+        return "split layouts" if self.prefill else "layouts that are not split", f"layouts on {' and '.join(gpus)}"
+
+    @property
     def counted(self) -> Pool:
         """The workers whose number is searched for."""
         return next(pool for pool in self.settings.deployment.pools if pool.role != "prefill")
@@ -74,6 +80,11 @@ def faster(shape: ShapeConfig, load: float) -> ShapeConfig:
     return replace(shape, rate_scale=shape.rate_scale * load)
 
 
+def has_one_size(config: PlanConfig, timing: TimingConfig) -> bool:
+    """Tell whether step times are those of one tensor parallel size, as measured ones are."""
+    return timing.timing_name != "roofline" and not config.price
+
+
 def candidates_of(
     config: PlanConfig, experiment: ExperimentConfig, settings: Settings, router_mode: str
 ) -> tuple[list[Candidate], dict[str, str]]:
@@ -88,8 +99,8 @@ def candidates_of(
         apart = _apart(settings.deployment, pool.mocker, pool.timing)
         bases.append(replace(settings, deployment=apart))
     free = dict(config.free)
-    if pool.timing.timing_name != "roofline" and not config.price and len(free["tensor_parallel_size"]) > 1:
-        del free["tensor_parallel_size"]  # measured step times are those of one size
+    if has_one_size(config, pool.timing) and len(free["tensor_parallel_size"]) > 1:
+        del free["tensor_parallel_size"]
     found: list[Candidate] = []
     impossible: dict[str, str] = {}
     for base in bases:

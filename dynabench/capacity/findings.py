@@ -1,6 +1,6 @@
 """What a plan knows: which layouts meet the limits, with how many workers, and why not with fewer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dynabench.capacity.candidates import Candidate, candidates_of, named
@@ -102,7 +102,7 @@ class Findings:
     def _margin(self, question: Question, load: float) -> float:
         point = self.known(question, load)
         nearest = binding(point.outcomes) if isinstance(point, Point) else None
-        return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
+        return float("-inf") if nearest is None or nearest.headroom is None else nearest.headroom
 
     def ranked(self) -> list[Ranked]:
         """Return the layouts that meet the limits by cost, the best first; then the others by what they cost at least."""
@@ -204,6 +204,37 @@ class Findings:
         point = self.known(nearest)
         assert point is not None
         return f" For less: {self.named(nearest, self.load)}: {told(missed(point.outcomes))}."
+
+    def other_kinds(self) -> Iterator[str]:
+        """Yield what is known of the best of each kind of layout that the best of all is not one of."""
+        best = self.best
+        if best is None or self.load not in self.finished:
+            return
+        places: dict[str, list[int]] = {}
+        for place, candidate in enumerate(self.candidates):
+            for kind in candidate.kinds:
+                places.setdefault(kind, []).append(place)
+        for kind, its in places.items():
+            if best.layout not in its:
+                yield f"Of {kind}, {self._best_among(its)}."
+
+    def _best_among(self, places: Sequence[int]) -> str:
+        """Say which is the cheapest of some layouts that meets the limits, or what they take at least."""
+        layouts = self.search.layouts
+        met = [Question(place, workers) for place in places if (workers := layouts[place].met) is not None]
+        if met:
+            least = min(met, key=lambda one: layouts[one.layout].cost(one.workers))
+            said = self._cost_told(layouts[least.layout].cost(least.workers))
+            return f"the cheapest that was seen to meet the limits is {self.named(least, self.load)}{said}"
+        possible = [layouts[place] for place in places if not layouts[place].impossible]
+        if not possible:
+            return "none can meet the limits"
+        nearest = min(possible, key=lambda layout: layout.cost(layout.low))
+        gpus, said = nearest.gpus(nearest.low), self._cost_told(nearest.cost(nearest.low))
+        return f"none is cheaper: {nearest.name} needs at least {gpus} GPU{'s' * (gpus != 1)}{said}"
+
+    def _cost_told(self, cost: float) -> str:
+        return f", at a cost of {cost:,.4g}" if self.config.price else ""
 
     def _without(self, *, is_complete: bool) -> str:
         """Say what there is to say where nothing is known to meet the limits."""

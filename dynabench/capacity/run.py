@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from dynabench.capacity.candidates import has_one_size
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import floor_of
@@ -60,6 +61,7 @@ def run_plan(
             "several, or --timing-file"
         )
     _check_gpus(config, experiment, pool.timing)
+    _check_sizes(config, pool.timing)
     _check_counts(experiment.limits, len(source_of(files, experiment)(settings.shape)))
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, config.identity)
@@ -98,6 +100,20 @@ def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: Timing
             " or ".join(map(str, part)) for part in (config.tensor_parallel_size, [gpu.name for gpu in gpus])
         )
         raise UserError(f"tensor_parallel_size {sizes} was not measured on {names}; expected one of {sorted(possible)}")
+
+
+def _check_sizes(config: PlanConfig, timing: TimingConfig) -> None:
+    """Refuse several sizes where there are step times of one only.
+
+    Raises:
+        UserError: so it is.
+    """
+    sizes = config.tensor_parallel_size
+    if has_one_size(config, timing) and len(sizes) > 1 and sizes != PlanConfig().tensor_parallel_size:
+        raise UserError(
+            f"tensor_parallel_size {' and '.join(map(str, sizes))} are given; expected the one that the step times were measured "
+            "with: plan once for each"
+        )
 
 
 def _check_counts(limits: Sequence[Condition], num_requests: int) -> None:
@@ -257,21 +273,24 @@ class _Planner:
 
     def _sure(self, best: Question) -> list[Sureness]:
         arm = self._found.arm(best, self._found.load)
-        call = (sureness_of, (arm, self._source, self._experiment.seed, self._experiment.limits))
+        experiment = self._experiment
+        call = (sureness_of, (arm, self._source, experiment.seed, experiment.limits, self._config.attainment))
         [(_, found)] = self._parallel([call])
         return list(found)
 
     def _compared_modes(self, best: Question) -> list[Alternative]:
         """Try the router modes with these workers, and with one fewer: a better mode may save it."""
         modes = self._experiment.router_mode
+        if len(modes) == 1 or not self._routes(best):
+            return []
         layout = self._found.search.layouts[best.layout]
         counts = [best.workers] + [best.workers - 1] * (best.workers > max(layout.floor, 1))
-        wanted = (
-            [(mode, Question(best.layout, count)) for count in counts for mode in modes]
-            if len(modes) > 1 and best.workers > 1
-            else []
-        )
+        wanted = [(mode, Question(best.layout, count)) for count in counts for mode in modes]
         return self._alternatives([(mode, question, {"router_mode": mode}) for mode, question in wanted])
+
+    def _routes(self, best: Question) -> bool:
+        """Tell whether there is a choice of workers for a prompt, or for an answer."""
+        return max(best.workers, self._found.prefill_workers(best.layout) or 0) > 1
 
     def _compared_caching(self, best: Question) -> list[Alternative]:
         """Try it without prefix caching, if prompts are known to share anything."""
@@ -358,13 +377,9 @@ class _Planner:
     def _notes(self, gpus: int) -> Iterator[str]:
         """Yield what else a reader should know of an answer with so many GPUs."""
         best = self._found.best
-        if (
-            best
-            and best.workers == 1
-            and not self._found.prefill_workers(best.layout)
-            and len(self._experiment.router_mode) > 1
-        ):
-            yield "One worker: there is nothing to route, so router modes are not compared."
+        if best and not self._routes(best) and len(self._experiment.router_mode) > 1:
+            each = " of each kind" * (self._found.prefill_workers(best.layout) is not None)
+            yield f"One worker{each}: there is nothing to route, so router modes are not compared."
         if told := capacity.modes_told(self._modes):
             yield told
         if saving := min(
@@ -375,6 +390,10 @@ class _Planner:
             yield (
                 f"Router mode {saving.name} meets the limits with {saving.gpus} GPUs; plan with it: --router-mode {saving.name}."
             )
+        yield from self._found.other_kinds()
+        (pool,) = self._settings.deployment.pools
+        if has_one_size(self._config, pool.timing) and len(self._config.tensor_parallel_size) > 1:
+            yield "Step times are taken to be those of tensor parallel size 1; if not, name theirs (--tensor-parallel-size)."
         if not self._source(self._settings.shape).knows_prefixes:
             yield "What its prompts share is unknown, so prefix caching is not judged and no router mode finds a prefix."
 

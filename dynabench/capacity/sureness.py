@@ -10,15 +10,16 @@ from dynabench.plan import Arm, Plan
 from dynabench.virtual.run import run as simulate
 from reports.capacity import Sureness
 from reports.conditions import METRICS, Condition
-from reports.metrics import LEAST_SAMPLES, per_request
-from reports.outcomes import of_run, percent
-from reports.records import Floats
+from reports.metrics import LEAST_SAMPLES, goodput, per_request
+from reports.outcomes import of_requests, of_run, percent
+from reports.records import Floats, Record
+from reports.slo import good
 from reports.statistics import Blocks, blocks_of, mean_interval, quantile_interval
 from reports.summary import summarize
 
 
-def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition]) -> list[Sureness]:
-    """Return how sure it is that each limit of a run is met: an hour is a sample of hours, and a simulation is none."""
+def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
+    """Return how sure it is that each limit is met: an hour is a sample of hours, and a simulation is none."""
     record = simulate(Plan(arm, seed=seed), source(arm.settings.shape))
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
     values = per_request(record.requests)
@@ -33,7 +34,37 @@ def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition]
             continue
         interval = _interval(limit, values, blocks)
         found.append(_sureness(limit, outcome.value, interval, model_error(timing)))
-    return found
+    return found + _sure_of_requests(record, blocks, limits, attainment)
+
+
+def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
+    """Return how sure it is that enough requests are within the limits of each request; nothing where there are none such."""
+    is_good = good(record, [limit for limit in limits if limit.statistic is None])
+    outcome = of_requests(list(limits), goodput(record, is_good), attainment)
+    if outcome is None or outcome.value is None:
+        return []
+    text = f"{outcome.limit} is {outcome}"
+    interval = mean_interval(is_good.astype(float), blocks)
+    if interval is None:
+        return [
+            Sureness(
+                outcome.limit,
+                outcome.value,
+                None,
+                None,
+                None,
+                text=f"{text}; it has no interval: too few requests.",
+                is_share=True,
+            )
+        ]
+    low, high = interval[0], min(interval[1], 1.0)
+    if outcome.value == 1:
+        # Where none was over its limits, resampling finds none either; yet up to 3 in so many may be (the rule of three).
+        low = max(1 - 3 / len(is_good), 0.0)
+    lies = "within" if low >= attainment else "beyond" if high < attainment else "on both sides of"
+    text += f"; the sample's 95% interval, {low:.2%} to {high:.2%}, lies {lies} the limit."
+    is_open = low < attainment <= high
+    return [Sureness(outcome.limit, outcome.value, low, high, None, text=text, is_open=is_open, is_share=True)]
 
 
 def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tuple[float, float] | str:

@@ -123,7 +123,7 @@ def sureness(answer: "Answer") -> Chart | None:
         outcome = next(
             (one for layout in answer.layouts[:1] for one in layout.outcomes if one.limit == sure.limit), None
         )
-        if outcome is not None and outcome.margin is not None and outcome.margin < 1:
+        if outcome is not None and not outcome.is_share and outcome.margin is not None and outcome.margin < 1:
             known.append((sure, sure.value / (1 - outcome.margin)))
     if not known:
         return None

@@ -19,7 +19,9 @@ SETTINGS = Settings(
 def test_the_error_of_means_is_not_taken_for_one_of_percentiles_and_itl_has_no_interval():
     limits = [read(text) for text in ("itl.p99 <= 60ms", "tpot.mean <= 20ms", "ttft.max <= 9s")]
     arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
-    of_itl, of_mean, of_max = (sure.text for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits))
+    of_itl, of_mean, of_max = (
+        sure.text for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.99)
+    )
     off = "mean TPOT was 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100"
     assert f"{off}, and how far a p99 is off is not known" in of_itl
     assert of_itl.endswith("; it has no interval: gaps between tokens are not kept by request.")
@@ -31,7 +33,7 @@ def test_a_limit_within_the_interval_is_met_without_certainty():
     arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
 
     def sure(limit):
-        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read(limit)])
+        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read(limit)], 0.99)
         return found
 
     first = sure("tpot.mean <= 1s")
@@ -39,3 +41,21 @@ def test_a_limit_within_the_interval_is_met_without_certainty():
     within = sure(f"tpot.mean <= {(first.value + first.high) * 500}ms")
     assert within.is_open
     assert "not certain: the 95% interval of such samples holds the limit of tpot.mean" in doubt([first, within])
+
+
+def test_limits_of_each_request_are_as_sure_as_the_sample_is_large():
+    arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
+
+    def sure(*limits, attainment):
+        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read(text) for text in limits], attainment)
+        return found
+
+    all_within = sure("ttft <= 9s", "e2e <= 900s", attainment=0.95)
+    assert (all_within.value, all_within.low, all_within.is_open) == (1.0, 0.97, False)
+    assert all_within.limit == "ttft <= 9s and e2e <= 900s in 95%"
+    assert "the sample's 95% interval, 97.00% to 100.00%, lies within the limit." in all_within.text
+    assert sure("ttft <= 9s", attainment=0.99).is_open, "3 in 100 may be over"
+    half = f"e2e <= {sure('e2e.p50 <= 9s', attainment=0.5).value * 1000:.3f}ms"
+    some = sure(half, attainment=0.1)
+    assert some.is_share and 0 < some.low < some.value < some.high < 1
+    assert sure(half, attainment=(some.low + some.value) / 2).is_open

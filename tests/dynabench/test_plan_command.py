@@ -119,6 +119,8 @@ def test_the_cheapest_of_several_gpus_is_found(tmp_path):
     assert f"It costs {known[0]['cost']:,.4g}" in answer["verdict"]
     assert answer["loads"][0]["cost"] == known[0]["cost"]
     assert {layout["changes"]["gpu"] for layout in answer["layouts"]} == {"h100", "h200"}
+    [other] = {"h100", "h200"} - {known[0]["changes"]["gpu"]}
+    assert [note.partition(",")[0] for note in answer["notes"] if note.startswith("Of ")] == [f"Of layouts on {other}"]
 
 
 def test_prefill_and_decode_apart_are_tried_beside_the_others(tmp_path):
@@ -131,6 +133,17 @@ def test_prefill_and_decode_apart_are_tried_beside_the_others(tmp_path):
     assert "2+3: 2 workers prefill and 3 decode." in done.stdout
     [whole] = [layout for layout in answer["layouts"] if layout not in apart]
     assert (whole["name"], whole["prefill_workers"]) == ("TP 1, chunk 2048", None)
+    [note] = [note for note in answer["notes"] if note.startswith("Of ")]
+    assert note.startswith("Of layouts that are not split, " if answer["layouts"][0] in apart else "Of split layouts, ")
+
+
+def test_where_two_prefill_and_one_decodes_router_modes_are_compared(tmp_path):
+    flags = (*MODEL[:4], "--max-requests", "60", "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048")
+    limits = ("--vary", "prefill_workers=2", "--slo", "itl.max <= 20ms", "--max-gpus", "3", "--loads", "1")
+    done, answer = planned(tmp_path / "out", *flags, *limits)
+    assert done.returncode == 0, done.stderr
+    assert "(split: decode workers 1, prefill workers 2" in answer["verdict"]
+    assert [mode["name"] for mode in answer["modes"]] == ["kv", "round-robin", "least-loaded"]
 
 
 def test_settings_of_one_role_are_varied_where_it_is_apart(tmp_path):
@@ -243,6 +256,10 @@ def test_measured_step_times_are_of_one_size(tmp_path):
     done, answer = planned(tmp_path / "out", *flags, "--slo", "ttft.p90 <= 10s")
     assert done.returncode == 0, done.stderr
     assert [layout["name"] for layout in answer["layouts"]] == ["chunk 2048"]
+    assert "taken to be those of tensor parallel size 1; if not, name theirs (--tensor-parallel-size)" in done.stdout
+    sizes = ("--tensor-parallel-size", "2", "--tensor-parallel-size", "4")
+    done, _ = planned(tmp_path / "two", *flags, *sizes, "--slo", "ttft.p90 <= 10s")
+    assert (done.returncode, "tensor_parallel_size 2 and 4 are given; expected the one" in done.stderr) == (2, True)
 
 
 def test_prices_are_read():

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from reports import folder, slo
-from reports.outcomes import binding, state_of
+from reports.metrics import Goodput
+from reports.outcomes import Outcome, binding, of_requests, state_of
 from reports.summary import summarize
 from reports.tables import rows
 from tests.reports.runs import run
@@ -64,6 +65,17 @@ def test_each_limit_of_a_run_is_met_or_missed_by_so_much_or_not_known():
     assert state_of(found[1:]) == "unknown"
     assert binding(found) is found[0]
     assert binding(found[2:]) is found[2]
+
+
+def test_a_share_of_requests_binds_only_where_more_of_what_may_be_over_is_used_up():
+    ttft = Outcome("ttft.p99 <= 1000 ms", "met", 0.7, 0.3)
+    [most, few, short] = (
+        of_requests([slo.parse("e2e <= 9s")], Goodput(count, 1000, count / 1000, None), 0.99)
+        for count in (998, 992, 980)
+    )
+    assert [round(one.headroom, 4) for one in (most, few, short)] == [0.8, 0.2, -0.0101]
+    assert [binding([ttft, one]) is ttft for one in (most, few, short)] == [True, False, False]
+    assert str(most) == "met by 0.808% (99.80%)"
 
 
 def test_a_limit_that_is_met_by_a_hair_is_not_met_by_nothing():
