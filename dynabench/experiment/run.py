@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from dynabench.deployment.engines import engines_of
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import lower_bound
 from dynabench.experiment.manifest import manifest_of, now
@@ -16,7 +17,7 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.workload_file import read_workload
 from dynabench.interrupt import Flag, Interrupt, InterruptError
-from dynabench.plan import Plan, Settings, plans
+from dynabench.plan import Arm, Plan, Settings, plans
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
@@ -71,6 +72,9 @@ def run_experiment(
         _check_reachable(settings.url)
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint routes by itself
     arms, left_out = comparison_of(experiment, settings)
+    if clock == "virtual":
+        arms, impossible = _possible(arms)
+        left_out += impossible
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
     for reason in left_out:
         console.print(f"left out: {reason}", soft_wrap=True)
@@ -89,6 +93,26 @@ def run_experiment(
         bound = lower_bound(workload, arms) if clock == "virtual" else None
         manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs) | {"bound_s": bound}
         return out, manifest, folder.write(out, manifest, runs)
+
+
+def _possible(arms: list[Arm]) -> tuple[list[Arm], list[str]]:
+    """Return the arms whose engines can be simulated, and why the others cannot be.
+
+    Raises:
+        ValueError: none can be.
+    """
+    found: list[Arm] = []
+    reasons: list[tuple[str, ValueError]] = []
+    for arm in arms:
+        try:
+            engines_of(arm.settings.deployment)
+        except ValueError as error:
+            reasons.append((arm.name, error))
+        else:
+            found.append(arm)
+    if not found:
+        raise reasons[0][1]
+    return found, [f"{name} ({error})" for name, error in reasons]
 
 
 def results_folder(experiment: ExperimentConfig, command: str) -> Path:
