@@ -76,7 +76,7 @@ def test_a_paired_difference_sees_through_the_spread_between_requests():
 def test_the_verdict_names_the_winner_or_says_noise():
     slow, fast = run("round-robin", ttft=[2.0] * 100), run("kv", ttft=[1.0] * 100)
     verdict = summarize([slow, fast]).verdict
-    assert "kv has the lower mean TTFT, by 1e+03 ms (50.0%) against round-robin" in verdict
+    assert "kv has the lower mean TTFT, by 1,000 ms (50.0%) against round-robin" in verdict
     assert "more than noise" in verdict
     same = summarize([run("a", ttft=[1.0] * 100), run("b", ttft=[1.0] * 100)])
     assert "a and b are exactly equal in mean TTFT: every request took the same time in both." in same.verdict
