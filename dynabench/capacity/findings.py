@@ -223,8 +223,9 @@ class Findings:
         layouts = self.search.layouts
         met = [Question(place, workers) for place in places if (workers := layouts[place].met) is not None]
         if met:
-            least = min(met, key=lambda one: layouts[one.layout].cost(one.workers))
-            said = self._cost_told(layouts[least.layout].cost(least.workers))
+            cost = min(layouts[one.layout].cost(one.workers) for one in met)
+            equal = [one for one in met if layouts[one.layout].cost(one.workers) <= cost * (1 + 1e-9)]
+            least, said = max(equal, key=lambda one: self._merit(one, self.load)), self._cost_told(cost)
             return f"the cheapest that was seen to meet the limits is {self.named(least, self.load)}{said}"
         possible = [layouts[place] for place in places if not layouts[place].impossible]
         if not possible:

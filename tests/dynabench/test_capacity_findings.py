@@ -45,6 +45,14 @@ def test_of_layouts_that_cost_the_same_the_one_that_holds_for_more_load_is_chose
     assert "It holds at 1.5x the load; TP 8, chunk 2048, which costs as much, not." in verdict
 
 
+def test_the_best_of_another_kind_is_the_one_that_holds_for_more_load(findings):
+    findings.finished = [1.0, 1.5, 2.0]
+    assert findings._best_among([0, 1]) == (
+        "the cheapest that was seen to meet the limits is 8 GPUs (workers 2, TP 4, chunk 2048)"
+    )
+    assert list(findings.other_kinds()) == []
+
+
 def test_while_no_other_load_is_finished_the_margin_decides(findings):
     findings.finished = [1.0]
     assert findings.best == NARROW
