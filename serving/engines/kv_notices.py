@@ -60,6 +60,8 @@ class Left(msgspec.Struct, tag="left", array_like=True, frozen=True):
 
     room: Room
     reason: Annotated[str, Meta(max_length=500)] = ""
+    kind: Annotated[str, Meta(pattern="^(lost|overloaded)$")] = "lost"
+    """That of a `CallError`."""
 
 
 Notice = Renew | Read | Begin | Offered | Left

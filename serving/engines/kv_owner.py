@@ -22,8 +22,9 @@ from serving.engines.kv_leases import Leases
 from serving.engines.kv_notices import Begin, Left, Notice, Read, Renew, parts
 from serving.engines.kv_params import RemoteKv
 from serving.engines.kv_shelf import Placement, Shelf
-from serving.engines.rooms import Room, RoomError, Rooms
+from serving.engines.rooms import Room, Rooms
 from serving.life.lease import LeaseConfig
+from serving.runtime.messages import CallError
 from serving.transfer.agent import TransferError
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class KvOwner:
         """Let a request into a room; return whether its reader has begun, which else is told later.
 
         Raises:
-            RoomError: the room cannot be used.
+            CallError: the room cannot be used.
         """
         is_reader_there = self._rooms.come(room, call, self._loop.time())
         self._arm(self._rooms.next_s())
@@ -271,8 +272,8 @@ class KvOwner:
         is_first = self._rooms.reader(room) is None
         try:
             call = self._rooms.begin(room, reader, now)
-        except RoomError as error:
-            self._exchange.tell(reader, Left(room, str(error)))
+        except CallError as error:
+            self._exchange.tell(reader, Left(room, str(error), error.kind))
             return
         offer = next((offer for offer in self._offers.values() if offer.room == room), None)
         if offer is not None and offer.state == "offered":

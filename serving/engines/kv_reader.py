@@ -271,8 +271,8 @@ class KvReader:
             case Offered(room) if (load := self._rooms.get(room)) is not None:
                 if (kv := load.assembly.add(notice)) is not None:
                     load.offer(kv)
-            case Left(room, reason) if (load := self._rooms.get(room)) is not None:
-                load.offer(LoadError(reason or "the prefill worker has given up", "lost"))
+            case Left(room, reason, kind) if (load := self._rooms.get(room)) is not None:
+                load.offer(LoadError(reason or "the prefill worker has given up", kind))
 
 
 class Landing:

@@ -28,6 +28,7 @@ from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
+from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
 from serving.transfer.agent import TransferError
 from serving.transfer.config import TransferRunConfig
@@ -117,15 +118,16 @@ class MockEngine:
             else:
                 live.keys = block_keys(tokens, ids, num_full=len(tokens) // size, block_size=size)
                 self._share(live, asked)
-        except ValueError as error:
+        except (ValueError, CallError) as error:
             stream.on_cancel = None
-            stream.end(str(error), "invalid")
+            stream.end(str(error), error.kind if isinstance(error, CallError) else "invalid")
 
     def _share(self, live: Live, asked: HandOff) -> None:
         """Take up a request of which another worker does the rest.
 
         Raises:
             ValueError: it is not for this worker, or can never fit.
+            CallError: it cannot meet its other worker here.
         """
         handover = self._handover
         if handover is None:

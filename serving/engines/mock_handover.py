@@ -15,7 +15,6 @@ from serving.engines.kv_owner import KvOwner, Offer, RoomCall
 from serving.engines.kv_params import AGENT, HandOff, RemoteKv
 from serving.engines.kv_reader import KvReader
 from serving.engines.mock_live import Live
-from serving.engines.rooms import RoomError
 from serving.life.lease import LeaseConfig
 from serving.model.card import Bootstrap, Role
 from serving.transfer.config import TransferRunConfig
@@ -54,6 +53,7 @@ class Handover(Protocol):
 
         Raises:
             ValueError: it is not for this worker, can never fit, or what is said of its KV makes no sense.
+            CallError: it cannot meet its other worker here.
         """
         ...
 
@@ -106,12 +106,9 @@ class PrefillSide:
             rank.add(live)
             return
         room = asked.meeting.bootstrap_room
-        try:
-            is_reader_there = owner.come(
-                room, RoomCall(lambda: self._start(rank, live), lambda why: self._on_left(rank, live, why))
-            )
-        except RoomError as error:
-            raise ValueError(str(error)) from error
+        is_reader_there = owner.come(
+            room, RoomCall(lambda: self._start(rank, live), lambda why: self._on_left(rank, live, why))
+        )
         live.room = room
         if is_reader_there:
             self._start(rank, live)

@@ -11,15 +11,13 @@ Who comes to a room that is closed is told so; of the oldest that is forgotten.
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from serving.runtime.messages import CallError
+
 MAX_ROOMS = 4096
 MAX_CLOSED = 4096
 
 Call = TypeVar("Call")
 Reader = dict[str, Any]
-
-
-class RoomError(Exception):
-    """A room that cannot be used; the message says why."""
 
 
 @dataclass(slots=True)
@@ -48,11 +46,11 @@ class Rooms(Generic[Call]):
         """Let a call in; return whether its reader is there.
 
         Raises:
-            RoomError: the room is closed or has a call, or there are too many rooms.
+            CallError: the room is closed or has a call, or there are too many rooms.
         """
         room = self._room(number, now)
         if room.call is not None:
-            raise RoomError(f"another request is in bootstrap_room {number}")
+            raise CallError(f"another request is in bootstrap_room {number}", "invalid")
         room.call = call
         return room.reader is not None
 
@@ -60,7 +58,7 @@ class Rooms(Generic[Call]):
         """Let a reader in, perhaps again; return the call that waits, or waited, for it.
 
         Raises:
-            RoomError: the room is closed, or there are too many rooms.
+            CallError: the room is closed, or there are too many rooms.
         """
         room = self._room(number, now)
         room.reader = reader
@@ -97,10 +95,14 @@ class Rooms(Generic[Call]):
 
     def _room(self, number: int, now: float) -> Room[Call]:
         if number in self._closed:
-            raise RoomError(f"the other side has left bootstrap_room {number}")
+            raise CallError(f"the other side has left bootstrap_room {number}", "lost")
         room = self._rooms.get(number)
         if room is None:
             if len(self._rooms) >= self._max_rooms:
-                raise RoomError(f"{self._max_rooms} requests wait for their other worker already")
+                raise CallError(
+                    f"all {self._max_rooms} rooms of this prefill worker are taken: more need another prefill worker, or a "
+                    "shorter --transfer-meeting-timeout-s for those in which nobody comes",
+                    "overloaded",
+                )
             room = self._rooms[number] = Room(number, now + self._timeout_s)
         return room

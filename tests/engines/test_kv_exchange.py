@@ -405,6 +405,21 @@ def test_a_room_in_which_nobody_comes_ends_the_call():
     with_pair(talk, transfer_meeting_timeout_s=0.1)
 
 
+def test_where_all_rooms_are_taken_both_calls_may_go_elsewhere():
+    async def talk(pair):
+        pair.prefill.handover._owner._rooms._max_rooms = 1
+        params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
+        taken = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
+        for call in pair.meet(LONG, 3):
+            end = (await call.over()).end
+            assert (end.kind, "all 1 rooms of this prefill worker are taken" in end.error) == ("overloaded", True)
+        taken.stream.cancel()
+        assert (await pair.meet(LONG, 3)[0].over()).tokens == expected(LONG, 3)
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
 @pytest.mark.parametrize("leaver", ["prefill", "decode"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_who_leaves_a_room_ends_the_call_of_the_other(leaver, is_first):

@@ -283,6 +283,22 @@ def test_when_one_of_two_fails_both_end(tmp_path, failing):
     on_site(tmp_path, talk, flow="destination-first")
 
 
+@pytest.mark.parametrize("failing", ["prefill", "decode"])
+def test_where_two_cannot_meet_for_want_of_room_others_are_asked_before_the_client_gets_429(tmp_path, failing):
+    async def talk(site):
+        first, decode = await pair(site, has_room=True)
+        second = await site.worker("prefill", has_room=True)
+        await site.until_there(second)
+        for worker in (first, second) if failing == "prefill" else (decode,):
+            worker.error = CallError("all rooms are taken", "overloaded")
+        with pytest.raises(ApiError, match="all rooms are taken") as refused:
+            await tokens_of(site.attempts(PROMPT))
+        assert refused.value.status == 429
+        assert first.asked and second.asked
+
+    on_site(tmp_path, talk, flow="destination-first")
+
+
 @pytest.mark.parametrize("lost", ["prefill", "decode"])
 def test_when_one_of_two_is_lost_both_are_called_anew_in_another_room(tmp_path, lost):
     async def talk(site):

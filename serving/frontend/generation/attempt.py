@@ -175,7 +175,7 @@ class Attempts:
         assert self.decode is not None
         if self._has_prefill_failed and self.prefill is not None:
             return await self._follow(end, self.prefill, "prefill")
-        if end.kind == "lost" and self.prefill is not None:  # either may be why: try neither again
+        if end.kind in ("lost", "overloaded") and self.prefill is not None:  # either may be why: try neither again
             self.life.failed_at.add(self.prefill.instance_id)
         if end.kind == "invalid" and self.prefill is not None:  # what two workers tell each other is not the client's
             end = End(end.id, end.error, "engine")
