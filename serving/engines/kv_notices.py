@@ -5,6 +5,7 @@ Renew: it will still read     --------->   source first: extends the leases
 Read: it has, or never will   --------->   frees the blocks
 Begin: it has blocks          --------->   destination first: computes the prompt
                               <---------   Offered: where its KV is, in parts
+Wait: it has no blocks yet    <-------->   Wait: the prompt is queued, or being computed
 Left: it needs no more        <-------->   Left: there will be no KV
 """
 
@@ -20,7 +21,7 @@ MAX_BLOCKS = 150
 """In one notice."""
 
 MAX_RENEWED = 50
-"""Requests in one notice."""
+"""Requests, or rooms, in one notice."""
 
 
 class Renew(msgspec.Struct, tag="renew", array_like=True, frozen=True):
@@ -55,6 +56,12 @@ class Offered(msgspec.Struct, tag="offered", array_like=True, frozen=True):
     """Slots and generations."""
 
 
+class Wait(msgspec.Struct, tag="wait", array_like=True, frozen=True):
+    """It is not their turn yet on our side: whoever is in these rooms, too, is to go on waiting."""
+
+    rooms: Annotated[list[Room], Meta(max_length=MAX_RENEWED)]
+
+
 class Left(msgspec.Struct, tag="left", array_like=True, frozen=True):
     """Nobody is in that room any more."""
 
@@ -64,7 +71,7 @@ class Left(msgspec.Struct, tag="left", array_like=True, frozen=True):
     """That of a `CallError`."""
 
 
-Notice = Renew | Read | Begin | Offered | Left
+Notice = Renew | Read | Begin | Offered | Wait | Left
 
 encode = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(Notice)

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from serving.engines.kv_exchange import INLINE_BYTES, KvExchange, OnSent, ignore
 from serving.engines.kv_leases import Leases
-from serving.engines.kv_notices import Begin, Left, Notice, Read, Renew, parts
+from serving.engines.kv_notices import Begin, Left, Notice, Read, Renew, Wait, parts
 from serving.engines.kv_params import RemoteKv
 from serving.engines.kv_shelf import Placement, Shelf
 from serving.engines.rooms import Room, Rooms
@@ -261,6 +261,9 @@ class KvOwner:
                     self._end(offer)
             case Begin(room, reader):
                 self._on_begin(room, reader)
+            case Wait(rooms):
+                for room in rooms:
+                    self._rooms.wait(room, self._loop.time())
             case Left(room, reason):
                 left = self._rooms.leave(room)
                 if left is not None and left.call is not None:
@@ -283,6 +286,8 @@ class KvOwner:
             self._arm(self._rooms.next_s())
         elif is_first:
             call.on_begin()
+        else:
+            self._exchange.tell(reader, Wait([room]))
 
     def _tell_reader(self, offer: Offer, reader: dict[str, Any], *, on_sent: OnSent = ignore) -> None:
         assert offer.room is not None
@@ -319,6 +324,8 @@ class KvOwner:
 
     def _on_vain(self, room: Room[RoomCall]) -> None:
         if room.reader is not None:
-            self._exchange.tell(room.reader, Left(room.number, "no prefill call came for it"))
+            self._exchange.tell(
+                room.reader, Left(room.number, "no prefill call came for it within --transfer-meeting-timeout-s")
+            )
         if room.call is not None:
-            room.call.on_left("no decode worker had blocks for it in time")
+            room.call.on_left("no decode worker came for it within --transfer-meeting-timeout-s")

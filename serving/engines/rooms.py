@@ -3,7 +3,7 @@
     a call comes ------> it waits for its reader ---- `begin` ----+
                                                                   +--> both are there --> leave --> closed
     a reader begins ---> it waits for the call ------ `come` -----+
-                    each waits for so long at most: `expire` --> closed
+       each waits for so long at most since the other's last sign (`wait`): `expire` --> closed
 
 Who comes to a room that is closed is told so; of the oldest that is forgotten.
 """
@@ -68,6 +68,11 @@ class Rooms(Generic[Call]):
         """Return who reads in a room, None if nobody does."""
         room = self._rooms.get(number)
         return None if room is None else room.reader
+
+    def wait(self, number: int, now: float) -> None:
+        """Take note that whoever is not in a room yet will come."""
+        if (room := self._rooms.get(number)) is not None:
+            room.expires_s = now + self._timeout_s
 
     def leave(self, number: int) -> Room[Call] | None:
         """Close a room and return who was in it, None if there is none."""

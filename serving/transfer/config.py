@@ -29,7 +29,8 @@ class TransferRunConfig:
     """How long a read may take (s)."""
 
     transfer_meeting_timeout_s: Positive = 300.0
-    """Destination first: how long one worker of a request waits for the other (s)."""
+    """Destination first: how long one worker of a request waits for a sign of the other, which gives one as long as the request
+    is queued there (s)."""
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""

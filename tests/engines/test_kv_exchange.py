@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from serving.engines.kv_notices import Read, Renew, decode
+from serving.engines.kv_leases import RENEWALS
+from serving.engines.kv_notices import Read, Renew, Wait, decode
 from serving.transfer.agent import TransferError
 from tests.engines.kv_world import BLOCK, FIRST, expected, with_pair
 from tests.support.waiting import until_async
@@ -403,6 +404,23 @@ def test_a_room_in_which_nobody_comes_ends_the_call():
         await pair.at_rest()
 
     with_pair(talk, transfer_meeting_timeout_s=0.1)
+
+
+@pytest.mark.parametrize("busy", ["prefill", "decode"])
+def test_who_waits_in_a_room_does_so_as_long_as_the_request_is_queued_at_the_other_worker(busy):
+    async def talk(pair):
+        worker, other = (pair.prefill, pair.decode) if busy == "prefill" else (pair.decode, pair.prefill)
+        blocker = pair.ask(worker, LONG[:40], 10_000)
+        decode, prefill = pair.meet(LONG, 5)
+        await until_async(lambda: decode.end or prefill.end or other.notices.count(Wait([1])) == RENEWALS + 2)
+        assert (decode.end, prefill.end) == (None, None)
+        blocker.stream.cancel()
+        assert (await decode.over()).tokens == expected(LONG, 5)
+        await prefill.over()
+        await pair.at_rest()
+
+    one = {"num_gpu_blocks": 2600, "max_num_seqs": 1}
+    with_pair(talk, prefill=one, decode=one, transfer_meeting_timeout_s=1.5)
 
 
 def test_where_all_rooms_are_taken_both_calls_may_go_elsewhere():
