@@ -29,7 +29,7 @@ import numpy as np
 
 from serving.transfer.agent import MAX_NOTICE_BYTES, Piece, TransferError
 from serving.transfer.memory import Memory, portions
-from serving.transfer.way import OnNotice, OwnerAddress
+from serving.transfer.way import OnNotice, OnTurn, OwnerAddress
 from serving.transfer.wire import ID_BYTES
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Nixl:
         """Return true: that shows when it is tried."""
         return True
 
-    async def read(self, owner: NixlAddress, pieces: Sequence[Piece]) -> None:
+    async def read(self, owner: NixlAddress, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
         """Read by way of stages."""
         assert self._memory is not None
         view = self._memory.view
@@ -144,12 +144,12 @@ class Nixl:
                     view[target : target + num_bytes] = data[:num_bytes]
                     data = data[num_bytes:]
 
-            await self._fetch(owner, [(owner.base + piece.source, piece.num_bytes) for piece in lot], take)
-        await self._see_alive(owner)
+            await self._fetch(owner, [(owner.base + piece.source, piece.num_bytes) for piece in lot], take, on_turn)
+        await self._see_alive(owner, on_turn)
 
-    async def notify(self, owner: NixlAddress, notice: bytes) -> None:
+    async def notify(self, owner: NixlAddress, notice: bytes, on_turn: OnTurn) -> None:
         """Leave a notice, which the library sends after the read that shows that the owner lives."""
-        await self._see_alive(owner, NOTICE + notice)
+        await self._see_alive(owner, on_turn, NOTICE + notice)
 
     async def close(self) -> None:
         """Take our sign of life away, then let go of everything."""
@@ -165,16 +165,22 @@ class Nixl:
             await self._call(self._stop)
         self._thread.shutdown()
 
-    async def _see_alive(self, owner: NixlAddress, notice: bytes = b"") -> None:
+    async def _see_alive(self, owner: NixlAddress, on_turn: OnTurn, notice: bytes = b"") -> None:
         said: list[bytes] = []
-        await self._fetch(owner, [(owner.sign_of_life, ID_BYTES)], lambda data: said.append(bytes(data)), notice)
+        sign = [(owner.sign_of_life, ID_BYTES)]
+        await self._fetch(owner, sign, lambda data: said.append(bytes(data)), on_turn, notice)
         if said != [bytes.fromhex(owner.id)]:
             raise TransferError("the owner is gone", "lost")
 
     async def _fetch(
-        self, owner: NixlAddress, places: Places, take: Callable[[memoryview], None], notice: bytes = b""
+        self,
+        owner: NixlAddress,
+        places: Places,
+        take: Callable[[memoryview], None],
+        on_turn: OnTurn,
+        notice: bytes = b"",
     ) -> None:
-        """Fetch what lies in an owner's process, and take it from the stage."""
+        """Fetch what lies in an owner's process, and take it from the stage, of which each has its turn."""
         known = await self._meet(owner)
         await known.slots.acquire()
         try:
@@ -182,6 +188,7 @@ class Nixl:
         except BaseException:
             known.slots.release()
             raise
+        on_turn()
         stage = self._free.pop()
         known.num_users += 1
         carrying = asyncio.create_task(self._carry(known.name, places, stage, notice))
