@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -76,7 +77,6 @@ class NixlAddress(OwnerAddress, frozen=True, tag="nixl"):
 class Known:
     """An owner that the library knows."""
 
-    name: str
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_STAGES_OF_ONE))
     num_users: int = 0
     """Transfers that the library has not ended."""
@@ -170,6 +170,8 @@ class Nixl:
         sign = [(owner.sign_of_life, ID_BYTES)]
         await self._fetch(owner, sign, lambda data: said.append(bytes(data)), on_turn, notice)
         if said != [bytes.fromhex(owner.id)]:
+            if (known := self._known.get(owner.id)) is not None:
+                known.is_lost = True  # `_release` forgets it
             raise TransferError("the owner is gone", "lost")
 
     async def _fetch(
@@ -191,7 +193,7 @@ class Nixl:
         on_turn()
         stage = self._free.pop()
         known.num_users += 1
-        carrying = asyncio.create_task(self._carry(known.name, places, stage, notice))
+        carrying = asyncio.create_task(self._carry(owner.id, places, stage, notice))
         self._under_way.add(carrying)
         try:
             await asyncio.shield(carrying)
@@ -224,7 +226,7 @@ class Nixl:
             known.is_lost = True
         if known.is_lost and not known.num_users and self._known.get(id) is known:
             del self._known[id]
-            self._thread.submit(self._forget, known.name)
+            self._thread.submit(self._forget, id)
 
     async def _meet(self, owner: NixlAddress) -> Known:
         """Return what we know of an owner, making the library know it."""
@@ -232,12 +234,12 @@ class Nixl:
             known = self._known.pop(owner.id, None)
             if known is None:
                 await self._make_room()
-                name = await self._call(lambda: self._library.add_remote_agent(_decoded(owner)))
-                known = Known(name.decode() if isinstance(name, bytes) else name)
-                if known.name != owner.id:
-                    raise TransferError(
-                        f"the owner's metadata is that of another agent, {known.name[:80]!r}", "refused"
-                    )
+                try:
+                    await self._call(lambda: self._introduce(owner))
+                except BaseException:  # given up, the thread may introduce it nevertheless
+                    self._thread.submit(self._forget, owner.id)
+                    raise
+                known = Known()
             self._known[owner.id] = known
             if known.is_lost:
                 raise TransferError("the connection to the owner broke off", "lost")
@@ -246,8 +248,8 @@ class Nixl:
     async def _make_room(self) -> None:
         unused = [id for id, known in self._known.items() if not known.num_users]
         for id in unused[: max(0, len(self._known) + 1 - MAX_OWNERS)]:
-            name = self._known.pop(id).name
-            await self._call(lambda name=name: self._forget(name))  # type: ignore[misc]
+            del self._known[id]
+            await self._call(partial(self._forget, id))
 
     async def _poll(self, on_notice: OnNotice) -> None:
         loop = asyncio.get_running_loop()
@@ -293,9 +295,18 @@ class Nixl:
     def _stop(self) -> None:
         for registered in self._registered:
             self._library.deregister_memory(registered)
-        for known in self._known.values():
-            self._forget(known.name)
+        for id in self._known:
+            self._forget(id)
         self._library = None
+
+    def _introduce(self, owner: NixlAddress) -> None:
+        """Let the library know an owner, by its id."""
+        name = self._library.add_remote_agent(_decoded(owner))
+        name = name.decode() if isinstance(name, bytes) else name
+        if name != owner.id:
+            if name not in self._known:
+                self._forget(name)
+            raise TransferError(f"the owner's metadata is that of another agent, {name[:80]!r}", "refused")
 
     def _post(self, name: str, places: Places, stage: int, notice: bytes) -> tuple[Any, str]:
         at, targets = _address(self._stages) + stage, []
