@@ -81,8 +81,8 @@ class KvOwner:
 
     @property
     def num_waiting(self) -> int:
-        """Those of them for which there is no room yet."""
-        return len(self._waiting)
+        """Prompts for whose KV there is no memory yet, or whose reader has no blocks yet."""
+        return len(self._waiting) + self._rooms.num_waiting
 
     @property
     def max_blocks(self) -> int:

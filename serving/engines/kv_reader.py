@@ -102,9 +102,14 @@ class KvReader:
         exchange.on_notice = self._on_notice
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that have blocks, and whose KV is not computed yet."""
+        return sum(load.has_begun and load.kv is None for load in self._rooms.values())
+
+    @property
     def num_loading(self) -> int:
         """Requests whose KV is on its way."""
-        return len(self._loading)
+        return len(self._loading) - self.num_waiting
 
     def expect(self, keys: Sequence[int], num_tokens: int, *, kv: RemoteKv | None, meeting: Meeting | None) -> Load:
         """Take note of KV that will be read when there are blocks for it.

@@ -232,7 +232,9 @@ class DecodeSide:
 
     def transfers(self) -> KvTransfers:
         """See `Handover`."""
-        return self._exchange.counts._replace(num_loading=self._reader.num_loading)
+        return self._exchange.counts._replace(
+            num_waiting=self._reader.num_waiting, num_loading=self._reader.num_loading
+        )
 
     async def close(self) -> None:
         """See `Handover`."""

@@ -42,6 +42,11 @@ class Rooms(Generic[Call]):
     def __len__(self) -> int:
         return len(self._rooms)
 
+    @property
+    def num_waiting(self) -> int:
+        """Calls that wait for their reader."""
+        return sum(room.call is not None and room.reader is None for room in self._rooms.values())
+
     def come(self, number: int, call: Call, now: float) -> bool:
         """Let a call in; return whether its reader is there.
 

@@ -406,6 +406,23 @@ def test_a_room_in_which_nobody_comes_ends_the_call():
     with_pair(talk, transfer_meeting_timeout_s=0.1)
 
 
+def test_who_waits_in_a_room_counts_as_waiting_for_the_other_worker():
+    async def talk(pair):
+        params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
+        prefill = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
+        params["bootstrap_room"] = 6
+        decode = pair.ask(pair.decode, LONG, 3, kv_transfer_params=params | {"do_remote_prefill": True})
+        await until_async(lambda: pair.prefill.notices)
+        for worker in (pair.prefill, pair.decode):
+            transfers = worker.handover.transfers()
+            assert (transfers.num_held, transfers.num_waiting, transfers.num_loading) == (0, 1, 0)
+        prefill.stream.cancel()
+        decode.stream.cancel()
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
 @pytest.mark.parametrize("busy", ["prefill", "decode"])
 def test_who_waits_in_a_room_does_so_as_long_as_the_request_is_queued_at_the_other_worker(busy):
     async def talk(pair):
