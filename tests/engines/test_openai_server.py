@@ -205,7 +205,7 @@ def test_kv_that_did_not_come_is_a_lost_call(options):
 def test_a_server_without_a_connector_is_no_prefill_worker():
     async def main():
         async with VllmServer(connects=False) as server, started(server.url, "prefill") as engine:
-            with pytest.raises(CallError, match="was it started with --kv-transfer-config") as failed:
+            with pytest.raises(CallError, match="started without --kv-transfer-config") as failed:
                 await items_of(engine, [10, 20], 4)
             assert failed.value.kind == "engine"
 
