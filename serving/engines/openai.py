@@ -34,7 +34,8 @@ from serving.engines.openai_answers import (
     failure,
     log_probabilities,
 )
-from serving.engines.vllm_roles import LEASE_S, connector_params, hand_off, prompt_only
+from serving.engines.vllm_roles import connector_params, hand_off, prompt_only
+from serving.life.lease import LeaseConfig
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import Tokenizer, load
 from serving.runtime.messages import CallError
@@ -68,9 +69,32 @@ PLACE_BYTES = 256
 class OpenAiServer:
     """See `serving.worker.engine.Engine`."""
 
-    def __init__(self, url: str, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        url: str,
+        worker: WorkerConfig,
+        run: ModelRunConfig,
+        arguments: dict[str, Any],
+        *,
+        lease: LeaseConfig = LeaseConfig(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Prepare to ask a server.
+
+        Args:
+            url: where it is.
+            worker: what is served, and which part of each request.
+            run: its KV block size, and more fields of each request.
+            arguments: the same.
+            lease: for how long its KV connector was told to keep KV.
+
+        Raises:
+            ValueError: they are not for a server.
+        """
         self._root = root(url)
         refuse_nodes(url, run, "that is for its server to know")
+        if not lease.kv_lease_renewal:
+            raise ValueError(f"out={url} has no use for --no-kv-lease-renewal: that is for its server to know")
+        self._lease_s = lease.kv_lease_duration_s
         required_model(worker, url)
         self._role = worker.role
         self._names = (worker.model_name, worker.model_path)
@@ -249,7 +273,7 @@ class OpenAiServer:
             raise CallError(f"{self._root} does not speak HTTP: {one_line(error)}", "engine") from error
 
     def _body(self, request: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
-        params = connector_params(request.get("kv_transfer_params"), self._role, LEASE_S)
+        params = connector_params(request.get("kv_transfer_params"), self._role, self._lease_s)
         if self._role == "prefill":
             request = prompt_only(request)
         conditions, options, tokens = request["stop_conditions"], request["sampling_options"], request["token_ids"]
@@ -275,7 +299,7 @@ class OpenAiServer:
 
     def _prefilled(self, answer: Answer) -> dict[str, Any]:
         """Return the last item of a prefill worker; its one token is the decode worker's to say."""
-        params = hand_off(answer.kv_transfer_params, LEASE_S)
+        params = hand_off(answer.kv_transfer_params, self._lease_s)
         item = {"token_ids": [], "finish_reason": _reason(answer.choices[0]), "kv_transfer_params": params}
         return _counted(item, answer.usage)
 
