@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from serving.engines.kv_params import Id, RemoteKv, Room, Whole
+from serving.engines.kv_params import Id, RemoteKv, RoomNumber, Whole
 
 MAX_BLOCKS = 150
 """In one notice."""
@@ -39,7 +39,7 @@ class Read(msgspec.Struct, tag="read", array_like=True, frozen=True):
 class Begin(msgspec.Struct, tag="begin", array_like=True, frozen=True):
     """There are blocks for the prompt of a room; said again and again until its KV is offered."""
 
-    room: Room
+    room: RoomNumber
     reader: dict[str, Any]
     """The agent that will read it."""
 
@@ -47,7 +47,7 @@ class Begin(msgspec.Struct, tag="begin", array_like=True, frozen=True):
 class Offered(msgspec.Struct, tag="offered", array_like=True, frozen=True):
     """Where a part of the KV is for which those in a room wait."""
 
-    room: Room
+    room: RoomNumber
     kv: RemoteKv
     """All of it but its blocks and its agent, which the reader knows."""
     first: Whole
@@ -59,13 +59,13 @@ class Offered(msgspec.Struct, tag="offered", array_like=True, frozen=True):
 class Wait(msgspec.Struct, tag="wait", array_like=True, frozen=True):
     """It is not their turn yet on our side: whoever is in these rooms, too, is to go on waiting."""
 
-    rooms: Annotated[list[Room], Meta(max_length=MAX_RENEWED)]
+    rooms: Annotated[list[RoomNumber], Meta(max_length=MAX_RENEWED)]
 
 
 class Left(msgspec.Struct, tag="left", array_like=True, frozen=True):
     """Nobody is in that room any more."""
 
-    room: Room
+    room: RoomNumber
     reason: Annotated[str, Meta(max_length=500)] = ""
     kind: Annotated[str, Meta(pattern="^(lost|overloaded)$")] = "lost"
     """That of a `CallError`."""

@@ -16,7 +16,7 @@ from mocker.events import KvEvent
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
 from serving.engines.kv_exchange import KvExchange
-from serving.engines.kv_params import HandOff, parse
+from serving.engines.kv_params import Part, parse
 from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_answers import LETTERS, LogProbabilities, answer_tokens, eos_place, stop_place
 from serving.engines.mock_handover import Handover, block_keys, hand_over
@@ -122,7 +122,7 @@ class MockEngine:
             stream.on_cancel = None
             stream.end(str(error), error.kind if isinstance(error, CallError) else "invalid")
 
-    def _share(self, live: Live, asked: HandOff) -> None:
+    def _share(self, live: Live, asked: Part) -> None:
         """Take up a request of which another worker does the rest.
 
         Raises:

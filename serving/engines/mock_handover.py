@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 from mocker import Engine, Sequence, Step
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_owner import KvOwner, Offer, RoomCall
-from serving.engines.kv_params import AGENT, HandOff, RemoteKv
+from serving.engines.kv_params import AGENT, Part, RemoteKv
 from serving.engines.kv_reader import KvReader
 from serving.engines.mock_live import Live
 from serving.life.lease import LeaseConfig
@@ -48,7 +48,7 @@ class Handover(Protocol):
 
     bootstrap: Bootstrap | None
 
-    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """Take up a request of which another worker does the rest.
 
         Raises:
@@ -91,7 +91,7 @@ class PrefillSide:
         self._owner = owner
         self._prepared: list[tuple[Live, int]] = []  # and how often it had been preempted
 
-    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
         owner = self._owner
         if not asked.is_prefill:
@@ -195,7 +195,7 @@ class DecodeSide:
         self._exchange = exchange
         self._reader = reader
 
-    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
         if asked.is_prefill:
             raise ValueError("do_remote_decode is for a prefill worker; this one is started with --role decode")

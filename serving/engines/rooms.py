@@ -22,7 +22,7 @@ Reader = dict[str, Any]
 
 @dataclass(slots=True)
 class Room(Generic[Call]):
-    """Who is in a room."""
+    """A number that both workers of a request were given (SGLang's `bootstrap_room`), and who has come there with it."""
 
     number: int
     expires_s: float

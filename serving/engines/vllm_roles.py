@@ -40,8 +40,8 @@ SAFE_SHARE = 1 / 3
 """Of a lease that must be left when a decode worker gets a request: it renews all leases together, every sixth of one."""
 
 
-class HandOff(msgspec.Struct):
-    """What the connector of a decode worker takes from a request; it trusts the types."""
+class RemoteKv(msgspec.Struct):
+    """Where the KV of a prompt is, as the NIXL connector of a decode worker takes it from a request; it trusts the types."""
 
     remote_engine_id: Name
     remote_request_id: Name
@@ -127,7 +127,7 @@ def check_types(params: dict[str, Any]) -> None:
     """
     if params.get("do_remote_prefill"):
         try:
-            msgspec.convert(params, HandOff)
+            msgspec.convert(params, RemoteKv)
         except msgspec.ValidationError as error:
             raise CallError(f"kv_transfer_params: {error}", "invalid") from error
 
