@@ -117,6 +117,7 @@ class MockEngine:
                 self.add(live)
             else:
                 live.keys = block_keys(tokens, ids, num_full=len(tokens) // size, block_size=size)
+                live.is_held = request.is_held and asked.is_prefill
                 self._share(live, asked)
         except (ValueError, CallError) as error:
             stream.on_cancel = None

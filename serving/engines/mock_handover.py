@@ -143,6 +143,7 @@ class PrefillSide:
 
         def on_over() -> None:
             rank.engine.let_go(live.sequence)
+            live.release()
             rank.wake()
 
         return self._owner.prepare(live.keys, room=live.room, on_offered=on_offered, on_over=on_over)

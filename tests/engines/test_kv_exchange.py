@@ -301,6 +301,24 @@ def test_kv_that_nobody_reads_is_free_when_its_lease_has_run_out():
     with_pair(talk, lease={"kv_lease_duration_s": 0.05})
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_call_that_is_held_lasts_as_long_as_its_kv(is_read):
+    async def talk(pair):
+        first = pair.ask(pair.prefill, LONG, kv_transfer_params=FIRST, is_held=True)
+        await until_async(lambda: first.said("kv_transfer_params"))
+        assert (first.end, pair.prefill.handover.transfers().num_held) == (None, 1)
+        if is_read:
+            call = pair.answer(LONG, 5, first.said("kv_transfer_params"))
+            assert (await call.over()).tokens == expected(LONG, 5)
+            assert (await first.over()).end.error == ""
+        else:
+            first.stream.cancel()
+        await pair.at_rest()
+        assert pair.prefill.exchange.counts.num_expired == 0
+
+    with_pair(talk, lease={"kv_lease_duration_s": 1e6})
+
+
 def test_a_notice_that_is_lost_costs_a_lease():
     async def talk(pair):
         pair.decode.exchange.agent = Wrapped(

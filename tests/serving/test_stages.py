@@ -132,6 +132,26 @@ def test_a_failed_prefill_is_the_requests_end_unless_decode_workers_may_compute_
     on_site(tmp_path / "falls back", talk, prefill_fallback=True)
 
 
+@pytest.mark.parametrize("how", ["refused", "left"])
+def test_kv_that_nobody_will_read_is_given_up_as_the_request_ends(tmp_path, how):
+    async def talk(site):
+        prefill, decode = await pair(site)
+        decode.gate.clear()
+        reading = asyncio.create_task(tokens_of(site.attempts(PROMPT)))
+        await until_async(lambda: decode.asked)
+        assert (prefill.num_running, len(site.world.kv)) == (1, 1)
+        if how == "refused":
+            decode.error = CallError("no room", "engine")
+            decode.gate.set()
+        else:
+            reading.cancel()
+        with pytest.raises((ApiError, asyncio.CancelledError)):
+            await reading
+        await until_async(lambda: not prefill.num_running)
+
+    on_site(tmp_path, talk)
+
+
 def test_kv_that_is_gone_is_the_requests_end(tmp_path):
     async def talk(site):
         _, decode = await pair(site)

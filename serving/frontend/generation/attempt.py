@@ -202,7 +202,10 @@ class Attempts:
             is_theirs = step.kind in ("lost", "engine")  # not the client's, nor everybody's
             raise failed_call(f"{call.name}: {step.message}" if is_theirs else step.message, step.kind)
         await asyncio.sleep(step.after_s)
-        self.close()
+        if not self.life.is_prefilled:
+            self.close()
+        elif self.decode is not None:
+            self.decode.close()
         await self._place_again()
         return ""
 
