@@ -215,6 +215,7 @@ def openai(
     *,
     worker: WorkerSettings = WorkerConfig(),  # noqa: B008 (frozen)
     engine: RunSettings = ModelRunConfig(),  # noqa: B008
+    lease: LeaseSettings = LeaseConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     verbose: Verbosity = 0,
@@ -226,13 +227,14 @@ def openai(
         url: where it is, as http://HOST:PORT; its key is taken from OPENAI_API_KEY.
         worker: what to serve, and where; --model-path is the tokenizer's.
         engine: its KV block size (default: vLLM's, 16), and more fields of each request; the rest is for the server to know.
+        lease: for how long its KV connector was told to keep KV (kv_lease_duration).
         runtime: how to be found.
         dry_run: print the exact call of the engine, and end.
         verbose: how much to log.
         arguments: what stood after --.
     """
     set_up(verbose)
-    made = OpenAiServer(url, worker, engine, flags_to_arguments(arguments or []))
+    made = OpenAiServer(url, worker, engine, flags_to_arguments(arguments or []), lease=lease)
     if dry_run:
         print(*made.calls, sep="\n")
         return

@@ -33,6 +33,7 @@ from serving.engines.openai import OpenAiServer
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
+from serving.life.lease import LeaseConfig
 from serving.model.card import Role
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
@@ -132,7 +133,8 @@ def make(job: Job) -> Engine | None:
             port = job.frontend.http_port
             return OwnEngine(kind, file, job.worker, job.model_run, job.arguments, http_port=port)
         case Server(url):
-            return OpenAiServer(url, job.worker, job.model_run, flags_to_arguments(job.arguments))
+            arguments = flags_to_arguments(job.arguments)
+            return OpenAiServer(url, job.worker, job.model_run, arguments, lease=job.disaggregation)
         case ModelEngine(name):
             return make_engine(name, job.worker, job.model_run, job.arguments)
 
@@ -156,9 +158,16 @@ def check_job(job: Job) -> None:
         raise UsageError(
             f"--role {job.launcher.role} is for workers on the network (in=dyn://): this engine is asked by nobody else"
         )
-    if not (isinstance(job.way_out, Mocked) and job.launcher.role != "aggregated"):
+    is_apart = job.launcher.role != "aggregated"
+    if not (isinstance(job.way_out, Mocked) and is_apart):
         for name in changed(job.transfer):
             raise UsageError(f"--{name.replace('_', '-')} is for out=mocker with --role prefill or decode")
+    if not (isinstance(job.way_out, Mocked | Server) and is_apart):
+        for field in dataclasses.fields(LeaseConfig):
+            if field.name in changed(job.disaggregation):
+                raise UsageError(
+                    f"--{field.name.replace('_', '-')} is for out=mocker and out=http://... with --role prefill or decode"
+                )
     if job.arguments and isinstance(job.way_out, Remote | Mocked | Echoed):
         raise UsageError(f"out={job.way_out} takes no arguments after --")
     match job.way_out:

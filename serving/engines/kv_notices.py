@@ -5,6 +5,7 @@ Renew: it will still read     --------->   source first: extends the leases
 Read: it has, or never will   --------->   frees the blocks
 Begin: it has blocks          --------->   destination first: computes the prompt
                               <---------   Offered: where its KV is, in parts
+Wait: it has no blocks yet    <-------->   Wait: the prompt is queued, or being computed
 Left: it needs no more        <-------->   Left: there will be no KV
 """
 
@@ -14,13 +15,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from serving.engines.kv_params import Id, RemoteKv, Room, Whole
+from serving.engines.kv_params import Id, RemoteKv, RoomNumber, Whole
 
 MAX_BLOCKS = 150
 """In one notice."""
 
 MAX_RENEWED = 50
-"""Requests in one notice."""
+"""Requests, or rooms, in one notice."""
 
 
 class Renew(msgspec.Struct, tag="renew", array_like=True, frozen=True):
@@ -38,7 +39,7 @@ class Read(msgspec.Struct, tag="read", array_like=True, frozen=True):
 class Begin(msgspec.Struct, tag="begin", array_like=True, frozen=True):
     """There are blocks for the prompt of a room; said again and again until its KV is offered."""
 
-    room: Room
+    room: RoomNumber
     reader: dict[str, Any]
     """The agent that will read it."""
 
@@ -46,7 +47,7 @@ class Begin(msgspec.Struct, tag="begin", array_like=True, frozen=True):
 class Offered(msgspec.Struct, tag="offered", array_like=True, frozen=True):
     """Where a part of the KV is for which those in a room wait."""
 
-    room: Room
+    room: RoomNumber
     kv: RemoteKv
     """All of it but its blocks and its agent, which the reader knows."""
     first: Whole
@@ -55,14 +56,22 @@ class Offered(msgspec.Struct, tag="offered", array_like=True, frozen=True):
     """Slots and generations."""
 
 
+class Wait(msgspec.Struct, tag="wait", array_like=True, frozen=True):
+    """It is not their turn yet on our side: whoever is in these rooms, too, is to go on waiting."""
+
+    rooms: Annotated[list[RoomNumber], Meta(max_length=MAX_RENEWED)]
+
+
 class Left(msgspec.Struct, tag="left", array_like=True, frozen=True):
     """Nobody is in that room any more."""
 
-    room: Room
+    room: RoomNumber
     reason: Annotated[str, Meta(max_length=500)] = ""
+    kind: Annotated[str, Meta(pattern="^(lost|overloaded)$")] = "lost"
+    """That of a `CallError`."""
 
 
-Notice = Renew | Read | Begin | Offered | Left
+Notice = Renew | Read | Begin | Offered | Wait | Left
 
 encode = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(Notice)

@@ -19,11 +19,12 @@ from typing import Any, Literal, NamedTuple
 
 from serving.engines.kv_exchange import INLINE_BYTES, KvExchange, OnSent, ignore
 from serving.engines.kv_leases import Leases
-from serving.engines.kv_notices import Begin, Left, Notice, Read, Renew, parts
+from serving.engines.kv_notices import Begin, Left, Notice, Read, Renew, Wait, parts
 from serving.engines.kv_params import RemoteKv
 from serving.engines.kv_shelf import Placement, Shelf
-from serving.engines.rooms import Room, RoomError, Rooms
+from serving.engines.rooms import Room, Rooms
 from serving.life.lease import LeaseConfig
+from serving.runtime.messages import CallError
 from serving.transfer.agent import TransferError
 
 log = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ class KvOwner:
 
     @property
     def num_waiting(self) -> int:
-        """Those of them for which there is no room yet."""
-        return len(self._waiting)
+        """Prompts for whose KV there is no memory yet, or whose reader has no blocks yet."""
+        return len(self._waiting) + self._rooms.num_waiting
 
     @property
     def max_blocks(self) -> int:
@@ -97,7 +98,7 @@ class KvOwner:
         """Let a request into a room; return whether its reader has begun, which else is told later.
 
         Raises:
-            RoomError: the room cannot be used.
+            CallError: the room cannot be used.
         """
         is_reader_there = self._rooms.come(room, call, self._loop.time())
         self._arm(self._rooms.next_s())
@@ -260,6 +261,9 @@ class KvOwner:
                     self._end(offer)
             case Begin(room, reader):
                 self._on_begin(room, reader)
+            case Wait(rooms):
+                for room in rooms:
+                    self._rooms.wait(room, self._loop.time())
             case Left(room, reason):
                 left = self._rooms.leave(room)
                 if left is not None and left.call is not None:
@@ -271,8 +275,8 @@ class KvOwner:
         is_first = self._rooms.reader(room) is None
         try:
             call = self._rooms.begin(room, reader, now)
-        except RoomError as error:
-            self._exchange.tell(reader, Left(room, str(error)))
+        except CallError as error:
+            self._exchange.tell(reader, Left(room, str(error), error.kind))
             return
         offer = next((offer for offer in self._offers.values() if offer.room == room), None)
         if offer is not None and offer.state == "offered":
@@ -282,6 +286,8 @@ class KvOwner:
             self._arm(self._rooms.next_s())
         elif is_first:
             call.on_begin()
+        else:
+            self._exchange.tell(reader, Wait([room]))
 
     def _tell_reader(self, offer: Offer, reader: dict[str, Any], *, on_sent: OnSent = ignore) -> None:
         assert offer.room is not None
@@ -318,6 +324,8 @@ class KvOwner:
 
     def _on_vain(self, room: Room[RoomCall]) -> None:
         if room.reader is not None:
-            self._exchange.tell(room.reader, Left(room.number, "no prefill call came for it"))
+            self._exchange.tell(
+                room.reader, Left(room.number, "no prefill call came for it within --transfer-meeting-timeout-s")
+            )
         if room.call is not None:
-            room.call.on_left("no decode worker had blocks for it in time")
+            room.call.on_left("no decode worker came for it within --transfer-meeting-timeout-s")

@@ -13,7 +13,7 @@ AGENT = "bootstrap_agent"
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Whole = Annotated[int, Meta(ge=0)]
-Room = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+RoomNumber = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
@@ -54,22 +54,21 @@ class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
 class Meeting(msgspec.Struct, kw_only=True, frozen=True):
     """Where both workers of a request meet that were called at once."""
 
-    bootstrap_room: Room
+    bootstrap_room: RoomNumber
     bootstrap_agent: dict[str, Any] = {}
     """The prefill worker's."""
 
 
-class HandOff(NamedTuple):
-    """What a request that two workers share asks of one of them."""
+class Part(NamedTuple):
+    """The part of a request that one of two workers does: its prompt, or its answer."""
 
     is_prefill: bool
-    """Whether it is to compute the prompt; otherwise it is to say the answer."""
     meeting: Meeting | None = None
     kv: RemoteKv | None = None
 
 
-def parse(params: dict[str, Any] | None) -> HandOff | None:
-    """Return what a request's parameters ask for, None if it is to be answered by one worker.
+def parse(params: dict[str, Any] | None) -> Part | None:
+    """Return what part of a request its parameters ask for, None if one worker does all of it.
 
     Raises:
         ValueError: they make no sense.
@@ -83,7 +82,7 @@ def parse(params: dict[str, Any] | None) -> HandOff | None:
         return None
     try:
         if params.get(ROOM) is not None:
-            return HandOff(is_prefill, meeting=msgspec.convert(params, Meeting))
-        return HandOff(is_prefill, kv=None if is_prefill else msgspec.convert(params, RemoteKv))
+            return Part(is_prefill, meeting=msgspec.convert(params, Meeting))
+        return Part(is_prefill, kv=None if is_prefill else msgspec.convert(params, RemoteKv))
     except msgspec.ValidationError as error:
         raise ValueError(f"kv_transfer_params: {error}") from error

@@ -16,7 +16,8 @@ from time import monotonic
 from weakref import WeakValueDictionary
 
 from serving.engines.kv_exchange import INLINE_BYTES, KvExchange
-from serving.engines.kv_notices import Assembly, Begin, Left, Notice, Offered, Read
+from serving.engines.kv_leases import RENEWALS
+from serving.engines.kv_notices import Assembly, Begin, Left, Notice, Offered, Read, Renew, Wait
 from serving.engines.kv_params import Meeting, RemoteKv
 from serving.engines.kv_renewals import Renewals
 from serving.engines.kv_shelf import HEADER, find_fault
@@ -25,7 +26,8 @@ from serving.transfer.agent import Piece, TransferError
 log = logging.getLogger(__name__)
 
 BEGIN_AGAIN_S = 5.0
-"""How often the owner is told that there are blocks, in case that it did not hear it, or we did not hear its answer."""
+"""How often the owner is told that there are blocks, in case that it did not hear it, or we did not hear its answer; more often
+where it is soon given up."""
 
 MAX_READ_BYTES = 16 << 20
 """What is read, and then checked, at once."""
@@ -58,6 +60,8 @@ class Load:
     is_over: bool = False
     """Whether nobody waits for it any more; if it has begun, it goes on to its end."""
     has_begun: bool = False
+    waits_until: float = 0.0
+    """When it is given up if the owner, which was told that there are blocks, says nothing."""
     error: LoadError | None = None
     times: dict[str, float] = field(default_factory=dict)
     """By the clock `time.monotonic`."""
@@ -87,7 +91,8 @@ class KvReader:
         self._exchange = exchange
         self._read_timeout_s = read_timeout_s
         self._meeting_timeout_s = meeting_timeout_s
-        self._renewals = Renewals(exchange.tell)
+        self._leases: Renewals[str] = Renewals(exchange.tell, Renew)
+        self._meetings: Renewals[int] = Renewals(exchange.tell, Wait)
         num_slots = len(exchange.agent.memory) // exchange.layout.slot_bytes
         self._lot = max(min(num_slots // LOTS, MAX_READ_BYTES // exchange.layout.slot_bytes, MAX_READ_BLOCKS), 1)
         self._landing = Landing(min(num_slots, LOTS * self._lot))
@@ -97,9 +102,14 @@ class KvReader:
         exchange.on_notice = self._on_notice
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that have blocks, and whose KV is not computed yet."""
+        return sum(load.has_begun and load.kv is None for load in self._rooms.values())
+
+    @property
     def num_loading(self) -> int:
         """Requests whose KV is on its way."""
-        return len(self._loading)
+        return len(self._loading) - self.num_waiting
 
     def expect(self, keys: Sequence[int], num_tokens: int, *, kv: RemoteKv | None, meeting: Meeting | None) -> Load:
         """Take note of KV that will be read when there are blocks for it.
@@ -110,17 +120,19 @@ class KvReader:
         load = Load(keys, num_tokens, kv, meeting)
         if kv is not None:
             self._check(kv, load)
-            self._renewals.begin(kv)
+            self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
         if meeting is not None:
             if meeting.bootstrap_room in self._rooms:
                 raise ValueError(f"another request is in bootstrap_room {meeting.bootstrap_room}")
             self._rooms[meeting.bootstrap_room] = load
+            self._meetings.begin(meeting.bootstrap_agent, meeting.bootstrap_room, self._meeting_timeout_s)
         return load
 
     def begin(self, load: Load, num_cached_blocks: int, on_arrived: OnArrived) -> None:
         """Read what is missing behind cached blocks, and say how many blocks are good if not all are."""
         load.has_begun = True
         load.times["decode_blocks"] = monotonic()
+        self._stop_waiting(load)
         if load.is_over:
             on_arrived(num_cached_blocks)
             return
@@ -139,7 +151,8 @@ class KvReader:
 
     async def close(self) -> None:
         """End everything."""
-        self._renewals.close()
+        self._leases.close()
+        self._meetings.close()
         for task in self._loading:
             task.cancel()
         await asyncio.gather(*self._loading, return_exceptions=True)
@@ -148,8 +161,8 @@ class KvReader:
         times = load.times
         try:
             if load.kv is None:
-                load.kv = await self._meet(load)
-                self._renewals.begin(load.kv)
+                kv = load.kv = await self._meet(load)
+                self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
             times["transfer_start"] = monotonic()
             while num_valid < len(load.keys):
                 if load.is_over:
@@ -181,14 +194,17 @@ class KvReader:
         """
         assert load.meeting is not None
         begin = Begin(load.meeting.bootstrap_room, dict(self._exchange.agent.address))
+        pause_s = min(self._meeting_timeout_s / RENEWALS, BEGIN_AGAIN_S)
+        load.waits_until = monotonic() + self._meeting_timeout_s
         try:
-            async with asyncio.timeout(self._meeting_timeout_s):
-                while not load.offered.done():
-                    with late_is_never():
-                        await self._exchange.ask(load.meeting.bootstrap_agent, begin)
-                    await asyncio.wait([load.offered], timeout=BEGIN_AGAIN_S)
-        except TimeoutError:
-            raise LoadError(f"no prefill worker offered it in {self._meeting_timeout_s:g} s") from None
+            while not load.offered.done():
+                if monotonic() >= load.waits_until:
+                    raise LoadError(
+                        f"no prefill worker had it within --transfer-meeting-timeout-s {self._meeting_timeout_s:g}"
+                    )
+                with late_is_never():
+                    await self._exchange.ask(load.meeting.bootstrap_agent, begin)
+                await asyncio.wait([load.offered], timeout=min(pause_s, max(load.waits_until - monotonic(), 0.0)))
         except TransferError as error:
             raise LoadError(f"the prefill worker cannot be told to begin: {error}", _kind(error)) from error
         said = load.offered.result()
@@ -257,22 +273,32 @@ class KvReader:
 
     def _end(self, load: Load) -> None:
         """Tell the owner that this was read, or never will be."""
-        if load.kv is not None:
-            self._renewals.end(load.kv)
-            self._exchange.tell(load.kv.remote_agent, Read(load.kv.remote_request_id))
+        if (kv := load.kv) is not None:
+            self._leases.end(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
+            self._exchange.tell(kv.remote_agent, Read(kv.remote_request_id))
         if load.meeting is not None:
             room = load.meeting.bootstrap_room
             self._rooms.pop(room, None)
-            if load.kv is None:
+            self._stop_waiting(load)
+            if kv is None:
                 self._exchange.tell(load.meeting.bootstrap_agent, Left(room, "the decode worker has given up"))
+
+    def _stop_waiting(self, load: Load) -> None:
+        """Say no more that it is not this one's turn."""
+        if (meeting := load.meeting) is not None:
+            self._meetings.end(meeting.bootstrap_agent, meeting.bootstrap_room, self._meeting_timeout_s)
 
     def _on_notice(self, notice: Notice) -> None:
         match notice:
             case Offered(room) if (load := self._rooms.get(room)) is not None:
                 if (kv := load.assembly.add(notice)) is not None:
                     load.offer(kv)
-            case Left(room, reason) if (load := self._rooms.get(room)) is not None:
-                load.offer(LoadError(reason or "the prefill worker has given up", "lost"))
+            case Wait(rooms):
+                for room in rooms:
+                    if (load := self._rooms.get(room)) is not None:
+                        load.waits_until = monotonic() + self._meeting_timeout_s
+            case Left(room, reason, kind) if (load := self._rooms.get(room)) is not None:
+                load.offer(LoadError(reason or "the prefill worker has given up", kind))
 
 
 class Landing:

@@ -1,63 +1,62 @@
-"""The decode worker's side of leases: it renews those of all that it will still read, owner by owner."""
+"""The decode worker's word that it will still read: said again and again, to each prefill worker for all of its requests."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from serving.engines.kv_leases import RENEWALS
-from serving.engines.kv_notices import MAX_RENEWED, Notice, Renew
-from serving.engines.kv_params import RemoteKv
+from serving.engines.kv_notices import MAX_RENEWED, Notice
 
 MIN_PAUSE_S = 0.01
 """Whatever an owner says of its leases."""
 
-
-_Key = tuple[str, bytes, float | None]
-
-
-def _key(kv: RemoteKv) -> _Key:
-    """Return what leases that are renewed together have in common: nobody else's word counts for an owner's."""
-    return kv.remote_engine_id, msgspec.json.encode(kv.remote_agent), kv.remote_lease_s
+Name = TypeVar("Name")
+_Key = tuple[bytes, float | None]
 
 
 @dataclass(slots=True)
-class _Owner:
+class _Owner(Generic[Name]):
     agent: dict[str, Any]
     pause_s: float
-    requests: dict[str, None] = field(default_factory=dict)
+    names: dict[Name, None] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
 
-class Renewals:
-    """Renews each lease every sixth of its duration."""
+class Renewals(Generic[Name]):
+    """Renews what ends after so long, every sixth of that time."""
 
-    def __init__(self, tell: Callable[[dict[str, Any], Notice], object]) -> None:
+    def __init__(
+        self, tell: Callable[[dict[str, Any], Notice], object], notice: Callable[[list[Name]], Notice]
+    ) -> None:
+        """Tell owners by a notice of the names of what will still be read."""
         self._tell = tell
-        self._owners: dict[_Key, _Owner] = {}
+        self._notice = notice
+        self._owners: dict[_Key, _Owner[Name]] = {}
 
-    def begin(self, kv: RemoteKv) -> None:
-        """Renew this one's from now on, if it can be."""
-        if kv.remote_lease_s is None:
+    def begin(self, agent: dict[str, Any], name: Name, duration_s: float | None) -> None:
+        """Renew this one from now on, if it can be."""
+        if duration_s is None:
             return
-        owner = self._owners.get(_key(kv))
+        key = _key(agent, duration_s)
+        owner = self._owners.get(key)
         if owner is None:
-            pause_s = max(kv.remote_lease_s / RENEWALS, MIN_PAUSE_S)
-            owner = self._owners[_key(kv)] = _Owner(kv.remote_agent, pause_s)
+            owner = self._owners[key] = _Owner(agent, max(duration_s / RENEWALS, MIN_PAUSE_S))
             self._wait(owner)
-        owner.requests[kv.remote_request_id] = None
+        owner.names[name] = None
 
-    def end(self, kv: RemoteKv) -> None:
-        """Renew this one's no more."""
-        owner = self._owners.get(_key(kv))
+    def end(self, agent: dict[str, Any], name: Name, duration_s: float | None) -> None:
+        """Renew this one no more."""
+        key = _key(agent, duration_s)
+        owner = self._owners.get(key)
         if owner is None:
             return
-        owner.requests.pop(kv.remote_request_id, None)
-        if not owner.requests:
+        owner.names.pop(name, None)
+        if not owner.names:
             self._stop(owner)
-            del self._owners[_key(kv)]
+            del self._owners[key]
 
     def close(self) -> None:
         """Renew nothing any more."""
@@ -65,15 +64,20 @@ class Renewals:
             self._stop(owner)
         self._owners.clear()
 
-    def _wait(self, owner: _Owner) -> None:
+    def _wait(self, owner: _Owner[Name]) -> None:
         owner.timer = asyncio.get_running_loop().call_later(owner.pause_s, self._renew, owner)
 
-    def _stop(self, owner: _Owner) -> None:
+    def _stop(self, owner: _Owner[Name]) -> None:
         if owner.timer is not None:
             owner.timer.cancel()
 
-    def _renew(self, owner: _Owner) -> None:
-        requests = list(owner.requests)
-        for first in range(0, len(requests), MAX_RENEWED):
-            self._tell(owner.agent, Renew(requests[first : first + MAX_RENEWED]))
+    def _renew(self, owner: _Owner[Name]) -> None:
+        names = list(owner.names)
+        for first in range(0, len(names), MAX_RENEWED):
+            self._tell(owner.agent, self._notice(names[first : first + MAX_RENEWED]))
         self._wait(owner)
+
+
+def _key(agent: dict[str, Any], duration_s: float | None) -> _Key:
+    """Return what is renewed together: nobody else's word counts for an owner's."""
+    return msgspec.json.encode(agent), duration_s

@@ -16,7 +16,7 @@ from mocker.events import KvEvent
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
 from serving.engines.kv_exchange import KvExchange
-from serving.engines.kv_params import HandOff, parse
+from serving.engines.kv_params import Part, parse
 from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_answers import LETTERS, LogProbabilities, answer_tokens, eos_place, stop_place
 from serving.engines.mock_handover import Handover, block_keys, hand_over
@@ -28,6 +28,7 @@ from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
+from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
 from serving.transfer.agent import TransferError
 from serving.transfer.config import TransferRunConfig
@@ -116,16 +117,18 @@ class MockEngine:
                 self.add(live)
             else:
                 live.keys = block_keys(tokens, ids, num_full=len(tokens) // size, block_size=size)
+                live.is_held = request.is_held and asked.is_prefill
                 self._share(live, asked)
-        except ValueError as error:
+        except (ValueError, CallError) as error:
             stream.on_cancel = None
-            stream.end(str(error), "invalid")
+            stream.end(str(error), error.kind if isinstance(error, CallError) else "invalid")
 
-    def _share(self, live: Live, asked: HandOff) -> None:
+    def _share(self, live: Live, asked: Part) -> None:
         """Take up a request of which another worker does the rest.
 
         Raises:
             ValueError: it is not for this worker, or can never fit.
+            CallError: it cannot meet its other worker here.
         """
         handover = self._handover
         if handover is None:

@@ -12,10 +12,9 @@ from xxhash import xxh3_64_intdigest
 from mocker import Engine, Sequence, Step
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_owner import KvOwner, Offer, RoomCall
-from serving.engines.kv_params import AGENT, HandOff, RemoteKv
+from serving.engines.kv_params import AGENT, Part, RemoteKv
 from serving.engines.kv_reader import KvReader
 from serving.engines.mock_live import Live
-from serving.engines.rooms import RoomError
 from serving.life.lease import LeaseConfig
 from serving.model.card import Bootstrap, Role
 from serving.transfer.config import TransferRunConfig
@@ -49,11 +48,12 @@ class Handover(Protocol):
 
     bootstrap: Bootstrap | None
 
-    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """Take up a request of which another worker does the rest.
 
         Raises:
             ValueError: it is not for this worker, can never fit, or what is said of its KV makes no sense.
+            CallError: it cannot meet its other worker here.
         """
         ...
 
@@ -91,7 +91,7 @@ class PrefillSide:
         self._owner = owner
         self._prepared: list[tuple[Live, int]] = []  # and how often it had been preempted
 
-    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
         owner = self._owner
         if not asked.is_prefill:
@@ -106,12 +106,9 @@ class PrefillSide:
             rank.add(live)
             return
         room = asked.meeting.bootstrap_room
-        try:
-            is_reader_there = owner.come(
-                room, RoomCall(lambda: self._start(rank, live), lambda why: self._on_left(rank, live, why))
-            )
-        except RoomError as error:
-            raise ValueError(str(error)) from error
+        is_reader_there = owner.come(
+            room, RoomCall(lambda: self._start(rank, live), lambda why: self._on_left(rank, live, why))
+        )
         live.room = room
         if is_reader_there:
             self._start(rank, live)
@@ -146,6 +143,7 @@ class PrefillSide:
 
         def on_over() -> None:
             rank.engine.let_go(live.sequence)
+            live.release()
             rank.wake()
 
         return self._owner.prepare(live.keys, room=live.room, on_offered=on_offered, on_over=on_over)
@@ -198,7 +196,7 @@ class DecodeSide:
         self._exchange = exchange
         self._reader = reader
 
-    def begin(self, rank: Rank, live: Live, asked: HandOff) -> None:
+    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
         if asked.is_prefill:
             raise ValueError("do_remote_decode is for a prefill worker; this one is started with --role decode")
@@ -235,7 +233,9 @@ class DecodeSide:
 
     def transfers(self) -> KvTransfers:
         """See `Handover`."""
-        return self._exchange.counts._replace(num_loading=self._reader.num_loading)
+        return self._exchange.counts._replace(
+            num_waiting=self._reader.num_waiting, num_loading=self._reader.num_loading
+        )
 
     async def close(self) -> None:
         """See `Handover`."""

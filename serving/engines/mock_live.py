@@ -19,6 +19,7 @@ class Live:
     __slots__ = (
         "arrival_s",
         "end",
+        "is_held",
         "is_plain",
         "is_queued",
         "keys",
@@ -44,6 +45,8 @@ class Live:
     ) -> None:
         self.sequence = sequence
         """As the engine has it."""
+        self.is_held = False
+        """Whether its call is to last until nobody will read its prompt's KV any more."""
         self.is_queued = False
         """Whether the engine has it."""
         self.prompt = prompt
@@ -80,7 +83,10 @@ class Live:
         self.sent = self.made
         if self.end is not None:
             stream.send({"token_ids": tokens} | more | self.end)
-            stream.end()
+            if self.is_held:
+                self.end = None
+            else:
+                stream.end()
         elif more:
             stream.send({"token_ids": tokens} | more)
         elif tokens:
@@ -95,6 +101,12 @@ class Live:
         self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
         if load is None:
             self.end["times"] = self.times()
+
+    def release(self) -> None:
+        """Let the call end that lasted as long as its prompt's KV."""
+        if self.is_held and self.end is None:
+            self.stream.end()
+        self.is_held = False
 
     def times(self) -> dict[str, float]:
         """Return what happened when, since the request came; and the bytes that it took."""

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +34,8 @@ from serving.engines.openai_answers import (
     failure,
     log_probabilities,
 )
-from serving.engines.vllm_roles import LEASE_END, LEASE_S, PREFILL, SAFE_SHARE, prompt_only
+from serving.engines.vllm_roles import connector_params, hand_off, prompt_only
+from serving.life.lease import LeaseConfig
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import Tokenizer, load
 from serving.runtime.messages import CallError
@@ -69,9 +69,32 @@ PLACE_BYTES = 256
 class OpenAiServer:
     """See `serving.worker.engine.Engine`."""
 
-    def __init__(self, url: str, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        url: str,
+        worker: WorkerConfig,
+        run: ModelRunConfig,
+        arguments: dict[str, Any],
+        *,
+        lease: LeaseConfig = LeaseConfig(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Prepare to ask a server.
+
+        Args:
+            url: where it is.
+            worker: what is served, and which part of each request.
+            run: its KV block size, and more fields of each request.
+            arguments: the same.
+            lease: for how long its KV connector was told to keep KV.
+
+        Raises:
+            ValueError: they are not for a server.
+        """
         self._root = root(url)
         refuse_nodes(url, run, "that is for its server to know")
+        if not lease.kv_lease_renewal:
+            raise ValueError(f"out={url} has no use for --no-kv-lease-renewal: that is for its server to know")
+        self._lease_s = lease.kv_lease_duration_s
         required_model(worker, url)
         self._role = worker.role
         self._names = (worker.model_name, worker.model_path)
@@ -250,7 +273,7 @@ class OpenAiServer:
             raise CallError(f"{self._root} does not speak HTTP: {one_line(error)}", "engine") from error
 
     def _body(self, request: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
-        params = self._transfer_params(request)
+        params = connector_params(request.get("kv_transfer_params"), self._role, self._lease_s)
         if self._role == "prefill":
             request = prompt_only(request)
         conditions, options, tokens = request["stop_conditions"], request["sampling_options"], request["token_ids"]
@@ -274,21 +297,9 @@ class OpenAiServer:
             made["kv_transfer_params"] = params
         return made | self._more
 
-    def _transfer_params(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what the server's KV connector is told of a request; it is not told of KV that may be gone when it reads it."""
-        params: dict[str, Any] | None = request.get("kv_transfer_params")
-        if self._role == "prefill":
-            return params or PREFILL
-        end = (params or {}).get(LEASE_END)
-        if params is None or (isinstance(end, int | float) and end - time.time() < LEASE_S * SAFE_SHARE):
-            return None
-        return {name: value for name, value in params.items() if name != LEASE_END}
-
     def _prefilled(self, answer: Answer) -> dict[str, Any]:
         """Return the last item of a prefill worker; its one token is the decode worker's to say."""
-        if answer.kv_transfer_params is None:
-            raise CallError("it does not say where the KV is: was it started with --kv-transfer-config?", "engine")
-        params = answer.kv_transfer_params | {LEASE_END: time.time() + LEASE_S}
+        params = hand_off(answer.kv_transfer_params, self._lease_s)
         item = {"token_ids": [], "finish_reason": _reason(answer.choices[0]), "kv_transfer_params": params}
         return _counted(item, answer.usage)
 

@@ -3,13 +3,15 @@
     a call comes ------> it waits for its reader ---- `begin` ----+
                                                                   +--> both are there --> leave --> closed
     a reader begins ---> it waits for the call ------ `come` -----+
-                    each waits for so long at most: `expire` --> closed
+       each waits for so long at most since the other's last sign (`wait`): `expire` --> closed
 
 Who comes to a room that is closed is told so; of the oldest that is forgotten.
 """
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from serving.runtime.messages import CallError
 
 MAX_ROOMS = 4096
 MAX_CLOSED = 4096
@@ -18,13 +20,9 @@ Call = TypeVar("Call")
 Reader = dict[str, Any]
 
 
-class RoomError(Exception):
-    """A room that cannot be used; the message says why."""
-
-
 @dataclass(slots=True)
 class Room(Generic[Call]):
-    """Who is in a room."""
+    """A number that both workers of a request were given (SGLang's `bootstrap_room`), and who has come there with it."""
 
     number: int
     expires_s: float
@@ -44,15 +42,20 @@ class Rooms(Generic[Call]):
     def __len__(self) -> int:
         return len(self._rooms)
 
+    @property
+    def num_waiting(self) -> int:
+        """Calls that wait for their reader."""
+        return sum(room.call is not None and room.reader is None for room in self._rooms.values())
+
     def come(self, number: int, call: Call, now: float) -> bool:
         """Let a call in; return whether its reader is there.
 
         Raises:
-            RoomError: the room is closed or has a call, or there are too many rooms.
+            CallError: the room is closed or has a call, or there are too many rooms.
         """
         room = self._room(number, now)
         if room.call is not None:
-            raise RoomError(f"another request is in bootstrap_room {number}")
+            raise CallError(f"another request is in bootstrap_room {number}", "invalid")
         room.call = call
         return room.reader is not None
 
@@ -60,7 +63,7 @@ class Rooms(Generic[Call]):
         """Let a reader in, perhaps again; return the call that waits, or waited, for it.
 
         Raises:
-            RoomError: the room is closed, or there are too many rooms.
+            CallError: the room is closed, or there are too many rooms.
         """
         room = self._room(number, now)
         room.reader = reader
@@ -70,6 +73,11 @@ class Rooms(Generic[Call]):
         """Return who reads in a room, None if nobody does."""
         room = self._rooms.get(number)
         return None if room is None else room.reader
+
+    def wait(self, number: int, now: float) -> None:
+        """Take note that whoever is not in a room yet will come."""
+        if (room := self._rooms.get(number)) is not None:
+            room.expires_s = now + self._timeout_s
 
     def leave(self, number: int) -> Room[Call] | None:
         """Close a room and return who was in it, None if there is none."""
@@ -97,10 +105,14 @@ class Rooms(Generic[Call]):
 
     def _room(self, number: int, now: float) -> Room[Call]:
         if number in self._closed:
-            raise RoomError(f"the other side has left bootstrap_room {number}")
+            raise CallError(f"the other side has left bootstrap_room {number}", "lost")
         room = self._rooms.get(number)
         if room is None:
             if len(self._rooms) >= self._max_rooms:
-                raise RoomError(f"{self._max_rooms} requests wait for their other worker already")
+                raise CallError(
+                    f"all {self._max_rooms} rooms of this prefill worker are taken: more need another prefill worker, or a "
+                    "shorter --transfer-meeting-timeout-s for those in which nobody comes",
+                    "overloaded",
+                )
             room = self._rooms[number] = Room(number, now + self._timeout_s)
         return room

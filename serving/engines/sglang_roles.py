@@ -20,7 +20,7 @@ PORT = "disaggregation_bootstrap_port"
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
 
-class Room(msgspec.Struct):
+class Meeting(msgspec.Struct):
     """Where the two workers of a request meet; SGLang calls it by these names."""
 
     bootstrap_host: Name
@@ -61,6 +61,6 @@ def room(request: Mapping[str, Any], role: Role) -> dict[str, Any]:
     if "bootstrap_room" not in params:
         raise CallError(f"SGLang's {role} workers serve no request without a {other} worker", "unavailable")
     try:
-        return msgspec.to_builtins(msgspec.convert(params, Room))  # type: ignore[no-any-return]
+        return msgspec.to_builtins(msgspec.convert(params, Meeting))  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         raise CallError(f"kv_transfer_params: {error}", "invalid") from error

@@ -12,12 +12,13 @@ from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
 from serving.engines.vllm_on_cpu import keep_async_scheduling
 from serving.engines.vllm_roles import (
-    PREFILL,
+    check_types,
+    connector_params,
     counted,
     hand_off,
+    lease_duration_s,
     prompt_only,
     side_channel,
-    take_over,
     times,
     transfer_config,
     uses_nixl,
@@ -257,18 +258,18 @@ class Vllm:
             "token_ids": [],
             "finish_reason": _finish_reason(output.outputs[0].finish_reason),
             "cached_tokens": output.num_cached_tokens or 0,
-            "kv_transfer_params": hand_off(output.kv_transfer_params, self._transfer),
+            "kv_transfer_params": hand_off(output.kv_transfer_params, lease_duration_s(self._transfer)),
             "times": times(output.metrics, is_decode=False),
         }
 
     def _transfer_params(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Return what vLLM's connector is told of a request."""
         params: dict[str, Any] | None = request.get("kv_transfer_params")
-        if self._role == "prefill":
-            return params or PREFILL
-        if params is None or self._transfer is None:
+        if self._transfer is None:
             return None
-        return take_over(params, self._transfer)
+        if params is not None and uses_nixl(self._transfer):
+            check_types(params)
+        return connector_params(params, self._role, lease_duration_s(self._transfer))
 
     def _parameters(self, request: dict[str, Any]) -> Any:
         params = self._transfer_params(request)

@@ -40,8 +40,8 @@ SAFE_SHARE = 1 / 3
 """Of a lease that must be left when a decode worker gets a request: it renews all leases together, every sixth of one."""
 
 
-class HandOff(msgspec.Struct):
-    """What the connector of a decode worker takes from a request; it trusts the types."""
+class RemoteKv(msgspec.Struct):
+    """Where the KV of a prompt is, as the NIXL connector of a decode worker takes it from a request; it trusts the types."""
 
     remote_engine_id: Name
     remote_request_id: Name
@@ -83,39 +83,53 @@ def side_channel(num_ranks: int) -> Iterator[None]:
         yield
 
 
-def lease_s(config: Mapping[str, Any]) -> float:
-    """Return for how long KV is held for a decode worker that says nothing."""
+def lease_duration_s(config: Mapping[str, Any]) -> float | None:
+    """Return for how long KV is held for a decode worker that says nothing, None if its connector knows no leases."""
+    if not uses_nixl(config):
+        return None
     return float((config.get("kv_connector_extra_config") or {}).get("kv_lease_duration", LEASE_S))
 
 
-def hand_off(params: dict[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any]:
+def hand_off(params: dict[str, Any] | None, lease_s: float | None) -> dict[str, Any]:
     """Return what a prefill worker answers, from what vLLM gave with the end of a request.
 
     Raises:
         CallError: it gave nothing.
     """
     if params is None:
-        raise CallError("vLLM gave up the prompt, or its KV connector says nothing of where its KV is", "engine")
-    return params | ({LEASE_END: time.time() + lease_s(config)} if uses_nixl(config) else {})
+        raise CallError(
+            "it does not say where the KV is: it gave the prompt up, or was started without --kv-transfer-config",
+            "engine",
+        )
+    return params if lease_s is None else params | {LEASE_END: time.time() + lease_s}
 
 
-def take_over(params: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a decode worker passes to vLLM; None if the KV may be gone before vLLM renews its lease.
+def connector_params(params: dict[str, Any] | None, role: Role, lease_s: float | None) -> dict[str, Any] | None:
+    """Return what vLLM's connector is told of a request; nothing of KV that may be gone before vLLM renews its lease.
 
     vLLM would read whatever is there by then. Without these parameters it computes the prompt itself.
-
-    Raises:
-        CallError: they are not what a prefill worker answers.
     """
-    if not uses_nixl(config) or not params.get("do_remote_prefill"):
-        return params
-    try:
-        end = msgspec.convert(params, HandOff).lease_end
-    except msgspec.ValidationError as error:
-        raise CallError(f"kv_transfer_params: {error}", "invalid") from error
-    if end is not None and end - time.time() < lease_s(config) * SAFE_SHARE:
+    if role == "prefill":
+        return params or PREFILL
+    if params is None:
+        return None
+    end = params.get(LEASE_END)
+    if lease_s is not None and isinstance(end, int | float) and end - time.time() < lease_s * SAFE_SHARE:
         return None
     return {name: value for name, value in params.items() if name != LEASE_END}
+
+
+def check_types(params: dict[str, Any]) -> None:
+    """Refuse what vLLM's NIXL connector would trip over.
+
+    Raises:
+        CallError: it is not what a prefill worker answers.
+    """
+    if params.get("do_remote_prefill"):
+        try:
+            msgspec.convert(params, RemoteKv)
+        except msgspec.ValidationError as error:
+            raise CallError(f"kv_transfer_params: {error}", "invalid") from error
 
 
 def counted(before: KvTransfers, stats: Any) -> KvTransfers:

@@ -40,7 +40,7 @@ class TransferError(Exception):
 
 
 class Agent(Protocol):
-    """One end of transfers, in a running event loop."""
+    """One end of transfers, as NIXL calls it: the memory of a worker, and its way to that of others; in a running event loop."""
 
     @property
     def address(self) -> AgentAddress:

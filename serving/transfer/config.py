@@ -26,10 +26,11 @@ class TransferRunConfig:
     """Bytes of a token's KV (default: the model's; where none is named, the 131,072 of Llama-3.1-8B)."""
 
     transfer_read_timeout_s: Positive = 30.0
-    """How long a read may take (s)."""
+    """How long a read may take, once those before it are done (s)."""
 
     transfer_meeting_timeout_s: Positive = 300.0
-    """Destination first: how long one worker of a request waits for the other (s)."""
+    """Destination first: how long one worker of a request waits for a sign of the other, which gives one as long as the request
+    is queued there (s)."""
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""

@@ -9,7 +9,7 @@ from typing import Generic
 
 from serving.transfer.agent import TransferError
 from serving.transfer.stream import Stream
-from serving.transfer.way import Address
+from serving.transfer.way import Address, OnTurn
 from serving.transfer.wire import ID_BYTES, WELCOME
 
 MAX_LINKS = 8
@@ -48,12 +48,13 @@ class Links(Generic[Address]):
         self._dial = dial
         self._peers: dict[str, Peer] = {}
 
-    async def use(self, owner: Address, talk: Callable[[Link], Awaitable[None]]) -> None:
+    async def use(self, owner: Address, talk: Callable[[Link], Awaitable[None]], on_turn: OnTurn) -> None:
         """Talk to an owner on a connection of our own; what is said may be said again on another one."""
         peer = self._peers.setdefault(owner.id, Peer())
         peer.num_users += 1
         try:
             async with peer.slots:
+                on_turn()
                 while True:
                     link, is_fresh = self._take(peer), False
                     if link is None:
@@ -110,22 +111,30 @@ class Deadlines:
         self._is_closed = False
 
     @contextlib.asynccontextmanager
-    async def within(self, timeout_s: float, what: str) -> AsyncIterator[None]:
-        """Bound what is done within; failures of the system become those of a transfer."""
+    async def within(self, timeout_s: float, what: str) -> AsyncIterator[OnTurn]:
+        """Bound what is done within, and the wait for its turn; failures of the system become those of a transfer."""
+        problem = f"its turn did not come within {timeout_s:g} s"
         try:
             if self._is_closed:
                 raise TimeoutError
             async with asyncio.timeout(timeout_s) as timeout:
+
+                def begin() -> None:
+                    nonlocal problem
+                    problem = f"not done after {timeout_s:g} s"
+                    if not self._is_closed:
+                        timeout.reschedule(asyncio.get_running_loop().time() + timeout_s)
+
                 self._timeouts.add(timeout)
                 try:
-                    yield
+                    yield begin
                 finally:
                     self._timeouts.discard(timeout)
                     self._one_ended.set()
         except TimeoutError as error:
             if self._is_closed:
                 raise TransferError(f"{what}: this agent was closed", "lost") from error
-            raise TransferError(f"{what}: not done after {timeout_s:g} s", "late") from error
+            raise TransferError(f"{what}: {problem}", "late") from error
         except OSError as error:
             raise TransferError(f"{what}: {error}", "lost") from error
 

@@ -69,10 +69,10 @@ class MemoryAgent:
         Raises:
             TransferError: not all was read.
         """
-        async with self._deadlines.within(timeout_s, "a read of KV"):
+        async with self._deadlines.within(timeout_s, "a read of KV") as begin:
             way, address = self._choose(owner)
             wanted = runs(pieces, source_bytes=address.num_bytes, target_bytes=len(self.memory))
-            await way.read(address, wanted)
+            await way.read(address, wanted, begin)
 
     async def notify(self, owner: AgentAddress, notice: bytes, *, timeout_s: float) -> None:
         """Tell another agent something.
@@ -82,9 +82,9 @@ class MemoryAgent:
         """
         if len(notice) > MAX_NOTICE_BYTES:
             raise TransferError(f"a notice of {len(notice)} bytes; at most {MAX_NOTICE_BYTES} are sent", "refused")
-        async with self._deadlines.within(timeout_s, "a notice"):
+        async with self._deadlines.within(timeout_s, "a notice") as begin:
             way, address = self._choose(owner)
-            await way.notify(address, notice)
+            await way.notify(address, notice, begin)
 
     async def close(self) -> None:
         """End what is under way, and give everything back."""

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -29,7 +30,7 @@ import numpy as np
 
 from serving.transfer.agent import MAX_NOTICE_BYTES, Piece, TransferError
 from serving.transfer.memory import Memory, portions
-from serving.transfer.way import OnNotice, OwnerAddress
+from serving.transfer.way import OnNotice, OnTurn, OwnerAddress
 from serving.transfer.wire import ID_BYTES
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,6 @@ class NixlAddress(OwnerAddress, frozen=True, tag="nixl"):
 class Known:
     """An owner that the library knows."""
 
-    name: str
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_STAGES_OF_ONE))
     num_users: int = 0
     """Transfers that the library has not ended."""
@@ -133,7 +133,7 @@ class Nixl:
         """Return true: that shows when it is tried."""
         return True
 
-    async def read(self, owner: NixlAddress, pieces: Sequence[Piece]) -> None:
+    async def read(self, owner: NixlAddress, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
         """Read by way of stages."""
         assert self._memory is not None
         view = self._memory.view
@@ -144,12 +144,12 @@ class Nixl:
                     view[target : target + num_bytes] = data[:num_bytes]
                     data = data[num_bytes:]
 
-            await self._fetch(owner, [(owner.base + piece.source, piece.num_bytes) for piece in lot], take)
-        await self._see_alive(owner)
+            await self._fetch(owner, [(owner.base + piece.source, piece.num_bytes) for piece in lot], take, on_turn)
+        await self._see_alive(owner, on_turn)
 
-    async def notify(self, owner: NixlAddress, notice: bytes) -> None:
+    async def notify(self, owner: NixlAddress, notice: bytes, on_turn: OnTurn) -> None:
         """Leave a notice, which the library sends after the read that shows that the owner lives."""
-        await self._see_alive(owner, NOTICE + notice)
+        await self._see_alive(owner, on_turn, NOTICE + notice)
 
     async def close(self) -> None:
         """Take our sign of life away, then let go of everything."""
@@ -165,16 +165,24 @@ class Nixl:
             await self._call(self._stop)
         self._thread.shutdown()
 
-    async def _see_alive(self, owner: NixlAddress, notice: bytes = b"") -> None:
+    async def _see_alive(self, owner: NixlAddress, on_turn: OnTurn, notice: bytes = b"") -> None:
         said: list[bytes] = []
-        await self._fetch(owner, [(owner.sign_of_life, ID_BYTES)], lambda data: said.append(bytes(data)), notice)
+        sign = [(owner.sign_of_life, ID_BYTES)]
+        await self._fetch(owner, sign, lambda data: said.append(bytes(data)), on_turn, notice)
         if said != [bytes.fromhex(owner.id)]:
+            if (known := self._known.get(owner.id)) is not None:
+                known.is_lost = True  # `_release` forgets it
             raise TransferError("the owner is gone", "lost")
 
     async def _fetch(
-        self, owner: NixlAddress, places: Places, take: Callable[[memoryview], None], notice: bytes = b""
+        self,
+        owner: NixlAddress,
+        places: Places,
+        take: Callable[[memoryview], None],
+        on_turn: OnTurn,
+        notice: bytes = b"",
     ) -> None:
-        """Fetch what lies in an owner's process, and take it from the stage."""
+        """Fetch what lies in an owner's process, and take it from the stage, of which each has its turn."""
         known = await self._meet(owner)
         await known.slots.acquire()
         try:
@@ -182,9 +190,10 @@ class Nixl:
         except BaseException:
             known.slots.release()
             raise
+        on_turn()
         stage = self._free.pop()
         known.num_users += 1
-        carrying = asyncio.create_task(self._carry(known.name, places, stage, notice))
+        carrying = asyncio.create_task(self._carry(owner.id, places, stage, notice))
         self._under_way.add(carrying)
         try:
             await asyncio.shield(carrying)
@@ -217,7 +226,7 @@ class Nixl:
             known.is_lost = True
         if known.is_lost and not known.num_users and self._known.get(id) is known:
             del self._known[id]
-            self._thread.submit(self._forget, known.name)
+            self._thread.submit(self._forget, id)
 
     async def _meet(self, owner: NixlAddress) -> Known:
         """Return what we know of an owner, making the library know it."""
@@ -225,12 +234,12 @@ class Nixl:
             known = self._known.pop(owner.id, None)
             if known is None:
                 await self._make_room()
-                name = await self._call(lambda: self._library.add_remote_agent(_decoded(owner)))
-                known = Known(name.decode() if isinstance(name, bytes) else name)
-                if known.name != owner.id:
-                    raise TransferError(
-                        f"the owner's metadata is that of another agent, {known.name[:80]!r}", "refused"
-                    )
+                try:
+                    await self._call(lambda: self._introduce(owner))
+                except BaseException:  # given up, the thread may introduce it nevertheless
+                    self._thread.submit(self._forget, owner.id)
+                    raise
+                known = Known()
             self._known[owner.id] = known
             if known.is_lost:
                 raise TransferError("the connection to the owner broke off", "lost")
@@ -239,8 +248,8 @@ class Nixl:
     async def _make_room(self) -> None:
         unused = [id for id, known in self._known.items() if not known.num_users]
         for id in unused[: max(0, len(self._known) + 1 - MAX_OWNERS)]:
-            name = self._known.pop(id).name
-            await self._call(lambda name=name: self._forget(name))  # type: ignore[misc]
+            del self._known[id]
+            await self._call(partial(self._forget, id))
 
     async def _poll(self, on_notice: OnNotice) -> None:
         loop = asyncio.get_running_loop()
@@ -286,9 +295,18 @@ class Nixl:
     def _stop(self) -> None:
         for registered in self._registered:
             self._library.deregister_memory(registered)
-        for known in self._known.values():
-            self._forget(known.name)
+        for id in self._known:
+            self._forget(id)
         self._library = None
+
+    def _introduce(self, owner: NixlAddress) -> None:
+        """Let the library know an owner, by its id."""
+        name = self._library.add_remote_agent(_decoded(owner))
+        name = name.decode() if isinstance(name, bytes) else name
+        if name != owner.id:
+            if name not in self._known:
+                self._forget(name)
+            raise TransferError(f"the owner's metadata is that of another agent, {name[:80]!r}", "refused")
 
     def _post(self, name: str, places: Places, stage: int, notice: bytes) -> tuple[Any, str]:
         at, targets = _address(self._stages) + stage, []

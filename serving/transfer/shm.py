@@ -32,7 +32,7 @@ from serving.transfer.links import Link, Links, check_welcome
 from serving.transfer.memory import SEALS, Memory, portions
 from serving.transfer.owner import Owner
 from serving.transfer.stream import CHUNK_BYTES, Stream
-from serving.transfer.way import OnNotice, OwnerAddress
+from serving.transfer.way import OnNotice, OnTurn, OwnerAddress
 from serving.transfer.wire import ID_BYTES, WELCOME, leave_notice
 
 if sys.platform == "linux":
@@ -100,7 +100,7 @@ class Shm:
         """Return whether it is on this host, and we see its socket."""
         return owner.host == _host() and Path(owner.socket).exists()
 
-    async def read(self, owner: ShmAddress, pieces: Sequence[Piece]) -> None:
+    async def read(self, owner: ShmAddress, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
         """Copy from the owner's memory to ours, much at once in a thread, little at once here."""
 
         async def copy(link: Link) -> None:
@@ -114,11 +114,11 @@ class Shm:
                     await asyncio.sleep(0)
             link.stream.check()  # what came from memory whose owner is gone may be anything
 
-        await self._links.use(owner, copy)
+        await self._links.use(owner, copy, on_turn)
 
-    async def notify(self, owner: ShmAddress, notice: bytes) -> None:
+    async def notify(self, owner: ShmAddress, notice: bytes, on_turn: OnTurn) -> None:
         """Leave a notice."""
-        await self._links.use(owner, lambda link: leave_notice(link.stream, notice))
+        await self._links.use(owner, lambda link: leave_notice(link.stream, notice), on_turn)
 
     async def close(self) -> None:
         """Hang up on everybody, and remove the socket."""

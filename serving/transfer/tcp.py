@@ -21,7 +21,7 @@ from serving.transfer.links import Link, Links, check_welcome
 from serving.transfer.memory import Memory
 from serving.transfer.owner import Owner
 from serving.transfer.stream import Stream
-from serving.transfer.way import OnNotice, OwnerAddress
+from serving.transfer.way import OnNotice, OnTurn, OwnerAddress
 from serving.transfer.wire import ID_BYTES, MAX_PIECES, WELCOME, expect_done, leave_notice, read_request
 
 MIN_TOKEN_BYTES = 16
@@ -90,7 +90,7 @@ class Tcp:
         """Return true: that shows when it is tried."""
         return True
 
-    async def read(self, owner: TcpAddress, pieces: Sequence[Piece]) -> None:
+    async def read(self, owner: TcpAddress, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
         """Ask for pieces, and receive them where they belong."""
         assert self._memory is not None
         view = self._memory.view
@@ -103,11 +103,11 @@ class Tcp:
                 for _, target, num_bytes in asked:
                     await link.stream.receive_into(view[target : target + num_bytes])
 
-        await self._links.use(owner, talk)
+        await self._links.use(owner, talk, on_turn)
 
-    async def notify(self, owner: TcpAddress, notice: bytes) -> None:
+    async def notify(self, owner: TcpAddress, notice: bytes, on_turn: OnTurn) -> None:
         """Leave a notice."""
-        await self._links.use(owner, lambda link: leave_notice(link.stream, notice))
+        await self._links.use(owner, lambda link: leave_notice(link.stream, notice), on_turn)
 
     async def close(self) -> None:
         """Hang up on everybody."""

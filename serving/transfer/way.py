@@ -10,6 +10,9 @@ from serving.transfer.memory import Memory
 
 OnNotice = Callable[[bytes], object]
 
+OnTurn = Callable[[], object]
+"""Is called when others before it, to the same owner, are done."""
+
 
 class OwnerAddress(msgspec.Struct, frozen=True, tag_field="transport"):
     """Where an owner is reached by one way."""
@@ -39,11 +42,11 @@ class Way(Protocol[Address]):
         """Return whether that owner seems to be within reach."""
         ...
 
-    async def read(self, owner: Address, pieces: Sequence[Piece]) -> None:
+    async def read(self, owner: Address, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
         """Read pieces, which lie within both memories, into ours."""
         ...
 
-    async def notify(self, owner: Address, notice: bytes) -> None:
+    async def notify(self, owner: Address, notice: bytes, on_turn: OnTurn) -> None:
         """Leave a notice."""
         ...
 

@@ -53,6 +53,8 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     """Of a request that two workers share, as vLLM has them: `do_remote_decode` to the one that prefills; to the other what
     that one answered. In both, where they are called at once, those of a card's `Bootstrap` and a `bootstrap_room`."""
+    is_held: bool = False
+    """Whether the call of a prompt that is only prefilled may last until its KV was read: to cancel it gives that up."""
     request_id: str = ""
 
 

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from serving.engines.kv_notices import Read, Renew, decode
+from serving.engines.kv_leases import RENEWALS
+from serving.engines.kv_notices import Read, Renew, Wait, decode
 from serving.transfer.agent import TransferError
 from tests.engines.kv_world import BLOCK, FIRST, expected, with_pair
 from tests.support.waiting import until_async
@@ -300,6 +301,24 @@ def test_kv_that_nobody_reads_is_free_when_its_lease_has_run_out():
     with_pair(talk, lease={"kv_lease_duration_s": 0.05})
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_call_that_is_held_lasts_as_long_as_its_kv(is_read):
+    async def talk(pair):
+        first = pair.ask(pair.prefill, LONG, kv_transfer_params=FIRST, is_held=True)
+        await until_async(lambda: first.said("kv_transfer_params"))
+        assert (first.end, pair.prefill.handover.transfers().num_held) == (None, 1)
+        if is_read:
+            call = pair.answer(LONG, 5, first.said("kv_transfer_params"))
+            assert (await call.over()).tokens == expected(LONG, 5)
+            assert (await first.over()).end.error == ""
+        else:
+            first.stream.cancel()
+        await pair.at_rest()
+        assert pair.prefill.exchange.counts.num_expired == 0
+
+    with_pair(talk, lease={"kv_lease_duration_s": 1e6})
+
+
 def test_a_notice_that_is_lost_costs_a_lease():
     async def talk(pair):
         pair.decode.exchange.agent = Wrapped(
@@ -403,6 +422,55 @@ def test_a_room_in_which_nobody_comes_ends_the_call():
         await pair.at_rest()
 
     with_pair(talk, transfer_meeting_timeout_s=0.1)
+
+
+def test_who_waits_in_a_room_counts_as_waiting_for_the_other_worker():
+    async def talk(pair):
+        params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
+        prefill = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
+        params["bootstrap_room"] = 6
+        decode = pair.ask(pair.decode, LONG, 3, kv_transfer_params=params | {"do_remote_prefill": True})
+        await until_async(lambda: pair.prefill.notices)
+        for worker in (pair.prefill, pair.decode):
+            transfers = worker.handover.transfers()
+            assert (transfers.num_held, transfers.num_waiting, transfers.num_loading) == (0, 1, 0)
+        prefill.stream.cancel()
+        decode.stream.cancel()
+        await pair.at_rest()
+
+    with_pair(talk)
+
+
+@pytest.mark.parametrize("busy", ["prefill", "decode"])
+def test_who_waits_in_a_room_does_so_as_long_as_the_request_is_queued_at_the_other_worker(busy):
+    async def talk(pair):
+        worker, other = (pair.prefill, pair.decode) if busy == "prefill" else (pair.decode, pair.prefill)
+        blocker = pair.ask(worker, LONG[:40], 10_000)
+        decode, prefill = pair.meet(LONG, 5)
+        await until_async(lambda: decode.end or prefill.end or other.notices.count(Wait([1])) == RENEWALS + 2)
+        assert (decode.end, prefill.end) == (None, None)
+        blocker.stream.cancel()
+        assert (await decode.over()).tokens == expected(LONG, 5)
+        await prefill.over()
+        await pair.at_rest()
+
+    one = {"num_gpu_blocks": 2600, "max_num_seqs": 1}
+    with_pair(talk, prefill=one, decode=one, transfer_meeting_timeout_s=1.5)
+
+
+def test_where_all_rooms_are_taken_both_calls_may_go_elsewhere():
+    async def talk(pair):
+        pair.prefill.handover._owner._rooms._max_rooms = 1
+        params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
+        taken = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
+        for call in pair.meet(LONG, 3):
+            end = (await call.over()).end
+            assert (end.kind, "all 1 rooms of this prefill worker are taken" in end.error) == ("overloaded", True)
+        taken.stream.cancel()
+        assert (await pair.meet(LONG, 3)[0].over()).tokens == expected(LONG, 3)
+        await pair.at_rest()
+
+    with_pair(talk)
 
 
 @pytest.mark.parametrize("leaver", ["prefill", "decode"])

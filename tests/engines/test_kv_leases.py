@@ -5,7 +5,8 @@ import pytest
 from serving.engines.kv_leases import Leases
 from serving.engines.kv_notices import Assembly, Left, Offered, decode, encode, parts
 from serving.engines.kv_params import RemoteKv, parse
-from serving.engines.rooms import RoomError, Rooms
+from serving.engines.rooms import Rooms
+from serving.runtime.messages import CallError
 from serving.transfer.agent import MAX_NOTICE_BYTES
 
 READER = {"transport": "shm"}
@@ -65,12 +66,12 @@ def test_who_waits_in_vain_leaves():
 def test_a_room_is_used_once():
     rooms = Rooms(10.0)
     rooms.come(1, "call", 0.0)
-    with pytest.raises(RoomError, match="another request is in bootstrap_room 1"):
+    with pytest.raises(CallError, match="another request is in bootstrap_room 1"):
         rooms.come(1, "other", 0.0)
     assert rooms.leave(1).call == "call"
     assert rooms.leave(1) is None
     for enter in (rooms.come, rooms.begin):
-        with pytest.raises(RoomError, match="the other side has left bootstrap_room 1"):
+        with pytest.raises(CallError, match="the other side has left bootstrap_room 1"):
             enter(1, READER, 0.0)
 
 
@@ -78,8 +79,9 @@ def test_there_are_so_many_rooms_at_most():
     rooms = Rooms(10.0, max_rooms=2)
     rooms.come(1, "call", 0.0)
     rooms.begin(2, READER, 0.0)
-    with pytest.raises(RoomError, match="2 requests wait"):
+    with pytest.raises(CallError, match=r"all 2 rooms .* --transfer-meeting-timeout-s") as full:
         rooms.come(3, "call", 0.0)
+    assert full.value.kind == "overloaded"
 
 
 @pytest.mark.parametrize("num_blocks", [1, 150, 151, 1000])

@@ -10,6 +10,7 @@ import uvloop
 
 from serving.engines import openai as adapter
 from serving.engines.openai import OpenAiServer, root
+from serving.life.lease import LeaseConfig
 from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
@@ -25,9 +26,9 @@ from tests.support.waiting import in_time, until_async
 FILES = ModelFiles({})
 
 
-def made(url, role="aggregated", run=None, more=None, **worker):
+def made(url, role="aggregated", run=None, more=None, lease=None, **worker):
     settings = WorkerConfig(**({"model_path": "m", "role": role} | worker))
-    return OpenAiServer(url, settings, ModelRunConfig(**(run or {})), more or {})
+    return OpenAiServer(url, settings, ModelRunConfig(**(run or {})), more or {}, lease=LeaseConfig(**(lease or {})))
 
 
 @contextlib.asynccontextmanager
@@ -188,6 +189,25 @@ def test_a_server_is_not_told_of_kv_that_may_be_gone():
     with_pair(talk)
 
 
+def test_a_server_keeps_kv_for_as_long_as_its_worker_was_told():
+    async def main():
+        lease = {"kv_lease_duration_s": 6000.0}
+        async with (
+            VllmServer() as first,
+            VllmServer() as second,
+            started(first.url, "prefill", lease=lease) as prefill,
+            started(second.url, "decode", lease=lease) as decode,
+        ):
+            for passed_s in (3000, 5000):
+                [last] = await items_of(prefill, [10, 20], 4)
+                params = last["kv_transfer_params"]
+                later = params | {"lease_end": params["lease_end"] - passed_s}
+                await items_of(decode, [10, 20], 4, kv_transfer_params=later)
+            assert ["kv_transfer_params" in asked for asked in second.asked] == [True, False]
+
+    in_a_loop(main)
+
+
 @pytest.mark.parametrize("options", [{}, {"prompt_logprobs": 0}])
 def test_kv_that_did_not_come_is_a_lost_call(options):
     async def talk(servers, engines):
@@ -205,7 +225,7 @@ def test_kv_that_did_not_come_is_a_lost_call(options):
 def test_a_server_without_a_connector_is_no_prefill_worker():
     async def main():
         async with VllmServer(connects=False) as server, started(server.url, "prefill") as engine:
-            with pytest.raises(CallError, match="was it started with --kv-transfer-config") as failed:
+            with pytest.raises(CallError, match="started without --kv-transfer-config") as failed:
                 await items_of(engine, [10, 20], 4)
             assert failed.value.kind == "engine"
 
@@ -493,6 +513,18 @@ def test_what_is_no_url_of_a_server_is_refused(url):
         (
             ["in=http", "out=http://127.0.0.1:8000", "m", "--role", "decode"],
             "--role decode is for workers on the network",
+        ),
+        (
+            ["in=dyn://", "out=http://h:8000", "m", "--role", "decode", "--no-kv-lease-renewal"],
+            "out=http://h:8000 has no use for --no-kv-lease-renewal",
+        ),
+        (
+            ["in=dyn://", "out=http://h:8000", "m", "--kv-lease-duration-s", "60"],
+            "--kv-lease-duration-s is for out=mocker and out=http://... with --role prefill or decode",
+        ),
+        (
+            ["in=dyn://", "out=vllm", "m", "--role", "prefill", "--kv-lease-duration-s", "60"],
+            "--kv-lease-duration-s is for out=mocker and out=http://... with --role prefill or decode",
         ),
     ],
 )

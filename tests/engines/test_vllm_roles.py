@@ -8,11 +8,13 @@ import pytest
 
 from serving.engines.side_channel import is_loopback
 from serving.engines.vllm_roles import (
+    check_types,
+    connector_params,
     counted,
     hand_off,
+    lease_duration_s,
     prompt_only,
     side_channel,
-    take_over,
     transfer_config,
     uses_nixl,
 )
@@ -68,28 +70,30 @@ def test_a_prefill_worker_computes_the_prompt_and_no_more():
 
 
 def test_a_hand_off_is_taken_over_while_enough_is_left_of_its_lease():
-    told = hand_off(PARAMS, NIXL)
-    assert take_over(told, NIXL) == PARAMS
-    now = time.time()
-    assert take_over(PARAMS | {"lease_end": now + 9.0}, NIXL) is None  # less than a third of 30 s
     longer = NIXL | {"kv_connector_extra_config": {"kv_lease_duration": 600}}
-    assert take_over(PARAMS | {"lease_end": now + 9.0}, longer) is None
-    assert take_over(PARAMS | {"lease_end": now + 400.0}, longer) == PARAMS
-    assert take_over(PARAMS, NIXL) == PARAMS  # of a prefill worker that is none of ours
+    assert (lease_duration_s(NIXL), lease_duration_s(longer)) == (30.0, 600.0)
+    assert connector_params(hand_off(PARAMS, 30.0), "decode", 30.0) == PARAMS
+    now = time.time()
+    assert connector_params(PARAMS | {"lease_end": now + 9.0}, "decode", 30.0) is None  # less than a third
+    assert connector_params(PARAMS | {"lease_end": now + 9.0}, "decode", 600.0) is None
+    assert connector_params(PARAMS | {"lease_end": now + 400.0}, "decode", 600.0) == PARAMS
+    assert connector_params(PARAMS, "decode", 30.0) == PARAMS  # of a prefill worker that is none of ours
+    assert connector_params(None, "decode", 30.0) is None
 
 
 def test_another_connectors_parameters_pass_as_they_are():
     other = {"kv_connector": "OtherConnector"}
     params = {"do_remote_prefill": True, "what": [1, 2]}
-    assert hand_off(params, other) == params
-    assert take_over(params, other) == params
+    assert lease_duration_s(other) is None
+    assert hand_off(params, None) == params
+    assert connector_params(params, "decode", None) == params
     assert not uses_nixl(other)
     assert not uses_nixl(None)
 
 
 def test_no_hand_off_is_an_error():
-    with pytest.raises(CallError, match="says nothing of where its KV is") as failed:
-        hand_off(None, NIXL)
+    with pytest.raises(CallError, match="does not say where the KV is") as failed:
+        hand_off(None, 30.0)
     assert failed.value.kind == "engine"
 
 
@@ -99,7 +103,7 @@ def test_no_hand_off_is_an_error():
 )
 def test_what_vllm_would_trip_over_is_refused(change):
     with pytest.raises(CallError, match=next(iter(change))) as refused:
-        take_over(PARAMS | change, NIXL)
+        check_types(PARAMS | change)
     assert refused.value.kind == "invalid"
 
 

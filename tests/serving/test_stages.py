@@ -132,6 +132,26 @@ def test_a_failed_prefill_is_the_requests_end_unless_decode_workers_may_compute_
     on_site(tmp_path / "falls back", talk, prefill_fallback=True)
 
 
+@pytest.mark.parametrize("how", ["refused", "left"])
+def test_kv_that_nobody_will_read_is_given_up_as_the_request_ends(tmp_path, how):
+    async def talk(site):
+        prefill, decode = await pair(site)
+        decode.gate.clear()
+        reading = asyncio.create_task(tokens_of(site.attempts(PROMPT)))
+        await until_async(lambda: decode.asked)
+        assert (prefill.num_running, len(site.world.kv)) == (1, 1)
+        if how == "refused":
+            decode.error = CallError("no room", "engine")
+            decode.gate.set()
+        else:
+            reading.cancel()
+        with pytest.raises((ApiError, asyncio.CancelledError)):
+            await reading
+        await until_async(lambda: not prefill.num_running)
+
+    on_site(tmp_path, talk)
+
+
 def test_kv_that_is_gone_is_the_requests_end(tmp_path):
     async def talk(site):
         _, decode = await pair(site)
@@ -279,6 +299,22 @@ def test_when_one_of_two_fails_both_end(tmp_path, failing):
         with pytest.raises(ApiError, match="out of order"):
             await tokens_of(site.attempts(PROMPT))
         await until_async(lambda: not other.num_running)
+
+    on_site(tmp_path, talk, flow="destination-first")
+
+
+@pytest.mark.parametrize("failing", ["prefill", "decode"])
+def test_where_two_cannot_meet_for_want_of_room_others_are_asked_before_the_client_gets_429(tmp_path, failing):
+    async def talk(site):
+        first, decode = await pair(site, has_room=True)
+        second = await site.worker("prefill", has_room=True)
+        await site.until_there(second)
+        for worker in (first, second) if failing == "prefill" else (decode,):
+            worker.error = CallError("all rooms are taken", "overloaded")
+        with pytest.raises(ApiError, match="all rooms are taken") as refused:
+            await tokens_of(site.attempts(PROMPT))
+        assert refused.value.status == 429
+        assert first.asked and second.asked
 
     on_site(tmp_path, talk, flow="destination-first")
 

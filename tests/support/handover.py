@@ -99,6 +99,8 @@ class Worker:
             told = {"kv_transfer_params": {"do_remote_prefill": True, "do_remote_decode": False, "kv": id}}
         end = {"finish_reason": "length", "cached_tokens": CACHED, "times": {"admitted": 0.001, "prefill_end": 0.002}}
         yield {"token_ids": [], **end, **told, **self.says}
+        while request["is_held"] and (told | self.says).get("kv_transfer_params") and id in self.world.kv:
+            await asyncio.sleep(0.001)
 
     async def _decode(self, request, params):
         tokens = request["token_ids"]

@@ -10,13 +10,15 @@ import pytest
 import uvloop
 
 from serving.runtime.proof import GREETING, NONCE_BYTES, Handshake
+from serving.transfer import links as links_module
 from serving.transfer import owner as owner_module
 from serving.transfer.agent import Piece, TransferError
-from serving.transfer.links import Deadlines
+from serving.transfer.links import Deadlines, Link, Links
 from serving.transfer.make import make_agent
 from serving.transfer.memory import Memory
 from serving.transfer.owner import MAX_OF_ONE_READER, Owner
 from serving.transfer.stream import Stream
+from serving.transfer.way import OwnerAddress
 from serving.transfer.wire import DONE, HEADER, ID_BYTES, MAX_PIECES, NOTICE, PLACE, READ, REFUSED, WELCOME
 from tests.support.waiting import in_time, until_async
 from tests.transfer.world import MIB, PATIENCE_S, TOKEN, fill, pattern
@@ -307,11 +309,56 @@ def test_no_time_at_all_is_late_and_a_failure_of_the_system_is_lost():
         with pytest.raises(TransferError) as caught:
             async with deadlines.within(0, "it"):
                 await asyncio.sleep(PATIENCE_S)
-        assert (str(caught.value), caught.value.kind) == ("it: not done after 0 s", "late")
+        assert (str(caught.value), caught.value.kind) == ("it: its turn did not come within 0 s", "late")
         with pytest.raises(TransferError, match="it: gone") as caught:
             async with deadlines.within(1, "it"):
                 raise ConnectionResetError("gone")
         assert caught.value.kind == "lost"
         await deadlines.close()
+
+    asyncio.run(main())
+
+
+def test_a_read_has_its_time_from_its_turn_on():
+    async def main():
+        loop, deadlines, late_s = asyncio.get_running_loop(), Deadlines(), 0.0
+        now = loop.time
+        loop.time = lambda: now() + late_s
+        with pytest.raises(TransferError, match="it: not done after 100 s"):
+            async with deadlines.within(100, "it") as begin:
+                late_s += 90
+                begin()
+                late_s += 90
+                await asyncio.sleep(0.001)
+                late_s += 90
+                await asyncio.sleep(PATIENCE_S)
+        assert late_s == 270
+        await deadlines.close()
+
+    asyncio.run(main())
+
+
+def test_it_is_the_turn_of_a_read_when_there_is_a_connection_for_it(monkeypatch):
+    monkeypatch.setattr(links_module, "MAX_LINKS", 1)
+
+    async def main():
+        ours, theirs = socket.socketpair()
+        is_free, turns = asyncio.Event(), []
+
+        async def dial(owner):
+            return Link(Stream(ours))
+
+        async def talk(link):
+            await is_free.wait()
+
+        links, owner = Links(dial), OwnerAddress("ab" * 16, 1)
+        uses = [asyncio.create_task(links.use(owner, talk, lambda n=n: turns.append(n))) for n in range(2)]
+        await until_async(lambda: turns)
+        assert turns == [0]
+        is_free.set()
+        await asyncio.gather(*uses)
+        assert turns == [0, 1]
+        links.close()
+        theirs.close()
 
     asyncio.run(main())

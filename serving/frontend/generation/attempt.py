@@ -175,7 +175,7 @@ class Attempts:
         assert self.decode is not None
         if self._has_prefill_failed and self.prefill is not None:
             return await self._follow(end, self.prefill, "prefill")
-        if end.kind == "lost" and self.prefill is not None:  # either may be why: try neither again
+        if end.kind in ("lost", "overloaded") and self.prefill is not None:  # either may be why: try neither again
             self.life.failed_at.add(self.prefill.instance_id)
         if end.kind == "invalid" and self.prefill is not None:  # what two workers tell each other is not the client's
             end = End(end.id, end.error, "engine")
@@ -202,7 +202,10 @@ class Attempts:
             is_theirs = step.kind in ("lost", "engine")  # not the client's, nor everybody's
             raise failed_call(f"{call.name}: {step.message}" if is_theirs else step.message, step.kind)
         await asyncio.sleep(step.after_s)
-        self.close()
+        if not self.life.is_prefilled:
+            self.close()
+        elif self.decode is not None:
+            self.decode.close()
         await self._place_again()
         return ""
 

@@ -31,6 +31,8 @@ class ChoiceRequest:
     """How many of the prompt's last tokens are part of the answer."""
     kv_transfer_params: dict[str, Any] | None = None
     """For the worker: of a request that two of them share, or as a client that shares it out itself has them."""
+    is_held: bool = False
+    """Whether its call may last until the prompt's KV was read."""
 
     def after(self, tokens: list[int]) -> "ChoiceRequest":
         """Return what remains to be generated after these tokens."""
@@ -54,6 +56,7 @@ class ChoiceRequest:
             sampling={name: value for name, value in self.sampling.items() if name != "logprobs"},
             eos_token_ids=[],
             kv_transfer_params={**params, "do_remote_decode": True, "do_remote_prefill": False},
+            is_held=not params,
         )
 
     def to_decode(self, params: dict[str, Any]) -> "ChoiceRequest":
@@ -74,6 +77,7 @@ class ChoiceRequest:
             request_id=self.request_id,
             is_refusable=is_refusable,
             kv_transfer_params=self.kv_transfer_params,
+            is_held=self.is_held,
         )
 
 
@@ -155,15 +159,20 @@ class Call:
         """Release the booking, and report to the instance that nobody waits any more, if it is still at work."""
         if self._stream is not None:
             self._stream.cancel()
+        self.settle()
+
+    def settle(self) -> None:
+        """Release the booking: what was asked for is done."""
         if self._is_booked:
             self._is_booked = False
             self._routing.on_finish(self.placement)
 
 
 async def whole(call: Call) -> tuple[Output, End]:
-    """Wait for the end of a call, and close it."""
+    """Wait for the end of a call, or until it says where the KV of its prompt is; that may be held until it is closed."""
     output = Output()
-    while (end := await call.read(output)) is None:
+    while (end := await call.read(output)) is None and output.kv_transfer_params is None:
         pass
-    call.close()
-    return output, end
+    call.ended_s = call.ended_s or time.perf_counter()
+    call.settle()
+    return output, end or End(0)
