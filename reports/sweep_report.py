@@ -55,13 +55,13 @@ def _write(
     is_complete: bool,
 ) -> Sweep:
     summary = sweep_table.lay_out(rows, manifest, is_complete=is_complete)
-    sweep = charts.swept(
-        [point for point in points if isinstance(point, Point)],
-        manifest["limits"],
-        manifest["experiment"]["router_mode"],
+    found = [row for row in rows if isinstance(row, Found)]
+    sweep = (
+        charts.of_search(found, [one for one in points if isinstance(one, Point)], summary.limits)
+        if found
+        else charts.swept([row for row in rows if isinstance(row, Point)], summary.limits)
     )
     with mpl.rc_context(rc=STYLE):
-        found = [row for row in rows if isinstance(row, Found)]
         drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found), out / "charts")
     shown = list(_tables(summary))
     text = page.render(
