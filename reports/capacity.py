@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from reports.grid import Grid
+from reports.key import Key, key_of
 from reports.outcomes import Outcome, State, binding, percent
 from reports.tables import milliseconds
 
@@ -109,6 +110,15 @@ class Answer(msgspec.Struct, frozen=True):
     command: str = ""
     settings: dict[str, Any] = {}
     """Everything that was given."""
+
+
+IN_KEY = 7
+"""Layouts that have a colour: as many as there are."""
+
+
+def key(answer: Answer) -> Key:
+    """Return the names and colours of the best layouts that were tried, in the report and on the terminal."""
+    return key_of([layout.name for layout in answer.layouts if layout.outcomes][:IN_KEY])
 
 
 def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:

@@ -17,6 +17,7 @@ from reports.charts.drawing import STYLE, Drawn
 from reports.charts.sweep import Swept
 from reports.folder import ReportError, reason
 from reports.grid import Grid
+from reports.key import Entry, Key
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
 from reports.outcomes import binding
 from reports.points import AnyPoint, Found, Point, Sweep
@@ -55,12 +56,8 @@ def _write(
     is_complete: bool,
 ) -> Sweep:
     summary = sweep_table.lay_out(rows, manifest, is_complete=is_complete)
+    sweep = _swept(rows, points, summary.limits)
     found = [row for row in rows if isinstance(row, Found)]
-    sweep = (
-        charts.of_search(found, [one for one in points if isinstance(one, Point)], summary.limits)
-        if found
-        else charts.swept([row for row in rows if isinstance(row, Point)], summary.limits)
-    )
     with mpl.rc_context(rc=STYLE):
         drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found), out / "charts")
     shown = list(_tables(summary))
@@ -87,6 +84,19 @@ def _write(
     replace_text(out / "report.html", text)
     replace_text(out / "table.csv", sweep_table.as_csv(rows))
     return summary
+
+
+def _swept(rows: list[AnyPoint] | list[Found], points: list[AnyPoint], limits: list[str]) -> Swept:
+    """Put what was tried in lines."""
+    if found := [row for row in rows if isinstance(row, Found)]:
+        return charts.of_search(found, [one for one in points if isinstance(one, Point)], limits)
+    return charts.swept([row for row in rows if isinstance(row, Point)], limits)
+
+
+def key_of_rows(summary: Sweep) -> tuple[Key, list[Entry | None]]:
+    """Return the key of a sweep's report, and how each line of the table is shown; an impossible one is not."""
+    sweep = _swept(summary.points, [], summary.limits)
+    return sweep.key, [sweep.key.get(_line_of(row, sweep)) for row in summary.points]
 
 
 def _answer(rows: list[AnyPoint] | list[Found], limits: list[str]) -> str:

@@ -179,14 +179,17 @@ def _cells(row: AnyPoint | None, columns: Sequence[Figure]) -> list[str]:
     return [said if head in ("limits", "stable") else "-" for head, _ in columns]
 
 
-def tables(summary: Sweep, width: int, *, is_whole: bool) -> Iterator[Table]:
-    """Yield a sweep's table for a terminal: a line per combination, and as many columns as fit, or all in several tables."""
+def tables(summary: Sweep, width: int, *, is_whole: bool, colours: Sequence[str] = ()) -> Iterator[Table]:
+    """Yield a sweep's table for a terminal: a line per combination, and as many columns as fit, or all in several tables.
+
+    Each line has the colour that it has in the report, if colours are given.
+    """
     columns = [
         Column(head.replace("_", " "), [cells[place] for cells in summary.rows])
         for place, head in enumerate(summary.columns)
     ]
     axes, figures = columns[: summary.num_axes], columns[summary.num_axes :]
-    found = list(grid.tables(summary.title, axes, figures, width)) if summary.rows else []
+    found = list(grid.tables(summary.title, axes, figures, width, row_colours=colours)) if summary.rows else []
     if len(found) > 1 and not is_whole:
         found[0].caption = "More columns with --all-metrics, in the report and in table.csv."
         del found[1:]

@@ -19,6 +19,7 @@ from dynabench.cli.groups import (
     Transfers,
     plain_errors,
 )
+from dynabench.cli.results import print_names
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredRouterConfig
 from dynabench.deployment.overhead import OverheadConfig
@@ -94,11 +95,13 @@ def plan(
 
 def _print(answer: Answer, console: Terminal) -> None:
     console.say(f"{answer.title}: {answer.subtitle}")
+    key = capacity.key(answer)
     for grid in capacity.grids(answer):
-        for table in grid.tables(console.width):
+        for table in grid.tables(console.width, key):
             console.print(table)
         if grid.note:
             console.say(grid.note)
+    print_names(key, console)
     reasons = list(capacity.impossible(answer))
     for reason in reasons[:REASONS]:
         console.say(f"impossible: {reason}")

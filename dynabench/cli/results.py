@@ -13,7 +13,7 @@ from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, gate, pictures, sweep_report, sweep_table, tables
-from reports.key import key_of
+from reports.key import Key, key_of
 from reports.points import Sweep
 from reports.summary import Summary, summarize
 
@@ -133,9 +133,7 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
     for grid in (tables.comparison(summary, is_whole=is_whole), *tables.grids(summary)):
         for table in grid.tables(console.width, key):
             console.print(table)
-    for entry in key.values():
-        if entry.name != entry.arm:
-            console.say(f"{entry.name}: {entry.arm}")
+    print_names(key, console)
     console.say(summary.verdict)
     for line in tables.limits(summary):
         console.say(line)
@@ -146,18 +144,29 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
         console.say("More metrics: --all-metrics, or the report.")
 
 
+def print_names(key: Key, console: Terminal) -> None:
+    """Print the whole names of arms whose names are shortened in tables."""
+    for entry in key.values():
+        if entry.name != entry.arm:
+            console.say(f"{entry.name}: {entry.arm}")
+
+
 def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
     """Print what was swept, and what was found."""
     for line in filter(None, tables.heading(manifest)):
         console.say(line)
-    for table in sweep_table.tables(sweep, console.width, is_whole=is_whole):
+    key, shown = sweep_report.key_of_rows(sweep)
+    colours = [entry.dark if entry else "" for entry in shown]
+    for table in sweep_table.tables(sweep, console.width, is_whole=is_whole, colours=colours):
         console.print(table)
-    for table in sweep.split.tables(console.width) if sweep.split else ():
+    for table in sweep.split.tables(console.width, key) if sweep.split else ():
         console.print(table)
     console.say(sweep.verdict)
 
 
 def print_like(out: Path, tool: str, console: Terminal) -> None:
     """Print the figures of a results folder as another tool would define them."""
-    for table in tables.like_grid(folder.read(out)[1], tool).tables(console.width):
+    runs = folder.read(out)[1]
+    key = key_of(list(dict.fromkeys(run.arm for run in runs)))
+    for table in tables.like_grid(runs, tool).tables(console.width, key):
         console.print(table)
