@@ -146,7 +146,8 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
     rest = _without(FIGURES, limited)
     columns = [("limits", _margin), *limited, *rest, GOODPUT] if manifest["limits"] else [*WITHOUT_LIMITS, *rest]
     possible = [point for point in points if isinstance(point, Point)]
-    verdict = _best(possible, axes) if possible else ""
+    verdict = _answer(possible, len(points)) if manifest["limits"] and possible else ""
+    verdict += _best(possible, axes) if possible else ""
     verdict += _impossible([point for point in points if isinstance(point, Impossible)])
     return {
         "title": "Every combination",
@@ -205,6 +206,22 @@ def _split(rows: Rows) -> Grid | None:
     lines = [(name, [shown(point) if point else "-" for _, shown in SPLIT]) for name, point in points.items()]
     note = split_note({name: point.split if point else None for name, point in points.items()})
     return Grid("Where does TTFT go? (means in ms)", [head for head, _ in SPLIT], lines, note)
+
+
+def _answer(points: list[Point], count: int) -> str:
+    """Say which of so many combinations meets the limits with the fewest GPUs, or which of those tried comes nearest."""
+    met = [point for point in points if point.state == "met"]
+    if met:
+        fewest = min(met, key=lambda point: point.gpus)
+        return f"{len(met)} of {count} combinations meet every limit; with the fewest GPUs ({fewest.gpus}): {fewest.name}. "
+    nearest = max(points, key=_headroom)
+    missed = binding(nearest.outcomes)
+    return f"No combination is known to meet every limit; {nearest.name} comes nearest: {missed.limit if missed else ''} {missed}. "
+
+
+def _headroom(point: Point) -> float:
+    nearest = binding(point.outcomes)
+    return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
 
 
 def _best(points: list[Point], axes: list[str]) -> str:

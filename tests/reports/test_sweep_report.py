@@ -165,6 +165,22 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
     assert line[f"{outcome.limit}.margin"] == ("" if outcome.margin is None else str(outcome.margin))
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "answer"),
+    [
+        ([MISSED, MET], "1 of 2 combinations meet every limit; with the fewest GPUs (8): workers 2. "),
+        (
+            [MISSED, UNTOLD],
+            "No combination is known to meet every limit; workers 1 comes nearest: itl.p99 <= 60 ms missed by 0.31% (60.19 ms). ",
+        ),
+    ],
+)
+def test_with_limits_the_verdict_answers_the_question_first_on_the_terminal_too(tmp_path, outcomes, answer):
+    points = [point(f"workers {n}", 0.1, outcomes=[one], workers=n) for n, one in enumerate(outcomes, 1)]
+    found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
+    assert found.verdict.startswith(f"{answer}2 points, ")
+
+
 def test_what_is_impossible_is_marked_beside_what_is_not(tmp_path):
     points = [Impossible("tp 1", {"tp": 1}, "weights of 140 GB do not fit"), point("tp 4", 0.1, tp=4)]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
