@@ -3,9 +3,11 @@
 import io
 import itertools
 import json
+import re
 import shutil
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import matplotlib as mpl
 import pytest
@@ -404,6 +406,12 @@ def test_charts_have_one_type_size_and_no_row_is_half_empty_unless_their_number_
         tops = page.locator("figure:not(.wide)").evaluate_all("(all) => all.map((one) => one.offsetTop)")
     assert sizes == ["12px"]
     assert list(Counter(tops).values()).count(1) == len(tops) % 2
+
+
+def test_every_chart_is_explained_in_the_docs(page_of):
+    page = Path(__file__).parents[2] / "docs" / "reading-a-report.md"
+    questions = {one for name in PAGES for one in re.findall(r"<h3>([^<]*[?])</h3>", page_of(name).read_text())}
+    assert not [one for one in questions if one not in page.read_text()]
 
 
 def test_a_report_of_seven_arms_is_one_file_below_a_megabyte(page_of):
