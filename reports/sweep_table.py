@@ -319,7 +319,7 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
     if least.met != best.met and best.met and least.met:
         text += f" {least.arm} meets them {how.format('', _value(least)).replace('  ', ' ')}"
         text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
-    return text
+    return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
 
 
 def _why(row: Found) -> str:

@@ -237,6 +237,17 @@ def test_a_search_in_which_all_points_are_too_short_to_tell_found_no_miss(tmp_pa
     assert found.verdict == f"Whether the limits are met is not known. {said}"
 
 
+def test_a_search_says_why_one_of_several_combinations_is_impossible(tmp_path):
+    none = Impossible("num_gpu_blocks 20", {"router_mode": "kv", "rate": 0.1}, "request 0 does not fit")
+    rows = [
+        found_at("num_gpu_blocks 20", "kv", "rate", None, 0.1, None, none),
+        found_at("num_gpu_blocks 2000", "kv", "rate", 4.0, None, point("num_gpu_blocks 2000", 0.1, outcomes=[MET])),
+    ]
+    found = searched(tmp_path, rows)
+    assert found.rows[0][1:4] == ["none", "0.1", "impossible"]
+    assert found.verdict.endswith("num_gpu_blocks 20 is impossible: request 0 does not fit.")
+
+
 def test_many_impossible_points_are_named_by_their_reasons(tmp_path):
     points = [Impossible(f"tp {n}", {"tp": n}, "no room" if n < 7 else "not whole") for n in range(1, 8)]
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
