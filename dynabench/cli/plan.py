@@ -1,5 +1,6 @@
 """`dynabench plan`: how many GPUs, and in which layout."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,6 @@ from dynabench.cli.groups import (
     Transfers,
     plain_errors,
 )
-from dynabench.cli.results import print_names
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredRouterConfig
 from dynabench.deployment.overhead import OverheadConfig
@@ -95,13 +95,13 @@ def plan(
 
 def _print(answer: Answer, console: Terminal) -> None:
     console.say(f"{answer.title}: {answer.subtitle}")
-    key = capacity.key(answer)
+    # Labels of rows are folded, so there is room for whole names.
+    key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}
     for grid in capacity.grids(answer):
         for table in grid.tables(console.width, key):
             console.print(table)
         if grid.note:
             console.say(grid.note)
-    print_names(key, console)
     reasons = list(capacity.impossible(answer))
     for reason in reasons[:REASONS]:
         console.say(f"impossible: {reason}")

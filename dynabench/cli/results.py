@@ -13,7 +13,7 @@ from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, gate, pictures, sweep_report, sweep_table, tables
-from reports.key import Key, key_of
+from reports.key import key_of
 from reports.points import Sweep
 from reports.summary import Summary, summarize
 
@@ -133,7 +133,9 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
     for grid in (tables.comparison(summary, is_whole=is_whole), *tables.grids(summary)):
         for table in grid.tables(console.width, key):
             console.print(table)
-    print_names(key, console)
+    for entry in key.values():
+        if entry.name != entry.arm:
+            console.say(f"{entry.name}: {entry.arm}")
     console.say(summary.verdict)
     for line in tables.limits(summary):
         console.say(line)
@@ -142,13 +144,6 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
             console.say(f"{arm}: {remark}")
     if not is_whole:
         console.say("More metrics: --all-metrics, or the report.")
-
-
-def print_names(key: Key, console: Terminal) -> None:
-    """Print the whole names of arms whose names are shortened in tables."""
-    for entry in key.values():
-        if entry.name != entry.arm:
-            console.say(f"{entry.name}: {entry.arm}")
 
 
 def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:

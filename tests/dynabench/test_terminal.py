@@ -94,12 +94,12 @@ def test_without_colours_a_terminal_shows_the_same_names_in_the_same_order(tmp_p
     assert sorted(MODES, key=head.index) == list(MODES)
 
 
-def test_the_layouts_of_a_plan_have_the_key_of_its_report(tmp_path):
-    model = ("--model", "Qwen/Qwen3-8B", "--gpu", "h100", "--rate-scale", "3", "--max-requests", "300")
-    vary = ("--vary", "max_num_batched_tokens=512,2048", "--tensor-parallel-size", "1", "--loads", "1")
+def test_the_layouts_of_a_plan_have_whole_names_in_the_colours_of_its_report(tmp_path):
+    model = ("--model", "Qwen/Qwen3-8B", "--price", "h100=2.5", "--price", "h200=3.9", "--tensor-parallel-size", "1")
+    shape = ("--rate-scale", "3", "--max-requests", "300", "--max-num-batched-tokens", "2048", "--loads", "1")
     limits = ("--slo", "ttft.p90 <= 400ms")
-    text = in_terminal("plan", *model, *vary, *limits, "--out", tmp_path / "out", columns=120)
+    text = in_terminal("plan", *model, *shape, *limits, "--out", tmp_path / "out", columns=120)
     layouts = in_report(tmp_path / "out")
-    assert set(layouts) == {"TP 1, chunk 512", "TP 1, chunk 2048"}
+    assert set(layouts) == {"gpu h100, TP 1, chunk 2048", "gpu h200, TP 1, chunk 2048"}
     colours = colours_of(key_of(list(layouts)))
-    assert seen(text, layouts.values()) == {name: {colour} for name, colour in colours.items()}
+    assert seen(text, layouts) == {arm: {colours[short]} for arm, short in layouts.items()}
