@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from reports.grid import Grid
+from reports.key import Key, key_of
 from reports.outcomes import Outcome, State, binding, percent
 from reports.tables import milliseconds
 
@@ -81,8 +82,15 @@ class Sureness(msgspec.Struct, frozen=True):
 
     is_open: bool = False
     """Whether the limit lies within the interval, so that another such sample might say the opposite."""
+    is_within_error: bool = False
+    """Whether it is met by less than the model is off, as far as that is known."""
     is_share: bool = False
     """Whether it is of the share of requests within the limits of each request."""
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it may be missed after all."""
+        return self.is_open or self.is_within_error
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -99,6 +107,7 @@ class Answer(msgspec.Struct, frozen=True):
     modes: list[Alternative]
     caching: list[Alternative]
     sureness: list[Sureness]
+    """Of the best layout."""
     commands: list[str]
     simulated: int
     wall_s: float
@@ -109,6 +118,15 @@ class Answer(msgspec.Struct, frozen=True):
     command: str = ""
     settings: dict[str, Any] = {}
     """Everything that was given."""
+
+
+IN_KEY = 7
+"""Layouts that have a colour: as many as there are."""
+
+
+def key(answer: Answer) -> Key:
+    """Return the names and colours of the best layouts that were tried, in the report and on the terminal."""
+    return key_of([layout.name for layout in answer.layouts if layout.outcomes][:IN_KEY])
 
 
 def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
@@ -225,13 +243,13 @@ def _signed(margin: float) -> str:
 
 def doubt(sureness: Sequence[Sureness]) -> str:
     """Say which limits are met without certainty; nothing where none is."""
-    unsure = [sure.limit for sure in sureness if sure.is_open]
-    if not unsure:
-        return ""
-    return (
-        f" That is not certain: the 95% interval of such samples holds the limit of {' and of '.join(unsure)}; more of the workload "
-        "would tell, and one worker more would be safer."
-    )
+    reasons = []
+    if unsure := [sure.limit for sure in sureness if sure.is_open]:
+        limits = " and of ".join(unsure)
+        reasons.append(f"the 95% interval of such samples holds the limit of {limits}; more of the workload would tell")
+    if near := [sure.limit for sure in sureness if sure.is_within_error]:
+        reasons.append(f"the margin to {' and to '.join(near)} is within the model's error")
+    return f" That is not certain: {'. And '.join(reasons)}." if reasons else ""
 
 
 def modes_told(modes: Sequence[Alternative]) -> str:

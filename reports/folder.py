@@ -310,6 +310,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "step_times": _step_times({str(folder): experiment for folder, experiment, _ in sources}),
         "command": f"dynabench compare {' '.join(str(folder) for folder in folders)}",
         "runs": [run_facts(run) for run in runs],
+        "left_out": [reason for _, experiment, _ in sources for reason in experiment.get("left_out", [])],
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }
     return manifest, runs
@@ -389,7 +390,10 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         head=page.head(experiment),
         alerts=tables.alerts(summary),
         verdict=" ".join(filter(None, verdict)),
-        remarks=[f"{arm}: {remark}" for arm, figures in summary.arms.items() for remark in figures.remarks],
+        remarks=[
+            *(f"Left out: {reason}" for reason in experiment.get("left_out", [])),
+            *(f"{arm}: {remark}" for arm, figures in summary.arms.items() for remark in figures.remarks),
+        ],
         summary=summary,
         limits=tables.for_page(limits) if limits else [],
         fidelity=[tables.fidelity_grid(arm, found) for arm, found in validated.items()],

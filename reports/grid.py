@@ -1,7 +1,7 @@
 """A table whose lines have labels: for a terminal of any width, for Markdown, and for a page."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class Grid:
             self = replace(
                 self,
                 columns=[_short(name, key) for name in self.columns],
-                rows=[(_short(label, key), cells) for label, cells in self.rows],
+                rows=[(_short(label, key), [_short(cell, key) for cell in cells]) for label, cells in self.rows],
             )
         if self._num_tables(width) > 1:
             self = min(self, self.turned(), key=lambda grid: grid._num_tables(width) * (HEAD + len(grid.rows)))
@@ -92,7 +92,12 @@ def _short(text: str, key: Key) -> str:
 
 
 def tables(
-    title: str, labels: list[Column], columns: list[Column], width: int, colours: Mapping[str, str] | None = None
+    title: str,
+    labels: list[Column],
+    columns: list[Column],
+    width: int,
+    colours: Mapping[str, str] | None = None,
+    row_colours: Sequence[str] = (),
 ) -> Iterator[Table]:
     """Yield tables no wider than this that show all columns, in their order, each beside all labels.
 
@@ -101,9 +106,11 @@ def tables(
         labels: the columns that each of them has.
         columns: those of which each has some.
         width: cells that there are.
-        colours: of heads and labels that have one.
+        colours: of heads and cells that have one.
+        row_colours: of each row's labels, or none.
     """
     tints = colours or {}
+    row_tints = list(row_colours) or [""] * len(labels[0].cells)
     label_widths, groups = _laid_out(labels, columns, width)
     for number, (places, widths) in enumerate(groups):
         table = Table(title=None if number else title, title_justify="left", caption_justify="left", pad_edge=False)
@@ -119,11 +126,11 @@ def tables(
                 overflow="fold",
                 header_style=f"bold {tints[column.head]}" if column.head in tints else "",
             )
-        for cells in zip(*(column.cells for column, _ in shown), strict=True):
+        for tint, *cells in zip(row_tints, *(column.cells for column, _ in shown), strict=True):
             table.add_row(
                 *(
-                    Text(folded(cell, its_width), tints.get(cell, ""))
-                    for cell, (_, its_width) in zip(cells, shown, strict=True)
+                    Text(folded(cell, its_width), tints.get(cell, tint if place < len(labels) else ""))
+                    for place, (cell, (_, its_width)) in enumerate(zip(cells, shown, strict=True))
                 )
             )
         yield table

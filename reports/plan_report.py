@@ -15,13 +15,9 @@ from reports.charts import sweep as charts
 from reports.charts.drawing import STYLE
 from reports.charts.sweep import Swept
 from reports.grid import Grid
-from reports.key import key_of
 from reports.outcomes import percent
 from reports.points import Point
 from reports.tables import milliseconds
-
-DRAWN = 7
-"""Layouts that charts show: as many as there are colours."""
 
 
 def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
@@ -33,15 +29,17 @@ def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
         points: what was tried of each layout, by its name.
     """
     replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
-    tried = [layout.name for layout in answer.layouts if points.get(layout.name)][:DRAWN]
-    lines = {name: [structs.replace(one, changes={"workers": one.workers}) for one in points[name]] for name in tried}
+    key = capacity.key(answer)
+    lines = {
+        name: [structs.replace(one, changes={"workers": one.workers}) for one in points.get(name, [])] for name in key
+    }
     with mpl.rc_context(rc=STYLE):
-        by_workers = charts.charts(Swept(lines, key := key_of(tried), "workers", answer.limits), [])
+        by_workers = charts.charts(Swept(lines, key, "workers", answer.limits), [])
         drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
     text = page.render(
         "plan.html.jinja",
         drawn,
-        arms=tried,
+        arms=list(key),
         title=answer.title,
         subtitle=f"{answer.simulated} simulations, {answer.wall_s:.0f} s",
         head=answer.head,

@@ -17,8 +17,8 @@ from reports.charts.drawing import STYLE, Drawn
 from reports.charts.sweep import Swept
 from reports.folder import ReportError, reason
 from reports.grid import Grid
+from reports.key import Entry, Key
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
-from reports.outcomes import binding
 from reports.points import AnyPoint, Found, Point, Sweep
 
 Manifest = dict[str, Any]
@@ -55,13 +55,9 @@ def _write(
     is_complete: bool,
 ) -> Sweep:
     summary = sweep_table.lay_out(rows, manifest, is_complete=is_complete)
-    sweep = charts.swept(
-        [point for point in points if isinstance(point, Point)],
-        manifest["limits"],
-        manifest["experiment"]["router_mode"],
-    )
+    sweep = _swept(rows, points, summary.limits)
+    found = [row for row in rows if isinstance(row, Found)]
     with mpl.rc_context(rc=STYLE):
-        found = [row for row in rows if isinstance(row, Found)]
         drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found), out / "charts")
     shown = list(_tables(summary))
     text = page.render(
@@ -72,7 +68,7 @@ def _write(
         subtitle=manifest["subtitle"],
         head=page.head(manifest),
         alerts=[],
-        verdict=" ".join(filter(None, [_answer(rows, summary.limits), summary.verdict])),
+        verdict=summary.verdict,
         points=shown[0],
         more=shown[1:],
         row_arms=[_line_of(row, sweep) for row in rows],
@@ -89,23 +85,17 @@ def _write(
     return summary
 
 
-def _answer(rows: list[AnyPoint] | list[Found], limits: list[str]) -> str:
-    """Say which combination meets the limits with the fewest GPUs, or comes nearest; searches say what they found."""
-    tried = [row for row in rows if isinstance(row, Point)]
-    if not limits or not tried:
-        return ""
-    met = [point for point in tried if point.state == "met"]
-    if met:
-        fewest = min(met, key=lambda point: point.gpus)
-        return f"{len(met)} of {len(rows)} combinations meet every limit; with the fewest GPUs ({fewest.gpus}): {fewest.name}."
-    nearest = max(tried, key=_margin)
-    missed = binding(nearest.outcomes)
-    return f"No combination is known to meet every limit; {nearest.name} comes nearest: {missed.limit if missed else ''} {missed}."
+def _swept(rows: list[AnyPoint] | list[Found], points: list[AnyPoint], limits: list[str]) -> Swept:
+    """Put what was tried in lines."""
+    if found := [row for row in rows if isinstance(row, Found)]:
+        return charts.of_search(found, [one for one in points if isinstance(one, Point)], limits)
+    return charts.swept([row for row in rows if isinstance(row, Point)], limits)
 
 
-def _margin(point: Point) -> float:
-    nearest = binding(point.outcomes)
-    return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
+def key_of_rows(summary: Sweep) -> tuple[Key, list[Entry | None]]:
+    """Return the key of a sweep's report, and how each line of the table is shown; an impossible one is not."""
+    sweep = _swept(summary.points, [], summary.limits)
+    return sweep.key, [sweep.key.get(_line_of(row, sweep)) for row in summary.points]
 
 
 ACROSS = 9

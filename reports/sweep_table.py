@@ -146,7 +146,8 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
     rest = _without(FIGURES, limited)
     columns = [("limits", _margin), *limited, *rest, GOODPUT] if manifest["limits"] else [*WITHOUT_LIMITS, *rest]
     possible = [point for point in points if isinstance(point, Point)]
-    verdict = _best(possible, axes) if possible else ""
+    verdict = _answer(possible, len(points)) if manifest["limits"] and possible else ""
+    verdict += _best(possible, axes) if possible else ""
     verdict += _impossible([point for point in points if isinstance(point, Impossible)])
     return {
         "title": "Every combination",
@@ -179,14 +180,17 @@ def _cells(row: AnyPoint | None, columns: Sequence[Figure]) -> list[str]:
     return [said if head in ("limits", "stable") else "-" for head, _ in columns]
 
 
-def tables(summary: Sweep, width: int, *, is_whole: bool) -> Iterator[Table]:
-    """Yield a sweep's table for a terminal: a line per combination, and as many columns as fit, or all in several tables."""
+def tables(summary: Sweep, width: int, *, is_whole: bool, colours: Sequence[str] = ()) -> Iterator[Table]:
+    """Yield a sweep's table for a terminal: a line per combination, and as many columns as fit, or all in several tables.
+
+    Each line has the colour that it has in the report, if colours are given.
+    """
     columns = [
         Column(head.replace("_", " "), [cells[place] for cells in summary.rows])
         for place, head in enumerate(summary.columns)
     ]
     axes, figures = columns[: summary.num_axes], columns[summary.num_axes :]
-    found = list(grid.tables(summary.title, axes, figures, width)) if summary.rows else []
+    found = list(grid.tables(summary.title, axes, figures, width, row_colours=colours)) if summary.rows else []
     if len(found) > 1 and not is_whole:
         found[0].caption = "More columns with --all-metrics, in the report and in table.csv."
         del found[1:]
@@ -202,6 +206,22 @@ def _split(rows: Rows) -> Grid | None:
     lines = [(name, [shown(point) if point else "-" for _, shown in SPLIT]) for name, point in points.items()]
     note = split_note({name: point.split if point else None for name, point in points.items()})
     return Grid("Where does TTFT go? (means in ms)", [head for head, _ in SPLIT], lines, note)
+
+
+def _answer(points: list[Point], count: int) -> str:
+    """Say which of so many combinations meets the limits with the fewest GPUs, or which of those tried comes nearest."""
+    met = [point for point in points if point.state == "met"]
+    if met:
+        fewest = min(met, key=lambda point: point.gpus)
+        return f"{len(met)} of {count} combinations meet every limit; with the fewest GPUs ({fewest.gpus}): {fewest.name}. "
+    nearest = max(points, key=_headroom)
+    missed = binding(nearest.outcomes)
+    return f"No combination is known to meet every limit; {nearest.name} comes nearest: {missed.limit if missed else ''} {missed}. "
+
+
+def _headroom(point: Point) -> float:
+    nearest = binding(point.outcomes)
+    return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
 
 
 def _best(points: list[Point], axes: list[str]) -> str:
@@ -299,7 +319,7 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
     if least.met != best.met and best.met and least.met:
         text += f" {least.arm} meets them {how.format('', _value(least)).replace('  ', ' ')}"
         text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
-    return text
+    return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
 
 
 def _why(row: Found) -> str:

@@ -166,6 +166,35 @@ class Findings:
             text += f" Interrupted: {self._unfinished()}; run the same command again to go on."
         return text
 
+    def safer(self, best: Question) -> list[Question]:
+        """Return what may meet the limits with more certainty than the best, the cheapest first.
+
+        That is whatever was seen to meet them, and the best layout with one worker more, and two.
+        """
+        layouts = self.search.layouts
+        found = {
+            Question(place, workers)
+            for place, layout in enumerate(layouts)
+            for workers, state in layout.states.items()
+            if state == "met"
+        }
+        more = {Question(best.layout, best.workers + count) for count in (1, 2)}
+        found |= {one for one in more if layouts[one.layout].gpus(one.workers) <= self.config.max_gpus}
+
+        def order(one: Question) -> tuple[float, float]:
+            return layouts[one.layout].cost(one.workers), -self._margin(one, self.load)
+
+        return sorted(found - {best}, key=order)
+
+    def told_safer(self, question: Question | None, num_tried: int) -> str:
+        """Say which is the cheapest layout of which the limits are not in doubt, or that none of so many was."""
+        if question is None:
+            return f"Of {num_tried} other layouts or numbers of workers that were tried for it, none is without such doubt."
+        point = self.known(question)
+        assert point is not None
+        cost = self._cost_told(self.search.layouts[question.layout].cost(question.workers))
+        return f"The cheapest that was tried without such doubt: {self.named(question, self.load)}{cost}: {told(point.outcomes)}."
+
     def _why_not_as_dear(self, best: Question) -> str:
         """Say so where the load that it holds for sets the best apart from others that cost as much."""
         held = self._holds_to(best)

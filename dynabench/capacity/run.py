@@ -41,6 +41,8 @@ from reports.points import AnyPoint, Point
 
 MODES = ("kv", "round-robin", "least-loaded")
 """Router modes that are compared where none is given; the search itself goes by the first."""
+SAFER = 4
+"""Layouts that are tried at most for one that meets the limits without doubt, where the best does not."""
 
 
 def run_plan(
@@ -155,6 +157,7 @@ class _Planner:
         self._modes: list[Alternative] = []
         self._caching: list[Alternative] = []
         self._sureness: list[Sureness] = []
+        self._safer = ""
         self._found = Findings(config, experiment, settings, store)
         self.is_complete = True
 
@@ -268,6 +271,8 @@ class _Planner:
                 self._search_at(load)
         best = self._found.best  # of those that cost least, what holds for more load
         self._sureness = self._sure(best)
+        if any(sure.is_doubtful for sure in self._sureness):
+            self._safer = self._told_safer(best)
         self._modes = self._compared_modes(best)
         self._caching = self._compared_caching(best)
 
@@ -277,6 +282,15 @@ class _Planner:
         call = (sureness_of, (arm, self._source, experiment.seed, experiment.limits, self._config.attainment))
         [(_, found)] = self._parallel([call])
         return list(found)
+
+    def _told_safer(self, best: Question) -> str:
+        """Look for the cheapest layout that meets the limits without doubt, among a few; say what was found."""
+        wanted = self._found.safer(best)[:SAFER]
+        for question in wanted:
+            [point] = self._points([self._found.arm(question, self._found.load)])
+            if point.state == "met" and not any(sure.is_doubtful for sure in self._sure(question)):
+                return self._found.told_safer(question, len(wanted))
+        return self._found.told_safer(None, len(wanted)) if wanted else ""
 
     def _compared_modes(self, best: Question) -> list[Alternative]:
         """Try the router modes with these workers, and with one fewer: a better mode may save it."""
@@ -380,6 +394,8 @@ class _Planner:
         if best and not self._routes(best) and len(self._experiment.router_mode) > 1:
             each = " of each kind" * (self._found.prefill_workers(best.layout) is not None)
             yield f"One worker{each}: there is nothing to route, so router modes are not compared."
+        if self._safer:
+            yield self._safer
         if told := capacity.modes_told(self._modes):
             yield told
         if saving := min(

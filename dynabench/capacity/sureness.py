@@ -89,9 +89,11 @@ def _sureness(
     """Put into words how far a value is from its limit, and what that is worth."""
     margin = 1 - value / limit.value
     text = f"{limit} is {'met' if margin >= 0 else 'missed'} by {percent(abs(margin))}"
-    error = None
+    error, is_within_error = None, False
     if known is not None:
         error, metric = (known.ttft, "TTFT") if limit.metric in ("ttft", "ttst") else (known.tpot, "TPOT")
+        is_within_error = 0 <= margin < error
+        text += ", within the model's error" * is_within_error
         text += f"; mean {metric} was {percent(error)} off for {known}"
         if limit.statistic != "mean":
             text += f", and how far a {limit.statistic} is off is not known"
@@ -103,4 +105,4 @@ def _sureness(
         text += f"; it has no interval: {interval}"
     text += "." if known is not None else "; the model's error is not known here."
     is_open = low is not None and high is not None and low <= limit.value < high
-    return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open)
+    return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open, is_within_error)

@@ -1,5 +1,6 @@
 """`dynabench plan`: how many GPUs, and in which layout."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -94,8 +95,10 @@ def plan(
 
 def _print(answer: Answer, console: Terminal) -> None:
     console.say(f"{answer.title}: {answer.subtitle}")
+    # Labels of rows are folded, so there is room for whole names.
+    key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}
     for grid in capacity.grids(answer):
-        for table in grid.tables(console.width):
+        for table in grid.tables(console.width, key):
             console.print(table)
         if grid.note:
             console.say(grid.note)

@@ -150,14 +150,18 @@ def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is
     """Print what was swept, and what was found."""
     for line in filter(None, tables.heading(manifest)):
         console.say(line)
-    for table in sweep_table.tables(sweep, console.width, is_whole=is_whole):
+    key, shown = sweep_report.key_of_rows(sweep)
+    colours = [entry.dark if entry else "" for entry in shown]
+    for table in sweep_table.tables(sweep, console.width, is_whole=is_whole, colours=colours):
         console.print(table)
-    for table in sweep.split.tables(console.width) if sweep.split else ():
+    for table in sweep.split.tables(console.width, key) if sweep.split else ():
         console.print(table)
     console.say(sweep.verdict)
 
 
 def print_like(out: Path, tool: str, console: Terminal) -> None:
     """Print the figures of a results folder as another tool would define them."""
-    for table in tables.like_grid(folder.read(out)[1], tool).tables(console.width):
+    runs = folder.read(out)[1]
+    key = key_of(list(dict.fromkeys(run.arm for run in runs)))
+    for table in tables.like_grid(runs, tool).tables(console.width, key):
         console.print(table)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from dynabench.deployment.engines import engines_of
+from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import lower_bound
 from dynabench.experiment.manifest import manifest_of, now
@@ -28,7 +28,7 @@ from reports.key import key_of
 from reports.records import Record
 from reports.summary import Summary
 from serving.runtime.config import masked
-from workloads import Workload
+from workloads import Workload, WorkloadError
 from workloads.shape import ShapeConfig, shape
 
 Source = Callable[[ShapeConfig], Workload]
@@ -72,13 +72,13 @@ def run_experiment(
         _check_reachable(settings.url)
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint routes by itself
     arms, left_out = comparison_of(experiment, settings)
-    if clock == "virtual":
-        arms, impossible = _possible(arms)
-        left_out += impossible
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
+    source = source_of(files, experiment)
+    if clock == "virtual":
+        arms, impossible = _possible(arms, source)
+        left_out += impossible
     for reason in left_out:
         console.print(f"left out: {reason}", soft_wrap=True)
-    source = source_of(files, experiment)
     workload = source(arms[0].settings.shape)
     wanted = plans(arms, experiment.repeats, experiment.seed)
     carry_out = _simulate_all if clock == "virtual" else _measure_all
@@ -91,22 +91,26 @@ def run_experiment(
         order = {arm.name: place for place, arm in enumerate(arms)}
         runs.sort(key=lambda run: (order[run.arm], run.repeat))
         bound = lower_bound(workload, arms) if clock == "virtual" else None
-        manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs) | {"bound_s": bound}
+        manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs)
+        manifest |= {"bound_s": bound, "left_out": left_out}
         return out, manifest, folder.write(out, manifest, runs)
 
 
-def _possible(arms: list[Arm]) -> tuple[list[Arm], list[str]]:
-    """Return the arms whose engines can be simulated, and why the others cannot be.
+def _possible(arms: list[Arm], source: Source) -> tuple[list[Arm], list[str]]:
+    """Return the arms whose engines can be simulated and can hold the workload, and why the others cannot.
 
     Raises:
-        ValueError: none can be.
+        ValueError: no engines can be simulated.
+        WorkloadError: none can hold the workload, or it cannot be used.
     """
     found: list[Arm] = []
-    reasons: list[tuple[str, ValueError]] = []
+    reasons: list[tuple[str, ValueError | WorkloadError]] = []
+    fits = functools.cache(lambda shape, engine: check_fits(source(shape), engine))
     for arm in arms:
         try:
-            engines_of(arm.settings.deployment)
-        except ValueError as error:
+            for engine in set(engines_of(arm.settings.deployment)):
+                fits(arm.settings.shape, engine)
+        except (ValueError, WorkloadError) as error:
             reasons.append((arm.name, error))
         else:
             found.append(arm)

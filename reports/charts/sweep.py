@@ -88,8 +88,8 @@ class Swept:
         return float(point.gpus if self.has_gpus else point.changes[self.axis or ""])
 
 
-def swept(points: Sequence[Point], limits: Sequence[str], modes: Sequence[str]) -> Swept:
-    """Put points in lines: along the number with most values, one for each combination of the rest."""
+def swept(points: Sequence[Point], limits: Sequence[str]) -> Swept:
+    """Put points in lines, in their order: along the number with most values, one for each combination of the rest."""
     values: dict[str, set[Any]] = {}
     for point in points:
         for name, value in point.changes.items():
@@ -104,9 +104,24 @@ def swept(points: Sequence[Point], limits: Sequence[str], modes: Sequence[str]) 
     axis = max(counts, key=lambda name: counts[name], default=None)
     varied = [name for name, its in values.items() if len(its) > 1 and name != axis]
     lines: dict[str, list[Point]] = {}
-    order = {mode: place for place, mode in enumerate(modes)}
-    for point in sorted(points, key=lambda one: order.get(str(one.changes.get("router_mode")), len(order))):
+    for point in points:
         lines.setdefault(_name(point, varied), []).append(point)
+    return _along_axis(lines, axis, limits)
+
+
+def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[str]) -> Swept:
+    """Put what a search tried in lines: along what was looked for, one for each combination, in their order."""
+    find = rows[0].find
+    lines = {
+        row.arm: [
+            one for one in points if {name: of for name, of in one.changes.items() if name != find} == row.changes
+        ]
+        for row in rows
+    }
+    return _along_axis(lines, find, limits)
+
+
+def _along_axis(lines: dict[str, list[Point]], axis: str | None, limits: Sequence[str]) -> Swept:
     found = Swept(lines, key_of(list(lines)), axis, list(limits))
     if axis is not None:
         for line in lines.values():
@@ -127,7 +142,7 @@ def _name(point: Point, varied: Sequence[str]) -> str:
 def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
     """Draw the charts that say something."""
     makers: dict[str, Callable[[], Chart | None]] = {
-        "found": lambda: searched(found),
+        "found": lambda: searched(found, sweep.key),
         "limits": lambda: by_axis(sweep),
         "points": lambda: by_row(sweep),
         "pareto": lambda: pareto(sweep),
@@ -136,12 +151,11 @@ def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
     return {name: chart for name, make in makers.items() if (chart := make()) is not None}
 
 
-def searched(rows: Sequence[Found]) -> Chart | None:
+def searched(rows: Sequence[Found], key: Key) -> Chart | None:
     """What each combination takes, or carries: between the last value that met the limits and the first that did not."""
     known = [row for row in rows if row.tried]
     if not known:
         return None
-    key = key_of([row.arm for row in rows])
     find = rows[0].find.replace("_", " ")
     left = drawing.widest(entry.name for entry in key.values()) + 14
     notes = {row.arm: _found_text(row) for row in rows}

@@ -53,6 +53,21 @@ def test_the_best_of_another_kind_is_the_one_that_holds_for_more_load(findings):
     assert list(findings.other_kinds()) == []
 
 
+def test_what_may_be_safer_than_the_best_is_what_met_the_limits_and_one_or_two_workers_more_the_cheapest_first(
+    findings,
+):
+    assert findings.safer(NARROW) == [WIDE, Question(1, 2), Question(1, 3)]
+    assert findings.safer(WIDE) == [NARROW, Question(0, 3), Question(0, 4)]
+
+
+def test_the_cheapest_without_doubt_is_named(findings):
+    assert findings.told_safer(WIDE, 3) == (
+        "The cheapest that was tried without such doubt: 8 GPUs (workers 2, TP 4, chunk 2048): "
+        "ttft.p99 <= 1000 ms met by 10% (900 ms)."
+    )
+    assert findings.told_safer(None, 3).endswith("none is without such doubt.")
+
+
 def test_while_no_other_load_is_finished_the_margin_decides(findings):
     findings.finished = [1.0]
     assert findings.best == NARROW

@@ -53,6 +53,24 @@ def test_sizes_without_step_times_are_left_out_of_a_comparison(tmp_path):
     assert (done.returncode, "tensor_parallel_size 3 was not measured on h100" in done.stderr) == (2, True)
 
 
+def test_an_arm_whose_engines_cannot_hold_a_request_is_left_out_and_the_rest_goes_on(tmp_path):
+    flags = ("--router-mode", "kv", "--router-mode", "random", "--max-requests", "20", "--noise-floor")
+    done = dynabench("simulate", *flags, "--vary", "num_gpu_blocks=20,2000", "--out", tmp_path / "some")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads((tmp_path / "some" / "summary.json").read_text())["arms"]) == [
+        "kv, num_gpu_blocks 2000",
+        "random, num_gpu_blocks 2000",
+    ]
+    said = [f"{mode}, num_gpu_blocks 20 (chat.jsonl: request 0 has " for mode in ("kv", "random")]
+    report = (tmp_path / "some" / "report.html").read_text()
+    for one in said:
+        assert f"left out: {one}" in done.stdout
+        assert f"Left out: {one}" in report
+    done = dynabench("simulate", *flags, "--vary", "num_gpu_blocks=20,21", "--out", tmp_path / "none")
+    assert (done.returncode, "more than the 1216 an engine can hold" in done.stderr) == (2, True)
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize(
     ("vary", "problem"),
     [

@@ -78,6 +78,16 @@ def test_why_not_fewer_and_the_headroom_to_each_limit_are_told(small):
     assert (": needs at least " in text) is bool(unmet)
 
 
+def test_where_the_fewest_gpus_are_in_doubt_the_fewest_without_doubt_are_named(tmp_path):
+    flags = (*MODEL, "--max-num-batched-tokens", "512", "--tensor-parallel-size", "1", "--loads", "1")
+    done, answer = planned(tmp_path / "out", *flags, "--slo", "tpot.p90 <= 13.3ms")
+    assert done.returncode == 0, done.stderr
+    assert "That is not certain: " in answer["verdict"]
+    [line] = [note for note in answer["notes"] if note.startswith("The cheapest that was tried without such doubt: ")]
+    assert line in done.stdout.replace("\n", " ")
+    assert int(line.split(": ")[1].split()[0]) > answer["layouts"][0]["gpus"]
+
+
 def test_the_file_it_names_gives_the_same_figures(small):
     out, _, answer = small
     flags = ("--rate-scale", "3", "--max-requests", "300", *LIMITS)

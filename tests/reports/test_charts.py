@@ -136,6 +136,22 @@ def test_many_workers_share_rows_and_none_is_left_out():
     assert float((image.get_array() * np.diff(edges)).sum() * 5) == pytest.approx(work)
 
 
+def test_each_worker_has_a_row_up_to_the_most_that_a_page_can_show():
+    found = chart("worker_work", run(ttft=[1.0] * 40, worker=np.arange(40), num_workers=40))
+    assert found.panels[0].axes.get_images()[0].get_array().shape[0] == 40
+    assert found.description.endswith("A row per worker, from 0 below.")
+
+
+def test_a_map_has_a_scale_of_its_colours_from_zero_with_the_unit():
+    found = chart("worker_load", run(ttft=[1.0] * 4, worker=[0, 0, 1, 0]))
+    *_, scale = found.figure.axes
+    (image,) = found.panels[0].axes.get_images()
+    assert scale.get_ylim() == image.get_clim() == (0, 2)
+    first, *_, last = (label.get_text() for label in scale.get_yticklabels())
+    assert (first, last) == ("0", "2")
+    assert "requests" in [text.get_text() for text in found.figure.texts]
+
+
 def bars(panel):
     """Return (begin, width, row) of each bar."""
     return [(bar.get_x(), bar.get_width(), round(bar.get_y() + 0.31)) for bar in panel.axes.patches]
@@ -194,6 +210,14 @@ def test_the_kv_in_use_is_known_as_long_as_it_was_noted():
     assert over_time.kv_use(made, "others", np.array([0.0, 1.0])) is None
     panels = drawn("load", run(ttft=[1.0] * 4, kv=(KvOverTime("workers", 1.0, (0.5, 0.25, 0.75, 0.5)),)))
     assert panels[-1].y_unit == "%"
+
+
+def test_the_queue_the_batch_the_tokens_and_the_kv_in_use_are_shown_over_time():
+    kv = (KvOverTime("workers", 1.0, (0.5, 0.25, 0.75, 0.5)),)
+    found = chart("load", run(ttft=[1.0] * 8, admitted_s=np.arange(8) + 0.75, kv=kv))
+    assert [text.get_text() for text in found.figure.texts] == [
+        "requests waiting", "requests running (batch)", "output tokens/s", "KV in use",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [3, 4])

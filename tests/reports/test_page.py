@@ -1,9 +1,15 @@
 """The report as a browser shows it: three widths, light, dark, on paper, with JavaScript and without."""
 
+import io
+import itertools
+import json
+import re
 import shutil
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
+import matplotlib as mpl
 import pytest
 from msgspec import structs
 
@@ -18,6 +24,7 @@ from mocker.timing.config import TimingConfig
 from reports import folder, plan_report, sweep_report
 from reports.capacity import Alternative, Answer, AtLoad, Ranked, Sureness
 from reports.outcomes import Outcome
+from reports.points import Found
 from tests.reports.runs import run
 from tests.reports.test_results_folder import FIDELITY
 from tests.reports.test_results_folder import MANIFEST as SMALL
@@ -76,13 +83,33 @@ def validation(out):
 
 
 def sweep(out):
+    """Two modes and two chunks by workers of four GPUs each; limits that some meet."""
     out.mkdir()
-    points = [
-        point(f"{mode}, workers {n}", 1.2 / n, outcomes=[MET if n > 3 else MISSED], router_mode=mode, workers=n)
-        for mode in MODES[:2]
-        for n in range(1, 7)
-    ]
-    sweep_report.write(out, MANIFEST | {"limits": LIMITS[:1]}, points, points, is_complete=True)
+    points = []
+    for mode, chunk, n in itertools.product(MODES[:2], (512, 8192), range(1, 7)):
+        ttft, itl = 4.8 / n, chunk / n / 50_000
+        outcomes = [Outcome(LIMITS[0], "met" if n > 2 else "missed", ttft, 1 - ttft / 2)]
+        outcomes.append(Outcome(LIMITS[1], "met" if itl <= 0.06 else "missed", itl, 1 - itl / 0.06))
+        changes = {"router_mode": mode, "max_num_batched_tokens": chunk, "workers": n}
+        one = point(f"{mode}, chunk {chunk}, workers {n}", ttft / 4, outcomes=outcomes, **changes)
+        points.append(structs.replace(one, workers=n, gpus=4 * n))
+    sweep_report.write(out, MANIFEST | {"limits": LIMITS}, points, points, is_complete=True)
+
+
+def search(out):
+    """Four modes, each as far as it meets the limits."""
+    out.mkdir()
+    rows = []
+    for number, mode in enumerate(MODES[:4]):
+        tried = [
+            point(mode, 0.1 * load, outcomes=[outcome, MET], router_mode=mode, rate_scale=load)
+            for load, outcome in ((2.0 + number / 10, MET), (2.1 + number / 10, MISSED))
+        ]
+        met_at, missed_at = (one.changes["rate_scale"] for one in tried)
+        rows.append(Found(mode, {"router_mode": mode}, "rate_scale", "highest", met_at, missed_at, False, *tried))
+    manifest = MANIFEST | {"limits": LIMITS, "sweep": {"find": "rate_scale"}}
+    points = [one for row in rows for one in (row.point, row.missed)]
+    sweep_report.write(out, manifest, rows, points, is_complete=True)
 
 
 def plan(out):
@@ -101,7 +128,7 @@ def plan(out):
     plan_report.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]})
 
 
-PAGES = {make.__name__: make for make in (one, three, seven, sweep, plan, apart, failures, validation)}
+PAGES = {make.__name__: make for make in (one, three, seven, sweep, search, plan, apart, failures, validation)}
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +280,47 @@ def test_the_pointer_and_the_arrow_keys_show_the_values_of_a_chart(opened):
         assert page.locator(".tip").count() == 0
 
 
+def test_the_pointer_on_a_map_shows_what_a_worker_did_then(opened):
+    with opened("three") as page:
+        chart = json.loads(page.locator("#data").text_content())["worker_work"]
+        left, top, right, bottom = chart["panels"][0]["box"]
+        workers = chart["panels"][0]["series"]
+        assert [worker["label"] for worker in workers] == ["worker 0", "worker 1", "worker 2"]
+        picture = page.locator("#worker_work .picture")
+        picture.scroll_into_view_if_needed()
+        box, width = (
+            picture.bounding_box(),
+            page.locator("#worker_work svg").evaluate("(svg) => svg.viewBox.baseVal.width"),
+        )
+        scale = box["width"] / width
+        for place, worker in enumerate(workers):
+            at = (left + right) / 2, bottom - (place + 0.5) / len(workers) * (bottom - top)
+            page.mouse.move(box["x"] + at[0] * scale, box["y"] + at[1] * scale)
+            said = page.locator("#worker_work .tip").inner_text()
+            assert said.startswith(f"{worker['label']}: ")
+            seen = float(said.rpartition(", ")[2].removesuffix(" tokens/s").replace(",", ""))
+            assert any(seen == pytest.approx(value, abs=0.5) for value in worker["y"][28:32])
+
+
+def test_a_wide_chart_on_a_phone_has_a_shadow_where_there_is_more_of_it(opened):
+    def is_shaded(picture, side):
+        """Tell whether the paper at an edge is darker than paper is."""
+        pixels = mpl.image.imread(io.BytesIO(picture.screenshot()))[2:-2, :, :3]
+        return bool((pixels[:, {"left": 1, "right": -3}[side]] < 1).all())
+
+    with opened("seven", 390) as page:
+        picture = page.locator("figure.wide .picture").first
+        assert not is_shaded(picture, "left")
+        assert is_shaded(picture, "right")
+        picture.evaluate("(one) => { one.scrollLeft = one.scrollWidth; }")
+        assert is_shaded(picture, "left")
+        assert not is_shaded(picture, "right")
+    with opened("seven", 1280) as page:
+        picture = page.locator("figure.wide .picture").first
+        assert not is_shaded(picture, "left")
+        assert not is_shaded(picture, "right")
+
+
 PAPER = "() => getComputedStyle(document.body).backgroundColor"
 
 
@@ -328,6 +396,22 @@ def test_text_has_one_size(opened):
             ".map((one) => getComputedStyle(one).fontSize))]"
         )
     assert sizes == ["14px"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_charts_have_one_type_size_and_no_row_is_half_empty_unless_their_number_is_odd(opened, name):
+    with opened(name) as page:
+        types = page.locator("figure svg text")
+        sizes = types.evaluate_all("(all) => [...new Set(all.map((one) => getComputedStyle(one).fontSize))]")
+        tops = page.locator("figure:not(.wide)").evaluate_all("(all) => all.map((one) => one.offsetTop)")
+    assert sizes == ["12px"]
+    assert list(Counter(tops).values()).count(1) == len(tops) % 2
+
+
+def test_every_chart_is_explained_in_the_docs(page_of):
+    page = Path(__file__).parents[2] / "docs" / "reading-a-report.md"
+    questions = {one for name in PAGES for one in re.findall(r"<h3>([^<]*[?])</h3>", page_of(name).read_text())}
+    assert not [one for one in questions if one not in page.read_text()]
 
 
 def test_a_report_of_seven_arms_is_one_file_below_a_megabyte(page_of):

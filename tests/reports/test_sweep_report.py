@@ -165,6 +165,22 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
     assert line[f"{outcome.limit}.margin"] == ("" if outcome.margin is None else str(outcome.margin))
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "answer"),
+    [
+        ([MISSED, MET], "1 of 2 combinations meet every limit; with the fewest GPUs (8): workers 2. "),
+        (
+            [MISSED, UNTOLD],
+            "No combination is known to meet every limit; workers 1 comes nearest: itl.p99 <= 60 ms missed by 0.31% (60.19 ms). ",
+        ),
+    ],
+)
+def test_with_limits_the_verdict_answers_the_question_first_on_the_terminal_too(tmp_path, outcomes, answer):
+    points = [point(f"workers {n}", 0.1, outcomes=[one], workers=n) for n, one in enumerate(outcomes, 1)]
+    found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
+    assert found.verdict.startswith(f"{answer}2 points, ")
+
+
 def test_what_is_impossible_is_marked_beside_what_is_not(tmp_path):
     points = [Impossible("tp 1", {"tp": 1}, "weights of 140 GB do not fit"), point("tp 4", 0.1, tp=4)]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
@@ -219,6 +235,17 @@ def test_a_search_in_which_all_points_are_too_short_to_tell_found_no_miss(tmp_pa
     found = searched(tmp_path, [found_at("kv", "kv", "workers", None, 64, None, short, "lowest")], [LIMIT])
     said = "kv at workers 64: itl.p99 <= 60 ms not known: 200 samples; a p99 takes 368."
     assert found.verdict == f"Whether the limits are met is not known. {said}"
+
+
+def test_a_search_says_why_one_of_several_combinations_is_impossible(tmp_path):
+    none = Impossible("num_gpu_blocks 20", {"router_mode": "kv", "rate": 0.1}, "request 0 does not fit")
+    rows = [
+        found_at("num_gpu_blocks 20", "kv", "rate", None, 0.1, None, none),
+        found_at("num_gpu_blocks 2000", "kv", "rate", 4.0, None, point("num_gpu_blocks 2000", 0.1, outcomes=[MET])),
+    ]
+    found = searched(tmp_path, rows)
+    assert found.rows[0][1:4] == ["none", "0.1", "impossible"]
+    assert found.verdict.endswith("num_gpu_blocks 20 is impossible: request 0 does not fit.")
 
 
 def test_many_impossible_points_are_named_by_their_reasons(tmp_path):

@@ -1,0 +1,81 @@
+"""The charts of sweeps and searches: what each shows, in which order and colours."""
+
+import matplotlib as mpl
+import pytest
+from msgspec import structs
+
+from reports.charts import sweep
+from reports.charts.drawing import STYLE
+from reports.metrics import Throughput
+from reports.outcomes import Outcome
+from reports.points import Found
+from tests.reports.test_sweep_report import point
+
+LIMIT = "ttft.p99 <= 2000 ms"
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with mpl.rc_context(rc=STYLE):
+        yield
+
+
+def tried(mode, workers, ttft_s):
+    outcome = Outcome(LIMIT, "met" if ttft_s <= 2 else "missed", ttft_s, 1 - ttft_s / 2)
+    one = point(f"{mode} {workers}", ttft_s / 2, outcomes=[outcome], router_mode=mode, workers=workers)
+    return structs.replace(one, workers=workers, gpus=workers)
+
+
+def drawn(points):
+    return sweep.charts(sweep.swept(points, [LIMIT]), [])
+
+
+def labels(axes):
+    return [label.get_text() for side in (axes.xaxis, axes.yaxis) for label in side.get_ticklabels()]
+
+
+def test_a_limit_is_drawn_and_the_fewest_workers_within_it_have_a_ring():
+    chart = drawn([tried("kv", workers, 6.0 / workers) for workers in (1, 2, 3, 4)])["limits"]
+    assert chart.title == "How many workers meet the limits?"
+    assert "limit 2 s" in [text.get_text() for text in chart.figure.texts]
+    axes = chart.panels[0].axes
+    assert [2000, 2000] in [list(line.get_ydata()) for line in axes.get_lines()]
+    (ring,) = (line for line in axes.get_lines() if line.get_markersize() == 13)
+    assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([3], [2000])
+    assert chart.description.endswith("Ring: the lowest number of workers that meets all limits (kv: 3).")
+
+
+def test_figures_that_hardly_differ_have_whole_numbers_at_their_axes():
+    points = [
+        structs.replace(tried("kv", workers, 6.0 / workers), throughput=Throughput(4.0, 1160.0 + workers / 10))
+        for workers in (1, 2, 3, 4)
+    ]
+    axes = drawn(points)["throughput"].panels[0].axes
+    assert axes.yaxis.get_offset_text().get_text() == ""
+    assert not [label for label in labels(axes) if "e" in label or "+" in label]
+    assert all(1159 < float(label.get_text().replace(",", "")) < 1162 for label in axes.yaxis.get_ticklabels())
+
+
+def test_what_all_points_have_alike_has_no_chart():
+    points = [structs.replace(tried("kv", workers, 1.0), throughput=Throughput(4.0, 400.0)) for workers in (1, 2)]
+    assert drawn(points) == {}
+
+
+def test_lines_have_the_order_of_the_table():
+    points = [tried(mode, workers, 6.0 / workers) for mode in ("random", "kv") for workers in (2, 1)]
+    assert list(sweep.swept(points, [LIMIT]).lines) == ["random", "kv"]
+
+
+def test_a_search_has_one_key_for_all_its_charts_in_the_order_of_its_table():
+    points = [tried("kv", 2, 3.0), tried("kv", 3, 2.0), tried("random", 4, 1.5), tried("random", 3, 2.5)]
+    rows = [
+        Found("random", {"router_mode": "random"}, "workers", "lowest", 4, 3, False, points[2], points[3]),
+        Found("session", {"router_mode": "session"}, "workers", "lowest", None, None, False, None, None),
+        Found("kv", {"router_mode": "kv"}, "workers", "lowest", 3, 2, False, points[1], points[0]),
+    ]
+    found = sweep.of_search(rows, points, [LIMIT])
+    assert {arm: entry.place for arm, entry in found.key.items()} == {"random": 0, "session": 1, "kv": 2}
+    charts = sweep.charts(found, rows)
+    for name in ("found", "limits"):
+        arms = {series.label.split()[0]: series.arm for panel in charts[name].panels for series in panel.series}
+        assert arms == {"random": 0, "kv": 2}, name
