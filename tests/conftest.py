@@ -1,13 +1,19 @@
-"""What every run of the tests should say, and how patient its clients are."""
+"""What every run of the tests should say, and how patient it is."""
 
 import os
 
 import httpx
+import hypothesis
 
 from tests.support.waiting import PATIENCE_S
 
 # The default of httpx.get, httpx.Client and their like: 5 s are soon over on a busy machine.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(PATIENCE_S).as_dict())
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+slow = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_report_header():

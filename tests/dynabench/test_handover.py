@@ -342,7 +342,7 @@ def clusters(draw):
     return deployment, Workload("w", BLOCK, requests)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(clusters())
 def test_nothing_is_lost_on_the_way(world):
     """Every request ends once, no block stays behind, and what was read was there to be read."""

@@ -101,7 +101,7 @@ class Leading:
         self.mixed, self.decode, self.lead_s = model.mixed, model.decode, lead_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     configs.filter(lambda config: config.async_scheduling and config.kv_role != "kv_consumer"),
     timings,

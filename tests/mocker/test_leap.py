@@ -211,7 +211,7 @@ def label(chain, block):
     return named, block
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(configs, timings, workloads(), st.lists(st.floats(0, 10), max_size=6))
 def test_a_leap_equals_repeated_steps(config, timing, requests, looks):
     step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1)
@@ -223,7 +223,7 @@ def test_a_leap_equals_repeated_steps(config, timing, requests, looks):
     assert looked_events == step_events
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(configs, timings, workloads())
 def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config, timing, requests):
     plain, plain_events, _ = drive(config, timing, requests, max_iterations=1, one_by_one=True)
@@ -232,7 +232,7 @@ def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config,
     assert fast_events == plain_events
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(configs, timings, workloads())
 def test_unordered_events_change_nothing_else(config, timing, requests):
     ordered, events, _ = drive(config, timing, requests, max_iterations=1 << 62)
@@ -241,7 +241,7 @@ def test_unordered_events_change_nothing_else(config, timing, requests):
     assert sorted(unordered_events, key=repr) == sorted(events, key=repr)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(configs, timings, workloads(), st.sampled_from([2, 4]))
 def test_ids_that_span_several_blocks_change_nothing(config, timing, requests, blocks_per_id):
     fine, fine_events, (_, most_copies) = drive(config, timing, requests, max_iterations=1 << 62)

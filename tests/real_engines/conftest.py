@@ -35,6 +35,11 @@ FLAGS = {"vllm": VLLM_FLAGS, "mistralrs": ("--dtype=f32",), "llamacpp": ()}
 
 os.environ.setdefault("MISTRALRS_CPU_KV_F32", "1")  # or batches of different sizes round differently
 
+# One thread an engine of vLLM's, on any core. Several, each bound to a core, wait for each other in every operation: on two
+# cores, beside NIXL's threads, which are never idle, a token then takes seconds, and KV is given up before it was read.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if not ENGINE:
     collect_ignore_glob = ["test_*.py"]
 else:

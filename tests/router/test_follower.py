@@ -47,7 +47,7 @@ def histories(draw):
     return messages, epoch, number, ledger
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(histories(), st.data())
 def test_loss_repetition_and_reordering_are_mended_by_one_snapshot(history, data):
     messages, epoch, number, ledger = history
@@ -67,7 +67,7 @@ def test_loss_repetition_and_reordering_are_mended_by_one_snapshot(history, data
     assert blocks(index, 0, universe) == reachable(ledger)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(histories())
 def test_messages_in_order_need_no_snapshot_and_a_lost_one_asks_for_it(history):
     messages, _, _, ledger = history

@@ -4,7 +4,7 @@ import json
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads import Request, Workload, WorkloadError, formats
@@ -58,7 +58,6 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("native")
 
 
-@settings(deadline=None)
 @given(workload=workloads())
 def test_what_is_written_is_what_was_there(folder, workload):
     file = folder / "w.jsonl"
@@ -74,7 +73,6 @@ def test_what_is_written_is_what_was_there(folder, workload):
     assert formats.read(packed).requests == workload.requests
 
 
-@settings(deadline=None)
 @given(parts=st.lists(workloads(block_size=64), min_size=2, max_size=3))
 def test_what_was_merged_is_written_and_read_without_loss(folder, parts):
     merged = merge(parts)
@@ -85,7 +83,6 @@ def test_what_was_merged_is_written_and_read_without_loss(folder, parts):
     assert (again.requests, again.block_size, again.notes) == (merged.requests, merged.block_size, merged.notes)
 
 
-@settings(deadline=None)
 @given(parts=st.lists(workloads(block_size=16), min_size=2, max_size=3))
 def test_several_files_are_one_workload(folder, parts):
     inside = folder / "parts"
