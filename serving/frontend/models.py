@@ -145,11 +145,9 @@ class Models:
         for pool in self._pools.values():
             if pool.leaving is not None:
                 pool.leaving.cancel()
-            if pool.opening is not None:
-                pool.opening.cancel()
-        pools = self._pools.values()
-        await asyncio.gather(*(pool.preparer.close() for pool in pools if pool.preparer is not None))
-        await asyncio.gather(*(pool.routing.close() for pool in pools if pool.routing is not None))
+        for key in [*self._pools]:
+            self._drop(key)
+        await asyncio.gather(*self._closing)
 
     def get(self, name: str) -> ServedModel | None:
         """Return a model by its name; of several pools under one name the first that decodes, then one that does both."""

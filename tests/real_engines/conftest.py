@@ -100,7 +100,7 @@ def running(engine, num_workers=1, flags=(), worker=None, frontend=None):
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(engine):
     with running(engine) as found:
         yield found

@@ -41,8 +41,11 @@ def vllm_serve(folder, log):
     command += [f"--port={port}", "--host=127.0.0.1", *VLLM_FLAGS, "--enable-prompt-tokens-details"]
     command += [f"--kv-transfer-config={json.dumps(TRANSFER)}"]
     environment = os.environ | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_NO_USAGE_STATS": "1"}
+    environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "UCX_NET_DEVICES": "lo"}
     with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        # A group, not a session of its own: Linux shares the CPU out by sessions, and threads that spin would starve the one
+        # that answers how to get at the KV.
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, process_group=0)
     try:
         yield f"http://127.0.0.1:{port}", process
     finally:

@@ -1,6 +1,7 @@
 """Workers and frontends that die, drain or hang up in the middle of things: every request has one end, and it is told."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -322,15 +323,15 @@ def test_a_worker_that_hangs_loses_its_streams_to_others_and_is_back_when_it_ans
         assert [whole(stack.url, prompt, 3) for prompt in prompts] == [expected(prompt, 3) for prompt in prompts]
 
 
-def test_a_model_that_comes_back_with_other_settings_is_served_with_those(tmp_path, monkeypatch):
+@contextlib.asynccontextmanager
+async def serving(config, context_length):
+    """Run a worker of a model that has no files."""
     address = EndpointAddress("back", "backend", "generate")
 
-    async def serve(config, context_length):
-        runtime = await DistributedRuntime.connect(config)
+    async def generate(request):
+        yield 1
 
-        async def generate(request):
-            yield 1
-
+    async with await DistributedRuntime.connect(config) as runtime:
         await runtime.serve(address, GeneratorService(generate))
         card = ModelCard(
             name="mock",
@@ -340,8 +341,10 @@ def test_a_model_that_comes_back_with_other_settings_is_served_with_those(tmp_pa
             **dict(zip(("namespace", "component", "endpoint"), address, strict=True)),
         )
         await runtime.register(card.key, msgspec.json.encode(card))
-        return runtime
+        yield
 
+
+def test_a_model_that_comes_back_with_other_settings_is_served_with_those(tmp_path, monkeypatch):
     async def main():
         config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(tmp_path / "d"))
         async with await DistributedRuntime.connect(config) as runtime, in_time():
@@ -349,7 +352,7 @@ def test_a_model_that_comes_back_with_other_settings_is_served_with_those(tmp_pa
             await models.start()
 
             async def served(context_length):
-                async with await serve(config, context_length):
+                async with serving(config, context_length):
                     model = await until_async(lambda: models.get("mock"))
                 await until_async(lambda: models.get("mock") is None)
                 assert models.all() == []
@@ -363,6 +366,22 @@ def test_a_model_that_comes_back_with_other_settings_is_served_with_those(tmp_pa
             await asyncio.sleep(0.1)
             assert await served(200) is not kept
             await models.close()
+
+    uvloop.run(main())
+
+
+def test_the_preparer_of_a_model_that_is_gone_has_ended_when_the_frontend_has(tmp_path):
+    async def main():
+        config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as runtime, in_time():
+            models = Models(runtime, FrontendConfig(), RouterConfig())
+            await models.start()
+            async with serving(config, 100):
+                model = await until_async(lambda: models.get("mock"))
+                await model.preparer.start()
+                models._drop(next(iter(models._pools)))  # as it is some time after its last worker left
+                await models.close()
+                assert model.preparer._process._process.returncode is not None
 
     uvloop.run(main())
 
