@@ -62,21 +62,6 @@ class EngineConfig:
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     """What becomes of a request whose KV could not be read: it fails, or the rest of its prompt is computed here."""
 
-    kv_offloading_size: Annotated[float, Meta(ge=0)] | None = None
-    """GiB of host memory, of a worker, that keep KV which the prompts computed here leave (none: no KV is offloaded)."""
-
-    blocks_per_chunk: Count = 1
-    """KV blocks that are offloaded together."""
-
-    eviction_policy: Literal["lru", "arc"] = "lru"
-    """Which chunks leave host memory: the least recently used, or as ARC decides."""
-
-    store_threshold: Whole = 0
-    """The offer of a chunk at which it is stored (below 2: the first)."""
-
-    offload_prompt_only: bool = True
-    """Offload prompts, not answers."""
-
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""
 

@@ -28,6 +28,7 @@ from mocker.batch import NOBODY, Batch
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
 from mocker.decoding import Decoding
+from mocker.offload.config import OffloadConfig
 from mocker.offload.offload import Offload
 from mocker.retention import Retention
 from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
@@ -39,7 +40,7 @@ SKIPPED = -1
 class Scheduler:
     """Who runs, with how many tokens, in which blocks. Iterations are counted; time is not known here."""
 
-    def __init__(self, config: EngineConfig, num_blocks: int, num_host_chunks: int = 0) -> None:
+    def __init__(self, config: EngineConfig, num_blocks: int, offloading: OffloadConfig | None = None) -> None:
         self.config = config
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self._budget = config.max_num_batched_tokens
@@ -61,7 +62,7 @@ class Scheduler:
         self._watermark_blocks = int(config.watermark * num_blocks)
         self._num_added = 0
         self._by_priority = config.scheduling_policy == "priority"
-        self.offload = Offload(config, self.pool, num_host_chunks) if num_host_chunks else None
+        self.offload = None if offloading is None else Offload(offloading, self.pool, config.block_size)
         self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
         self._drops_output = config.is_async and config.kv_role == "kv_producer"  # of who is preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight counts for nothing
@@ -435,7 +436,7 @@ class Scheduler:
 
     def _offer(self, offload: Offload, batch: Batch) -> bool:
         """Offer what a batch completes, and what those left that have ended since the last one; return whether copies come of it."""
-        is_prompt_only = self.config.offload_prompt_only
+        is_prompt_only = offload.is_prompt_only
         if not batch.chunks and not offload.refused and is_prompt_only:
             return not offload.is_quiet and offload.end_schedule(())
         chunks = {sequence for sequence, _ in batch.chunks}
@@ -520,7 +521,7 @@ class Scheduler:
         if limit <= 1 or not batch.is_undisturbed or (self._has_fence and self.retention.fenced):
             return 1
         decodes, size = batch.decodes, self.config.block_size
-        if self.offload is not None and not (self.config.offload_prompt_only and self.offload.is_quiet):
+        if self.offload is not None and not (self.offload.is_prompt_only and self.offload.is_quiet):
             return 1
         if (self.waiting or self.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may let a waiting sequence in

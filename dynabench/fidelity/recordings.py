@@ -16,6 +16,7 @@ from typing import Any
 from foundation.errors import UserError
 from foundation.text import one_line
 from mocker import EngineConfig
+from mocker.offload.config import OffloadConfig
 
 Json = dict[str, Any]
 
@@ -26,7 +27,6 @@ MALFORMED = (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError, 
 NOT_MODELLED = {"num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
 """Settings that change what a scheduler does, and their values that do not."""
 CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
-OFFLOADING = ("eviction_policy", "blocks_per_chunk", "offload_prompt_only", "store_threshold")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
 STATE = ("running", "waiting", "free_blocks")
 TRANSFER_STATE = ("kv_holding", "loading", "fetch", "reserved_blocks")
@@ -91,8 +91,8 @@ class Recording:
     path: Path
     config: EngineConfig
     vllm_version: str
-    num_host_chunks: int
-    """Chunks that host memory holds."""
+    offloading: OffloadConfig | None
+    """Host memory, if KV is kept there."""
     entries: list[Action | Scheduled | Updated]
 
 
@@ -172,10 +172,15 @@ def _config(path: Path, settings: Json) -> EngineConfig:
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
     if settings.get("kv_connector") == "OffloadingConnector":
-        offloading = settings["kv_connector_extra_config"]
-        known |= {name: offloading[name] for name in OFFLOADING if name in offloading}
-        known["kv_role"] = None  # it is kv_both
+        known["kv_role"] = None  # kv_both: no other engine is asked
     return EngineConfig(**known)
+
+
+def _offloading(settings: Json) -> OffloadConfig | None:
+    if settings.get("kv_connector") != "OffloadingConnector":
+        return None
+    given = settings["kv_connector_extra_config"]
+    return OffloadConfig(**{name: given[name] for name in OffloadConfig.__dataclass_fields__ if name in given})
 
 
 def _read_compact(path: Path, rows: list[Json]) -> Recording:
@@ -202,7 +207,7 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
         raise RecordingError(
             f"{path}: ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} arrives"
         )
-    return Recording(path, _config(path, settings), scenario["vllm_version"], 0, entries)
+    return Recording(path, _config(path, settings), scenario["vllm_version"], None, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -241,7 +246,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
     entries: list[Action | Scheduled | Updated] = []
     known: set[str] = set()
     loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and those to be loaded
-    offloading = meta["config"].get("kv_connector_extra_config") or {}
+    offloading = _offloading(meta["config"])
     for row in rows[1:]:
         match row["op"]:
             case "add":
@@ -258,7 +263,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
             case "schedule":
                 entries.append(Scheduled(row["step"], _scheduled(row, known), row.get("finished_order", [])))
                 known |= {new["id"] for new in row["new"]}
-                if not offloading:
+                if offloading is None:
                     loads |= _loads(row, config.block_size)
             case "update":
                 events = [(KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
@@ -273,7 +278,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
                 pass
             case other:
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
-    return Recording(path, config, meta["vllm"], offloading.get("num_cpu_chunks", 0), entries)
+    return Recording(path, config, meta["vllm"], offloading, entries)
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:

@@ -20,6 +20,7 @@ from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
 from mocker.batch import Batch
 from mocker.events import HostRemoved, HostStored, KvEvent
+from mocker.offload.config import OffloadConfig
 from mocker.offload.offload import Copy, Offload
 from mocker.scheduler import Scheduler
 from mocker.sequence import LOADED, LOADING
@@ -47,7 +48,7 @@ def verify(recording: Recording) -> Verdict:
     """
     num_steps = num_events = 0
     try:
-        replay = _Replay(recording.config, recording.num_host_chunks)
+        replay = _Replay(recording.config, recording.offloading)
     except ValueError as error:
         raise RecordingError(f"{recording.path}: cannot be replayed ({one_line(error)})") from error
     for entry in recording.entries:
@@ -80,11 +81,11 @@ class Lookup:
 class _Replay:
     """The mocker's scheduler, told to do what vLLM's did."""
 
-    def __init__(self, config: EngineConfig, num_host_chunks: int) -> None:
+    def __init__(self, config: EngineConfig, offloading: OffloadConfig | None) -> None:
         if config.num_gpu_blocks is None:
             raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
-        self._scheduler = Scheduler(config, config.num_gpu_blocks, num_host_chunks)
+        self._scheduler = Scheduler(config, config.num_gpu_blocks, offloading)
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content

@@ -16,7 +16,7 @@ Semantics: OffloadingConnectorScheduler of vLLM 0.32.
 from collections.abc import Iterable
 
 from mocker.block_pool import BlockPool
-from mocker.config import EngineConfig
+from mocker.offload.config import OffloadConfig
 from mocker.offload.host_cache import HostCache, Range, Uses
 from mocker.sequence import Sequence, Watch
 
@@ -71,10 +71,10 @@ class State:
 class Offload:
     """The scheduler's side of offloading."""
 
-    def __init__(self, config: EngineConfig, pool: BlockPool, num_chunks: int) -> None:
-        """Begin with an empty host cache of so many chunks."""
+    def __init__(self, config: OffloadConfig, pool: BlockPool, block_size: int) -> None:
+        """Begin with an empty host cache, beside a GPU's pool of blocks of so many tokens."""
         self.host = HostCache(
-            num_chunks,
+            config.num_cpu_chunks,
             blocks_per_chunk=config.blocks_per_chunk,
             eviction_policy=config.eviction_policy,
             store_threshold=config.store_threshold,
@@ -84,9 +84,9 @@ class Offload:
         self.ended: list[tuple[Sequence, int]] = []
         """Those that are over since the last `end_schedule`, with the tokens whose KV they leave."""
         self._pool = pool
-        self._size = config.blocks_per_chunk * config.block_size
+        self.is_prompt_only = config.offload_prompt_only
+        self._size = config.blocks_per_chunk * block_size
         self._blocks_per_chunk = config.blocks_per_chunk
-        self._is_prompt_only = config.offload_prompt_only
         self._states: dict[Sequence, State] = {}
         self._copies: dict[int, Copy] = {}
         self._num_copies = 0
@@ -210,7 +210,7 @@ class Offload:
 
     def _offer(self, sequence: Sequence, num_tokens: int) -> Copy | None:
         """Offer the chunks of so many tokens that were not offered before; return the copy that comes of it, if any."""
-        if self._is_prompt_only:
+        if self.is_prompt_only:
             num_tokens = min(num_tokens, sequence.num_prompt)
         state, stop = self._state(sequence), num_tokens // self._size
         if stop <= state.num_offered:
