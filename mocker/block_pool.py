@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from mocker.sequence import Run, Sequence
+from mocker.sequence import Run, Sequence, Watch
 
 
 class BlockPool:
@@ -25,6 +25,8 @@ class BlockPool:
         self.has_listener = True
         """Whether `events` is kept."""
         self.events: list[KvEvent] = []
+        self.touched: list[Watch] = []
+        """Those over blocks that were taken, until somebody empties it."""
         self._index: dict[Hashable, Run] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
         self._copies: dict[Hashable, list[Run]] = {}  # id -> further runs with blocks of that id, oldest first
         self._queue: OrderedDict[Run, None] = OrderedDict()
@@ -84,6 +86,8 @@ class BlockPool:
             run.holders[sequence] = None
             run.sealed = True
             sequence.runs.append(run)
+            if run.watches:
+                self._tell(run, run.start)
             block = run.stop
         sequence.num_blocks = sequence.num_cached_blocks = num_blocks
 
@@ -211,6 +215,7 @@ class BlockPool:
         front = Run(run.chain, run.start, block, primary=run.primary)
         front.holders = dict(run.holders)
         front.sealed = True
+        front.watches = run.watches
         run.start = block
         for holder in front.holders:
             holder.runs.insert(holder.runs.index(run), front)
@@ -244,6 +249,8 @@ class BlockPool:
         chain, stop = run.chain, run.stop
         if self.has_listener:
             self.events.append(BlockRemoved(chain, start, stop))
+        if run.watches:
+            self._tell(run, start)
         run.stop = start
         if not run.primary:
             self._leave_copy(run, start, stop)
@@ -258,6 +265,13 @@ class BlockPool:
             del index[id]
         if self._copies:
             self._promote(chain, start, stop)
+
+    def _tell(self, run: Run, start: int) -> None:
+        """Tell those who watch over a run that its blocks from `start` on are taken."""
+        for watch in run.watches:
+            if watch.is_on:
+                watch.taken.append((start, run.stop))
+                self.touched.append(watch)
 
     def _promote(self, chain: BlockChain, start: int, stop: int) -> None:
         """Let the oldest remaining copies of blocks `start` to `stop` be found instead of the evicted ones."""

@@ -34,4 +34,32 @@ class AllBlocksCleared(NamedTuple):
     """The prefix cache was reset."""
 
 
+class HostStored(NamedTuple):
+    """Chunks `start` to `stop` of a chain, of so many blocks each, are now in host memory."""
+
+    chain: BlockChain
+    start: int
+    stop: int
+    blocks_per_chunk: int
+
+    def names(self) -> list[Hashable]:
+        """Name the chunks, each by its last block."""
+        return [self.chain.key((chunk + 1) * self.blocks_per_chunk - 1) for chunk in range(self.start, self.stop)]
+
+
+class HostRemoved(NamedTuple):
+    """Chunks `start` to `stop` of a chain, of so many blocks each, were evicted from host memory."""
+
+    chain: BlockChain
+    start: int
+    stop: int
+    blocks_per_chunk: int
+    is_tail_first: bool
+
+    def names(self) -> list[Hashable]:
+        """Name the chunks, each by its last block, in the order in which they were evicted."""
+        names = HostStored(self.chain, self.start, self.stop, self.blocks_per_chunk).names()
+        return names[::-1] if self.is_tail_first else names
+
+
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared

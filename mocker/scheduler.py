@@ -12,8 +12,12 @@ A sequence whose prompt another engine computes takes its blocks first, and then
     in `waiting`                             in `holding`                                               in `running`
     WAITING -- its turn, blocks are free --> LOADING -- `arrive` --> LOADED -- its turn --> WAITING --> RUNNING
 
+Host memory is another place whence KV may come (`offload`): with a part of a prompt in it, a sequence goes the same way, and
+computes the rest when it runs. It may also be told to ask again later; those behind it go on then.
+
 One whose KV another engine is to read keeps its blocks when it is over (`retention`). Transfers take no part in iterations:
-`loads` lists those that have begun; the driver reports when each has come (`arrive`) or was read (`retention.let_go`).
+`loads` lists those from other engines that have begun; the driver reports when each has come (`arrive`) or was read
+(`retention.let_go`).
 """
 
 from bisect import insort
@@ -24,14 +28,19 @@ from mocker.batch import NOBODY, Batch
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
 from mocker.decoding import Decoding
+from mocker.offload.config import OffloadConfig
+from mocker.offload.offload import Offload
 from mocker.retention import Retention
 from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
+
+SKIPPED = -1
+"""Of a sequence that waits: it is to be asked again, and those behind it go on."""
 
 
 class Scheduler:
     """Who runs, with how many tokens, in which blocks. Iterations are counted; time is not known here."""
 
-    def __init__(self, config: EngineConfig, num_blocks: int) -> None:
+    def __init__(self, config: EngineConfig, num_blocks: int, offloading: OffloadConfig | None = None) -> None:
         self.config = config
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self._budget = config.max_num_batched_tokens
@@ -53,7 +62,8 @@ class Scheduler:
         self._watermark_blocks = int(config.watermark * num_blocks)
         self._num_added = 0
         self._by_priority = config.scheduling_policy == "priority"
-        self._has_fence = config.is_async and config.kv_role == "kv_consumer"
+        self.offload = None if offloading is None else Offload(offloading, self.pool, config.block_size)
+        self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
         self._drops_output = config.is_async and config.kv_role == "kv_producer"  # of who is preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight counts for nothing
         self._before = self._latest = Batch(0)  # the two batches that were closed last, where there is a fence
@@ -72,12 +82,15 @@ class Scheduler:
             budget = self._schedule_one_by_one(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admit(batch, budget)
+        copies = self.offload is not None and self._offer(self.offload, batch)
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
         self.iteration += 1
         self._starved = batch.starved
-        if batch.chunks or batch.preempted or batch.starved or batch.delayed:
+        if self.offload is not None and copies:
+            batch.copies = self.offload.take_work()
+        if copies or batch.chunks or batch.preempted or batch.starved or batch.delayed:
             self._steady = None
         elif self._steady is not None:
             return self._steady
@@ -136,6 +149,7 @@ class Scheduler:
         Those that hold blocks come first, each queue first come first served.
         """
         place = 0  # in `holding`, behind those that are loading
+        num_skipped = 0  # of `waiting`
         while budget > 0 and len(self.running) < self._max_running:
             if place < len(self.holding):
                 sequence = self.holding[place]
@@ -144,29 +158,42 @@ class Scheduler:
                     continue
                 if sequence.state == LOADED:
                     self._promote(sequence)
-            elif self.waiting:
-                sequence = self.waiting[0]
+            elif num_skipped < len(self.waiting):
+                sequence = self.waiting[num_skipped]
             else:
                 return
             count = self._admit_next(batch, sequence, budget)
             if count is None:
                 return
-            budget -= count
+            if count == SKIPPED:
+                num_skipped += 1
+            else:
+                budget -= count
 
     def _admit_next(self, batch: Batch, sequence: Sequence, budget: int) -> int | None:
-        """Start or load the sequence whose turn it is and return the tokens it is given, None if it must go on waiting."""
+        """Start or load the sequence whose turn it is and return the tokens it is given.
+
+        None: it must go on waiting, and so must those behind it; SKIPPED: they need not.
+        """
         size, known, computed, hits = self.config.block_size, sequence.num_known, sequence.num_computed, 0
         if not computed and self.config.enable_prefix_caching:
             hits = self.pool.lookup(sequence.chain, (known - 1) // size)
             computed = hits * size
         if sequence.is_remote_prefill:
-            return 0 if self._load(sequence, hits) else None
+            return 0 if self._load(sequence, hits, known) else None
+        if self.offload is not None and not sequence.num_computed:
+            more = self.offload.ask(sequence, computed)
+            if more is None:
+                return SKIPPED
+            if more:
+                return 0 if self._load(sequence, hits, computed + more) else None
         count = self._cut_to_threshold(known - computed)
         if count > budget:
             if not self.config.enable_chunked_prefill:
                 return None
             count = budget
-        if self._num_blocks_to_admit(sequence, hits, computed + count) > self.pool.num_free:
+        reach = max(computed + count, known) if self.config.scheduler_reserve_full_isl else computed + count
+        if self._num_blocks_to_admit(sequence, hits, reach) > self.pool.num_free:
             return None
         self._start(batch, sequence, hits, computed, count)
         return count
@@ -205,6 +232,8 @@ class Scheduler:
         sequence.state = WAITING
         self._stop_computing(sequence, was_granted=was_granted)
         self.pool.release(sequence, sequence.num_blocks)
+        if self.offload is not None:
+            self.offload.preempt(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         batch.preempted.append(sequence)
@@ -278,8 +307,7 @@ class Scheduler:
 
         These are the blocks to fill, those to share that are in the free queue, and a reserve.
         """
-        reach = max(computed, sequence.num_known) if self.config.scheduler_reserve_full_isl else computed
-        needed = max(_blocks(reach, self.config.block_size) - hits - sequence.num_blocks, 0)
+        needed = max(_blocks(computed, self.config.block_size) - hits - sequence.num_blocks, 0)
         if hits:
             needed += self.pool.num_unheld(sequence.chain, hits)
         return needed + self._watermark_blocks if self.running else needed
@@ -325,33 +353,42 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    # KV that another engine computed
+    # KV that another engine computed, or that is in host memory
 
-    def _load(self, sequence: Sequence, hits: int) -> bool:
-        """Take all blocks of a prompt and let its KV be loaded, behind what is cached; return False if they are not free.
+    def _load(self, sequence: Sequence, hits: int, num_computed: int) -> bool:
+        """Take the blocks of so many tokens and let their KV be loaded, behind what is cached; False if they are not free.
 
         What prefills in flight still need stays free, so that loads, which cannot be preempted, never block them. A token
         that comes with the KV has its place at once: it can be the first of a block.
         """
-        reach = sequence.num_known + int(sequence.is_token_shipped)
-        if self._num_blocks_to_admit(sequence, hits, reach) + self.num_reserved_blocks() > self.pool.num_free:
+        reach = num_computed + int(sequence.is_token_shipped)
+        free, is_whole = self.pool.num_free, self.config.scheduler_reserve_full_isl
+        if is_whole and self._num_blocks_to_admit(sequence, hits, max(reach, sequence.num_known)) > free:
+            return False
+        if self._num_blocks_to_admit(sequence, hits, reach) + self.num_reserved_blocks() > free:
             return False
         self._leave_queue(sequence)
         self._share(sequence, hits)
         sequence.num_blocks = _blocks(reach, self.config.block_size)
         self.pool.allocate(sequence.num_blocks - hits)
-        sequence.num_computed = sequence.num_known
+        sequence.num_computed = num_computed
         sequence.state = LOADING
-        sequence.is_remote_prefill = False
         self._enqueue(self.holding, sequence)
-        self.loads.append(sequence)
+        if sequence.is_remote_prefill:
+            sequence.is_remote_prefill = False
+            self.loads.append(sequence)
+        elif self.offload is not None:
+            num_local = hits * self.config.block_size
+            self.offload.load(sequence, num_local, num_computed - num_local)
+            if not sequence.num_preemptions:
+                sequence.cached_tokens = num_computed
         return True
 
     def num_reserved_blocks(self) -> int:
         """Count the blocks that prefills in flight still need to compute their prompts.
 
-        vLLM counts a prompt from its first chunk, or from when its load begins, until it is computed. A load has taken all it
-        needs; so of `holding` only a prompt whose load failed counts, and as long as it waits no load begins behind it.
+        vLLM counts a prompt from its first chunk, or from when its load begins, until it is computed. A load from another
+        engine has taken all it needs, so of those only a prompt whose load failed counts.
         """
         size = self.config.block_size
         prefills = [s for s in self.running if not (s.decoding or s in self._ending)]
@@ -387,12 +424,34 @@ class Scheduler:
         self.pool.store(sequence, sequence.num_computed // size)
         if not is_whole:
             needed = _blocks(sequence.num_known, size)
-            self.pool.give_back(sequence.num_blocks - needed)
-            sequence.num_blocks = needed
+            if sequence.num_blocks > needed:  # a place for a token that did not come
+                self.pool.give_back(sequence.num_blocks - needed)
+                sequence.num_blocks = needed
         elif sequence.is_token_shipped:
             sequence.num_known += 1
         else:
             sequence.num_computed -= 1
+
+    # KV that goes to host memory
+
+    def _offer(self, offload: Offload, batch: Batch) -> bool:
+        """Offer what a batch completes, and what those left that have ended since the last one; return whether copies come of it."""
+        is_prompt_only = offload.is_prompt_only
+        if not batch.chunks and not offload.refused and is_prompt_only:
+            return not offload.is_quiet and offload.end_schedule(())
+        chunks = {sequence for sequence, _ in batch.chunks}
+        offers = []
+        for sequence in self.running:
+            if sequence in chunks:
+                offers.append((sequence, sequence.num_computed))
+            elif (
+                sequence.decoding
+                and sequence not in batch.starved
+                and (not is_prompt_only or sequence in offload.refused)
+            ):
+                is_last_known = not self._lag or sequence in self._starved
+                offers.append((sequence, self.iteration - sequence.origin + int(is_last_known)))
+        return offload.end_schedule(offers)
 
     # Fences
 
@@ -462,6 +521,8 @@ class Scheduler:
         if limit <= 1 or not batch.is_undisturbed or (self._has_fence and self.retention.fenced):
             return 1
         decodes, size = batch.decodes, self.config.block_size
+        if self.offload is not None and not (self.offload.is_prompt_only and self.offload.is_quiet):
+            return 1
         if (self.waiting or self.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may let a waiting sequence in
         first = self.iteration
@@ -531,6 +592,8 @@ class Scheduler:
             finished = [*finished, *[s for s in self._ending if s.state == WAITING]]
         for sequence in finished:
             self._take_out(sequence)
+            if self.offload is not None:
+                self.offload.end(sequence, max(sequence.num_prompt, sequence.num_total - 1))
             if sequence.is_remote_decode and sequence.num_blocks:
                 self.retention.hold(sequence)
             else:
@@ -548,7 +611,10 @@ class Scheduler:
         """Take a sequence out, unless it has ended, and free its blocks; its tokens in flight are dropped."""
         if sequence.state != OVER:
             is_loading = sequence.state == LOADING
+            num_known = self.num_tokens(sequence) if sequence.state == RUNNING else 0
             self._take_out(sequence)
+            if self.offload is not None:
+                self.offload.end(sequence, min(sequence.num_computed, num_known))
             if is_loading:
                 self.retention.hold(sequence)
             else:

@@ -137,7 +137,7 @@ class Run:
     A `sealed` run does not grow, as blocks of other sequences may follow its end.
     """
 
-    __slots__ = ("chain", "holders", "primary", "sealed", "start", "stop")
+    __slots__ = ("chain", "holders", "primary", "sealed", "start", "stop", "watches")
 
     def __init__(self, chain: BlockChain, start: int, stop: int, *, primary: bool = True) -> None:
         self.chain = chain
@@ -146,6 +146,22 @@ class Run:
         self.holders: dict[Sequence, None] = {}
         self.primary = primary
         self.sealed = False
+        self.watches: list[Watch] = NONE
 
     def __repr__(self) -> str:
         return f"Run({self.start}:{self.stop}, holders={len(self.holders)}, primary={self.primary})"
+
+
+class Watch:
+    """Whether blocks that a sequence left are taken, by eviction or by who shares them, while something still reads them."""
+
+    __slots__ = ("is_on", "sequence", "taken")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.is_on = True
+        self.taken: list[tuple[int, int]] = []
+        """Blocks of its chain, from the first to before the second, that were taken since this was emptied."""
+
+
+NONE: list[Watch] = []  # shared, never changed

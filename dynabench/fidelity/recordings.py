@@ -16,6 +16,7 @@ from typing import Any
 from foundation.errors import UserError
 from foundation.text import one_line
 from mocker import EngineConfig
+from mocker.offload.config import OffloadConfig
 
 Json = dict[str, Any]
 
@@ -25,7 +26,7 @@ MALFORMED = (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError, 
 """What reading or replaying a file that is no whole recording may end with."""
 NOT_MODELLED = {"num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
 """Settings that change what a scheduler does, and their values that do not."""
-CONNECTORS = (None, "NixlConnector")
+CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
 STATE = ("running", "waiting", "free_blocks")
 TRANSFER_STATE = ("kv_holding", "loading", "fetch", "reserved_blocks")
@@ -61,6 +62,8 @@ class Scheduled:
 
     number: int
     facts: Json
+    ended: list[str] = field(default_factory=list)
+    """Requests that had ended, in the order in which vLLM dealt with them, if that is recorded."""
 
 
 @dataclass
@@ -75,6 +78,10 @@ class Updated:
     """Requests whose KV had come, and how many of its blocks are valid if not all are."""
     sent: list[str] = field(default_factory=list)
     """Requests whose KV was read, or given up."""
+    copies: list[int] = field(default_factory=list)
+    """Numbers of the copies to or from host memory that were done."""
+    host_events: list[tuple[str, list[Hashable]]] = field(default_factory=list)
+    """KV events of host memory; the last hash of a stored chunk names it."""
 
 
 @dataclass
@@ -84,6 +91,8 @@ class Recording:
     path: Path
     config: EngineConfig
     vllm_version: str
+    offloading: OffloadConfig | None
+    """Host memory, if KV is kept there."""
     entries: list[Action | Scheduled | Updated]
 
 
@@ -157,12 +166,21 @@ def _config(path: Path, settings: Json) -> EngineConfig:
             )
     if settings.get("kv_connector") not in CONNECTORS:
         raise RecordingError(
-            f"{path}: recorded with kv_connector {settings['kv_connector']!r}; expected NixlConnector or none"
+            f"{path}: recorded with kv_connector {settings['kv_connector']!r}; expected one of {', '.join(CONNECTORS[1:])} or none"
         )
     known = {name: settings[name] for name in EngineConfig.__dataclass_fields__ if name in settings}
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
+    if settings.get("kv_connector") == "OffloadingConnector":
+        known["kv_role"] = None  # kv_both: no other engine is asked
     return EngineConfig(**known)
+
+
+def _offloading(settings: Json) -> OffloadConfig | None:
+    if settings.get("kv_connector") != "OffloadingConnector":
+        return None
+    given = settings["kv_connector_extra_config"]
+    return OffloadConfig(**{name: given[name] for name in OffloadConfig.__dataclass_fields__ if name in given})
 
 
 def _read_compact(path: Path, rows: list[Json]) -> Recording:
@@ -189,7 +207,7 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
         raise RecordingError(
             f"{path}: ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} arrives"
         )
-    return Recording(path, _config(path, settings), scenario["vllm_version"], entries)
+    return Recording(path, _config(path, settings), scenario["vllm_version"], None, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -228,6 +246,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
     entries: list[Action | Scheduled | Updated] = []
     known: set[str] = set()
     loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and those to be loaded
+    offloading = _offloading(meta["config"])
     for row in rows[1:]:
         match row["op"]:
             case "add":
@@ -242,18 +261,24 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
             case "reset_prefix_cache":
                 entries.append(Action("reset", is_done=row["ok"]))
             case "schedule":
-                entries.append(Scheduled(row["step"], _scheduled(row, known)))
+                entries.append(Scheduled(row["step"], _scheduled(row, known), row.get("finished_order", [])))
                 known |= {new["id"] for new in row["new"]}
-                loads |= _loads(row, config.block_size)
+                if offloading is None:
+                    loads |= _loads(row, config.block_size)
             case "update":
                 events = [(KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
                 arrivals, sent = _transferred(row.get("kv_out", {}), loads)
-                entries.append(Updated(row["step"], _updated(row), events, arrivals=arrivals, sent=sent))
+                updated = Updated(row["step"], _updated(row), events, arrivals=arrivals, sent=sent)
+                updated.copies = row.get("kv_out", {}).get("completed_jobs", [])
+                updated.host_events = [
+                    (KINDS[event["type"]], event["block_hashes"]) for event in row.get("connector_events", ())
+                ]
+                entries.append(updated)
             case "summary" | "drafts":
                 pass
             case other:
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
-    return Recording(path, config, meta["vllm"], entries)
+    return Recording(path, config, meta["vllm"], offloading, entries)
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:
@@ -265,7 +290,15 @@ def _scheduled(row: Json, known: set[str]) -> Json:
         "resumed": resumed + [cached["id"] for cached in row["cached"] if cached["resumed"]],
         "preempted": sorted(row["preempted"]),
     }
-    if "kv_meta" in row:
+    if "cpu_free_chunks" in row:
+        meta = row["kv_meta"]
+        facts["host_loads"] = {
+            int(number): [load["id"], *row["matched"][load["id"]], load["cpu_chunks"]]
+            for number, load in meta["load"].items()
+        }
+        facts["host_stores"] = {int(number): [copy["id"], copy["cpu_chunks"]] for number, copy in meta["store"].items()}
+        facts["flushed"] = set(meta["flush"])
+    elif "kv_meta" in row:
         meta = row["kv_meta"]
         recv = {id: len(load["block_ids"]) for id, load in meta["recv"].items()}
         facts["loads"] = {id: [*row["matched"][id], count] for id, count in recv.items() if count}
@@ -277,7 +310,11 @@ def _scheduled(row: Json, known: set[str]) -> Json:
 
 def _state(row: Json) -> Json:
     facts = {key: row[key] for key in STATE}
-    if "kv_holding" in row:
+    if "cpu_free_chunks" in row:
+        facts |= {"free_host_chunks": row["cpu_free_chunks"], "kv_holding": row["kv_holding"]}
+        facts |= {"loading": row["loading"], "reserved_blocks": row["reserved_blocks"]}
+        facts |= {"held": set(row["held"]), "fenced_blocks": [len(ids) for _, ids in row["deferred_free"]]}
+    elif "kv_holding" in row:
         facts |= {key: row[key] for key in TRANSFER_STATE}
         facts |= {"held": set(row["held"]), "fenced_blocks": [len(ids) for _, ids in row["deferred_free"]]}
     return facts
@@ -296,7 +333,7 @@ def _transferred(out: Json, loads: dict[str, tuple[int, list[int]]]) -> tuple[li
     failed, invalid = set(out.get("failed_recving", ())), set(out.get("invalid_block_ids", ()))
     arrivals: list[tuple[str, int | None]] = []
     for id in out.get("finished_recving", ()):
-        hits, blocks = loads[id]
+        hits, blocks = loads.get(id, (0, []))
         first_bad = next((place for place, block in enumerate(blocks) if block in invalid), None)
         arrivals.append((id, 0 if id in failed else None if first_bad is None else hits + first_bad))
     return arrivals, list(out.get("finished_sending", ()))

@@ -19,7 +19,9 @@ from dynabench.fidelity.recordings import (
 from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
 from mocker.batch import Batch
-from mocker.events import KvEvent
+from mocker.events import HostRemoved, HostStored, KvEvent
+from mocker.offload.config import OffloadConfig
+from mocker.offload.offload import Copy, Offload
 from mocker.scheduler import Scheduler
 from mocker.sequence import LOADED, LOADING
 from mocker.timing.choose import resolve
@@ -46,7 +48,7 @@ def verify(recording: Recording) -> Verdict:
     """
     num_steps = num_events = 0
     try:
-        replay = _Replay(recording.config)
+        replay = _Replay(recording.config, recording.offloading)
     except ValueError as error:
         raise RecordingError(f"{recording.path}: cannot be replayed ({one_line(error)})") from error
     for entry in recording.entries:
@@ -79,11 +81,11 @@ class Lookup:
 class _Replay:
     """The mocker's scheduler, told to do what vLLM's did."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, offloading: OffloadConfig | None) -> None:
         if config.num_gpu_blocks is None:
             raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
-        self._scheduler = Scheduler(config, config.num_gpu_blocks)
+        self._scheduler = Scheduler(config, config.num_gpu_blocks, offloading)
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
@@ -91,6 +93,8 @@ class _Replay:
         self._loaded: set[Sequence] = set()  # whose KV came
         self._aborted: list[Sequence] = []  # since the last step was scheduled, like those that are now held
         self._handed_over: list[Sequence] = []
+        self._in_slots: dict[int, Hashable] = {}  # vLLM's place in host memory -> our name of the chunk in it
+        self._host_hashes: set[Hashable] = set()  # vLLM's hashes that name chunks
 
     @property
     def num_unfinished(self) -> int:
@@ -106,13 +110,15 @@ class _Replay:
             is_done = _act(self._scheduler, self._sequences, entry, self._block_size)
             return None if is_done is entry.is_done else _difference(None, "reset", entry.is_done, is_done)
         if isinstance(entry, Scheduled):
-            return _first_difference(entry, self._schedule())
+            if self._scheduler.offload is not None:
+                self._scheduler.offload.ended.sort(key=lambda end: [*entry.ended, end[0].id].index(end[0].id))
+            return _first_difference(entry, self._schedule(entry))
         if not self._in_flight:
             raise ValueError(f"step {entry.number} ends, but was never scheduled")
         in_flight = self._in_flight.popleft()
         return _first_difference(entry, self._update(in_flight, entry)) or self._compare_events(entry)
 
-    def _schedule(self) -> Json:
+    def _schedule(self, entry: Scheduled) -> Json:
         scheduler = self._scheduler
         batch = scheduler.schedule()
         self._in_flight.append(batch)
@@ -126,11 +132,37 @@ class _Replay:
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
         for sequence in started:
             if sequence in self._loaded:
-                self._loaded.remove(sequence)
+                self._loaded.remove(sequence)  # it was counted when its load began
             else:
                 hits = sequence.num_computed - counts[sequence]
                 self._lookups.append(Lookup(sequence, hits))
-        return facts | self._transfers(started) | self._state()
+        facts |= self._transfers(started) | self._state()
+        if scheduler.offload is not None:
+            facts |= self._copies(scheduler.offload, batch, entry)
+        return facts
+
+    def _copies(self, offload: Offload, batch: Batch | None, entry: Scheduled) -> Json:
+        """Return what goes to host memory and back with a step; chunks are told by the places where vLLM has them."""
+        work = (None if batch is None else batch.copies) or offload.take_work()
+        facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": {copy.number for copy in work.flushed}}
+        for copy in work.stores:
+            _, slots = entry.facts["host_stores"].get(copy.number, (None, []))
+            names = self._chunk_names(offload, copy)
+            self._in_slots |= dict(zip(slots, names, strict=False))
+            facts["host_stores"][copy.number] = [copy.sequence.id, slots if len(slots) == len(names) else names]
+        for copy in work.loads:
+            sequence, names = copy.sequence, self._chunk_names(offload, copy)
+            slots = entry.facts["host_loads"].get(copy.number, [[]])[-1]
+            hits = copy.num_local
+            self._lookups.append(Lookup(sequence, hits, sequence.num_computed - hits))
+            self._loaded.add(sequence)
+            found = slots if [self._in_slots[slot] for slot in slots] == names else names
+            facts["host_loads"][copy.number] = [sequence.id, hits, sequence.num_computed - hits, found]
+        return facts | {"free_host_chunks": offload.host.num_chunks - offload.host.num_used}
+
+    def _chunk_names(self, offload: Offload, copy: Copy) -> list[Hashable]:
+        chain = copy.sequence.chain
+        return [offload.host.name(chain, chunk) for start, stop in copy.ranges for chunk in range(start, stop)]
 
     def _transfers(self, started: list[Sequence]) -> Json:
         """Return what vLLM's scheduler tells its workers of transfers with a step, and forget it."""
@@ -167,6 +199,11 @@ class _Replay:
                 facts["finished"][id] = sequence.finish_reason
             if num_valid == 0:
                 self._loaded.discard(sequence)
+        if self._scheduler.offload is not None:
+            for number in entry.copies:
+                self._scheduler.offload.end_copy(number)
+            host = self._scheduler.offload.host
+            facts["free_host_chunks"] = host.num_chunks - host.num_used
         for id in entry.sent:
             self._scheduler.retention.let_go(self._sequences[id])
         return facts | self._count_hits() | self._state()
@@ -216,6 +253,23 @@ class _Replay:
             for name, recorded in zip(keys, hashes, strict=True):
                 if self._names.setdefault(recorded, name) != name:
                     return _difference(entry.number, f"content of {kind} blocks", recorded, name)
+        return self._compare_host_events(entry)
+
+    def _compare_host_events(self, entry: Updated) -> Json | None:
+        """Compare the events of host memory: chunks of one store in any order, those evicted in vLLM's."""
+        offload = self._scheduler.offload
+        if offload is None:
+            return None
+        ours, offload.host.events = offload.host.events, []
+        stored = {name for event in ours if isinstance(event, HostStored) for name in event.names()}
+        removed = [name for event in ours if isinstance(event, HostRemoved) for name in event.names()]
+        theirs = {hash for kind, hashes in entry.host_events if kind == "stored" for hash in hashes[-1:]}
+        self._host_hashes |= theirs
+        gone = [h for kind, hashes in entry.host_events if kind == "removed" for h in hashes if h in self._host_hashes]
+        if {self._names.get(hash) for hash in theirs} != stored:
+            return _difference(entry.number, "chunks stored on the host", theirs, stored)
+        if [self._names.get(hash) for hash in gone] != removed:
+            return _difference(entry.number, "chunks evicted from the host", gone, removed)
         return None
 
 

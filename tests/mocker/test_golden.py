@@ -11,8 +11,8 @@ FILES = sorted(GOLDEN.rglob("*.jsonl.gz"))
 
 
 def test_the_recordings_are_here():
-    assert len(FILES) == 16 + 24 + 12 + 9 + 14
-    assert sum(recordings.read(path).config.async_scheduling for path in FILES) == 12 + 7 + 6
+    assert len(FILES) == 16 + 24 + 12 + 9 + 14 + 9
+    assert sum(recordings.read(path).config.async_scheduling for path in FILES) == 12 + 7 + 6 + 4
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -1,0 +1,363 @@
+"""What is kept in host memory: chunks of KV blocks, found by content, pinned while they are copied, evicted by a policy.
+
+A chunk is `blocks_per_chunk` consecutive blocks and is named by its last one: chunk c of a chain holds the blocks from
+c * blocks_per_chunk on. Chunks that came together share one fate, so they are kept as segments of a chain:
+
+    absent -- `offer` --> being written -- `complete_store` --> ready <-- `pin`, `unpin` --> being read
+                                                                  |
+                                                                  +-- an offer needs the room --> absent
+
+Semantics: CPUOffloadingManager of vLLM 0.32.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from itertools import groupby
+
+from mocker.chain import BlockChain
+from mocker.events import HostRemoved, HostStored
+from mocker.offload.eviction import Arc, Lru, Segment
+
+MAX_COUNTED = 64_000
+"""Chunks whose offers are counted, where only those offered often are stored."""
+
+Range = tuple[int, int]
+"""Chunks, from the first to before the second."""
+
+
+class Uses:
+    """What a request had to do with chunks of its chain, a byte each that is 0 or 1."""
+
+    __slots__ = ("found", "inserted", "missed", "seen")
+
+    def __init__(self) -> None:
+        self.seen = bytearray()
+        """Those it stored or wanted to, and those it found: they are the most recent when it ends."""
+        self.inserted = bytearray()
+        self.found = bytearray()
+        """Those it found and had not stored itself."""
+        self.missed = bytearray()
+
+    def grow(self, num_chunks: int) -> None:
+        """Have a place for so many chunks."""
+        more = bytes(max(num_chunks - len(self.seen), 0))
+        if more:
+            for marks in (self.seen, self.inserted, self.found, self.missed):
+                marks += more
+
+
+class HostCache:
+    """The chunks in host memory, at a cost per segment rather than per chunk."""
+
+    def __init__(self, num_chunks: int, *, blocks_per_chunk: int, eviction_policy: str, store_threshold: int) -> None:
+        """Make an empty one.
+
+        Args:
+            num_chunks: how many it holds.
+            blocks_per_chunk: GPU blocks in a chunk.
+            eviction_policy: `lru` or `arc`.
+            store_threshold: the offer of a chunk at which it is stored (below 2: the first).
+        """
+        self.num_chunks = num_chunks
+        self.num_used = 0
+        self.num_evictable = 0
+        self.has_listener = True
+        """Whether `events` is kept."""
+        self.events: list[HostStored | HostRemoved] = []
+        self._size = blocks_per_chunk
+        self._rows: dict[Hashable, list[Segment | None]] = {}  # id -> its chunks, from the first whose name it covers
+        self._lru: Lru | None = None
+        self._arc: Arc | None = None
+        if eviction_policy == "arc":
+            self._arc = Arc(num_chunks, self.name)
+        else:
+            self._lru = Lru()
+        self._threshold = store_threshold
+        self._num_offers: OrderedDict[Hashable, int] = OrderedDict()
+
+    def name(self, chain: BlockChain, chunk: int) -> Hashable:
+        """Return the name of a chunk."""
+        return chain.key((chunk + 1) * self._size - 1)
+
+    # What a request asks
+
+    def find(self, chain: BlockChain, start: int, stop: int) -> tuple[int, bool]:
+        """Return the first chunk from `start` on that is absent, `stop` at most, and whether all before it are ready."""
+        is_ready = True
+        for segment, first, _ in self._pieces(chain, start, stop):
+            if segment is None:
+                return first, is_ready
+            is_ready = is_ready and segment.is_written
+        return stop, is_ready
+
+    def is_being_read(self, chain: BlockChain, start: int, stop: int) -> bool:
+        """Tell whether any of these chunks is on its way to a GPU."""
+        return any(
+            segment is not None and segment.num_readers > 0 for segment, _, _ in self._pieces(chain, start, stop)
+        )
+
+    def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses) -> None:
+        """Keep chunks, which are ready, until `unpin`: their request found them."""
+        for segment in self._isolate(chain, start, stop):
+            if not segment.num_readers:
+                self.num_evictable -= segment.num_chunks
+            segment.num_readers += 1
+        self._note_found(uses, start, stop)
+
+    def unpin(self, chain: BlockChain, start: int, stop: int) -> None:
+        """Let go of chunks that were pinned."""
+        for segment in self._isolate(chain, start, stop):
+            segment.num_readers -= 1
+            if not segment.num_readers:
+                self._free(segment)
+
+    def offer(self, chain: BlockChain, start: int, stop: int, uses: Uses) -> list[Range] | None:
+        """Make room for those of the chunks that are to be stored, and return them; None if there is no room.
+
+        They are being written until `complete_store`.
+        """
+        uses.grow(stop)
+        missing: list[Range] = []
+        present: list[Range] = []
+        for segment, first, last in self._pieces(chain, start, stop):
+            if segment is None:
+                missing.append((first, last))
+            elif segment.is_written:
+                present.append((first, last))
+        if self._threshold > 1:
+            missing = self._offered_often(chain, start, stop, missing)
+        if self._arc is not None:
+            self._learn(self._arc, chain, missing, uses)
+        for first, last in missing:
+            uses.seen[first:last] = b"\1" * (last - first)
+        for first, last in present:
+            self._note_found(uses, first, last)
+        num_lacking = sum([last - first for first, last in missing]) - (self.num_chunks - self.num_used)
+        if missing and num_lacking > 0 and not self._make_room(chain, num_lacking, present):
+            return None
+        missing = _joined(missing)
+        for first, last in missing:
+            segment = Segment(chain, first, last)
+            self._enter(segment)
+            self._policy.insert(segment)
+            self.num_used += last - first
+            if self._arc is not None:
+                uses.inserted[first:last] = b"\1" * (last - first)
+        return missing
+
+    def complete_store(self, chain: BlockChain, ranges: list[Range]) -> None:
+        """Take chunks for written: they are found, and can be evicted, from now on."""
+        for start, stop in ranges:
+            for segment in self._isolate(chain, start, stop):
+                segment.is_written = True
+                self._free(segment)
+            if self.has_listener:
+                self.events.append(HostStored(chain, start, stop, self._size))
+
+    def finish(self, chain: BlockChain, uses: Uses) -> None:
+        """End a request: what it had to do with is the most recent from now on, and the beginning of its prompt above all."""
+        if self._lru is not None:
+            stop = len(uses.seen)
+            while (stop := uses.seen.rfind(1, 0, stop) + 1) > 0:
+                start = uses.seen.rfind(0, 0, stop) + 1
+                self._lru.use(self._merge(chain, self._isolate(chain, start, stop)))
+                stop = start
+        elif self._arc is not None:
+            kinds = [2 if found else inserted for found, inserted in zip(uses.found, uses.inserted, strict=True)]
+            stop = len(kinds)
+            for kind, group in groupby(reversed(kinds)):
+                start = stop - len(list(group))
+                if kind:
+                    self._arc.use(self._isolate(chain, start, stop), is_found=kind == 2)
+                stop = start
+
+    # The steps of these
+
+    @property
+    def _policy(self) -> Lru | Arc:
+        policy = self._lru or self._arc
+        assert policy is not None
+        return policy
+
+    def _note_found(self, uses: Uses, start: int, stop: int) -> None:
+        uses.grow(stop)
+        uses.seen[start:stop] = b"\1" * (stop - start)
+        if self._arc is not None:
+            for chunk in range(start, stop):
+                uses.found[chunk] |= not uses.inserted[chunk]
+
+    def _offered_often(self, chain: BlockChain, start: int, stop: int, missing: list[Range]) -> list[Range]:
+        """Count an offer, and return the missing chunks that were offered often enough to be stored."""
+        counts = self._num_offers
+        names = [self.name(chain, chunk) for chunk in range(start, stop)]
+        known = [name for name in names if name in counts]
+        for name in known:
+            counts.move_to_end(name)
+            counts[name] += 1
+        num_others = len(counts) - len(known)
+        for name in names:
+            if name in counts:
+                continue
+            if len(counts) >= MAX_COUNTED:
+                if not num_others:
+                    continue
+                counts.popitem(last=False)
+                num_others -= 1
+            counts[name] = 1
+        return [
+            (chunk, chunk + 1)
+            for first, last in missing
+            for chunk in range(first, last)
+            if counts.get(names[chunk - start], 0) >= self._threshold
+        ]
+
+    def _learn(self, arc: Arc, chain: BlockChain, missing: list[Range], uses: Uses) -> None:
+        """Tell ARC, once a request, which chunks are to be stored, the last ones first."""
+        chunks = [chunk for first, last in missing for chunk in range(first, last) if not uses.missed[chunk]]
+        for chunk in chunks:
+            uses.missed[chunk] = 1
+        arc.miss([self.name(chain, chunk) for chunk in reversed(chunks)])
+
+    def _make_room(self, chain: BlockChain, count: int, present: list[Range]) -> bool:
+        """Evict so many chunks, none of those present that are offered too; return False, and evict none, if that cannot be."""
+        offered = [segment for first, last in present for segment in self._isolate(chain, first, last)]
+        if count > self.num_evictable - sum([segment.num_chunks for segment in offered if segment.is_evictable]):
+            return False
+        for segment in offered:
+            segment.is_protected = True
+        while count:
+            segment, most = self._policy.victim()
+            most = min(most, count)
+            self._forget(segment, most)
+            if segment.num_chunks:
+                self._policy.free(segment)
+            count -= most
+        self._policy.end_eviction()
+        for segment in offered:
+            segment.is_protected = False
+        return True
+
+    def _free(self, segment: Segment) -> None:
+        """Let a segment be evicted that nothing writes or reads any more."""
+        self.num_evictable += segment.num_chunks
+        self._policy.free(segment)
+
+    # Segments
+
+    def _pieces(self, chain: BlockChain, start: int, stop: int) -> Iterator[tuple[Segment | None, int, int]]:
+        """Yield what holds the chunks of a range, None where they are absent, piece by piece; a segment may come in several."""
+        size, chunk = self._size, start
+        while chunk < stop:
+            index = chain.index_of((chunk + 1) * size - 1)
+            first = chain.first_block(index) // size
+            last = stop if index + 1 == len(chain.ids) else min(chain.first_block(index + 1) // size, stop)
+            row = self._rows.get(chain.ids[index])
+            if row is None:
+                yield None, chunk, last
+                chunk = last
+                continue
+            end = min(last, first + len(row))
+            while chunk < end:
+                segment, begin = row[chunk - first], chunk
+                if segment is None:
+                    while chunk < end and row[chunk - first] is None:
+                        chunk += 1
+                elif segment.chain is chain:
+                    chunk = min(segment.stop, end)
+                else:  # from its own output on it has other content
+                    chunk = min(segment.stop, end, max(segment.chain.num_named // size, chunk + 1))
+                yield segment, begin, chunk
+            if chunk < last:
+                yield None, chunk, last
+                chunk = last
+
+    def _isolate(self, chain: BlockChain, start: int, stop: int) -> list[Segment]:
+        """Return the segments that hold the chunks of a range, as far as any does, cut so that they hold no others."""
+        bounds: dict[Segment, Range] = {}
+        for segment, first, last in self._pieces(chain, start, stop):
+            if segment is not None:
+                bounds[segment] = (bounds[segment][0] if segment in bounds else first, last)
+        found = []
+        for segment, (first, last) in bounds.items():
+            if segment.start < first:
+                self._split(segment, first)
+            found.append(self._split(segment, last) if segment.stop > last else segment)
+        return found
+
+    def _split(self, segment: Segment, chunk: int) -> Segment:
+        """Cut a segment in two at a chunk and return the front part; the segment itself is the rest."""
+        front = segment.split(chunk)
+        self._enter(front)
+        if front.is_evictable:
+            self._policy.free(front)
+            self._policy.free(segment)
+        return front
+
+    def _merge(self, chain: BlockChain, segments: list[Segment]) -> list[Segment]:
+        """Make one segment of neighbours that may be evicted."""
+        merged: list[Segment] = []
+        for segment in segments:
+            before = merged[-1] if merged else None
+            if before is None or before.stop != segment.start or not (before.is_evictable and segment.is_evictable):
+                merged.append(segment)
+                continue
+            whole = Segment(chain, before.start, segment.stop)
+            whole.is_written = True
+            before.stop = before.start  # both are gone
+            segment.stop = segment.start
+            merged[-1] = whole
+        for segment in merged:
+            if segment not in segments:
+                self._enter(segment)
+        return merged
+
+    def _enter(self, segment: Segment) -> None:
+        """Make the chunks of a segment findable."""
+        for row, first, last in self._spans(segment.chain, segment.start, segment.stop):
+            row[first:last] = [segment] * (last - first)
+
+    def _forget(self, segment: Segment, count: int) -> None:
+        """Evict so many chunks of a segment, those that go first."""
+        chain, place, is_tail_first = segment.chain, segment.place, segment.is_tail_first
+        start, stop = segment.cut(count)
+        for row, first, last in self._spans(chain, start, stop):
+            row[first:last] = [None] * (last - first)
+        for index in range(chain.index_of((start + 1) * self._size - 1), chain.index_of(stop * self._size - 1) + 1):
+            id = chain.ids[index]
+            if id in self._rows and not any(self._rows[id]):
+                del self._rows[id]
+        self.num_used -= count
+        self.num_evictable -= count
+        if self._arc is not None:
+            chunks = range(start, stop)
+            self._arc.remember(place, [self.name(chain, c) for c in (reversed(chunks) if is_tail_first else chunks)])
+        if self.has_listener:
+            self.events.append(HostRemoved(chain, start, stop, self._size, is_tail_first))
+
+    def _spans(self, chain: BlockChain, start: int, stop: int) -> Iterator[tuple[list[Segment | None], int, int]]:
+        """Yield the rows of a range of chunks, made if need be, with the first and last place in each."""
+        size, chunk = self._size, start
+        while chunk < stop:
+            index = chain.index_of((chunk + 1) * size - 1)
+            first = chain.first_block(index) // size
+            row = self._rows.setdefault(chain.ids[index], [])
+            if index + 1 == len(chain.ids):
+                last = num_places = stop
+            else:
+                last = min(chain.first_block(index + 1) // size, stop)
+                num_places = (index + 1) * chain.blocks_per_id // size
+            if len(row) < num_places - first:
+                row += [None] * (num_places - first - len(row))
+            yield row, chunk - first, last - first
+            chunk = last
+
+
+def _joined(ranges: list[Range]) -> list[Range]:
+    """Make one range of those that follow each other."""
+    joined: list[Range] = []
+    for start, stop in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined

@@ -1,0 +1,238 @@
+"""What a scheduler does so that KV is kept in host memory: it asks for what is there, loads it, and offers what is new.
+
+    a prompt is admitted           `ask`: so many tokens are there; or ask again, as they are being written or read
+      ... and some are there       `load`: a copy to the GPU; the sequence waits for it in `holding`
+    the end of each `schedule`     `end_schedule`: chunks that its batch completes, and those of sequences that have ended
+                                   since, are offered; copies to the host begin with the next step
+    a GPU block is taken again     whose copy is under way, though its sequence has ended: the copy is flushed, that is,
+                                   must be over before the step runs
+    the driver says                `end_copy`
+
+Copies take no part in iterations: `take_work` tells the driver of them.
+
+Semantics: OffloadingConnectorScheduler of vLLM 0.32.
+"""
+
+from collections.abc import Iterable
+
+from mocker.block_pool import BlockPool
+from mocker.offload.config import OffloadConfig
+from mocker.offload.host_cache import HostCache, Range, Uses
+from mocker.sequence import Sequence, Watch
+
+
+class Copy:
+    """Chunks of a sequence on their way between the GPU and the host."""
+
+    __slots__ = ("is_store", "num_local", "number", "ranges", "sequence")
+
+    def __init__(self, number: int, sequence: Sequence, ranges: list[Range], *, is_store: bool) -> None:
+        self.number = number
+        self.num_local = 0  # tokens that were on the GPU before a load
+        self.sequence = sequence
+        self.ranges = ranges
+        self.is_store = is_store
+
+    @property
+    def num_chunks(self) -> int:
+        """Count what is copied."""
+        return sum([stop - start for start, stop in self.ranges])
+
+
+class Work:
+    """Copies that a step brings: loads begin with it, stores after it, and it waits for those to be flushed."""
+
+    __slots__ = ("flushed", "loads", "stores")
+
+    def __init__(self) -> None:
+        self.loads: list[Copy] = []
+        self.stores: list[Copy] = []
+        self.flushed: dict[Copy, Copy] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.loads or self.stores or self.flushed)
+
+
+class State:
+    """What is known of a sequence here."""
+
+    __slots__ = ("copies", "is_over", "num_offered", "uses", "watch")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.uses = Uses()
+        self.num_offered = 0
+        """Chunks that were offered, or loaded."""
+        self.copies: dict[Copy, Copy] = {}
+        self.watch = Watch(sequence)
+        """Over the blocks it had, once it has ended."""
+        self.is_over = False
+
+
+class Offload:
+    """The scheduler's side of offloading."""
+
+    def __init__(self, config: OffloadConfig, pool: BlockPool, block_size: int) -> None:
+        """Begin with an empty host cache, beside a GPU's pool of blocks of so many tokens."""
+        self.host = HostCache(
+            config.num_cpu_chunks,
+            blocks_per_chunk=config.blocks_per_chunk,
+            eviction_policy=config.eviction_policy,
+            store_threshold=config.store_threshold,
+        )
+        self.refused: dict[Sequence, None] = {}
+        """Those that run whose chunks found no room; they are offered again in each step."""
+        self.ended: list[tuple[Sequence, int]] = []
+        """Those that are over since the last `end_schedule`, with the tokens whose KV they leave."""
+        self._pool = pool
+        self.is_prompt_only = config.offload_prompt_only
+        self._size = config.blocks_per_chunk * block_size
+        self._blocks_per_chunk = config.blocks_per_chunk
+        self._states: dict[Sequence, State] = {}
+        self._copies: dict[int, Copy] = {}
+        self._num_copies = 0
+        self._num_over = 0  # sequences that are over while KV of theirs is copied
+        self._work = Work()
+
+    # What the scheduler asks and tells
+
+    def ask(self, sequence: Sequence, num_computed: int) -> int | None:
+        """Return how many tokens behind those computed here can be loaded, None if that is to be asked again."""
+        state, size, chain = self._states.get(sequence), self._size, sequence.chain
+        if state is not None and state.copies:
+            return None
+        start, stop = num_computed // size, sequence.num_known // size
+        if stop * size - num_computed < size:
+            return 0
+        stop, is_ready = self.host.find(chain, start, stop)
+        if not is_ready:
+            return None
+        num_found = stop * size - num_computed
+        if num_found < size:
+            return 0
+        return None if self.host.is_being_read(chain, start, stop) else num_found
+
+    def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
+        """Begin to load so many tokens behind those computed."""
+        start, stop = num_computed // self._size, (num_computed + num_tokens) // self._size
+        state = self._state(sequence)
+        self.host.pin(sequence.chain, start, stop, state.uses)
+        state.num_offered = stop
+        copy = self._copy(sequence, state, [(start, stop)], is_store=False)
+        copy.num_local = num_computed
+        self._work.loads.append(copy)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Flush what is copied of a sequence that loses its blocks."""
+        state = self._states.get(sequence)
+        if state is not None:
+            self._work.flushed.update(state.copies)
+        self.refused.pop(sequence, None)
+
+    def end(self, sequence: Sequence, num_computed: int) -> None:
+        """Take a sequence for over that still has its blocks and leaves the KV of so many tokens; watch over these blocks."""
+        if num_computed or sequence in self._states:
+            watch = self._state(sequence).watch
+            for run in sequence.runs:
+                run.watches = [*[other for other in run.watches if other.is_on], watch]
+            self.ended.append((sequence, num_computed))
+        self.refused.pop(sequence, None)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing can come of a step but by what it computes."""
+        return not (self.refused or self.ended or self._pool.touched or self._num_over or self._work)
+
+    def end_schedule(self, offers: Iterable[tuple[Sequence, int]]) -> bool:
+        """Offer what sequences have computed, given in tokens, after the step just scheduled, and what those left that ended.
+
+        Returns:
+            whether copies begin or are flushed.
+        """
+        watches, self._pool.touched = self._pool.touched, []
+        for watch in watches:
+            for copy in self._states[watch.sequence].copies if watch.is_on else ():
+                self._flush_if_taken(copy, watch)
+        for sequence, num_tokens in offers:
+            self._offer(sequence, num_tokens)
+        ended, self.ended = self.ended, []
+        for sequence, num_tokens in ended:
+            offered = self._offer(sequence, num_tokens)
+            if offered is not None:
+                self._flush_if_taken(offered, self._states[sequence].watch)
+        for sequence, _ in ended:
+            state = self._states[sequence]
+            state.is_over = True
+            self._num_over += 1
+            self.host.finish(sequence.chain, state.uses)
+            self.refused.pop(sequence, None)
+            self._forget_if_done(sequence, state)
+        for watch in watches:
+            watch.taken = []
+        return bool(self._work)
+
+    def take_work(self) -> Work:
+        """Return the copies of the last `schedule`, once."""
+        work, self._work = self._work, Work()
+        return work
+
+    def end_copy(self, number: int) -> None:
+        """Take a copy for done."""
+        copy = self._copies.pop(number)
+        sequence = copy.sequence
+        if copy.is_store:
+            self.host.complete_store(sequence.chain, copy.ranges)
+        else:
+            for start, stop in copy.ranges:
+                self.host.unpin(sequence.chain, start, stop)
+        state = self._states[sequence]
+        del state.copies[copy]
+        self._forget_if_done(sequence, state)
+
+    # The steps of these
+
+    def _state(self, sequence: Sequence) -> State:
+        state = self._states.get(sequence)
+        if state is None:
+            state = self._states[sequence] = State(sequence)
+        return state
+
+    def _forget_if_done(self, sequence: Sequence, state: State) -> None:
+        if state.is_over and not state.copies:
+            state.watch.is_on = False
+            self._num_over -= 1
+            del self._states[sequence]
+
+    def _copy(self, sequence: Sequence, state: State, ranges: list[Range], *, is_store: bool) -> Copy:
+        copy = Copy(self._num_copies, sequence, ranges, is_store=is_store)
+        self._num_copies += 1
+        self._copies[copy.number] = state.copies[copy] = copy
+        return copy
+
+    def _offer(self, sequence: Sequence, num_tokens: int) -> Copy | None:
+        """Offer the chunks of so many tokens that were not offered before; return the copy that comes of it, if any."""
+        if self.is_prompt_only:
+            num_tokens = min(num_tokens, sequence.num_prompt)
+        state, stop = self._state(sequence), num_tokens // self._size
+        if stop <= state.num_offered:
+            return None
+        ranges = self.host.offer(sequence.chain, state.num_offered, stop, state.uses)
+        if ranges is None:
+            self.refused[sequence] = None
+            return None
+        self.refused.pop(sequence, None)
+        state.num_offered = stop
+        if not ranges:
+            return None
+        copy = self._copy(sequence, state, ranges, is_store=True)
+        self._work.stores.append(copy)
+        return copy
+
+    def _flush_if_taken(self, copy: Copy, watch: Watch) -> None:
+        """Flush a copy to the host if a block that it reads was taken in this step."""
+        size = self._blocks_per_chunk
+        if copy.is_store and any(
+            start * size < taken_stop and taken_start < stop * size
+            for start, stop in copy.ranges
+            for taken_start, taken_stop in watch.taken
+        ):
+            self._work.flushed[copy] = copy
