@@ -1,6 +1,5 @@
 """What an iteration computes."""
 
-from mocker.offload.offload import Work
 from mocker.sequence import Sequence
 
 NOBODY: list[Sequence] = []  # shared, never changed
@@ -12,7 +11,6 @@ class Batch:
     __slots__ = (
         "admitted",
         "chunks",
-        "copies",
         "decodes",
         "delayed",
         "is_undisturbed",
@@ -36,7 +34,6 @@ class Batch:
         self.preempted: list[Sequence] = NOBODY
         self.starved: list[Sequence] = NOBODY  # decoding, but the budget was spent
         self.delayed: list[Sequence] = NOBODY  # decoding again after having been starved
-        self.copies: Work | None = None  # between the GPU and host memory
 
     @property
     def is_empty(self) -> bool:

@@ -270,8 +270,9 @@ class BlockPool:
         """Tell those who watch over a run that its blocks from `start` on are taken."""
         for watch in run.watches:
             if watch.is_on:
+                if not watch.taken:
+                    self.touched.append(watch)
                 watch.taken.append((start, run.stop))
-                self.touched.append(watch)
 
     def _promote(self, chain: BlockChain, start: int, stop: int) -> None:
         """Let the oldest remaining copies of blocks `start` to `stop` be found instead of the evicted ones."""

@@ -62,6 +62,10 @@ class Scheduler:
         self._watermark_blocks = int(config.watermark * num_blocks)
         self._num_added = 0
         self._by_priority = config.scheduling_policy == "priority"
+        if offloading is not None and not config.enable_prefix_caching:
+            raise ValueError(
+                "KV is offloaded, and enable_prefix_caching is false; expected true: it is found by its content"
+            )
         self.offload = None if offloading is None else Offload(offloading, self.pool, config.block_size)
         self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
         self._drops_output = config.is_async and config.kv_role == "kv_producer"  # of who is preempted: its KV is gone
@@ -82,15 +86,13 @@ class Scheduler:
             budget = self._schedule_one_by_one(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admit(batch, budget)
-        copies = self.offload is not None and self._offer(self.offload, batch)
+        has_copies = self.offload is not None and self._offer(self.offload, batch)
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
         self.iteration += 1
         self._starved = batch.starved
-        if self.offload is not None and copies:
-            batch.copies = self.offload.take_work()
-        if copies or batch.chunks or batch.preempted or batch.starved or batch.delayed:
+        if has_copies or batch.chunks or batch.preempted or batch.starved or batch.delayed:
             self._steady = None
         elif self._steady is not None:
             return self._steady

@@ -146,7 +146,7 @@ class Run:
         self.holders: dict[Sequence, None] = {}
         self.primary = primary
         self.sealed = False
-        self.watches: list[Watch] = NONE
+        self.watches: list[Watch] = UNWATCHED
 
     def __repr__(self) -> str:
         return f"Run({self.start}:{self.stop}, holders={len(self.holders)}, primary={self.primary})"
@@ -164,4 +164,4 @@ class Watch:
         """Blocks of its chain, from the first to before the second, that were taken since this was emptied."""
 
 
-NONE: list[Watch] = []  # shared, never changed
+UNWATCHED: list[Watch] = []  # shared, never changed

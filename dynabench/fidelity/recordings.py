@@ -29,7 +29,7 @@ NOT_MODELLED = {"num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_
 CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
 STATE = ("running", "waiting", "free_blocks")
-TRANSFER_STATE = ("kv_holding", "loading", "fetch", "reserved_blocks")
+TRANSFER_STATE = ("kv_holding", "loading", "reserved_blocks")
 KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
 
 
@@ -263,8 +263,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
             case "schedule":
                 entries.append(Scheduled(row["step"], _scheduled(row, known), row.get("finished_order", [])))
                 known |= {new["id"] for new in row["new"]}
-                if offloading is None:
-                    loads |= _loads(row, config.block_size)
+                loads |= _loads(row, config.block_size)
             case "update":
                 events = [(KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
                 arrivals, sent = _transferred(row.get("kv_out", {}), loads)
@@ -310,18 +309,17 @@ def _scheduled(row: Json, known: set[str]) -> Json:
 
 def _state(row: Json) -> Json:
     facts = {key: row[key] for key in STATE}
-    if "cpu_free_chunks" in row:
-        facts |= {"free_host_chunks": row["cpu_free_chunks"], "kv_holding": row["kv_holding"]}
-        facts |= {"loading": row["loading"], "reserved_blocks": row["reserved_blocks"]}
-        facts |= {"held": set(row["held"]), "fenced_blocks": [len(ids) for _, ids in row["deferred_free"]]}
-    elif "kv_holding" in row:
+    if "kv_holding" in row:
         facts |= {key: row[key] for key in TRANSFER_STATE}
         facts |= {"held": set(row["held"]), "fenced_blocks": [len(ids) for _, ids in row["deferred_free"]]}
+        facts |= {"free_host_chunks": row["cpu_free_chunks"]} if "cpu_free_chunks" in row else {"fetch": row["fetch"]}
     return facts
 
 
 def _loads(row: Json, block_size: int) -> dict[str, tuple[int, list[int]]]:
     """Return the transfers that a step began: how many blocks were hit before, and the ids of those to fill."""
+    if "cpu_free_chunks" in row:  # none of them fails
+        return {load["id"]: (0, []) for load in row["kv_meta"]["load"].values()}
     recv = row.get("kv_meta", {}).get("recv", {})
     return {
         id: (row["matched"][id][0] // block_size, load["block_ids"]) for id, load in recv.items() if load["block_ids"]
@@ -333,7 +331,7 @@ def _transferred(out: Json, loads: dict[str, tuple[int, list[int]]]) -> tuple[li
     failed, invalid = set(out.get("failed_recving", ())), set(out.get("invalid_block_ids", ()))
     arrivals: list[tuple[str, int | None]] = []
     for id in out.get("finished_recving", ()):
-        hits, blocks = loads.get(id, (0, []))
+        hits, blocks = loads[id]
         first_bad = next((place for place, block in enumerate(blocks) if block in invalid), None)
         arrivals.append((id, 0 if id in failed else None if first_bad is None else hits + first_bad))
     return arrivals, list(out.get("finished_sending", ()))

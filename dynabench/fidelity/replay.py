@@ -138,12 +138,12 @@ class _Replay:
                 self._lookups.append(Lookup(sequence, hits))
         facts |= self._transfers(started) | self._state()
         if scheduler.offload is not None:
-            facts |= self._copies(scheduler.offload, batch, entry)
+            facts |= self._copies(scheduler.offload, entry)
         return facts
 
-    def _copies(self, offload: Offload, batch: Batch | None, entry: Scheduled) -> Json:
+    def _copies(self, offload: Offload, entry: Scheduled) -> Json:
         """Return what goes to host memory and back with a step; chunks are told by the places where vLLM has them."""
-        work = (None if batch is None else batch.copies) or offload.take_work()
+        work = offload.take_work()
         facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": {copy.number for copy in work.flushed}}
         for copy in work.stores:
             _, slots = entry.facts["host_stores"].get(copy.number, (None, []))

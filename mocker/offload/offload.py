@@ -33,11 +33,6 @@ class Copy:
         self.ranges = ranges
         self.is_store = is_store
 
-    @property
-    def num_chunks(self) -> int:
-        """Count what is copied."""
-        return sum([stop - start for start, stop in self.ranges])
-
 
 class Work:
     """Copies that a step brings: loads begin with it, stores after it, and it waits for those to be flushed."""
@@ -47,7 +42,7 @@ class Work:
     def __init__(self) -> None:
         self.loads: list[Copy] = []
         self.stores: list[Copy] = []
-        self.flushed: dict[Copy, Copy] = {}
+        self.flushed: dict[Copy, None] = {}  # in order
 
     def __bool__(self) -> bool:
         return bool(self.loads or self.stores or self.flushed)
@@ -62,7 +57,7 @@ class State:
         self.uses = Uses()
         self.num_offered = 0
         """Chunks that were offered, or loaded."""
-        self.copies: dict[Copy, Copy] = {}
+        self.copies: dict[Copy, None] = {}
         self.watch = Watch(sequence)
         """Over the blocks it had, once it has ended."""
         self.is_over = False
@@ -135,7 +130,6 @@ class Offload:
             for run in sequence.runs:
                 run.watches = [*[other for other in run.watches if other.is_on], watch]
             self.ended.append((sequence, num_computed))
-        self.refused.pop(sequence, None)
 
     @property
     def is_quiet(self) -> bool:
@@ -205,7 +199,8 @@ class Offload:
     def _copy(self, sequence: Sequence, state: State, ranges: list[Range], *, is_store: bool) -> Copy:
         copy = Copy(self._num_copies, sequence, ranges, is_store=is_store)
         self._num_copies += 1
-        self._copies[copy.number] = state.copies[copy] = copy
+        self._copies[copy.number] = copy
+        state.copies[copy] = None
         return copy
 
     def _offer(self, sequence: Sequence, num_tokens: int) -> Copy | None:
@@ -235,4 +230,4 @@ class Offload:
             for start, stop in copy.ranges
             for taken_start, taken_stop in watch.taken
         ):
-            self._work.flushed[copy] = copy
+            self._work.flushed[copy] = None
