@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from mocker.chain import BlockChain
-from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 from mocker.sequence import Run, Sequence, Watch
 
 
@@ -24,7 +24,7 @@ class BlockPool:
         self.num_evictable = 0
         self.has_listener = True
         """Whether `events` is kept."""
-        self.events: list[KvEvent] = []
+        self.events: list[BlockEvent] = []
         self.touched: list[Watch] = []
         """Those over blocks that were taken, until somebody empties it."""
         self._index: dict[Hashable, Run] = {}  # id (or (id, offset) where a run starts inside one) -> primary run

@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Whole, check
+from foundation.settings import Count, Whole
+from mocker.offload.config import OffloadConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Settings of one engine."""
+class EngineConfig(OffloadConfig):
+    """Settings of one engine, those of its host memory included."""
 
     block_size: Count = 64
     """Tokens in a KV block."""
@@ -72,7 +73,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
-        check(self)
+        OffloadConfig.__post_init__(self)
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ValueError(
+                f"kv_offloading_size is {self.kv_offloading_size:g}, and enable_prefix_caching is false; expected true, or a size "
+                "of 0: KV in host memory is found as cached prefixes are"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "

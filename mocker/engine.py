@@ -11,15 +11,22 @@ iteration and going on gives the very same schedules, times and events as taking
 With asynchronous scheduling a second batch is closed as soon as a step begins, and waits for it: it is the next step,
 whatever the first one brings. So a sequence that arrives waits for the step in flight and for the one behind it.
 
-Transfers of KV are the driver's: `take_loads` says for which sequences KV is to be read from another engine, into blocks
+Host memory is the engine's own: when a copy between it and the GPU ends is known as soon as it begins. What ended is taken in at
+the end of a step, a leap ends where a copy does, and an engine with nothing else to do is to be asked again at `wake_s`.
+
+Transfers of KV between engines are the driver's: `take_loads` says for which sequences KV is to be read from another engine, into blocks
 that are theirs already; the driver says when it came (`arrive`), and when what is held here was read (`let_go`).
 """
 
+import math
 from collections.abc import Iterable
 
 from mocker.batch import NOBODY, Batch
 from mocker.config import EngineConfig
 from mocker.events import KvEvent
+from mocker.offload.config import HostMemory
+from mocker.offload.host_link import HostLink
+from mocker.offload.offload import NO_WORK, Work
 from mocker.scheduler import Scheduler
 from mocker.sequence import OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
@@ -37,6 +44,7 @@ class Engine:
         timing: TimingModel,
         *,
         num_blocks: int,
+        host: HostMemory | None = None,
         kv_events: bool = True,
         ordered_events: bool = True,
     ) -> None:
@@ -46,19 +54,27 @@ class Engine:
             config: its settings.
             timing: the step-time model.
             num_blocks: KV blocks, the null block included.
+            host: its host memory, if KV is kept there.
             kv_events: keep KV events for `take_events`.
             ordered_events: inside a leap, give events in vLLM's exact order (at a cost per block) rather than
                 a sequence at a time.
         """
         self.config = config
-        self.scheduler = Scheduler(config, num_blocks)
+        self.scheduler = Scheduler(config, num_blocks, host)
         self.scheduler.pool.has_listener = kv_events
+        self.host_link: HostLink | None = None
+        """The way to host memory, if there is any."""
+        if host is not None:
+            assert self.scheduler.offload is not None
+            self.scheduler.offload.host.has_listener = kv_events
+            self.host_link = HostLink(host)
         self.timing = timing
         self.log = StepLog()
         self.step: Step | None = None
         self._is_async = config.is_async
         self._ahead: Batch | None = None  # asynchronously: the batch that follows the step in flight
         self._ahead_s = 0.0  # when it was closed
+        self._work = NO_WORK  # copies that the batch ahead, or none, brings
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
         self._arrivals: list[tuple[Sequence, int | None]] = []  # during the step: whose KV, and its valid blocks
@@ -83,6 +99,11 @@ class Engine:
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
         return self.scheduler.pool.num_free
+
+    @property
+    def wake_s(self) -> float:
+        """When there may be something to do though nothing is added (s): the next copy between GPU and host ends."""
+        return math.inf if self.host_link is None else self.host_link.next_end_s
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it takes part from the next `schedule` on.
@@ -160,14 +181,19 @@ class Engine:
         assert self.step is None, "complete the step in flight first"
         if self.scheduler.shipped:
             self.scheduler.shipped = []
+        if self.host_link is not None:
+            self._end_copies(self.host_link, now)
         batch = self._next_batch(now)
         if batch is None:
             return None
         duration = 0.0 if batch.is_undisturbed else self._mixed_duration(batch) + self._lead_s
         if self._is_async:
             self._ahead, self._ahead_s = self.scheduler.schedule(), now
+            self._work = self._take_work()
         if batch.is_undisturbed:
             self.step = step = self._decoding_step(batch, now, max_iterations)
+            if self.host_link is not None and self.host_link.next_end_s < step.end:
+                step.cut(self.host_link.next_end_s)
         else:
             self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
         return step
@@ -176,21 +202,48 @@ class Engine:
         """Return the batch that was closed ahead, or close one; one in which nothing is computed is over at once."""
         scheduler = self.scheduler
         batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
-        self._lead_s = 0.0
+        stall_s = self._lead_s = self._begin_copies(now)
         while batch is None or not (batch.decodes or batch.chunks):
             if batch is not None:
                 self._mark(batch, closed_s)
                 _, finished = scheduler.update(batch)
                 assert not finished, "an empty batch ends nobody"
             batch, closed_s = scheduler.schedule(), now
-            self._lead_s = self.timing.lead_s  # the GPU has nothing to do meanwhile
+            self._work = self._take_work()
+            stall_s = max(stall_s, self._begin_copies(now))
+            self._lead_s = stall_s + self.timing.lead_s  # the GPU has nothing to do meanwhile
             if batch is None:
-                if scheduler.waiting and not (scheduler.holding or scheduler.retention.held):
+                if self.host_link is not None:
+                    self.host_link.begin(NO_WORK, now)  # nothing follows that stores could wait for
+                if (
+                    scheduler.waiting
+                    and not (scheduler.holding or scheduler.retention.held)
+                    and self.wake_s == math.inf
+                ):
                     self._explain_stall()
                 return None
         if not batch.is_undisturbed:
             self._mark(batch, closed_s)
         return batch
+
+    def _take_work(self) -> Work:
+        return NO_WORK if self.scheduler.offload is None else self.scheduler.offload.take_work()
+
+    def _begin_copies(self, now: float) -> float:
+        """Begin what a batch brings that is computed from now on; return how long it waits for what is flushed (s)."""
+        work, self._work = self._work, NO_WORK
+        return 0.0 if self.host_link is None else self.host_link.begin(work, now)
+
+    def _end_copies(self, link: HostLink, now: float) -> None:
+        """Account for the copies between GPU and host that have ended."""
+        offload = self.scheduler.offload
+        assert offload is not None
+        for copy in link.ended(now):
+            offload.end_copy(copy.number)
+            if not copy.is_store:
+                self.scheduler.arrive(copy.sequence)
+        if offload.host.events:
+            self._publish()
 
     def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
         """Return a step of decodes, of as many iterations as nothing else can happen in."""
@@ -241,6 +294,8 @@ class Engine:
                 sequence.waited_since_s = -1.0
         if scheduler.pool.events:
             self._publish()
+        if self.host_link is not None:
+            self._end_copies(self.host_link, step.end)
         self.step = None
         self._last_end = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
@@ -317,7 +372,7 @@ class Engine:
     def _mixed_duration(self, batch: Batch) -> float:
         """Return what a batch takes; the one token of a prompt whose KV was loaded is a decode to the GPU."""
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
-        if self.config.kv_role == "kv_consumer":
+        if self.config.kv_role == "kv_consumer" or self.host_link is not None:
             chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
             num_kv_tokens += sum([s.num_computed - 1 for s, count in batch.chunks if count == 1])
             num_decodes += len(batch.chunks) - len(chunks)
@@ -340,6 +395,10 @@ class Engine:
     def _publish(self) -> None:
         self._published += self.scheduler.pool.events
         self.scheduler.pool.events = []
+        if self.scheduler.offload is not None:
+            host = self.scheduler.offload.host
+            self._published += host.events
+            host.events = []
 
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch

@@ -1,9 +1,12 @@
 """What an engine publishes about its KV cache. Blocks are named by place in a chain: see `BlockChain.key`."""
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mocker.chain import BlockChain
+
+Medium = Literal["CPU", "STORAGE"]
+"""Where KV is that is not on the GPU, as vLLM's events have it: host memory, or disks and stores."""
 
 
 class BlockStored(NamedTuple):
@@ -34,9 +37,10 @@ class AllBlocksCleared(NamedTuple):
     """The prefix cache was reset."""
 
 
-class HostStored(NamedTuple):
-    """Chunks `start` to `stop` of a chain, of so many blocks each, are now in host memory."""
+class TierStored(NamedTuple):
+    """Chunks `start` to `stop` of a chain, of so many blocks each, are now in a tier beyond the GPU."""
 
+    medium: Medium
     chain: BlockChain
     start: int
     stop: int
@@ -47,9 +51,10 @@ class HostStored(NamedTuple):
         return [self.chain.key((chunk + 1) * self.blocks_per_chunk - 1) for chunk in range(self.start, self.stop)]
 
 
-class HostRemoved(NamedTuple):
-    """Chunks `start` to `stop` of a chain, of so many blocks each, were evicted from host memory."""
+class TierRemoved(NamedTuple):
+    """Chunks `start` to `stop` of a chain, of so many blocks each, were evicted from a tier beyond the GPU."""
 
+    medium: Medium
     chain: BlockChain
     start: int
     stop: int
@@ -58,8 +63,10 @@ class HostRemoved(NamedTuple):
 
     def names(self) -> list[Hashable]:
         """Name the chunks, each by its last block, in the order in which they were evicted."""
-        names = HostStored(self.chain, self.start, self.stop, self.blocks_per_chunk).names()
+        names = TierStored(*self[:5]).names()
         return names[::-1] if self.is_tail_first else names
 
 
-KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
+TierEvent = TierStored | TierRemoved
+KvEvent = BlockEvent | TierEvent

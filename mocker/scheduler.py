@@ -28,7 +28,7 @@ from mocker.batch import NOBODY, Batch
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
 from mocker.decoding import Decoding
-from mocker.offload.config import OffloadConfig
+from mocker.offload.config import HostMemory
 from mocker.offload.offload import Offload
 from mocker.retention import Retention
 from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
@@ -40,7 +40,7 @@ SKIPPED = -1
 class Scheduler:
     """Who runs, with how many tokens, in which blocks. Iterations are counted; time is not known here."""
 
-    def __init__(self, config: EngineConfig, num_blocks: int, offloading: OffloadConfig | None = None) -> None:
+    def __init__(self, config: EngineConfig, num_blocks: int, host: HostMemory | None = None) -> None:
         self.config = config
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self._budget = config.max_num_batched_tokens
@@ -62,11 +62,11 @@ class Scheduler:
         self._watermark_blocks = int(config.watermark * num_blocks)
         self._num_added = 0
         self._by_priority = config.scheduling_policy == "priority"
-        if offloading is not None and not config.enable_prefix_caching:
+        if host is not None and not config.enable_prefix_caching:
             raise ValueError(
                 "KV is offloaded, and enable_prefix_caching is false; expected true: it is found by its content"
             )
-        self.offload = None if offloading is None else Offload(offloading, self.pool, config.block_size)
+        self.offload = None if host is None else Offload(host, self.pool, config.block_size)
         self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
         self._drops_output = config.is_async and config.kv_role == "kv_producer"  # of who is preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight counts for nothing
@@ -383,7 +383,7 @@ class Scheduler:
             num_local = hits * self.config.block_size
             self.offload.load(sequence, num_local, num_computed - num_local)
             if not sequence.num_preemptions:
-                sequence.cached_tokens = num_computed
+                sequence.cached_tokens, sequence.host_tokens = num_computed, num_computed - num_local
         return True
 
     def num_reserved_blocks(self) -> int:

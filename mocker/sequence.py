@@ -24,6 +24,7 @@ class Sequence:
         "decoding",
         "first_scheduled_s",
         "first_token_s",
+        "host_tokens",
         "id",
         "is_failed",
         "is_remote_decode",
@@ -105,7 +106,8 @@ class Sequence:
         self.num_blocks = 0  # allocated; behind while a leap is under way
         self.num_cached_blocks = 0
         self.runs: list[Run] = []
-        self.cached_tokens = 0
+        self.cached_tokens = 0  # of its prompt, when it was first admitted
+        self.host_tokens = 0  # those of them that came from host memory
         self.num_preemptions = 0
         self.first_scheduled_s = -1.0
         self.first_token_s = -1.0

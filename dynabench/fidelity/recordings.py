@@ -16,7 +16,7 @@ from typing import Any
 from foundation.errors import UserError
 from foundation.text import one_line
 from mocker import EngineConfig
-from mocker.offload.config import OffloadConfig
+from mocker.offload.config import HostMemory
 
 Json = dict[str, Any]
 
@@ -91,7 +91,7 @@ class Recording:
     path: Path
     config: EngineConfig
     vllm_version: str
-    offloading: OffloadConfig | None
+    offloading: HostMemory | None
     """Host memory, if KV is kept there."""
     entries: list[Action | Scheduled | Updated]
 
@@ -176,11 +176,12 @@ def _config(path: Path, settings: Json) -> EngineConfig:
     return EngineConfig(**known)
 
 
-def _offloading(settings: Json) -> OffloadConfig | None:
+def _offloading(settings: Json) -> HostMemory | None:
     if settings.get("kv_connector") != "OffloadingConnector":
         return None
     given = settings["kv_connector_extra_config"]
-    return OffloadConfig(**{name: given[name] for name in OffloadConfig.__dataclass_fields__ if name in given})
+    known = {name: given[name] for name in HostMemory.__dataclass_fields__ if name in given}
+    return HostMemory(num_chunks=given["num_cpu_chunks"], **known)
 
 
 def _read_compact(path: Path, rows: list[Json]) -> Recording:

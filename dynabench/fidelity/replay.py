@@ -19,8 +19,8 @@ from dynabench.fidelity.recordings import (
 from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
 from mocker.batch import Batch
-from mocker.events import HostRemoved, HostStored, KvEvent
-from mocker.offload.config import OffloadConfig
+from mocker.events import BlockEvent, TierRemoved, TierStored
+from mocker.offload.config import HostMemory
 from mocker.offload.offload import Copy, Offload
 from mocker.scheduler import Scheduler
 from mocker.sequence import LOADED, LOADING
@@ -81,7 +81,7 @@ class Lookup:
 class _Replay:
     """The mocker's scheduler, told to do what vLLM's did."""
 
-    def __init__(self, config: EngineConfig, offloading: OffloadConfig | None) -> None:
+    def __init__(self, config: EngineConfig, offloading: HostMemory | None) -> None:
         if config.num_gpu_blocks is None:
             raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
@@ -261,8 +261,8 @@ class _Replay:
         if offload is None:
             return None
         ours, offload.host.events = offload.host.events, []
-        stored = {name for event in ours if isinstance(event, HostStored) for name in event.names()}
-        removed = [name for event in ours if isinstance(event, HostRemoved) for name in event.names()]
+        stored = {name for event in ours if isinstance(event, TierStored) for name in event.names()}
+        removed = [name for event in ours if isinstance(event, TierRemoved) for name in event.names()]
         theirs = {hash for kind, hashes in entry.host_events if kind == "stored" for hash in hashes[-1:]}
         self._host_hashes |= theirs
         gone = [h for kind, hashes in entry.host_events if kind == "removed" for h in hashes if h in self._host_hashes]
@@ -371,7 +371,7 @@ def _sequence(action: Action, block_size: int, order: int) -> Sequence:
     )
 
 
-def _event_rows(events: Iterable[KvEvent]) -> Iterator[tuple[str, list[Hashable]]]:
+def _event_rows(events: Iterable[BlockEvent]) -> Iterator[tuple[str, list[Hashable]]]:
     for event in events:
         if isinstance(event, BlockStored):
             yield "stored", event.keys()

@@ -143,6 +143,7 @@ class Cluster:
                 engine.config,
                 engine.timing,
                 num_blocks=engine.num_blocks,
+                host=engine.host,
                 kv_events=router.wants_events,
                 ordered_events=False,
             )

@@ -7,7 +7,7 @@ from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
 from dynabench.virtual.worker import Worker
 from mocker import AllBlocksCleared, BlockStored
-from mocker.events import KvEvent
+from mocker.events import KvEvent, TierRemoved, TierStored
 from serving.router import Decision, Prompt, Router
 from serving.router.index import PrefixIndex
 
@@ -117,6 +117,8 @@ class Routing:
         assert index is not None
         for event in events:
             assert not isinstance(event, AllBlocksCleared)
+            if isinstance(event, (TierStored, TierRemoved)):
+                continue
             chain = event.chain
             stop = event.stop if event.stop < chain.num_named else chain.num_named
             if event.start < stop:

@@ -1,5 +1,6 @@
 """Engines on the clock: one that takes its steps alone, or ranks that take them together."""
 
+import math
 from collections.abc import Callable
 
 from dynabench.kv_use import KvUse
@@ -51,6 +52,7 @@ class Worker:
         self._idle_s = 0.0  # how long it had nothing to do; while it is idle, less the present time
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
         self._is_starting = False
+        self._copy_s = -1.0  # the appointment with the next copy that ends while it is idle
 
     @property
     def kv_usage(self) -> float:
@@ -99,12 +101,21 @@ class Worker:
             self._note_kv(self.kv_use, now)
         if self.on_loads is not None and (loads := self.engine.take_loads()):
             self.on_loads(loads)
-        if step is not None and self._has_first_token:
+        if step is None:
+            self._await_copy()
+        elif self._has_first_token:
             self._tell_second_tokens(step)
         if (step is None) is not self._is_idle:
             self._is_idle = step is None
             self._idle_s += now if step is not None else -now
         return step
+
+    def _await_copy(self) -> None:
+        """Wake once a copy between GPU and host ends that something may wait for."""
+        wake_s, scheduler = self.engine.wake_s, self.engine.scheduler
+        if self._copy_s < wake_s < math.inf and (scheduler.holding or scheduler.waiting):
+            self._copy_s = wake_s
+            self._clock.at(wake_s, COMPLETION, self.wake)
 
     def _note_kv(self, kv_use: KvUse, now: float) -> None:
         since, before = self._kv_since

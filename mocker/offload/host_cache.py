@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator
 from itertools import groupby
 
 from mocker.chain import BlockChain
-from mocker.events import HostRemoved, HostStored
+from mocker.events import Medium, TierEvent, TierRemoved, TierStored
 from mocker.offload.eviction import Arc, Lru, Segment
 
 MAX_COUNTED = 64_000
@@ -49,7 +49,15 @@ class Uses:
 class HostCache:
     """The chunks in host memory, at a cost per segment rather than per chunk."""
 
-    def __init__(self, num_chunks: int, *, blocks_per_chunk: int, eviction_policy: str, store_threshold: int) -> None:
+    def __init__(
+        self,
+        num_chunks: int,
+        *,
+        blocks_per_chunk: int,
+        eviction_policy: str,
+        store_threshold: int,
+        medium: Medium = "CPU",
+    ) -> None:
         """Make an empty one.
 
         Args:
@@ -57,13 +65,15 @@ class HostCache:
             blocks_per_chunk: GPU blocks in a chunk.
             eviction_policy: `lru` or `arc`.
             store_threshold: the offer of a chunk at which it is stored (below 2: the first).
+            medium: what events call it.
         """
         self.num_chunks = num_chunks
         self.num_used = 0
         self.num_evictable = 0
         self.has_listener = True
         """Whether `events` is kept."""
-        self.events: list[HostStored | HostRemoved] = []
+        self.events: list[TierEvent] = []
+        self._medium: Medium = medium
         self._size = blocks_per_chunk
         self._rows: dict[Hashable, list[Segment | None]] = {}  # id -> its chunks, from the first whose name it covers
         self._lru: Lru | None = None
@@ -152,7 +162,7 @@ class HostCache:
                 segment.is_written = True
                 self._free(segment)
             if self.has_listener:
-                self.events.append(HostStored(chain, start, stop, self._size))
+                self.events.append(TierStored(self._medium, chain, start, stop, self._size))
 
     def finish(self, chain: BlockChain, uses: Uses) -> None:
         """End a request: what it had to do with is the most recent from now on, and the beginning of its prompt above all."""
@@ -332,7 +342,7 @@ class HostCache:
             chunks = range(start, stop)
             self._arc.remember(place, [self.name(chain, c) for c in (reversed(chunks) if is_tail_first else chunks)])
         if self.has_listener:
-            self.events.append(HostRemoved(chain, start, stop, self._size, is_tail_first))
+            self.events.append(TierRemoved(self._medium, chain, start, stop, self._size, is_tail_first))
 
     def _spans(self, chain: BlockChain, start: int, stop: int) -> Iterator[tuple[list[Segment | None], int, int]]:
         """Yield the rows of a range of chunks, made if need be, with the first and last place in each."""

@@ -16,7 +16,7 @@ Semantics: OffloadingConnectorScheduler of vLLM 0.32.
 from collections.abc import Iterable
 
 from mocker.block_pool import BlockPool
-from mocker.offload.config import OffloadConfig
+from mocker.offload.config import HostMemory
 from mocker.offload.host_cache import HostCache, Range, Uses
 from mocker.sequence import Sequence, Watch
 
@@ -33,6 +33,11 @@ class Copy:
         self.ranges = ranges
         self.is_store = is_store
 
+    @property
+    def num_chunks(self) -> int:
+        """Count what is copied."""
+        return sum([stop - start for start, stop in self.ranges])
+
 
 class Work:
     """Copies that a step brings: loads begin with it, stores after it, and it waits for those to be flushed."""
@@ -46,6 +51,9 @@ class Work:
 
     def __bool__(self) -> bool:
         return bool(self.loads or self.stores or self.flushed)
+
+
+NO_WORK = Work()  # shared, never changed
 
 
 class State:
@@ -66,22 +74,22 @@ class State:
 class Offload:
     """The scheduler's side of offloading."""
 
-    def __init__(self, config: OffloadConfig, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int) -> None:
         """Begin with an empty host cache, beside a GPU's pool of blocks of so many tokens."""
         self.host = HostCache(
-            config.num_cpu_chunks,
-            blocks_per_chunk=config.blocks_per_chunk,
-            eviction_policy=config.eviction_policy,
-            store_threshold=config.store_threshold,
+            memory.num_chunks,
+            blocks_per_chunk=memory.blocks_per_chunk,
+            eviction_policy=memory.eviction_policy,
+            store_threshold=memory.store_threshold,
         )
         self.refused: dict[Sequence, None] = {}
         """Those that run whose chunks found no room; they are offered again in each step."""
         self.ended: list[tuple[Sequence, int]] = []
         """Those that are over since the last `end_schedule`, with the tokens whose KV they leave."""
         self._pool = pool
-        self.is_prompt_only = config.offload_prompt_only
-        self._size = config.blocks_per_chunk * block_size
-        self._blocks_per_chunk = config.blocks_per_chunk
+        self.is_prompt_only = memory.offload_prompt_only
+        self._size = memory.blocks_per_chunk * block_size
+        self._blocks_per_chunk = memory.blocks_per_chunk
         self._states: dict[Sequence, State] = {}
         self._copies: dict[int, Copy] = {}
         self._num_copies = 0
@@ -166,6 +174,8 @@ class Offload:
 
     def take_work(self) -> Work:
         """Return the copies of the last `schedule`, once."""
+        if not self._work:
+            return NO_WORK
         work, self._work = self._work, Work()
         return work
 

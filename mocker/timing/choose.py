@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.config import EngineConfig
+from mocker.offload.config import GIB, HostMemory
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu, find_model
 from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
 from mocker.timing.files import read_calibration, read_table
+from mocker.timing.kv_size import kv_size_of
 from mocker.timing.memory import num_kv_blocks
 from mocker.timing.model import Faster, TimingModel
 from mocker.timing.polynomial import Polynomial
@@ -17,6 +19,8 @@ from mocker.timing.roofline import Roofline, coefficients
 from mocker.timing.table import Table
 
 DEFAULT_NUM_BLOCKS = 16384
+PAGE_BYTES = 4096
+"""To a multiple of which vLLM rounds chunks of host memory up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class SimulatedEngine:
     timing: TimingModel
     num_blocks: int
     """KV blocks, null block included."""
+    host: HostMemory | None
+    """Host memory that keeps KV, if any does."""
     noise: tuple[float, ...]
     """What a calibrated engine's steps took against their model: equally likely factors whose mean is 1, or none."""
     is_lockstep: bool
@@ -66,6 +72,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
         engine,
         _timing_model(engine, timing, num_blocks),
         num_blocks,
+        host=_host_memory(engine, timing),
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
     )
@@ -87,6 +94,35 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         expert_parallel_size=_expert_parallel_size(engine, timing),
         weights=timing.quantization or "",
         kv_dtype=timing.kv_cache_dtype,
+    )
+
+
+def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | None:
+    """Return the host memory of a rank, in whole chunks as vLLM divides it.
+
+    Raises:
+        ValueError: there is less than a chunk, or the size of the model's KV is not known.
+    """
+    if not engine.kv_offloading_size:
+        return None
+    size = kv_size_of(timing, block_size=engine.block_size)
+    num_bytes = engine.blocks_per_chunk * (size.block + size.window_block)
+    padded = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+    num_chunks = int(engine.kv_offloading_size * GIB // padded)
+    if not num_chunks:
+        raise ValueError(
+            f"kv_offloading_size is {engine.kv_offloading_size:g} GiB; expected at least {padded / GIB:.4g}, one chunk of "
+            f"{engine.blocks_per_chunk} blocks, or 0 for none"
+        )
+    return HostMemory(
+        num_chunks=num_chunks,
+        blocks_per_chunk=engine.blocks_per_chunk,
+        eviction_policy=engine.eviction_policy,
+        store_threshold=engine.store_threshold,
+        offload_prompt_only=engine.offload_prompt_only,
+        chunk_bytes=num_bytes,
+        bandwidth=engine.host_bandwidth_gb_s * 1e9 * size.num_parts,
+        latency_s=engine.host_latency_us / 1e6,
     )
 
 

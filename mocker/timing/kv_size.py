@@ -21,6 +21,8 @@ class KvSize:
     """A block's bytes in the layers that attend to a window."""
     num_window_blocks: int = 0
     """The last blocks of a prompt that hold its window."""
+    num_parts: int = 1
+    """GPUs that each have a part of it."""
 
     def of(self, num_blocks: int) -> float:
         """Return the bytes of the last blocks of a prompt, which are what a reader lacks."""
@@ -42,6 +44,7 @@ def kv_size(shape: ModelShape, *, block_size: int, tensor_parallel_size: int = 1
         num_layers=shape.num_layers,
         block=size_of_token(shape, tensor_parallel_size, kv_dtype) * readers * block_size,
         window_block=layer * num_windowed,
+        num_parts=readers,
         num_window_blocks=-(-shape.sliding_window // block_size) + 1 if num_windowed else 0,
     )
 
@@ -59,7 +62,11 @@ def kv_size_of(timing: TimingConfig, *, block_size: int, kv_bytes_per_token: flo
     """
     given = kv_bytes_per_token
     if timing.model is None:
-        return KvSize(num_layers=LLAMA_8B_LAYERS, block=(given or LLAMA_8B_BYTES) * block_size)
+        return KvSize(
+            num_layers=LLAMA_8B_LAYERS,
+            block=(given or LLAMA_8B_BYTES) * block_size,
+            num_parts=timing.tensor_parallel_size,
+        )
     try:
         shape = find_model(timing.model)
     except ValueError as error:

@@ -1,6 +1,8 @@
 """The mocker as a live engine: the simulated engine core, driven by a loop that sleeps its step durations."""
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from dataclasses import replace
@@ -11,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
+from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
@@ -64,7 +66,13 @@ class MockEngine:
         handover: Handover | None = None,
     ) -> None:
         config = self.config = simulated.config
-        self.engine = Engine(config, simulated.timing, num_blocks=simulated.num_blocks, kv_events=publisher is not None)
+        self.engine = Engine(
+            config,
+            simulated.timing,
+            num_blocks=simulated.num_blocks,
+            host=simulated.host,
+            kv_events=publisher is not None,
+        )
         self._publisher = publisher
         self._vocabulary = vocabulary
         self._words: list[int] = np.unique(vocabulary).tolist()
@@ -180,7 +188,7 @@ class MockEngine:
             if self._handover is not None:
                 self._follow_loads(self._handover)
             if step is None:
-                await self._bell.wait()
+                await self._wait()
                 now = monotonic()
                 continue
             if self._handover is not None:
@@ -189,6 +197,15 @@ class MockEngine:
             await timer.until(step.end)
             self._send(engine)
             now = step.end
+
+    async def _wait(self) -> None:
+        """Wait until something comes, or a copy between GPU and host ends."""
+        wake_s = self.engine.wake_s
+        if wake_s == math.inf:
+            await self._bell.wait()
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._bell.wait(), max(wake_s - monotonic(), 0.0))
 
     def _send(self, engine: Engine) -> None:
         decoded = engine.decoded()
@@ -362,7 +379,7 @@ def _translate(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
             yield BlocksStored(_hashes(event.keys()), parent)
         elif isinstance(event, AllBlocksCleared):
             yield BlocksCleared()
-        else:
+        elif isinstance(event, BlockRemoved):
             yield BlocksRemoved(_hashes(event.keys()))
 
 

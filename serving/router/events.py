@@ -1,6 +1,9 @@
 """What workers report of their KV caches: the one vocabulary of KV events."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Medium = Literal["GPU", "CPU", "STORAGE"]
+"""Where blocks are, as vLLM's events have it: on the GPU, in host memory, or on disks and in stores."""
 
 
 class BlocksStored(NamedTuple):
@@ -8,12 +11,14 @@ class BlocksStored(NamedTuple):
 
     hashes: list[int]
     parent: int | None
+    medium: Medium = "GPU"
 
 
 class BlocksRemoved(NamedTuple):
     """Blocks no longer cached, in the order in which they went."""
 
     hashes: list[int]
+    medium: Medium = "GPU"
 
 
 class BlocksCleared(NamedTuple):

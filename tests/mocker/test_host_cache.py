@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mocker import BlockChain
-from mocker.events import HostRemoved, HostStored
+from mocker.events import TierRemoved, TierStored
 from mocker.offload.host_cache import HostCache, Uses
 
 
@@ -213,9 +213,9 @@ def test_segments_do_what_chunks_do(policy, operations, capacity, size, threshol
             plain.policy.finish([n for n in order if n in memory["seen"]], memory["inserted"], memory["found"])
             requests[number] = (chain, Uses(), {kind: set() for kind in memory})
         assert host.num_chunks - host.num_used == plain.free
-    removed = [name for event in host.events if isinstance(event, HostRemoved) for name in event.names()]
+    removed = [name for event in host.events if isinstance(event, TierRemoved) for name in event.names()]
     assert removed == plain.gone
-    assert [name for event in host.events if isinstance(event, HostStored) for name in event.names()] == stored
+    assert [name for event in host.events if isinstance(event, TierStored) for name in event.names()] == stored
     for chain, _, _ in requests:
         for chunk in range(12 // size):
             assert (host.find(chain, chunk, chunk + 1)[0] > chunk) == (

@@ -1,0 +1,76 @@
+"""The way between a GPU and its host memory: when each copy begins and ends.
+
+In each direction copies go one after the other, in the order in which they were begun, at full bandwidth; the two directions
+do not slow each other down. So it is known when a copy ends as soon as it begins.
+
+    step i is closed with work      its loads begin with it; what it flushes must be over before it computes
+    step i + 1 begins               the stores of step i begin: what they copy is computed then
+
+Semantics: the worker's side of vLLM 0.32's OffloadingConnector.
+"""
+
+from collections import deque
+
+from mocker.offload.config import HostMemory
+from mocker.offload.offload import Copy, Work
+
+
+class Direction:
+    """One direction of the link."""
+
+    def __init__(self) -> None:
+        self.copies: deque[tuple[float, Copy]] = deque()  # under way, and when each ends
+        self.free_s = 0.0
+        """When what was begun is over."""
+        self.num_bytes = 0.0
+        self.busy_s = 0.0
+
+
+class HostLink:
+    """Copies that are under way."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+        self._bytes_per_chunk = memory.chunk_bytes
+        self.loads, self.stores = Direction(), Direction()
+        self._put_off: list[Copy] = []  # stores that begin with the next step
+        self.num_flushes = 0
+        """Copies that a step waited for."""
+        self.stall_s = 0.0
+        """How long steps waited for them."""
+
+    @property
+    def next_end_s(self) -> float:
+        """When the next copy ends (s); infinity if none is under way."""
+        return min([way.copies[0][0] for way in (self.loads, self.stores) if way.copies], default=float("inf"))
+
+    def begin(self, work: Work, now: float) -> float:
+        """Begin what comes with a step that begins now; return how long the step waits for what is flushed (s)."""
+        for copy in (*self._put_off, *[store for store in work.stores if store in work.flushed]):
+            self._send(self.stores, copy, now)
+        self._put_off = [store for store in work.stores if store not in work.flushed]
+        stall_s = 0.0
+        if work.flushed:
+            ends = [end for way in (self.loads, self.stores) for end, copy in way.copies if copy in work.flushed]
+            stall_s = max([end - now for end in ends if end > now], default=0.0)
+            self.num_flushes += len(ends)
+            self.stall_s += stall_s
+        for copy in work.loads:
+            self._send(self.loads, copy, now + stall_s)
+        return stall_s
+
+    def ended(self, now: float) -> list[Copy]:
+        """Return the copies that have ended, stores first, and forget them."""
+        over: list[Copy] = []
+        for way in (self.stores, self.loads):
+            while way.copies and way.copies[0][0] <= now:
+                over.append(way.copies.popleft()[1])
+        return over
+
+    def _send(self, way: Direction, copy: Copy, now: float) -> None:
+        num_bytes = copy.num_chunks * self._bytes_per_chunk
+        duration_s = self._memory.latency_s + num_bytes / self._memory.bandwidth
+        way.free_s = max(way.free_s, now) + duration_s
+        way.num_bytes += num_bytes
+        way.busy_s += duration_s
+        way.copies.append((way.free_s, copy))
