@@ -144,6 +144,11 @@ class Offload:
         """Whether nothing can come of a step but by what it computes."""
         return not (self.refused or self.ended or self._pool.touched or self._num_over or self._work)
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether any copy was not ended."""
+        return bool(self._copies)
+
     def end_schedule(self, offers: Iterable[tuple[Sequence, int]]) -> bool:
         """Offer what sequences have computed, given in tokens, after the step just scheduled, and what those left that ended.
 
