@@ -588,6 +588,9 @@ class Scheduler:
         sequence.order = self._num_added
         self._num_added += 1
         self._enqueue(self.waiting, sequence)
+        if self.offload is not None and not sequence.is_remote_prefill:
+            hits = self.pool.lookup(sequence.chain, (sequence.num_known - 1) // self.config.block_size)
+            self.offload.expect(sequence, hits * self.config.block_size)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""
