@@ -65,6 +65,7 @@ class Engine:
         self.config = config
         self.scheduler = Scheduler(config, num_blocks, host)
         self.scheduler.pool.has_listener = kv_events
+        self.host_memory = host
         self.host_link: HostLink | None = None
         """The way to host memory, if there is any."""
         if host is not None:

@@ -101,6 +101,10 @@ class HostCache:
             is_ready = is_ready and segment.is_written
         return stop, is_ready
 
+    def absent(self, chain: BlockChain, start: int, stop: int) -> list[Range]:
+        """Return those of the chunks that are not here."""
+        return joined([(first, last) for segment, first, last in self._pieces(chain, start, stop) if segment is None])
+
     def is_being_read(self, chain: BlockChain, start: int, stop: int) -> bool:
         """Tell whether any of these chunks is on its way to a GPU."""
         return any(
