@@ -15,9 +15,9 @@ from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Worker
 from mocker import BlockChain
 from mocker.events import TierEvent
-from mocker.offload.config import HostMemory, Tier
+from mocker.offload.config import HostMemory, Tier, TierName
 from mocker.offload.host_cache import HostCache, Uses
-from mocker.offload.tiers import Found, LookUp, Range, Read, TierName, TierWork, Write, count
+from mocker.offload.tiers import Found, Hurry, LookUp, Range, Read, TierWork, Write, count
 
 
 class Store:
@@ -95,29 +95,26 @@ class Tiers:
         self._clock = clock
         self._publish = publish
         self._uses: dict[Read, Uses] = {}  # of the reads under way
-        self._looked_up: set[LookUp] = set()  # answered before their time
+        self._looking_up: set[LookUp] = set()
         worker.on_tier_work = self.act
 
     def act(self, work: list[TierWork]) -> None:
         """Do what the engine asks."""
         for each in work:
             match each:
-                case LookUp() if each.is_hurried:
-                    self._looked_up.add(each)
-                    self._answer(each, [])
                 case LookUp():
+                    self._looking_up.add(each)
                     self._clock.at(self._clock.now + self._lookup_s, COMPLETION, partial(self._look_up, each))
-                case Read() if each.is_hurried:
-                    self._cut(each)
                 case Read():
                     self._read(each)
+                case Hurry(LookUp() as look_up):
+                    self._answer(look_up, [])
+                case Hurry(Read() as read):
+                    self._cut(read)
                 case Write():
                     self._write(each)
 
     def _look_up(self, look_up: LookUp) -> None:
-        if look_up in self._looked_up:
-            self._looked_up.remove(look_up)
-            return
         chain, start, stop = look_up.sequence.chain, look_up.start, look_up.stop
         found: list[Found] = []
         while start < stop:
@@ -132,6 +129,10 @@ class Tiers:
         self._answer(look_up, found)
 
     def _answer(self, look_up: LookUp, found: list[Found]) -> None:
+        """Answer, unless that was done before, as there was a hurry."""
+        if look_up not in self._looking_up:
+            return
+        self._looking_up.remove(look_up)
         self._engine.answer(look_up, found)
         self._go_on()
 

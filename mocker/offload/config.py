@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foundation.settings import Count, NotNegative, Positive, Whole, check
-from mocker.offload.tiers import TierName
 
 Policy = Literal["lru", "arc"]
+TierName = Literal["disk", "store"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 PrefetchPolicy = Literal["when_scheduled", "wait_complete", "timeout", "best_effort"]
 GIB = 1 << 30

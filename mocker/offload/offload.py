@@ -24,9 +24,9 @@ from collections.abc import Iterable
 
 from mocker.block_pool import BlockPool
 from mocker.chain import BlockChain
-from mocker.offload.config import HostMemory
+from mocker.offload.config import HostMemory, TierName
 from mocker.offload.host_cache import HostCache, Uses
-from mocker.offload.tiers import Found, LookUp, Range, Read, TierName, TierWork, Write, count, overlap, split
+from mocker.offload.tiers import Found, Hurry, LookUp, Range, Read, TierWork, Write, count, overlap, split
 from mocker.sequence import Sequence, Watch
 
 
@@ -108,10 +108,12 @@ class Offload:
         self._copies: dict[int, Copy] = {}
         self._num_copies = 0
         self._tiers = memory.tiers
-        self._prefetch = memory.prefetch_policy
+        self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
+        """Whether prompts are fetched from tiers as they come, before it is their turn."""
+        self._is_hasty = memory.prefetch_policy == "best_effort"
         self._fetches: dict[LookUp | Read, None] = {}
         self.tier_work: list[TierWork] = []
-        """What the driver is to do with tiers behind host memory, and to hurry, until it takes it."""
+        """What the driver is to do with tiers behind host memory, until it takes it."""
         if any(tier.write_policy == "write_back" for tier in memory.tiers):
             self.host.evicted = []
         self._num_over = 0  # sequences that are over while KV of theirs is copied
@@ -235,10 +237,13 @@ class Offload:
 
     # Tiers behind host memory
 
+    def may_look_up(self, sequence: Sequence) -> bool:
+        """Tell whether a waiting sequence may still look up what tiers have of it."""
+        state = self._states.get(sequence)
+        return bool(self._tiers) and (state is None or not state.has_looked_up)
+
     def expect(self, sequence: Sequence, num_computed: int) -> None:
-        """Begin to fetch what host memory lacks of a prompt that has come, unless that is put off until its turn."""
-        if not self._tiers or self._prefetch == "when_scheduled":
-            return
+        """Begin to fetch what host memory lacks of a prompt that has come."""
         limit = sequence.num_known // self._size
         stop, _ = self.host.find(sequence.chain, num_computed // self._size, limit)
         if stop < limit:
@@ -280,7 +285,7 @@ class Offload:
         """Take a write for ended, whatever came of it."""
         if write.is_pinned:
             for start, stop in write.ranges:
-                self.host.unpin(write.chain, start, stop)
+                self.host.unpin(write.chain, start, stop, is_load=False)
 
     def _look_up(self, sequence: Sequence, start: int, stop: int) -> None:
         look_up, state = LookUp(sequence, start, stop), self._state(sequence)
@@ -290,12 +295,12 @@ class Offload:
 
     def _hurry(self, state: State) -> None:
         """Tell the driver that a sequence's turn has come, where that ends what it waits for."""
-        if self._prefetch != "best_effort":
+        if not self._is_hasty:
             return
         for fetch in state.fetches:
             if not fetch.is_hurried:
                 fetch.is_hurried = True
-                self.tier_work.append(fetch)
+                self.tier_work.append(Hurry(fetch))
 
     def _write(self, sequence: Sequence, ranges: list[Range], policy: str) -> None:
         """Write chunks that are in host memory to the tiers with a policy."""
