@@ -70,6 +70,8 @@ class HostCache:
         self.num_chunks = num_chunks
         self.num_used = 0
         self.num_evictable = 0
+        self.num_evicted = 0
+        """Chunks, since the beginning."""
         self.has_listener = True
         """Whether `events` is kept."""
         self.events: list[TierEvent] = []
@@ -338,6 +340,7 @@ class HostCache:
                 del self._rows[id]
         self.num_used -= count
         self.num_evictable -= count
+        self.num_evicted += count
         if self._arc is not None:
             chunks = range(start, stop)
             self._arc.remember(place, [self.name(chain, c) for c in (reversed(chunks) if is_tail_first else chunks)])
