@@ -25,7 +25,7 @@ from reports.statistics import (
     paired_difference,
     quantile_interval,
 )
-from reports.tiers import Hits, Saved
+from reports.tiers import Hits, Saved, Saving
 
 SCHEMA = "dynabench.summary/2"
 PAIRED = ("ttft_sched", "tpot", "e2e_sched")
@@ -206,7 +206,6 @@ def summarize(
         arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [])
         for arm, repeats in arms.items()
     }
-    figures = _with_tiers(figures, runs)
     floor = _noise_floor(first, tables, blocks)
     is_stable = {arm: value.stability.is_stable for arm, value in figures.items()}
     means = {arm: value.ttft_sched.mean for arm, value in figures.items() if value.ttft_sched.mean}
@@ -234,7 +233,7 @@ def summarize(
     if summary.shows_ttst:
         summary = structs.replace(summary, formulas=summary.formulas | {"ttst": metrics.TTST_FORMULA})
     if summary.has_tiers:
-        summary = structs.replace(summary, formulas=summary.formulas | tiers.FORMULAS)
+        summary = structs.replace(summary, arms=_with_tiers(summary, runs), formulas=summary.formulas | tiers.FORMULAS)
     return structs.replace(summary, verdict=verdict(summary))
 
 
@@ -384,17 +383,16 @@ def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[s
     }
 
 
-def _with_tiers(figures: dict[str, ArmSummary], runs: list[Record]) -> dict[str, ArmSummary]:
-    """Where any arm has KV tiers, say of each where prompt tokens came from, what it took, and what less than the first."""
-    if not any(arm.tiers for arm in figures.values()):
-        return figures
-    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in figures}
+def _with_tiers(summary: Summary, runs: list[Record]) -> dict[str, ArmSummary]:
+    """Say of each arm where prompt tokens came from, what it took, and what less than the first."""
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in summary.arms}
     spent = {arm: [tiers.spent(run) for run in its] for arm, its in by_arm.items()}
-    first, found = next(iter(figures)), {}
-    for arm, its in figures.items():
+    first, found = summary.baseline, {}
+    for arm, its in summary.arms.items():
         hits, gpu_s = tiers.hits(by_arm[arm]), tiers.gpu_seconds(spent[arm])
-        is_stable = its.stability.is_stable and figures[first].stability.is_stable
-        saved = None if arm == first else tiers.saved(first, spent[first], spent[arm], is_stable=is_stable)
+        saved = None if arm == first else tiers.saved(spent[first], spent[arm])
+        if saved is not None:
+            saved = structs.replace(saved, ttft_s=_ttft_saved(summary.difference(arm, "ttft_sched", "mean"), saved))
         found[arm] = structs.replace(
             its,
             remarks=its.remarks + tiers.remarks(its.tiers or (), hits or Hits()),
@@ -403,6 +401,13 @@ def _with_tiers(figures: dict[str, ArmSummary], runs: list[Record]) -> dict[str,
             saved=saved or UNSET,
         )
     return found
+
+
+def _ttft_saved(difference: Difference | None, saved: Saved) -> Saving | None:
+    """Return what was saved of the mean TTFT, paired by request; None where a queue grew: it measures how long the run was."""
+    if difference is None or difference.verdict == "unstable":
+        return None
+    return Saving(-difference.mean, -difference.relative, saved.gpu_s.repeats, (-difference.high, -difference.low))
 
 
 def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[Condition]) -> ArmSummary:

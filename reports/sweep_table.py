@@ -21,7 +21,7 @@ from reports.pools import TierUse
 from reports.slo import parse
 from reports.split import LABELS as PARTS
 from reports.tables import milliseconds, number, saving, share, split_note
-from reports.tiers import SOURCES, Hits, Saved, saved, smallest
+from reports.tiers import FORMULAS, SOURCES, Hits, saved, smallest
 
 SCHEMA = "dynabench.sweep/2"
 
@@ -217,46 +217,33 @@ def _tiers(rows: Rows) -> Grid | None:
     points = {name: point for name, point in named if isinstance(point, Point)}
     if not any(point.tiers for point in points.values()):
         return None
-    savings = {
-        point.name: saved(first.name, first.spent, point.spent, is_stable=first.is_stable and point.is_stable)
-        for point, first in smallest((point.changes, point) for point in points.values())
-        if point is not first
-    }
+    firsts = {point.name: first for point, first in smallest((point.changes, point) for point in points.values())}
     sources = [name for name in SOURCES if any(getattr(point.hits or Hits(), name) for point in points.values())]
     lines = [
-        (
-            name,
-            [
-                *(share(getattr(point.hits or Hits(), source)) for source in sources),
-                *_spent(point, savings.get(point.name)),
-            ],
-        )
+        (name, [share(getattr(point.hits or Hits(), source)) for source in sources] + _spent(point, firsts[point.name]))
         for name, point in points.items()
     ]
     return Grid(
         "What did KV tiers give?",
-        [
-            *(SOURCES[name] for name in sources),
-            "read (GB)",
-            "written (GB)",
-            "waited (s)",
-            "GPU-s",
-            "GPU-s saved",
-            "TTFT saved",
-        ],
+        [*(SOURCES[name] for name in sources), *SPENT],
         lines,
         "GPU, tiers and computed: shares of all prompt tokens. Waited: steps, for copies whose blocks were taken again. Saved: "
-        "against the smallest tiers where all else is alike; TTFT is the mean, in ms, and not compared where a queue grew.",
+        f"against the smallest tiers where all else is alike. GPU-s: {FORMULAS['gpu_s']}. TTFT: the mean, in ms; not compared "
+        "where a queue grew.",
     )
 
 
-def _spent(point: Point, its: Saved | None) -> list[str]:
-    """Show what the tiers of a point moved, and what it saved."""
+SPENT = ("read (GB)", "written (GB)", "waited (s)", "GPU-s", "GPU-s saved", "TTFT saved")
+
+
+def _spent(point: Point, first: Point) -> list[str]:
+    """Show what the tiers of a point moved, and what it saved against the one with the smallest."""
 
     def total(of: Callable[[TierUse], float], digits: int) -> str:
         return number(sum(of(use) for use in point.tiers), digits) if point.tiers else "-"
 
-    ttft = its.ttft_s if its else None
+    its = None if point is first else saved(first.spent, point.spent)
+    ttft = its.ttft_s if its and point.is_stable and first.is_stable else None
     return [
         total(lambda use: use.read.bytes / 1e9, 1),
         total(lambda use: use.written.bytes / 1e9, 1),

@@ -47,8 +47,10 @@ class Hits(msgspec.Struct, frozen=True):
 class Spent(msgspec.Struct, frozen=True):
     """What a run took for its work."""
 
+    requests: int
+    """Those that succeeded."""
     tokens: int
-    """Prompt and output tokens of the requests that succeeded: its work."""
+    """Their prompt and output tokens: its work."""
     is_complete: bool
     ttft_s: float | None
     """Mean, from the intended arrival."""
@@ -64,15 +66,17 @@ class Saving(msgspec.Struct, frozen=True):
     """Of what the other took."""
     repeats: int
     interval: tuple[float, float] | None = None
-    """Of the value, 95%; None where there is one run of each."""
+    """Of the value, 95%: over the repeats, None where there is one; in a comparison that of TTFT is paired by request."""
 
 
 class Saved(msgspec.Struct, frozen=True):
     """What an arm took less than another for the same work."""
 
-    against: str
+    requests: int
+    """In each run."""
     gpu_s: Saving
     ttft_s: Saving | None
+    """Of the mean; None in a comparison where a queue grew."""
 
 
 def hits(repeats: Sequence[Record]) -> Hits | None:
@@ -105,6 +109,7 @@ def spent(run: Record) -> Spent:
     requests = run.requests[run.requests.succeeded]
     ttft_s = metrics.per_request(run.measured.requests)["ttft_sched"]
     return Spent(
+        requests=len(requests),
         tokens=int(requests.isl.sum(dtype=np.int64) + requests.osl.sum(dtype=np.int64)),
         is_complete=run.is_complete,
         ttft_s=float(np.nanmean(ttft_s)) if np.isfinite(ttft_s).any() else None,
@@ -124,18 +129,15 @@ def gpu_seconds(runs: Sequence[Spent]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def saved(against: str, before: Sequence[Spent], after: Sequence[Spent], *, is_stable: bool) -> Saved | None:
-    """Return what runs took less than others, repeat by repeat; None where they did not do the same work, or it is not known.
-
-    TTFT is not compared where a queue grew: it measures how long the run was.
-    """
+def saved(before: Sequence[Spent], after: Sequence[Spent]) -> Saved | None:
+    """Return what runs took less than others, repeat by repeat; None where they did not do the same work, or it is not known."""
     pairs = list(zip(before, after, strict=False))
     if not all(one.is_complete and other.is_complete and one.tokens == other.tokens for one, other in pairs):
         return None
     gpu_s = _saving([(one.gpu_s, other.gpu_s) for one, other in pairs])
     if gpu_s is None:
         return None
-    return Saved(against, gpu_s, _saving([(one.ttft_s, other.ttft_s) for one, other in pairs]) if is_stable else None)
+    return Saved(before[0].requests, gpu_s, _saving([(one.ttft_s, other.ttft_s) for one, other in pairs]))
 
 
 def _saving(pairs: Sequence[tuple[float | None, float | None]]) -> Saving | None:

@@ -1,12 +1,14 @@
 """Charts of KV tiers: where prompt tokens came from, and what that saved, of the arms of a comparison and along a sweep."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
 
 from reports import tiers
 from reports.charts import drawing, rows
 from reports.charts.comparison import Comparison
-from reports.charts.drawing import HALF, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
+from reports.charts.drawing import LINE, QUIET, REST, WIDE, Canvas, Chart, Panel, duration, mark
 from reports.charts.sweep import Swept, along, dots
 from reports.key import Entry
 from reports.points import Point
@@ -17,7 +19,7 @@ COLOURS = {
     "host": "#6a5acd",
     "disk": "#c8b45e",
     "store": "#e0703a",
-    "computed": "#b3b3b3",
+    "computed": REST,
 }
 """Of where prompt tokens came from: none is the colour of an arm."""
 FROM_WHERE = "Where do prompt tokens come from?"
@@ -109,20 +111,33 @@ def _names(found: Sequence[Hits]) -> dict[str, str]:
 class Measure(NamedTuple):
     """What can be saved."""
 
-    heading: str
+    name: str
     unit: str
     scale: float
-
-    def of(self, saved: Saved) -> Saving | None:
-        """Return how much of it was."""
-        return saved.ttft_s if self.unit == "ms" else saved.gpu_s
+    of: Callable[[Saved], Saving | None]
 
     def text(self, value: float) -> str:
-        """Write a value that is shown."""
+        """Write a value as it is shown."""
         return duration(value) if self.unit == "ms" else drawing.plain(value)
 
+    def ends(self, found: Saving) -> list[float]:
+        """Return the interval as it is shown, if there is one."""
+        return [end * self.scale for end in found.interval or ()]
 
-MEASURES = (Measure("mean TTFT saved", "ms", 1000.0), Measure("GPU-seconds saved", "GPU-s", 1.0))
+    def scale_axis(self, axes: Axes, which: str, known: Sequence[Saving]) -> None:
+        """Let an axis hold what was saved, and nothing, which has a line."""
+        reach = [0.0, *(value for one in known for value in (one.value * self.scale, *self.ends(one)))]
+        pad = 0.08 * (max(reach) - min(reach)) or 1.0
+        drawing.numbers(axes, which, min(reach) - pad / 2, max(reach) + pad, form=self.text)
+        draw_it = axes.axvline if which == "x" else axes.axhline
+        draw_it(0, color=QUIET, linewidth=1.0)
+
+
+MEASURES = (
+    Measure("mean TTFT saved", "ms", 1000.0, lambda saved: saved.ttft_s),
+    Measure("GPU-seconds saved", "GPU-s", 1.0, lambda saved: saved.gpu_s),
+)
+PALE: Any = {"linewidth": 4, "alpha": 0.35}
 
 
 def savings(shown: Comparison) -> Chart | None:
@@ -131,112 +146,80 @@ def savings(shown: Comparison) -> Chart | None:
     measures = [one for one in MEASURES if any(one.of(saved) for _, saved in known)]
     if not measures:
         return None
-    canvas, panels = rows.begin_rows([entry for entry, _ in known], [measure.heading for measure in measures])
+    canvas, panels = rows.begin_rows([entry for entry, _ in known], [measure.name for measure in measures])
     for panel, measure in zip(panels, measures, strict=True):
         panel.x_unit = measure.unit
-        reach = [0.0]
         for row, (entry, saved) in enumerate(known):
             if (found := measure.of(saved)) is None:
                 panel.axes.annotate("n/a", (0, row), color=QUIET, va="center", fontsize=drawing.SIZE)
                 continue
-            value, ends = found.value * measure.scale, [end * measure.scale for end in found.interval or ()]
-            mark(panel.axes.plot(ends, [row] * len(ends), color=entry.colour, linewidth=4, alpha=0.35), entry.place)
+            value, ends = found.value * measure.scale, measure.ends(found)
+            mark(panel.axes.plot(ends, [row] * len(ends), color=entry.colour, **PALE), entry.place)
             mark(panel.axes.plot([value], [row], "o", color=entry.colour, markersize=6), entry.place)
-            panel.add(f"{entry.name}: {_said(measure, found)}", entry.place, [value], [row])
-            reach += [value, *ends]
-        _from_nothing(panel, "x", reach, measure)
-        panel.axes.axvline(0, color=QUIET, linewidth=1.0)
-    text = f"Against {shown.key[shown.summary.baseline].name}, for the same requests: right of 0 is better. "
-    if len(measures) < len(MEASURES):
-        text += "TTFT is not compared, as a queue grew. "
-    return Chart(canvas.figure, SAVED, text + _reading([saved for _, saved in known]), panels, is_wide=True)
+            said = " to ".join(measure.text(float(f"{end:.3g}")) for end in ends)
+            said = f"{measure.text(float(f'{value:.4g}'))}{f' ({said})' * bool(said)}"
+            panel.add(f"{entry.name}, {measure.name}: {said}", entry.place, [value], [row])
+        measure.scale_axis(panel.axes, "x", [found for _, saved in known if (found := measure.of(saved))])
+    every = [saved for _, saved in known]
+    text = f"Against {shown.key[shown.summary.baseline].name}; right of 0 is better. {_reading(every)} "
+    text += "Pale: 95% intervals, of TTFT paired by request. " if len(measures) > 1 else "TTFT: a queue grew. "
+    return Chart(canvas.figure, SAVED, text.strip(), panels, is_wide=True)
 
 
 def savings_swept(sweep: Swept) -> Chart | None:
     """What larger tiers saved, against the smallest of each line."""
     if sweep.axis is None or not tiers.is_size(sweep.axis) or not any(point.tiers for point in sweep.points):
         return None
-    lines = {name: _saved_along(line) for name, line in sweep.lines.items()}
-    every = [saved for line in lines.values() for _, saved, _ in line]
-    measures = [one for one in MEASURES if any(found.value for saved in every if (found := one.of(saved)))]
-    if not measures:
+    lines = {
+        name: [(point, saved) for point in line if (saved := tiers.saved(line[0].spent, point.spent))]
+        for name, line in sweep.lines.items()
+    }
+    every = [saved for line in lines.values() for _, saved in line]
+    if not any(found.value for saved in every for one in MEASURES if (found := one.of(saved))):
         return None
     names, left = drawing.widest(entry.name for entry in sweep.key.values()) + 18, 66
-    height = max(220, LINE * len(lines))
-    canvas = Canvas(height + 72, is_wide=len(measures) > 1)
-    cell = (WIDE if len(measures) > 1 else HALF) / len(measures)
+    height, cell = max(220, LINE * len(lines)), WIDE / len(MEASURES)
+    canvas = Canvas(height + 72, is_wide=True)
     panels = []
-    for place, measure in enumerate(measures):
+    for place, measure in enumerate(MEASURES):
         x = place * cell + left
-        axes = canvas.axes(x, 24, cell - left - names, height, heading=measure.heading)
-        panel = Panel(axes, sweep.axis_label, measure.unit)
-        along(sweep, axes, canvas.width)
-        known = [found for saved in every if (found := measure.of(saved))]
-        _from_nothing(
-            panel,
-            "y",
-            [0.0, *(end * measure.scale for one in known for end in (one.value, *(one.interval or ())))],
-            measure,
+        panel = Panel(
+            canvas.axes(x, 24, cell - left - names, height, heading=measure.name), sweep.axis_label, measure.unit
         )
-        axes.axhline(0, color=QUIET, linewidth=1.0)
-        canvas.label_ends(axes, _curves(sweep, panel, lines, measure))
+        along(sweep, panel.axes, canvas.width)
+        measure.scale_axis(panel.axes, "y", [found for saved in every if (found := measure.of(saved))])
+        canvas.label_ends(panel.axes, _curves(sweep, panel, lines, measure))
         canvas.text(x + (cell - left - names) / 2, 24 + height + 36, sweep.axis_label, colour=QUIET, align="center")
         panels.append(panel)
-    base = min(sweep.at(point) for point in sweep.points)
-    text = f"Against {sweep.axis_label} {drawing.plain(base)}, for the same requests: higher is better. Hollow: a queue grew. "
-    return Chart(canvas.figure, SAVED, text + _reading(every), panels, is_wide=len(measures) > 1)
-
-
-def _saved_along(line: Sequence[Point]) -> list[tuple[Point, Saved, bool]]:
-    """Return what each point of a line took less than the first, where that is known, and whether a queue grew."""
-    first, found = line[0], []
-    for point in line:
-        saved = tiers.saved(first.name, first.spent, point.spent, is_stable=True)
-        if saved is not None:
-            found.append((point, saved, not (first.is_stable and point.is_stable)))
-    return found
+    base = drawing.plain(min(sweep.at(point) for point in sweep.points))
+    text = f"Against {sweep.axis_label} {base}; higher is better. Hollow: a queue grew. {_reading(every)}"
+    if every[0].gpu_s.repeats > 1:
+        text += " Pale: 95% intervals over the repeats."
+    return Chart(canvas.figure, SAVED, text, panels, is_wide=True)
 
 
 def _curves(
-    sweep: Swept, panel: Panel, lines: dict[str, list[tuple[Point, Saved, bool]]], measure: Measure
+    sweep: Swept, panel: Panel, lines: dict[str, list[tuple[Point, Saved]]], measure: Measure
 ) -> list[tuple[float, float, Entry]]:
+    """Draw what each line saved; return where the curves end."""
     ends = []
     for name, line in lines.items():
-        entry = sweep.key[name]
-        known = [(point, found, grew) for point, saved, grew in line if (found := measure.of(saved))]
-        if not known:
-            continue
-        xs, ys = [sweep.at(point) for point, _, _ in known], [found.value * measure.scale for _, found, _ in known]
-        drawing.line(panel.axes, entry, xs, ys, linewidth=1.4)
-        for x, (_, found, _) in zip(xs, known, strict=True):
-            if found.interval:
-                interval = [end * measure.scale for end in found.interval]
-                mark(panel.axes.plot([x, x], interval, color=entry.colour, linewidth=4, alpha=0.35), entry.place)
-        dots(panel.axes, entry, [(x, y, not grew) for x, y, (_, _, grew) in zip(xs, ys, known, strict=True)])
-        panel.add(entry.name, entry.place, xs, ys)
-        ends.append((xs[-1], ys[-1], entry))
+        entry, spots = sweep.key[name], []
+        for point, saved in line:
+            if found := measure.of(saved):
+                x, is_good = sweep.at(point), point.is_stable and line[0][0].is_stable
+                spots.append((x, found.value * measure.scale, is_good))
+                interval = measure.ends(found)
+                mark(panel.axes.plot([x] * len(interval), interval, color=entry.colour, **PALE), entry.place)
+        if spots:
+            xs, ys, _ = zip(*spots, strict=True)
+            drawing.line(panel.axes, entry, xs, ys, linewidth=1.4)
+            dots(panel.axes, entry, spots)
+            panel.add(entry.name, entry.place, xs, ys)
+            ends.append((xs[-1], ys[-1], entry))
     return ends
 
 
-def _from_nothing(panel: Panel, which: str, reach: Sequence[float], measure: Measure) -> None:
-    """Let an axis hold what was saved, nothing included."""
-    low, high = min(reach), max(reach)
-    pad = 0.08 * (high - low) or 1.0
-    drawing.numbers(panel.axes, which, low - pad if low < 0 else -pad / 2, high + pad, form=measure.text)
-
-
-def _said(measure: Measure, found: Saving) -> str:
-    text = f"{measure.text(float(f'{found.value * measure.scale:.4g}'))} saved"
-    if measure.unit != "ms":
-        text = text.replace(" saved", " GPU-seconds saved")
-    return text if found.interval is None else f"{text}, over {found.repeats} repeats"
-
-
 def _reading(saved: Sequence[Saved]) -> str:
-    repeats = max(one.gpu_s.repeats for one in saved)
-    text = f"GPU-seconds: {tiers.FORMULAS['gpu_s']}."
-    return (
-        f"{text} Pale: 95% intervals over {repeats} repeats."
-        if repeats > 1
-        else f"{text} One run of each, so no intervals."
-    )
+    runs = "one run" if saved[0].gpu_s.repeats == 1 else f"the mean of {saved[0].gpu_s.repeats} runs"
+    return f"Of {runs} of {saved[0].requests:,} requests each. GPU-seconds: {tiers.FORMULAS['gpu_s']}."
