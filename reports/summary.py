@@ -100,7 +100,7 @@ class ArmSummary(msgspec.Struct, frozen=True):
     gpu_s: float | UnsetType = UNSET
     """GPU-seconds."""
     saved: Saved | UnsetType = UNSET
-    """What it took less than the first arm, if both did the same work."""
+    """What it took less than an arm without tiers, or with smaller ones, if both did the same work."""
 
     @property
     def is_apart(self) -> bool:
@@ -206,6 +206,7 @@ def summarize(
         arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [])
         for arm, repeats in arms.items()
     }
+    figures = _with_tiers(figures, runs, tables, blocks)
     floor = _noise_floor(first, tables, blocks)
     is_stable = {arm: value.stability.is_stable for arm, value in figures.items()}
     means = {arm: value.ttft_sched.mean for arm, value in figures.items() if value.ttft_sched.mean}
@@ -233,7 +234,7 @@ def summarize(
     if summary.shows_ttst:
         summary = structs.replace(summary, formulas=summary.formulas | {"ttst": metrics.TTST_FORMULA})
     if summary.has_tiers:
-        summary = structs.replace(summary, arms=_with_tiers(summary, runs), formulas=summary.formulas | tiers.FORMULAS)
+        summary = structs.replace(summary, formulas=summary.formulas | tiers.FORMULAS)
     return structs.replace(summary, verdict=verdict(summary))
 
 
@@ -383,16 +384,25 @@ def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[s
     }
 
 
-def _with_tiers(summary: Summary, runs: list[Record]) -> dict[str, ArmSummary]:
-    """Say of each arm where prompt tokens came from, what it took, and what less than the first."""
-    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in summary.arms}
+def _with_tiers(
+    figures: dict[str, ArmSummary], runs: list[Record], tables: dict[str, Table], blocks: Blocks
+) -> dict[str, ArmSummary]:
+    """Where any arm has KV tiers, say of each where prompt tokens came from, what it took, and what less than without them."""
+    if not any(arm.tiers for arm in figures.values()):
+        return figures
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in figures}
     spent = {arm: [tiers.spent(run) for run in its] for arm, its in by_arm.items()}
-    first, found = summary.baseline, {}
-    for arm, its in summary.arms.items():
-        hits, gpu_s = tiers.hits(by_arm[arm]), tiers.gpu_seconds(spent[arm])
-        saved = None if arm == first else tiers.saved(spent[first], spent[arm])
+    bases = tiers.bases({arm: sum(use.capacity_bytes for use in its.tiers or ()) for arm, its in figures.items()})
+    found = {}
+    for arm, its in figures.items():
+        hits, gpu_s, base = tiers.hits(by_arm[arm]), tiers.gpu_seconds(spent[arm]), bases[arm]
+        saved = None if arm == base else tiers.saved(base, spent[base], spent[arm])
         if saved is not None:
-            saved = structs.replace(saved, ttft_s=_ttft_saved(summary.difference(arm, "ttft_sched", "mean"), saved))
+            is_stable = its.stability.is_stable and figures[base].stability.is_stable
+            pair = (
+                paired_difference(tables[base]["ttft_sched"], tables[arm]["ttft_sched"], blocks) if is_stable else None
+            )
+            saved = structs.replace(saved, ttft_s=pair and _saving(pair, len(by_arm[arm])))
         found[arm] = structs.replace(
             its,
             remarks=its.remarks + tiers.remarks(its.tiers or (), hits or Hits()),
@@ -403,11 +413,9 @@ def _with_tiers(summary: Summary, runs: list[Record]) -> dict[str, ArmSummary]:
     return found
 
 
-def _ttft_saved(difference: Difference | None, saved: Saved) -> Saving | None:
-    """Return what was saved of the mean TTFT, paired by request; None where a queue grew: it measures how long the run was."""
-    if difference is None or difference.verdict == "unstable":
-        return None
-    return Saving(-difference.mean, -difference.relative, saved.gpu_s.repeats, (-difference.high, -difference.low))
+def _saving(pair: PairedDifference, repeats: int) -> Saving:
+    """Return a difference as what is saved."""
+    return Saving(-pair.mean, -pair.relative, repeats, (-pair.high, -pair.low))
 
 
 def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[Condition]) -> ArmSummary:

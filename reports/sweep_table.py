@@ -21,7 +21,7 @@ from reports.pools import TierUse
 from reports.slo import parse
 from reports.split import LABELS as PARTS
 from reports.tables import milliseconds, number, saving, share, split_note
-from reports.tiers import FORMULAS, SOURCES, Hits, saved, smallest
+from reports.tiers import FORMULAS, SOURCES, Hits, Saving, saved, smallest
 
 SCHEMA = "dynabench.sweep/2"
 
@@ -223,13 +223,15 @@ def _tiers(rows: Rows) -> Grid | None:
         (name, [share(getattr(point.hits or Hits(), source)) for source in sources] + _spent(point, firsts[point.name]))
         for name, point in points.items()
     ]
+    heads = [*(SOURCES[name] for name in sources), *SPENT]
+    said = [place for place in range(len(heads)) if any(cells[place] != "-" for _, cells in lines)]
     return Grid(
         "What did KV tiers give?",
-        [*(SOURCES[name] for name in sources), *SPENT],
-        lines,
+        [heads[place] for place in said],
+        [(name, [cells[place] for place in said]) for name, cells in lines],
         "GPU, tiers and computed: shares of all prompt tokens. Waited: steps, for copies whose blocks were taken again. Saved: "
         f"against the smallest tiers where all else is alike. GPU-s: {FORMULAS['gpu_s']}. TTFT: the mean, in ms; not compared "
-        "where a queue grew.",
+        "where a queue grew. In brackets: 95% intervals over the repeats.",
     )
 
 
@@ -242,7 +244,7 @@ def _spent(point: Point, first: Point) -> list[str]:
     def total(of: Callable[[TierUse], float], digits: int) -> str:
         return number(sum(of(use) for use in point.tiers), digits) if point.tiers else "-"
 
-    its = None if point is first else saved(first.spent, point.spent)
+    its = None if point is first else saved(first.name, first.spent, point.spent)
     ttft = its.ttft_s if its and point.is_stable and first.is_stable else None
     return [
         total(lambda use: use.read.bytes / 1e9, 1),
@@ -250,8 +252,14 @@ def _spent(point: Point, first: Point) -> list[str]:
         total(lambda use: use.stall_s, 2),
         number(point.gpu_s),
         saving(its.gpu_s) if its else "-",
-        f"{'-' * (ttft.value < 0)}{milliseconds(abs(ttft.value))}" if ttft else "-",
+        _ttft_saved(ttft) if ttft else "-",
     ]
+
+
+def _ttft_saved(found: Saving) -> str:
+    """Show what was saved of the mean TTFT, with its interval over repeats."""
+    value, *ends = (f"{'-' * (s < 0)}{milliseconds(abs(s))}" for s in (found.value, *(found.interval or ())))
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def _answer(points: list[Point], count: int) -> str:

@@ -45,7 +45,7 @@ def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
         *(label for label, *_ in FAILURES),
         *(f"{LABELS[name]} mean vs {summary.baseline}" for name in ("ttft_sched", "tpot")),
         *(label for label, *_ in TIERED),
-        _saved_label(summary),
+        SAVED,
     ]
     return [
         *first.items(),
@@ -82,11 +82,7 @@ def sections(summary: Summary) -> list[Grid]:
     ]
     if summary.has_tiers:
         saved = [arm.saved.gpu_s if arm.saved else None for arm in arms]
-        found["KV tiers"] = [
-            *_cells(TIERED, arms),
-            (_saved_label(summary), ["-", *map(saving, saved[1:])]),
-            (f"{_saved_label(summary)} (share)", ["-", *(share(one.share if one else None) for one in saved[1:])]),
-        ]
+        found["KV tiers"] = [*_cells(TIERED, arms), (SAVED, [saving(one) if one else "-" for one in saved])]
     found["Engines"] = _cells(ENGINES, arms)
     if any(arm.failed for arm in arms):
         found["Failures"] = _cells(FAILURES, arms)
@@ -241,16 +237,12 @@ def _share_of(traffic: Traffic) -> str:
     return f"{traffic.busy.mean:.1%} / {traffic.busy.highest:.1%}"
 
 
-def saving(value: Saving | None) -> str:
+def saving(found: Saving) -> str:
     """Show GPU-seconds that were saved, with their interval over repeats."""
-    if value is None:
-        return "n/a"
-    shown = number(value.value)
-    return shown if value.interval is None else f"{shown} [{', '.join(map(number, value.interval))}]"
-
-
-def _saved_label(summary: Summary) -> str:
-    return f"GPU-seconds saved vs {summary.baseline}"
+    largest = max(abs(value) for value in (found.value, *(found.interval or ())))
+    digits = 0 if largest >= 100 else 1 if largest >= 1 else 2
+    value, *ends = (number(round(value, digits) + 0.0, digits) for value in (found.value, *(found.interval or ())))
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def like_grid(runs: list[Record], tool: str) -> Grid:
@@ -428,11 +420,15 @@ def tiers_note(summary: Summary) -> str:
     """Say how figures of KV tiers are to be read."""
     text = f"Hits, computed: shares of all prompt tokens. GPU-seconds: {FORMULAS['gpu_s']}."
     known = [arm.saved for arm in summary.arms.values() if arm.saved]
-    if known and known[0].gpu_s.repeats > 1:
-        text += f" Saved: the mean over {known[0].gpu_s.repeats} repeats, with its 95% interval."
-    elif known:
-        text += " Saved: of one run each, so without an interval (--repeats)."
-    return text
+    if not known:
+        return text
+    repeats = known[0].gpu_s.repeats
+    how = (
+        f"the mean over {repeats} repeats, with its 95% interval"
+        if repeats > 1
+        else "of one run each, so without an interval"
+    )
+    return f"{text} Saved: {FORMULAS['gpu_s_saved']}; {how}."
 
 
 ACROSS = 8
@@ -560,6 +556,7 @@ TIERED: tuple[Line, ...] = (
     ("GPU-seconds", lambda arm: arm.gpu_s or None, number),
 )
 """Where prompt tokens came from, and what all the work took."""
+SAVED = "GPU-seconds saved"
 ENGINES: tuple[Line, ...] = (
     ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), share),
     ("preemptions", lambda arm: arm.preemptions, number),

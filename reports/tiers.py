@@ -5,6 +5,7 @@ saved      runs of two arms  GPU-seconds (and TTFT) of the one without, or with 
 remarks    an arm's runs     where a tier moved more than it saved
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,10 +22,12 @@ SOURCES: dict[str, str] = {"gpu": "GPU", **{str(tier): label for tier, label in 
 """Where a prompt token can come from, as fields of `Hits` are named, and what that is called."""
 SIZES = ("kv_offloading_size",)
 """Settings that say how much a tier holds, by their last words."""
+_SIZE = re.compile(rf"[\w.]*(?:{'|'.join(SIZES)}) \S+?(?=,|$| \()")
+"""What names of arms say of it."""
 FORMULAS = {
     "hits": "prompt tokens found on the GPU, in host memory, on disk or in the store, or computed / all prompt tokens",
     "gpu_s": "time during which a worker took steps x its GPUs, all workers together, the warm-up included",
-    "gpu_s_saved": "GPU-seconds of the arm compared with - GPU-seconds of this one; only where both did the same work",
+    "gpu_s_saved": "GPU-seconds of the arm with the smallest tiers that is otherwise the same (or the first) - those of this one",
 }
 LABELS = {"hits": "hits by tier", "gpu_s": "GPU-seconds", "gpu_s_saved": "GPU-seconds saved"}
 
@@ -72,6 +75,8 @@ class Saving(msgspec.Struct, frozen=True):
 class Saved(msgspec.Struct, frozen=True):
     """What an arm took less than another for the same work."""
 
+    against: str
+    """The other's name."""
     requests: int
     """In each run."""
     gpu_s: Saving
@@ -129,7 +134,7 @@ def gpu_seconds(runs: Sequence[Spent]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def saved(before: Sequence[Spent], after: Sequence[Spent]) -> Saved | None:
+def saved(against: str, before: Sequence[Spent], after: Sequence[Spent]) -> Saved | None:
     """Return what runs took less than others, repeat by repeat; None where they did not do the same work, or it is not known."""
     pairs = list(zip(before, after, strict=False))
     if not all(one.is_complete and other.is_complete and one.tokens == other.tokens for one, other in pairs):
@@ -137,7 +142,7 @@ def saved(before: Sequence[Spent], after: Sequence[Spent]) -> Saved | None:
     gpu_s = _saving([(one.gpu_s, other.gpu_s) for one, other in pairs])
     if gpu_s is None:
         return None
-    return Saved(before[0].requests, gpu_s, _saving([(one.ttft_s, other.ttft_s) for one, other in pairs]))
+    return Saved(against, before[0].requests, gpu_s, _saving([(one.ttft_s, other.ttft_s) for one, other in pairs]))
 
 
 def _saving(pairs: Sequence[tuple[float | None, float | None]]) -> Saving | None:
@@ -149,6 +154,21 @@ def _saving(pairs: Sequence[tuple[float | None, float | None]]) -> Saving | None
     half = half_interval(each)
     interval = None if half is None else (value - half, value + half)
     return Saving(value, value / base if base else 0.0, len(known), interval)
+
+
+def bases(sizes: Mapping[str, float]) -> dict[str, str]:
+    """Return the arm with which each is compared, itself perhaps, from what the tiers of each hold.
+
+    It is the one with the smallest tiers whose name is the same but for their size; where there is no such arm, the first.
+    """
+    groups: dict[str, list[str]] = {}
+    for arm in sizes:
+        groups.setdefault(_SIZE.sub("", arm), []).append(arm)
+    first, found = next(iter(sizes)), dict[str, str]()
+    for group in groups.values():
+        base = min(group, key=sizes.__getitem__) if len(group) > 1 or not sizes[group[0]] else first
+        found |= dict.fromkeys(group, base)
+    return found
 
 
 Changed = TypeVar("Changed")
@@ -207,6 +227,6 @@ def _remarks(use: TierUse, share: float | None) -> Iterator[str]:
     if share is not None and share < FEW and use.written.bytes:
         evicted = f" and {use.evicted_chunks:,.0f} chunks evicted from it" if use.evicted_chunks else ""
         yield (
-            f"{memory} gave {share:.2%} of the prompt tokens, though {use.written.bytes / 1e9:,.4g} GB were written to it"
+            f"{memory} gave {share:.2%} of the prompt tokens, though {use.written.bytes / 1e9:,.0f} GB were written to it"
             f"{evicted}"
         )

@@ -118,7 +118,8 @@ class Measure(NamedTuple):
 
     def text(self, value: float) -> str:
         """Write a value as it is shown."""
-        return duration(value) if self.unit == "ms" else drawing.plain(value)
+        shown = duration(abs(value)) if self.unit == "ms" and value else drawing.plain(abs(value))
+        return f"-{shown}" if value < 0 else shown
 
     def ends(self, found: Saving) -> list[float]:
         """Return the interval as it is shown, if there is one."""
@@ -141,7 +142,7 @@ PALE: Any = {"linewidth": 4, "alpha": 0.35}
 
 
 def savings(shown: Comparison) -> Chart | None:
-    """What each arm took less than the first: right is better."""
+    """What each arm took less than the one with the smallest tiers: right is better."""
     known = [(entry, figures.saved) for entry, _, figures in shown.arms if figures.saved]
     measures = [one for one in MEASURES if any(one.of(saved) for _, saved in known)]
     if not measures:
@@ -161,9 +162,14 @@ def savings(shown: Comparison) -> Chart | None:
             panel.add(f"{entry.name}, {measure.name}: {said}", entry.place, [value], [row])
         measure.scale_axis(panel.axes, "x", [found for _, saved in known if (found := measure.of(saved))])
     every = [saved for _, saved in known]
-    text = f"Against {shown.key[shown.summary.baseline].name}; right of 0 is better. {_reading(every)} "
-    text += "Pale: 95% intervals, of TTFT paired by request. " if len(measures) > 1 else "TTFT: a queue grew. "
-    return Chart(canvas.figure, SAVED, text.strip(), panels, is_wide=True)
+    others = dict.fromkeys(shown.key[one.against].name for one in every)
+    text = f"Against {' and '.join(others)}{', each with the arm that is otherwise the same' * (len(others) > 1)}; "
+    text += f"right of 0 is better. {_reading(every)}"
+    if len(measures) < len(MEASURES):
+        text += " TTFT is not compared, because a queue grew."
+    if any(one.interval for saved in every for measure in measures if (one := measure.of(saved))):
+        text += " Pale: 95% intervals, of TTFT paired by request, of GPU-seconds over the repeats."
+    return Chart(canvas.figure, SAVED, text, panels, is_wide=True)
 
 
 def savings_swept(sweep: Swept) -> Chart | None:
@@ -171,7 +177,7 @@ def savings_swept(sweep: Swept) -> Chart | None:
     if sweep.axis is None or not tiers.is_size(sweep.axis) or not any(point.tiers for point in sweep.points):
         return None
     lines = {
-        name: [(point, saved) for point in line if (saved := tiers.saved(line[0].spent, point.spent))]
+        name: [(point, saved) for point in line if (saved := tiers.saved(line[0].name, line[0].spent, point.spent))]
         for name, line in sweep.lines.items()
     }
     every = [saved for line in lines.values() for _, saved in line]

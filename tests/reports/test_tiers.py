@@ -52,6 +52,18 @@ def test_gpu_seconds_are_saved_against_the_first_arm():
     assert saved.requests == 2
 
 
+def test_each_arm_is_compared_with_the_smallest_tiers_where_all_else_is_alike():
+    sizes = {"kv, kv_offloading_size 8": 8, "kv, kv_offloading_size 0": 0, "random, kv_offloading_size 0": 0}
+    sizes |= {"random, kv_offloading_size 8": 8, "kv, kv_offloading_size 8 (A/A)": 8}
+    kv, random = "kv, kv_offloading_size 0", "random, kv_offloading_size 0"
+    assert list(tiers.bases(sizes).values()) == [kv, kv, random, random, "kv, kv_offloading_size 8"]
+    assert tiers.bases({"before": 0, "after": 8, "other": 0}) == {
+        "before": "before",
+        "after": "before",
+        "other": "other",
+    }
+
+
 def test_savings_have_an_interval_over_repeats():
     runs = [without(repeat=0), without(gpu_s=12.0, repeat=1), tiered(repeat=0), tiered(gpu_s=6.0, repeat=1)]
     arms = summarize(runs).arms
@@ -97,8 +109,8 @@ def test_the_terminal_shows_where_tokens_came_from_and_what_was_saved():
     assert "hits: disk" not in found
     assert found["computed"] == ["70.0%", "50.0%"]
     assert found["GPU-seconds"] == ["10", "8"]
-    assert found["GPU-seconds saved vs without"] == ["-", "2"]
-    assert "Saved: of one run each, so without an interval" in tables.figures(summary).note
+    assert found["GPU-seconds saved"] == ["-", "2.0"]
+    assert "; of one run each, so without an interval." in tables.figures(summary).note
 
 
 def test_the_terminal_shows_what_tiers_held_and_moved():
@@ -199,15 +211,16 @@ def test_the_table_of_a_sweep_says_what_tiers_gave_and_saved():
     ]  # fmt: skip
     assert dict(grid.rows) == {
         "kv 0": ["30.0%", "n/a", "70.0%", "-", "-", "-", "100", "-", "-"],
-        "kv 16": ["30.0%", "20.0%", "50.0%", "2.0", "8.0", "0.50", "90", "10", "125.0"],
-        "kv 64": ["30.0%", "20.0%", "50.0%", "2.0", "8.0", "0.50", "110", "-10", "-250.0"],
+        "kv 16": ["30.0%", "20.0%", "50.0%", "2.0", "8.0", "0.50", "90", "10.0", "125.0"],
+        "kv 64": ["30.0%", "20.0%", "50.0%", "2.0", "8.0", "0.50", "110", "-10.0", "-250.0"],
     }
 
 
 def test_ttft_is_not_compared_in_the_table_where_a_queue_grew():
     points = [sized("kv", 0, 100.0, 0.5), sized("kv", 16, 90.0, 0.4, is_stable=False)]
     grid = sweep_table.lay_out(points, MANIFEST, is_complete=True).tiers
-    assert dict(grid.rows)["kv 16"][-2:] == ["10", "-"]
+    assert dict(grid.rows)["kv 16"][-1] == "10.0"
+    assert grid.columns[-1] == "GPU-s saved"
 
 
 def test_a_sweep_without_tiers_has_no_table_of_them():
@@ -225,7 +238,7 @@ def test_a_point_that_was_kept_before_there_were_tiers_is_read():
         del old[name]
     found = msgspec.convert(old, Point)
     assert (found.hits, found.tiers, found.spent) == (None, [], [])
-    assert tiers.saved(found.spent, found.spent) is None
+    assert tiers.saved("", found.spent, found.spent) is None
 
 
 def test_gpu_seconds_that_are_not_known_of_all_pools_are_unknown():
