@@ -88,6 +88,7 @@ class Cluster:
         self._held: dict[int, EngineSequence] = {}
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
+        self._has_tiers = any(engine.host is not None for engine in engines)
         self._context = context_of(engines)
         self.traffic = Traffic(links or _unlimited(len(self.workers)), self.clock)
         self.tiers = self._connect_tiers(router.wants_events)
@@ -210,6 +211,8 @@ class Cluster:
             router.on_finish(number)
             log.worker[number] = worker.number
             log.cached_tokens[number] = sequence.cached_tokens
+            if self._has_tiers:
+                log.host_tokens[number] = sequence.host_tokens
             log.preemptions[number] = sequence.num_preemptions
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s

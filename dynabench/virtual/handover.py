@@ -106,6 +106,7 @@ class Handover:
         self._sends_chunks = settings.transfer.overlap == "chunk"
         self._is_destination_first = settings.config.flow == "destination-first"
         self._workers = workers
+        self._has_tiers = any(worker.engine.host_link is not None for worker in workers)
         self._decoding = decoding
         self._clock = clock
         self._log = log
@@ -352,4 +353,6 @@ class Handover:
         if (prefilled := journey.prefilled) is not None:
             log.admitted_s[number] = prefilled.first_scheduled_s
             log.cached_tokens[number] = prefilled.cached_tokens
+            if self._has_tiers:
+                log.host_tokens[number] = prefilled.host_tokens
             log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions

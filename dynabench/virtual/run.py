@@ -17,7 +17,7 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.links import Links
 from dynabench.virtual.rollout import best_by_rollout
-from dynabench.virtual.use import kv_use, link_use, pool_use, watch_kv
+from dynabench.virtual.use import kv_use, link_use, pool_use, tier_use, watch_kv
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.model import chunk
@@ -34,6 +34,11 @@ HOSTLESS = ("polynomial", "constant", "table")
 
 MODELLESS = ("polynomial", "constant")
 """Step times that are the same for every model."""
+
+FOLLOW_PREFIXES = (
+    "cached_tokens", "host_tokens", "disk_tokens", "store_tokens", "endless_tokens", "predicted_tokens", "best_tokens",
+)  # fmt: skip
+"""Columns that say nothing where it is not known what prompts share."""
 
 SHORTEST_STEP_S = 1e-9
 """Shorter ones can be lost in the sum with the time, and the clock stands still."""
@@ -88,6 +93,7 @@ def run(
         facts=facts,
         pools=pool_use(plan.deployment, cluster),
         links=link_use(plan.deployment, cluster),
+        tiers=tier_use(plan.deployment, cluster, engines),
         kv=kv_use(kv_uses, cluster),
     )
 
@@ -258,7 +264,7 @@ def _requests(cluster: Cluster, workload: Workload, engines: Sequence[SimulatedE
         is_measured=[load.is_measured(time) for time in log.intended_s],
     )
     if not workload.knows_prefixes:  # what made-up ids hit says nothing
-        requests = requests.replace(cached_tokens=None, endless_tokens=None, predicted_tokens=None, best_tokens=None)
+        requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
     requests = requests if cluster.num_finished == len(log) else requests[~requests.worker.mask]
     room = ranks[requests.worker.data] - requests.isl
     return requests.replace(osl=np.minimum(requests.osl, room))

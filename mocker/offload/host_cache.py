@@ -68,10 +68,11 @@ class HostCache:
         self.num_chunks = num_chunks
         self.num_used = 0
         self.num_evictable = 0
+        self.num_evicted = 0
+        """Chunks, since the beginning."""
         self.has_listener = True
         """Whether `events` is kept."""
         self.events: list[TierEvent] = []
-        self.num_evicted = 0
         self.evicted: list[tuple[BlockChain, int, int]] | None = None
         """Where those who want it find which chunks were evicted."""
         self._medium: Medium = medium

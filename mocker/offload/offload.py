@@ -98,6 +98,8 @@ class Offload:
         )
         self.refused: dict[Sequence, None] = {}
         """Those that run whose chunks found no room; they are offered again in each step."""
+        self.num_refused = 0
+        """How often one became one of these."""
         self.ended: list[tuple[Sequence, int]] = []
         """Those that are over since the last `end_schedule`, with the tokens whose KV they leave."""
         self._pool = pool
@@ -348,6 +350,7 @@ class Offload:
             return None
         ranges = self.host.offer(sequence.chain, state.num_offered, stop, state.uses)
         if ranges is None:
+            self.num_refused += sequence not in self.refused
             self.refused[sequence] = None
             return None
         self.refused.pop(sequence, None)
