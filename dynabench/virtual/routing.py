@@ -117,9 +117,14 @@ class Routing:
         assert index is not None
         for event in events:
             assert not isinstance(event, AllBlocksCleared)
-            if isinstance(event, (TierStored, TierRemoved)):
-                continue
             chain = event.chain
+            if isinstance(event, (TierStored, TierRemoved)):
+                size = event.blocks_per_chunk
+                start, stop = event.start * size, min(event.stop, chain.num_named // size) * size
+                if start < stop:
+                    change = index.tiers.store if isinstance(event, TierStored) else index.tiers.remove
+                    change(worker, event.medium, chain.ids, start, stop, chain.blocks_per_id)
+                continue
             stop = event.stop if event.stop < chain.num_named else chain.num_named
             if event.start < stop:
                 if isinstance(event, BlockStored):

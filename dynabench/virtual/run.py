@@ -17,6 +17,7 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import kv_use, link_use, pool_use, watch_kv
+from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.model import chunk
@@ -187,8 +188,15 @@ def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) ->
     rows = {engine: _step_costs(engine) for engine in set(engines)}
     means = {name: _mean([rows[engine][name] for engine in engines]) for name in rows[engines[0]]}
     means["step_budget_tokens"] = round(means["step_budget_tokens"])
+    if loads := [_host_load_us(engine.host, engine.config.block_size) for engine in engines if engine.host is not None]:
+        means["host_load_us_per_token"] = _mean(loads)
     missing = {name: max(value, 0) for name, value in means.items() if getattr(router, name) is None}
     return replace(router, **missing)  # type: ignore[arg-type]
+
+
+def _host_load_us(host: HostMemory, block_size: int) -> float:
+    """Return what it takes to load a token's KV from host memory (us)."""
+    return host.chunk_bytes / (host.blocks_per_chunk * block_size) / host.bandwidth * 1e6
 
 
 def _step_costs(engine: SimulatedEngine) -> dict[str, float]:
