@@ -110,16 +110,8 @@ class Walk:
 
     def step(self, id: Hashable, num_blocks: int) -> None:
         """Pass an id, of which so many blocks count: in one stroke those who have it whole in one tier, the others by block."""
-        left, split = self.going, []
-        if num_blocks == self._per_id:
-            for worker in self._offsets:
-                left ^= 1 << worker
-            for tier in self._tiers:
-                whole = left & tier.whole.get(id, 0)
-                split.append(whole)
-                left ^= whole
-            for worker in self._offsets:
-                left |= 1 << worker
+        split = self._whole(id) if num_blocks == self._per_id else []
+        left = self.going & ~sum(split)
         if split != self._split:
             self._count()
             self._split = split
@@ -133,6 +125,19 @@ class Walk:
         """Return what each has."""
         self._count()
         return {worker: BeyondGpu(*count) for worker, count in self._counts.items() if any(count)}
+
+    def _whole(self, id: Hashable) -> list[int]:
+        """Return, by tier, who has an id whole there, and no part of it nearer."""
+        left, split = self.going, []
+        for worker in self._offsets:
+            left ^= 1 << worker
+        for tier in self._tiers:
+            whole = left & tier.whole.get(id, 0)
+            split.append(whole)
+            left ^= whole
+            for holder in tier.parts.get(id, ()) if tier.parts else ():
+                left &= ~holder
+        return split
 
     def _step_by_block(self, worker: int, id: Hashable, blocks: range) -> bool:
         """Count blocks of an id up to the first that the worker has in no tier; return whether it has all."""
