@@ -90,7 +90,7 @@ class Tiers:
 class Walk:
     """A walk along a prompt, id by id: whose run goes on, and what it has found so far."""
 
-    __slots__ = ("_counts", "_length", "_offsets", "_per_id", "_split", "_tiers", "going")
+    __slots__ = ("_counts", "_num_passed", "_offsets", "_per_id", "_split", "_tiers", "going")
 
     def __init__(self, tiers: list["Tier"], blocks_per_id: int) -> None:
         self.going = 0
@@ -99,8 +99,8 @@ class Walk:
         self._per_id = blocks_per_id
         self._offsets: dict[int, int] = {}  # of those whose run begins inside the next id
         self._counts: dict[int, list[int]] = {}
-        self._split: list[int] = []  # who had the last ids, whole, in which tier
-        self._length = 0  # for how many ids it was so
+        self._split = [0] * len(tiers)  # who had the last id, whole, in which tier
+        self._num_passed = 0  # ids
 
     def begin(self, worker: int, offset: int) -> None:
         """Let a worker's run begin at a block of the next id."""
@@ -110,34 +110,34 @@ class Walk:
 
     def step(self, id: Hashable, num_blocks: int) -> None:
         """Pass an id, of which so many blocks count: in one stroke those who have it whole in one tier, the others by block."""
-        split = self._whole(id) if num_blocks == self._per_id else []
-        left = self.going & ~sum(split)
+        split: list[int] = []
+        left, by_block = self.going, 0
+        if num_blocks == self._per_id:
+            for worker in self._offsets:
+                by_block |= 1 << worker
+            left ^= by_block
+            for tier in self._tiers:
+                whole = left & tier.whole.get(id, 0)
+                split.append(whole)
+                left ^= whole
+                for holder in tier.parts.get(id, ()) if tier.parts else ():
+                    by_block |= left & holder  # which counts before what is whole farther away
+                    left &= ~holder
+        else:
+            split = [0] * len(self._tiers)
         if split != self._split:
-            self._count()
-            self._split = split
-        self._length += 1
-        for worker in _workers(left):
-            if not self._step_by_block(worker, id, range(self._offsets.get(worker, 0), num_blocks)):
-                self.going ^= 1 << worker
-        self._offsets.clear()
+            self._turn(split)
+        self._num_passed += 1
+        if left or by_block:
+            for worker in _workers(left | by_block):
+                if not self._step_by_block(worker, id, range(self._offsets.get(worker, 0), num_blocks)):
+                    self.going ^= 1 << worker
+            self._offsets.clear()
 
     def end(self) -> dict[int, BeyondGpu]:
         """Return what each has."""
-        self._count()
+        self._turn([0] * len(self._tiers))
         return {worker: BeyondGpu(*count) for worker, count in self._counts.items() if any(count)}
-
-    def _whole(self, id: Hashable) -> list[int]:
-        """Return, by tier, who has an id whole there, and no part of it nearer."""
-        left, split = self.going, []
-        for worker in self._offsets:
-            left ^= 1 << worker
-        for tier in self._tiers:
-            whole = left & tier.whole.get(id, 0)
-            split.append(whole)
-            left ^= whole
-            for holder in tier.parts.get(id, ()) if tier.parts else ():
-                left &= ~holder
-        return split
 
     def _step_by_block(self, worker: int, id: Hashable, blocks: range) -> bool:
         """Count blocks of an id up to the first that the worker has in no tier; return whether it has all."""
@@ -151,12 +151,14 @@ class Walk:
                 return False
         return True
 
-    def _count(self) -> None:
-        """Count the last ids for those who had them whole."""
-        num_blocks, self._length = self._length * self._per_id, 0
-        for place, mask in enumerate(self._split):
-            for worker in _workers(mask):
-                self._counts.setdefault(worker, [0] * len(self._tiers))[place] += num_blocks
+    def _turn(self, split: list[int]) -> None:
+        """Take note that others have the next id than had the last: who ends has what was passed, less what it began behind."""
+        num_blocks = self._num_passed * self._per_id
+        for place, (before, after) in enumerate(zip(self._split, split, strict=True)):
+            for worker in _workers(before ^ after):
+                counts = self._counts.setdefault(worker, [0] * len(self._tiers))
+                counts[place] += num_blocks if before >> worker & 1 else -num_blocks
+        self._split = split
 
 
 class Tier:
