@@ -11,7 +11,10 @@ reports what is stored there and what is removed, for all.
 
 
 class BlocksStored(NamedTuple):
-    """Blocks now cached, in order, behind a parent (none: from the start), which only the GPU's need; all blocks of a chunk."""
+    """Blocks now cached, in order, behind a parent (none: from the start); of a chunk, all its blocks.
+
+    Blocks beyond the GPU need no parent.
+    """
 
     hashes: list[int]
     parent: int | None

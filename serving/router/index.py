@@ -47,7 +47,7 @@ class PrefixIndex:
         self.resync: set[int] = set()
         """Workers that stored a block whose parent is unknown: their events have a gap."""
         self.tiers = Tiers()
-        """What they can fetch beyond the GPU, of which all else here is."""
+        """What they hold beyond the GPU; everything else here is about the GPU."""
         self._masks: dict[Hashable, int] = {}
         self._partial: dict[tuple[Hashable, int], int] = {}  # (id, worker) -> blocks, where not all of the id's
         self._copies: dict[tuple[Hashable, int], int] = {}  # (block, worker) -> copies beyond the first

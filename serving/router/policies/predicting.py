@@ -123,7 +123,7 @@ class PrebleE2(Predicting):
 
     description: ClassVar[str] = (
         "Preble: if more is cached than not, least loaded of those that have it (not if > 1.5 x the idlest); "
-        "else least of load in the last 3 min + eviction cost + miss."
+        "else least of load in the last 3 min + eviction cost + miss + F."
     )
 
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
