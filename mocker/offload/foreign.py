@@ -71,6 +71,11 @@ def _one_of(connectors: Any, block_size: int) -> dict[str, Any]:
 
 
 def _of_host_memory(extra: Mapping[str, Any], block_size: int) -> dict[str, Any]:
+    if "secondary_tiers" in extra:
+        raise ValueError(
+            "kv_connector_extra_config.secondary_tiers have no size in vLLM, and simulated ones need it; expected kv_disk_size or, of "
+            "a deployment, kv_store_size instead"
+        )
     _refuse_unknown(extra, EXTRA, "kv_connector_extra_config")
     num_bytes = extra.get("cpu_bytes_to_use")
     if not isinstance(num_bytes, int | float) or isinstance(num_bytes, bool) or num_bytes <= 0:

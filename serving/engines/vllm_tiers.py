@@ -30,6 +30,9 @@ TIERS = frozenset(
 )
 """Connectors that keep KV to find it again, where others hand it to another engine."""
 
+STORAGE = ("fs", "obj")
+"""Secondary tiers of the OffloadingConnector that have KV events."""
+
 NAME, EXTRA = "kv_connector", "kv_connector_extra_config"
 OF_ALL = ("kv_load_failure_policy", "engine_id")
 """Entries that vLLM reads of a MultiConnector, not of those in it."""
@@ -87,7 +90,14 @@ def telling(config: Connector | None) -> Connector | None:
         return config | {EXTRA: config[EXTRA] | {"connectors": [telling(dict(each)) for each in children(config)]}}
     match config.get(NAME):
         case "OffloadingConnector":
-            return config | {EXTRA: {"self_describing_kv_events": True} | config.get(EXTRA, {})}
+            extra = {"self_describing_kv_events": True} | config.get(EXTRA, {})
+            if "secondary_tiers" in extra:
+                extra["secondary_tiers"] = [_telling_of_storage(each) for each in extra["secondary_tiers"]]
+            return config | {EXTRA: extra}
         case "LMCacheMPConnector":  # vLLM's copy of it has no events, LMCache's own has
             return {"kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector"} | config
     return config
+
+
+def _telling_of_storage(tier: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"enable_kv_events": True} | dict(tier) if tier.get("type") in STORAGE else tier
