@@ -21,7 +21,8 @@ class OffloadConfig:
     """Host memory that keeps KV which the GPU evicts, of each data-parallel rank, for all its GPUs together (GiB; 0: none)."""
 
     num_host_blocks: Whole = 0
-    """Host memory of a rank in KV blocks, as Dynamo's mocker counts it, in place of kv_offloading_size (0: as that says)."""
+    """Host memory of each data-parallel rank in KV blocks, as Dynamo's mocker counts it, in place of kv_offloading_size (0: as that
+    says)."""
 
     blocks_per_chunk: Count = 1
     """KV blocks in a chunk of host memory; a chunk is stored, loaded and evicted as a whole."""

@@ -75,8 +75,8 @@ class Told:
         self.events += events
 
 
-@pytest.fixture(scope="module")
-def engines(folder, lmcache):
+@pytest.fixture
+def engines(folder):
     made = Engines(folder)
     try:
         yield made
@@ -108,7 +108,6 @@ def test_what_the_gpu_forgot_comes_back_from_host_memory(engines, lmcache):
     until(lambda: len(kept(told)) == len(whole))
     assert kept(told) == whole  # under the names that the GPU's blocks have
     assert any(isinstance(event, BlocksRemoved) and event.medium == "GPU" for event in told.events)
-    engines.do(engine.close())
 
 
 def kept(told):
