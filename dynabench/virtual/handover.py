@@ -139,7 +139,7 @@ class Handover:
         there, here = self._decoding.peek(prompt, output_length), self.routing.peek(prompt, 1)
         pool = self._workers[there.worker].engine.scheduler.pool
         block_size = self._block_size
-        needed = -(-prompt.num_tokens // block_size) - there.overlap_blocks
+        needed = -(-prompt.num_tokens // block_size) - there.gpu_blocks
         is_bypassed = bypasses(
             config,
             num_tokens=prompt.num_tokens,

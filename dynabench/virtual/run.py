@@ -18,6 +18,7 @@ from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.links import Links
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import kv_use, link_use, pool_use, watch_kv
+from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.model import chunk
@@ -163,10 +164,12 @@ def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> 
 def _router(plan: Plan, engines: Sequence[SimulatedEngine], role: Role) -> Router:
     """Return the router over the workers of a role, each with a seed of its own."""
     deployment = plan.deployment
-    of_role = [e for e, pool in zip(engines, deployment.worker_pools, strict=True) if pool.role == role]
+    pairs = [pair for pair in zip(engines, deployment.worker_pools, strict=True) if pair[1].role == role]
+    of_role = [engine for engine, _ in pairs]
+    ports = [deployment.transfer.gpu_bandwidth * pool.timing.tensor_parallel_size for _, pool in pairs]
     return Router(
         deployment.mode_of(role),
-        with_step_costs(deployment.router, of_role),
+        with_load_costs(with_step_costs(deployment.router, of_role), of_role, ports),
         block_size=of_role[0].config.block_size,
         rng=random.Random(f"{'prefill ' if role == 'prefill' else ''}router {plan.seed}"),
         closed_events=True,
@@ -198,6 +201,32 @@ def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) ->
     means["step_budget_tokens"] = round(means["step_budget_tokens"])
     missing = {name: max(value, 0) for name, value in means.items() if getattr(router, name) is None}
     return replace(router, **missing)  # type: ignore[arg-type]
+
+
+def with_load_costs(router: RouterConfig, engines: Sequence[SimulatedEngine], ports: Sequence[float]) -> RouterConfig:
+    """Give the modes that ask for it what it takes to load KV, where the user has not: the mean over the workers that have it.
+
+    Args:
+        router: what the user has given.
+        engines: those of the workers.
+        ports: what each worker receives at most (bytes/s).
+    """
+    rows: dict[str, list[float]] = {}
+    for engine, port in zip(engines, ports, strict=True):
+        if engine.host is not None:
+            for name, load_us in _load_costs(engine.host, engine.config.block_size, port).items():
+                rows.setdefault(name, []).append(load_us)
+    return replace(router, **{name: _mean(row) for name, row in rows.items() if getattr(router, name) is None})  # type: ignore[arg-type]
+
+
+def _load_costs(host: HostMemory, block_size: int, port: float) -> dict[str, float]:
+    """Return what a token's KV takes from each place that a worker has (us); what is behind host memory passes through it."""
+    token_us = host.chunk_bytes / (host.blocks_per_chunk * block_size) * 1e6
+    found = {"host_load_us_per_token": token_us / host.bandwidth}
+    for tier in host.tiers:
+        name, bandwidth = ("shared", min(tier.bandwidth, port)) if tier.name == "store" else ("disk", tier.bandwidth)
+        found[f"{name}_load_us_per_token"] = token_us / bandwidth + found["host_load_us_per_token"]
+    return found
 
 
 def _step_costs(engine: SimulatedEngine) -> dict[str, float]:

@@ -39,7 +39,7 @@ class Store:
             blocks_per_chunk=blocks_per_chunk,
             eviction_policy=tier.eviction_policy,
             store_threshold=0,
-            medium="STORAGE",
+            medium="SHARED" if tier.name == "store" else "STORAGE",
         )
         self.cache.has_listener = has_listener
         self.num_chunks_read = 0

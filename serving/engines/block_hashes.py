@@ -11,7 +11,7 @@ hashes of its own.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ MEDIA: dict[str | None, Medium] = {
     "STORAGE": "STORAGE",
     "CPU_PINNED": "CPU",  # SGLang, from here
     "DISK": "STORAGE",
-    "EXTERNAL": "STORAGE",
+    "EXTERNAL": "SHARED",
 }
 """Where blocks are, in the words of engines and in ours."""
 
@@ -52,7 +52,7 @@ class HashTranslator:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._ours: dict[Any, _Run] = {}
-        self._copies: dict[Medium, dict[Any, int]] = {"GPU": {}, "CPU": {}, "STORAGE": {}}
+        self._copies: dict[Medium, dict[Any, int]] = {medium: {} for medium in get_args(Medium)}
         self._has_warned = False
 
     def stored(
@@ -79,14 +79,18 @@ class HashTranslator:
         return BlocksStored(new, above, medium)
 
     def removed(self, theirs: Sequence[Any], *, medium: Medium = "GPU") -> BlocksRemoved | None:
-        """Translate blocks that are gone from a medium."""
+        """Translate blocks that are gone from a medium.
+
+        Routers count copies on the GPU only; beyond it a block is gone when its last copy is.
+        """
         gone: list[int] = []
         copies = self._copies[medium]
         for name in theirs:
             if name not in copies:
                 continue
-            gone += reversed(self._ours[name].hashes)
             copies[name] -= 1
+            if medium == "GPU" or not copies[name]:
+                gone += reversed(self._ours[name].hashes)
             if not copies[name]:
                 del copies[name]
                 if not any(name in held for held in self._copies.values()):
@@ -100,8 +104,7 @@ class HashTranslator:
         run = self._ours[name]
         self._add(name, now)
         removed = self.removed([name], medium=before)
-        assert removed is not None
-        return [BlocksStored(run.hashes, run.above, now), removed]
+        return [BlocksStored(run.hashes, run.above, now), *([] if removed is None else [removed])]
 
     def cleared(self) -> BlocksCleared:
         """Forget everything."""
@@ -123,6 +126,8 @@ class HashTranslator:
         if medium is None:
             self._warn(f"a block is said to be in {fields['medium']!r}, which is unknown: it is left out")
             return None
+        if medium == "STORAGE" and fields.get("locality") == "REMOTE":
+            medium = "SHARED"
         if fields.get("lora_name") or fields.get("lora_id"):
             return None
         if kind == "BlockStored":

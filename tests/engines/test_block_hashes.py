@@ -107,7 +107,7 @@ def test_a_block_keeps_its_name_while_it_is_anywhere():
         ("STORAGE", "STORAGE"),
         ("CPU_PINNED", "CPU"),
         ("DISK", "STORAGE"),
-        ("EXTERNAL", "STORAGE"),
+        ("EXTERNAL", "SHARED"),
         ("cpu", "CPU"),
     ],
 )
@@ -118,16 +118,22 @@ def test_every_engines_words_for_media_are_known(theirs, medium):
     assert translator.translate(removed([1], medium=theirs)).medium == medium
 
 
+@pytest.mark.parametrize(("locality", "medium"), [(None, "STORAGE"), ("LOCAL", "STORAGE"), ("REMOTE", "SHARED")])
+def test_storage_that_is_not_the_workers_own_is_shared(locality, medium):
+    event = stored([1], None, [1, 2], medium="STORAGE", locality=locality)
+    assert HashTranslator(SIZE).translate(event).medium == medium
+
+
 def test_a_chunk_of_vllm_names_its_blocks_as_the_gpu_does():
     translator, chain = HashTranslator(SIZE), ours([1, 2, 3, 4, 5, 6, 7, 8])
     translator.translate(stored(["a", "b", "c", "d"], None, [1, 2, 3, 4, 5, 6, 7, 8]))
-    # A chunk is said with all its blocks, and again where chunks overlap: what is counted twice is removed twice.
+    # A chunk is said with all its blocks, and again where chunks overlap: then it is gone with the second removal.
     for _ in range(2):
         assert translator.translate(stored(["c", "d"], "b", [5, 6, 7, 8]) | CPU) == BlocksStored(
             chain[2:], chain[1], "CPU"
         )
-    for _ in range(2):
-        assert translator.translate(removed(["c", "d"]) | CPU) == BlocksRemoved(chain[2:], "CPU")
+    assert translator.translate(removed(["c", "d"]) | CPU) is None
+    assert translator.translate(removed(["c", "d"]) | CPU) == BlocksRemoved(chain[2:], "CPU")
     assert translator.translate(removed(["c", "d"]) | CPU) is None
 
 
