@@ -110,9 +110,9 @@ class Bound(msgspec.Struct, frozen=True):
     ttft_mean_s: float | None
     covered: dict[str, float]
     """How much of the way from `random` to that mean TTFT each arm covers."""
-    hit_shares: dict[str, dict[str, float]]
+    hit_shares: dict[str, dict[str, float]] | UnsetType = UNSET
     """By arm: the highest hit share with its GPU memory, and with each further tier too."""
-    reached: dict[str, float]
+    reached: dict[str, float] | UnsetType = UNSET
     """How much of the highest hit share with all its memory each arm reached."""
 
 
@@ -236,7 +236,7 @@ def _bound(arms: dict[str, ArmSummary], bound_s: float | None, best: dict[str, d
         for arm, shares in best.items()
         if (found := actual[arm]) is not None and (most := max(shares.values()))
     }
-    return Bound(bound_s, insight.covered(means, bound_s), best, reached)
+    return Bound(bound_s, insight.covered(means, bound_s), best or UNSET, reached or UNSET)
 
 
 def verdict(summary: Summary) -> str:

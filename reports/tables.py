@@ -93,7 +93,7 @@ def _known(lines: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
 
 def _best_hits(summary: Summary) -> list[tuple[str, list[str]]]:
     """Return the highest hit shares that each arm's memory allows, and how much of the highest it reached."""
-    best = [summary.bound.hit_shares.get(arm, {}) for arm in summary.arms]
+    best = [(summary.bound.hit_shares or {}).get(arm, {}) for arm in summary.arms]
     tiers = list(dict.fromkeys(tier for shares in best for tier in shares))
     by_tier = [
         (f"best hits: {'with ' if place else ''}{tier}", [share(shares.get(tier)) for shares in best])
@@ -102,7 +102,7 @@ def _best_hits(summary: Summary) -> list[tuple[str, list[str]]]:
     return [
         *(by_tier if len(tiers) > 1 else []),
         ("best possible hit share", [share(max(shares.values(), default=None)) for shares in best]),
-        ("best possible, reached", [share(summary.bound.reached.get(arm)) for arm in summary.arms]),
+        ("best possible, reached", [share((summary.bound.reached or {}).get(arm)) for arm in summary.arms]),
     ]
 
 
@@ -364,8 +364,8 @@ def figures_note(summary: Summary) -> str:
     if summary.bound.ttft_mean_s:
         text += (
             f" No router could have a mean TTFT below {milliseconds(summary.bound.ttft_mean_s)} ms: the larger of what every "
-            "prompt takes on an empty machine with the best cache there could be, and of what all prompts wait for on one "
-            "machine as fast as all workers."
+            "prompt takes on an empty machine with the best cache that the memory allows, and of what all prompts wait for on "
+            "one machine as fast as all workers."
         )
     return text
 

@@ -63,6 +63,22 @@ def describe(workload: Workload) -> Description:
     )
 
 
+def best_shares(workload: Workload) -> dict[int, float] | None:
+    """Return the highest hit share of caches of so many tokens, each four times as large as the one before.
+
+    They go from one that holds every prompt to one that loses nothing; None where it is not known what prompts share.
+    """
+    if not workload.knows_prefixes:
+        return None
+    reuse, total = reuse_of(workload), sum(request.input_length for request in workload)
+    size, most, shares = 1 << 14, reuse.endless_hits().sum(), dict[int, float]()
+    while not shares or max(shares.values()) < most / total:
+        if size >= max(reuse.num_blocks) * workload.block_size:
+            shares[size] = float(reuse.best_hits(size // workload.block_size).sum() / total)
+        size *= 4
+    return shares
+
+
 def ends(workload: Workload) -> dict[str, int]:
     """Count answers by how they end."""
     return dict(Counter(request.ends for request in workload))

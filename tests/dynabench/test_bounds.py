@@ -181,9 +181,18 @@ def test_the_warm_up_counts_for_no_bound(workload):
 
 
 def test_a_report_says_how_much_of_the_possible_hits_was_reached(tmp_path):
-    flags = "--model Qwen/Qwen3-0.6B --timing polynomial --num-gpu-blocks 200 --max-requests 300 --workers 1".split()
+    flags = ("--model", "Qwen/Qwen3-0.6B", "--timing", "polynomial", "--num-gpu-blocks", "200", "--workers", "1")
     done = dynabench(
-        "simulate", *flags, "--router-mode", "kv", "--vary", "kv_offloading_size=0,8", "--out", tmp_path / "x"
+        "simulate",
+        *flags,
+        "--max-requests",
+        "300",
+        "--router-mode",
+        "kv",
+        "--vary",
+        "kv_offloading_size=0,8",
+        "--out",
+        tmp_path / "x",
     )
     assert done.returncode == 0, done.stderr
     assert "best possible hit share" in done.stdout

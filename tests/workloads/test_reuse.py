@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from workloads import Request, Workload
+from workloads.describe import best_shares, describe
 from workloads.reuse import reuse_of
 
 
@@ -108,3 +109,16 @@ def test_an_unlimited_cache_holds_all_full_blocks_of_its_own_size(seed, size):
 def test_a_workload_without_full_blocks_has_no_hits():
     reuse = reuse_of(workload_of([(1,), (1,)], lengths=[3, 3]))
     assert reuse.best_hits(5).tolist() == reuse.endless_hits().tolist() == [0, 0]
+
+
+def test_shares_by_size_go_from_a_cache_that_holds_every_prompt_to_one_that_loses_nothing():
+    prompts = [tuple(range(100 * n, 100 * n + 40)) for n in range(8)] * 2
+    workload = workload_of(prompts, block_size=1024)
+    shares = best_shares(workload)
+    # 64 blocks hold one prompt and 24 blocks of another: those stay until that one comes again, and so on.
+    assert list(shares) == [1 << 16, 1 << 18, 1 << 20]
+    assert 0 < shares[1 << 16] < shares[1 << 18] < shares[1 << 20] == describe(workload).endless_cache_hit_share == 0.5
+
+
+def test_where_it_is_unknown_what_prompts_share_so_are_the_shares():
+    assert best_shares(Workload("w", 4, [Request(0.0, 8, 1, (1, 2))], knows_prefixes=False)) is None
