@@ -94,7 +94,7 @@ def _known(lines: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
 def _best_hits(summary: Summary) -> list[tuple[str, list[str]]]:
     """Return the highest hit shares that each arm's memory allows, and how much of the highest it reached."""
     best = [(summary.bound.hit_shares or {}).get(arm, {}) for arm in summary.arms]
-    tiers = list(dict.fromkeys(tier for shares in best for tier in shares))
+    tiers = list(dict.fromkeys(tier for shares in sorted(best, key=len, reverse=True) for tier in shares))
     by_tier = [
         (f"best hits: {'with ' if place else ''}{tier}", [share(shares.get(tier)) for shares in best])
         for place, tier in enumerate(tiers)

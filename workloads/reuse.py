@@ -56,7 +56,8 @@ class Reuse:
           next request finds at its worker. How far one worker is behind another makes no difference.
 
         Each worker is taken to compute one prompt after the other, in order of arrival. Requests that overtake others can
-        find more, and so can those behind a prompt that is computed again after a preemption.
+        find more, and so can those behind a prompt that is computed again after a preemption, or workers that are not equally
+        far with a store in common.
 
         Args:
             capacity: blocks in the cache.

@@ -5,6 +5,7 @@ tokens, those beyond its hits must be computed, and those beyond the hits of GPU
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -14,12 +15,16 @@ import numpy as np
 
 from dynabench.deployment.engines import engines_of
 from dynabench.plan import Arm
+from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import TimingModel, chunk
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of
 from workloads.shape import ShapeConfig
+
+PLACES = ("GPU memory", "host memory", "disk", "store")
+"""Where KV may be found, the nearest first."""
 
 
 class Bounds(NamedTuple):
@@ -88,16 +93,30 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
 def tiers_of(engines: Sequence[SimulatedEngine]) -> list[Tier]:
     """Return where KV may be found, the nearest first."""
     caching = [engine for engine in engines if engine.config.enable_prefix_caching]
-    tiers = [Tier("GPU memory", sum(engine.num_usable_blocks * engine.config.dp_size for engine in caching), 0.0)]
-    hosts = [(engine, engine.host) for engine in caching if engine.host is not None]
-    if hosts:
-        num_blocks = sum(host.num_chunks * host.blocks_per_chunk * engine.config.dp_size for engine, host in hosts)
-        token_s = min(
-            host.chunk_bytes / (host.blocks_per_chunk * engine.config.block_size) / host.bandwidth
-            for engine, host in hosts
-        )
-        tiers.append(Tier("host memory", num_blocks, token_s))
-    return tiers
+    num_blocks = {"GPU memory": sum(engine.num_usable_blocks * engine.config.dp_size for engine in caching)}
+    copies = {"GPU memory": 0.0}
+    for engine in caching:
+        if (host := engine.host) is None:
+            continue
+        places = {"host memory": host.num_chunks} | {tier.name: tier.num_chunks for tier in host.tiers}
+        for name, num_chunks in places.items():
+            count = num_chunks * host.blocks_per_chunk
+            if name == "store":  # there is one
+                num_blocks[name] = count
+            else:
+                num_blocks[name] = num_blocks.get(name, 0) + count * engine.config.dp_size
+            copies[name] = min(copies.get(name, math.inf), _copy_s(engine, host, is_far=name != "host memory"))
+    return [Tier(name, num_blocks[name], copies[name]) for name in sorted(num_blocks, key=PLACES.index)]
+
+
+def _copy_s(engine: SimulatedEngine, host: HostMemory, *, is_far: bool) -> float:
+    """Return the least time to copy the KV of a token to a GPU (s), from host memory or through it.
+
+    A prompt may read from all that is behind host memory at once.
+    """
+    token_bytes = host.chunk_bytes / (host.blocks_per_chunk * engine.config.block_size)
+    read_s = token_bytes / sum([tier.bandwidth for tier in host.tiers]) if is_far else 0.0
+    return read_s + token_bytes / host.bandwidth
 
 
 def hit_shares(prompts: Prompts, tiers: Sequence[Tier]) -> dict[str, float]:

@@ -2,14 +2,20 @@
 
 import json
 import random
+from dataclasses import replace
 from itertools import count
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from dynabench.deployment.engines import engines_of
+from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.experiment.bounds import Prompts, bounds_of, hit_shares, lower_bound, tiers_of, ttft_bound
-from dynabench.plan import Arm, Settings
+from dynabench.plan import Arm, Plan, Settings
+from dynabench.virtual.run import run
 from mocker import EngineConfig
+from mocker.offload.config import PrefetchPolicy, WritePolicy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports import metrics
@@ -63,9 +69,15 @@ def drawn(rng):
         kv_offloading_size=rng.choice([0, 0.03, 0.1, 1]),
         blocks_per_chunk=rng.choice([1, 2]),
         eviction_policy=rng.choice(["lru", "arc"]),
-        store_threshold=rng.choice([0, 2]),
         host_bandwidth_gb_s=rng.choice([1, 5, 32, 1000]),
     )
+    if engine.kv_offloading_size:
+        far = {"kv_disk_size": rng.choice([0, 0.1, 1]), "kv_disk_bandwidth_gb_s": rng.choice([1, 7, 1000])}
+        policies = {
+            "kv_disk_write_policy": rng.choice(get_args(WritePolicy)),
+            "kv_prefetch_policy": rng.choice(get_args(PrefetchPolicy)),
+        }
+        engine = replace(engine, **(far | policies if rng.random() < 0.7 else {"store_threshold": 2}))
     return Workload("w", size, rows), engine
 
 
@@ -81,12 +93,18 @@ def test_no_run_beats_the_bounds(seed):
         ]
     )
     mode, workers = rng.choice(MODES) + rng.choice(["", "", "+late(256)"]), rng.randint(1, 3)
-    found = simulate(workload, mode, engine=config, timing=timing, workers=workers, seed=seed).requests
-    engine, prompts = resolve(config, timing), Prompts(workload, config.block_size)
-    highest = max(hit_shares(prompts, tiers_of([engine] * workers)).values())
+    deployment = deployed(mode, workers=workers, engine=config, timing=timing)
+    if config.kv_offloading_size and not config.store_threshold:
+        store = KvStoreConfig(
+            kv_store_size=rng.choice([0, 0.2, 2]), kv_store_write_policy=rng.choice(get_args(WritePolicy))
+        )
+        deployment = replace(deployment, kv_store=store)
+    found = run(Plan.alone(Settings(deployment), seed=seed), workload).requests
+    engines, prompts = engines_of(deployment), Prompts(workload, config.block_size)
+    highest = max(hit_shares(prompts, tiers_of(engines)).values())
     assert found.cached_tokens.sum() / found.isl.sum() <= highest + 1e-9, f"{mode}, {workers} workers, {config}"
     ttft = metrics.per_request(found)["ttft_sched"].mean()
-    assert ttft >= lower_bound(prompts, engine, workers) * (1 - 1e-9), f"{mode}, {workers} workers, {config}"
+    assert ttft >= lower_bound(prompts, engines[0], workers) * (1 - 1e-9), f"{mode}, {workers} workers, {config}"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -110,6 +128,18 @@ def test_each_tier_adds_to_what_can_be_found():
     assert [tier.num_blocks for tier in tiers] == [20, 2**30 // (64 * 112 * 1024)]
     assert tiers[1].token_s == pytest.approx(112 * 1024 / 32e9)
     assert [tier.num_blocks for tier in tiers_of([engine] * 3)] == [3 * tier.num_blocks for tier in tiers]
+
+
+def test_disks_add_up_and_a_store_is_one():
+    engine = EngineConfig(kv_offloading_size=1, kv_disk_size=2, kv_disk_bandwidth_gb_s=8)
+    store = KvStoreConfig(kv_store_size=4, kv_store_bandwidth_gb_s=24)
+    deployment = replace(deployed(workers=3, engine=engine, timing=SMALL_MODEL), kv_store=store)
+    tiers = tiers_of(engines_of(deployment))
+    assert [tier.name for tier in tiers] == ["GPU memory", "host memory", "disk", "store"]
+    block = 64 * 112 * 1024
+    assert [tier.num_blocks for tier in tiers[1:]] == [3 * (2**30 // block), 3 * (2**31 // block), 2**32 // block]
+    near, disk, shared = (tier.token_s for tier in tiers[1:])
+    assert near < disk == shared == pytest.approx(112 * 1024 * (1 / 32e9 + 1 / 32e9))  # both are read at once
 
 
 def bound_s(workload, timing=SMALL_MODEL, **engine):
