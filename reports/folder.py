@@ -170,6 +170,8 @@ class Head(msgspec.Struct):
     workload: Sent
     runs: Annotated[list[RunFacts], Meta(min_length=1)]
     bound_s: Annotated[float, Meta(ge=0, le=MAX_S)] | None = None
+    best_hit_shares: dict[str, dict[str, Annotated[float, Meta(ge=0, le=1)]]] = {}
+    """By arm: the highest hit share with its GPU memory, and with each further tier."""
     smallest_difference: Annotated[float, Meta(ge=0, le=1)] = SMALLEST
     """Below which two arms are equal in practice, as a share."""
     step_times: str | None = None
@@ -369,6 +371,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         runs,
         [parse(text) for text in experiment["limits"]],
         experiment.get("bound_s"),
+        experiment.get("best_hit_shares"),
         smallest=experiment.get("smallest_difference", SMALLEST),
     )
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")

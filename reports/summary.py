@@ -114,10 +114,15 @@ class ArmSummary(msgspec.Struct, frozen=True):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A mean TTFT that no router could have beaten, and how much of the way from `random` to it each arm covers."""
+    """What no router could have beaten; figures of arms only where they are known."""
 
     ttft_mean_s: float | None
     covered: dict[str, float]
+    """How much of the way from `random` to that mean TTFT each arm covers."""
+    hit_shares: dict[str, dict[str, float]] | UnsetType = UNSET
+    """By arm: the highest hit share with its GPU memory, and with each further tier too."""
+    reached: dict[str, float] | UnsetType = UNSET
+    """How much of the highest hit share with all its memory each arm reached."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -182,6 +187,7 @@ def summarize(
     runs: list[Record],
     limits: list[Condition] | None = None,
     bound_s: float | None = None,
+    best_hit_shares: dict[str, dict[str, float]] | None = None,
     *,
     smallest: float = SMALLEST,
     with_intervals: bool = True,
@@ -192,6 +198,7 @@ def summarize(
         runs: every run of every arm.
         limits: what a good request, or run, is.
         bound_s: what no router could have beaten as mean TTFT (s).
+        best_hit_shares: the same of hits, by arm and memory.
         smallest: the relative difference below which two arms are equal in practice.
         with_intervals: give each arm's own figures intervals, which takes a while.
     """
@@ -209,7 +216,6 @@ def summarize(
     figures = _with_tiers(figures, runs, tables, blocks)
     floor = _noise_floor(first, tables, blocks)
     is_stable = {arm: value.stability.is_stable for arm, value in figures.items()}
-    means = {arm: value.ttft_sched.mean for arm, value in figures.items() if value.ttft_sched.mean}
     summary = Summary(
         schema=SCHEMA,
         is_valid=not any(value.notes for value in figures.values()),
@@ -225,7 +231,7 @@ def summarize(
         },
         noise_floor=floor,
         limits=[str(limit) for limit in limits or []],
-        bound=Bound(bound_s, insight.covered(means, bound_s)),
+        bound=_bound(figures, bound_s, best_hit_shares or {}),
         num_blocks=int(blocks.max(initial=0)) + 1,
         formulas=metrics.FORMULAS,
         is_complete=all(value.is_complete for value in figures.values()),
@@ -236,6 +242,18 @@ def summarize(
     if summary.has_tiers:
         summary = structs.replace(summary, formulas=summary.formulas | tiers.FORMULAS)
     return structs.replace(summary, verdict=verdict(summary))
+
+
+def _bound(arms: dict[str, ArmSummary], bound_s: float | None, best: dict[str, dict[str, float]]) -> Bound:
+    means = {arm: figures.ttft_sched.mean for arm, figures in arms.items() if figures.ttft_sched.mean}
+    best = {arm: best[arm] for arm in arms if best.get(arm)}
+    actual = {arm: arms[arm].waterfall.actual for arm in best}
+    reached = {
+        arm: found / most
+        for arm, shares in best.items()
+        if (found := actual[arm]) is not None and (most := max(shares.values()))
+    }
+    return Bound(bound_s, insight.covered(means, bound_s), best or UNSET, reached or UNSET)
 
 
 def verdict(summary: Summary) -> str:

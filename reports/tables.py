@@ -78,6 +78,7 @@ def sections(summary: Summary) -> list[Grid]:
     found["Throughput"] = _cells(THROUGHPUT, arms)
     found["Prefix caching and balance"] = [
         *_cells(ROUTED, arms),
+        *_best_hits(summary),
         ("random to bound, covered", [share(covered.get(arm)) for arm in summary.arms]),
     ]
     if summary.has_tiers:
@@ -94,6 +95,21 @@ def sections(summary: Summary) -> list[Grid]:
 def _known(lines: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
     """Leave out lines that say nothing."""
     return [(label, cells) for label, cells in lines if any(cell != "n/a" for cell in cells) or "p99" in label]
+
+
+def _best_hits(summary: Summary) -> list[tuple[str, list[str]]]:
+    """Return the highest hit shares that each arm's memory allows, and how much of the highest it reached."""
+    best = [(summary.bound.hit_shares or {}).get(arm, {}) for arm in summary.arms]
+    tiers = list(dict.fromkeys(tier for shares in sorted(best, key=len, reverse=True) for tier in shares))
+    by_tier = [
+        (f"best hits: {'with ' if place else ''}{tier}", [share(shares.get(tier)) for shares in best])
+        for place, tier in enumerate(tiers)
+    ]
+    return [
+        *(by_tier if len(tiers) > 1 else []),
+        ("best possible hit share", [share(max(shares.values(), default=None)) for shares in best]),
+        ("best possible, reached", [share((summary.bound.reached or {}).get(arm)) for arm in summary.arms]),
+    ]
 
 
 def _cells(lines: Sequence[Line], arms: list[ArmSummary]) -> list[tuple[str, list[str]]]:
@@ -410,8 +426,8 @@ def figures_note(summary: Summary) -> str:
     if summary.bound.ttft_mean_s:
         text += (
             f" No router could have a mean TTFT below {milliseconds(summary.bound.ttft_mean_s)} ms: the larger of what every "
-            "prompt takes on an empty machine with the best cache there could be, and of what all prompts wait for on one "
-            "machine as fast as all workers."
+            "prompt takes on an empty machine with the best cache that the memory allows, and of what all prompts wait for on "
+            "one machine as fast as all workers."
         )
     return text
 
@@ -569,6 +585,7 @@ KEY = (
     "requests/s",
     "goodput (/s of arrivals)",
     "cache hit share",
+    "best possible hit share",
 )
 """Lines that a terminal shows unless it is asked for all."""
 FAILURES: tuple[Line, ...] = (

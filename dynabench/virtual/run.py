@@ -27,8 +27,8 @@ from reports.records import Floats, Record, Requests
 from serving.model.card import Role
 from serving.router import Mode, Router, RouterConfig
 from workloads import Workload
-from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
+from workloads.reuse import reuse_of
 
 HOSTLESS = ("polynomial", "constant", "table")
 """Step times that do not tell the host's work from the GPU's."""
@@ -289,7 +289,7 @@ def _requests(cluster: Cluster, workload: Workload, engines: Sequence[SimulatedE
         planned_isl=isl,
         planned_osl=planned,
         first_chunk_tokens=np.ones(len(log), np.int32),
-        endless_tokens=endless_hits(workload),
+        endless_tokens=reuse_of(workload, cluster.block_size).endless_hits(),
         is_measured=[load.is_measured(time) for time in log.intended_s],
     )
     if not workload.knows_prefixes:  # what made-up ids hit says nothing
