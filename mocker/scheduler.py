@@ -384,9 +384,9 @@ class Scheduler:
             self.loads.append(sequence)
         elif self.offload is not None:
             num_local = hits * self.config.block_size
-            self.offload.load(sequence, num_local, num_computed - num_local)
             if not sequence.num_preemptions:
-                sequence.cached_tokens, sequence.host_tokens = num_computed, num_computed - num_local
+                sequence.cached_tokens = num_computed
+            self.offload.load(sequence, num_local, num_computed - num_local)
         return True
 
     def num_reserved_blocks(self) -> int:

@@ -20,7 +20,7 @@ from reports.statistics import half_interval
 
 SOURCES: dict[str, str] = {"gpu": "GPU", **{str(tier): label for tier, label in TIERS.items()}, "computed": "computed"}
 """Where a prompt token can come from, as fields of `Hits` are named, and what that is called."""
-SIZES = ("kv_offloading_size",)
+SIZES = ("kv_offloading_size", "kv_disk_size", "kv_store_size")
 """Settings that say how much a tier holds, by their last words."""
 _SIZE = re.compile(rf"[\w.]*(?:{'|'.join(SIZES)}) \S+?(?=,|$| \()")
 """What names of arms say of it."""

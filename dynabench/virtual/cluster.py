@@ -182,9 +182,7 @@ class Cluster:
                     stores.append(shared)
                     continue
                 place = self.traffic.links.add_storage(tier.bandwidth, None if is_shared else worker.number)
-                store = Store(
-                    tier, blocks_per_chunk=memory.blocks_per_chunk, place=place, has_listener=publish is not None
-                )
+                store = Store(tier, memory, place=place, has_listener=publish is not None)
                 stores.append(store)
                 shared = store if is_shared else shared
             found[worker.number] = Tiers(worker, memory, stores, self.traffic, self.clock, publish)
@@ -223,6 +221,8 @@ class Cluster:
             log.cached_tokens[number] = sequence.cached_tokens
             if self._has_tiers:
                 log.host_tokens[number] = sequence.host_tokens
+                log.disk_tokens[number] = sequence.disk_tokens
+                log.store_tokens[number] = sequence.store_tokens
             log.preemptions[number] = sequence.num_preemptions
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s

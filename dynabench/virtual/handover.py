@@ -355,4 +355,6 @@ class Handover:
             log.cached_tokens[number] = prefilled.cached_tokens
             if self._has_tiers:
                 log.host_tokens[number] = prefilled.host_tokens
+                log.disk_tokens[number] = prefilled.disk_tokens
+                log.store_tokens[number] = prefilled.store_tokens
             log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions

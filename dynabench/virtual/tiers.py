@@ -23,27 +23,28 @@ from mocker.offload.tiers import Found, Hurry, LookUp, Range, Read, TierWork, Wr
 class Store:
     """What a disk, or a store that workers share, holds."""
 
-    def __init__(self, tier: Tier, *, blocks_per_chunk: int, place: int, has_listener: bool) -> None:
+    def __init__(self, tier: Tier, memory: HostMemory, *, place: int, has_listener: bool) -> None:
         """Make an empty one.
 
         Args:
             tier: what it is like.
-            blocks_per_chunk: GPU blocks in a chunk.
+            memory: the host memory before it, which has chunks of the same size.
             place: its number among the links.
             has_listener: whether anybody asks for its events.
         """
         self.tier = tier
+        self.blocks_per_chunk, self.bytes_per_chunk = memory.blocks_per_chunk, memory.chunk_bytes
         self.place = place
         self.cache = HostCache(
             tier.num_chunks,
-            blocks_per_chunk=blocks_per_chunk,
+            blocks_per_chunk=memory.blocks_per_chunk,
             eviction_policy=tier.eviction_policy,
             store_threshold=0,
             medium="SHARED" if tier.name == "store" else "STORAGE",
         )
         self.cache.has_listener = has_listener
-        self.num_chunks_read = 0
-        self.num_chunks_written = 0
+        self.num_reads = self.num_chunks_read = 0
+        self.num_writes = self.num_chunks_written = 0
         self.num_refused = 0
         """Writes that found no room."""
 
@@ -60,6 +61,7 @@ class Store:
                 self.num_refused += 1
             else:
                 self.cache.complete_store(chain, written)
+                self.num_writes += bool(written)
                 self.num_chunks_written += count(written)
         self.cache.finish(chain, uses)
 
@@ -169,6 +171,7 @@ class Tiers:
         for start, stop in read.ranges:
             store.cache.unpin(chain, start, stop)
         store.cache.finish(chain, self._uses.pop(read))
+        store.num_reads += 1
         store.num_chunks_read += num_chunks
         self._engine.end_read(read, num_chunks)
         self._go_on()

@@ -12,6 +12,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.kv_use import KvUse
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
+from dynabench.virtual.tiers import Store
 from mocker.offload.host_link import Direction
 from mocker.timing.choose import SimulatedEngine
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
@@ -56,7 +57,42 @@ def tier_use(deployment: Deployment, cluster: Cluster, engines: Sequence[Simulat
                 stalled=_shares([link.stall_s for link in links], length_s),
             )
         )
+        disks = [cluster.tiers[place].stores.get("disk") for place in places if place in cluster.tiers]
+        if known := [disk for disk in disks if disk is not None]:
+            found.append(_storage(cluster, pool.name, known))
+    shared = (tiers.stores["store"] for tiers in cluster.tiers.values() if "store" in tiers.stores)
+    if (store := next(shared, None)) is not None:
+        found.append(_storage(cluster, "all", [store]))
     return tuple(found)
+
+
+def _storage(cluster: Cluster, pool: str, stores: Sequence[Store]) -> TierUse:
+    """Return what disks, or a store that workers share, held and moved."""
+    now, length_s = cluster.clock.now, _length_s(cluster)
+    uses = cluster.traffic.links.utilisation(now).storages
+    busy, bytes_per_chunk = [uses[-1 - store.place] for store in stores], stores[0].bytes_per_chunk
+    num_chunks = sum(store.tier.num_chunks for store in stores)
+    read, written = (sum(store.num_chunks_read for store in stores), sum(store.num_chunks_written for store in stores))
+    return TierUse(
+        pool,
+        stores[0].tier.name,
+        len(stores),
+        capacity_bytes=num_chunks * bytes_per_chunk,
+        capacity_tokens=num_chunks * stores[0].blocks_per_chunk * cluster.block_size,
+        full=sum(store.cache.num_used for store in stores) / num_chunks,
+        read=Traffic(
+            read * bytes_per_chunk,
+            sum(store.num_reads for store in stores),
+            _shares([use.egress * now for use in busy], length_s),
+        ),
+        written=Traffic(
+            written * bytes_per_chunk,
+            sum(store.num_writes for store in stores),
+            _shares([use.ingress * now for use in busy], length_s),
+        ),
+        evicted_chunks=sum(store.cache.num_evicted for store in stores),
+        refused=sum(store.num_refused for store in stores),
+    )
 
 
 def _traffic(ways: Sequence[Direction], length_s: float) -> Traffic:

@@ -152,12 +152,12 @@ class Offload:
         copy = self._copy(sequence, state, [(start, stop)], is_store=False)
         copy.num_local = num_computed
         self._work.loads.append(copy)
-        if state.sources and not sequence.num_preemptions:
-            tokens: dict[TierName, int] = {tier.name: 0 for tier in self._tiers}
+        if not sequence.num_preemptions:
+            tokens: dict[TierName, int] = {"disk": 0, "store": 0}
             for tier, chunks in state.sources:
                 tokens[tier] += count(overlap([chunks], start, stop)) * self._size
-            sequence.disk_tokens, sequence.store_tokens = tokens.get("disk", 0), tokens.get("store", 0)
-            sequence.host_tokens = num_tokens - sum(tokens.values())
+            sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
+            sequence.host_tokens = num_tokens - tokens["disk"] - tokens["store"]
 
     def preempt(self, sequence: Sequence) -> None:
         """Flush what is copied of a sequence that loses its blocks."""
