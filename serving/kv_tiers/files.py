@@ -82,7 +82,10 @@ class FileTier:
         self._calls: set[asyncio.Task[int]] = set()
         self._is_closed = False
         self._tally = Tally(self.num_chunks)
-        self._trouble = Trouble(f"{folder}: KV is read and written there again")
+        self._reading = Trouble(
+            f"{folder}: KV cannot be read there and counts as absent", f"{folder}: KV is read there again"
+        )
+        self._writing = Trouble(f"{folder}: KV cannot be written there", f"{folder}: KV is written there again")
 
     @property
     def counts(self) -> TierCounts:
@@ -110,14 +113,14 @@ class FileTier:
     async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
         """See `Tier`."""
         targets = list(zip(keys, into, strict=True))[: self._num_leading(keys)]
-        num_read = await self._do(partial(self._read, targets)) if targets else 0
+        num_read = await self._do(partial(self._read, targets), self._reading) if targets else 0
         return self._tally.read(num_read, len(keys), self._format.chunk_bytes)
 
     async def write(self, keys: Sequence[int], chunks: Sequence[memoryview]) -> int:
         """See `Tier`."""
         wanted = dict(zip(keys, chunks, strict=True))
         if self._num_leading(keys) < len(keys):
-            await self._do(partial(self._write, dict(islice(wanted.items(), self.num_chunks))))
+            await self._do(partial(self._write, dict(islice(wanted.items(), self.num_chunks))), self._writing)
         self._touch(keys)
         num_refused = len([key for key in wanted if key not in self._there])
         self._tally.add(num_refused=num_refused)
@@ -125,7 +128,7 @@ class FileTier:
 
     async def remove(self, keys: Sequence[int]) -> None:
         """See `Tier`."""
-        await self._do(partial(self._remove, keys))
+        await self._do(partial(self._remove, keys), self._writing)
 
     async def close(self) -> None:
         """See `Tier`. The files stay."""
@@ -137,7 +140,7 @@ class FileTier:
 
     # Calls
 
-    async def _do(self, call: Call) -> int:
+    async def _do(self, call: Call, trouble: Trouble) -> int:
         """Do what takes a thread; return what it gives, 0 if it is not done in time."""
         if self._is_closed or len(self._calls) >= MAX_CALLS:
             return 0
@@ -151,7 +154,7 @@ class FileTier:
             turn.end()
         if task.done():
             return task.result()
-        self._fault(f"it takes more than {self._timeout_s:g} s")
+        self._fault(trouble, f"it takes more than {self._timeout_s:g} s")
         return 0
 
     async def _in_turn(self, call: Call, turn: Turn) -> int:
@@ -165,12 +168,12 @@ class FileTier:
         self._touch([key for key, _ in targets[:num_read]])
         if num_read < len(targets) and not turn.is_over:
             if done.fault:
-                self._fault(done.fault)
+                self._fault(self._reading, done.fault)
             last, _ = targets[num_read]
             if last in self._there and self._there[last] == writes[num_read]:  # not one that was written meanwhile
                 await self._leave([last])
         elif num_read:
-            self._trouble.end()
+            self._reading.end()
         return num_read
 
     async def _write(self, wanted: dict[int, memoryview], turn: Turn) -> int:
@@ -192,9 +195,9 @@ class FileTier:
             self._there[key] = self._num_writes
         self._tally.written(done.num_chunks, 0, self._format.chunk_bytes)
         if done.fault:
-            self._fault(done.fault)
+            self._fault(self._writing, done.fault)
         elif done.num_chunks:
-            self._trouble.end()
+            self._writing.end()
         return done.num_chunks
 
     async def _remove(self, keys: Sequence[int], turn: Turn) -> int:
@@ -229,7 +232,7 @@ class FileTier:
         removed = await in_thread(partial(_remove, self._folder, keys))
         self._gone(keys, removed.num_chunks)
         if removed.fault:
-            self._fault(removed.fault)
+            self._fault(self._writing, removed.fault)
 
     def _gone(self, keys: list[int], num_removed: int) -> None:
         """Forget chunks whose files were removed; others still take room."""
@@ -238,9 +241,9 @@ class FileTier:
             self._there[key] = 0
             self._there.move_to_end(key, last=False)
 
-    def _fault(self, what: str) -> None:
+    def _fault(self, trouble: Trouble, why: str) -> None:
         self._tally.add(num_faults=1)
-        self._trouble.begin(f"{self._folder.path}: KV cannot be read or written there and counts as absent: {what}")
+        trouble.begin(why)
 
 
 # In threads

@@ -1,7 +1,8 @@
 """A store of KV that all workers share: a process of its own, whose memory holds chunks of any format.
 
 It does not look into chunks: who reads one verifies it. Room is taken before the bytes come, and a chunk that is being sent
-keeps its room until it is, so that memory stays within what was given, and half a megabyte for each connection.
+keeps its room until it is, so that memory stays within what was given, and half a megabyte for each connection. Where sizes
+of chunks differ much, the heap keeps gaps: then the process may take up to twice as much.
 """
 
 import asyncio
@@ -18,11 +19,13 @@ from serving.kv_tiers.tier import Tally, TierCounts, TierError
 from serving.kv_tiers.wire import (
     ANSWER,
     COUNTS,
+    ENTRY_BYTES,
     KEY_BYTES,
     LOOK_UP,
     READ,
     REMOVE,
     REQUEST,
+    TOUCH,
     WELCOME,
     Request,
     drain,
@@ -41,9 +44,6 @@ from serving.transfer.stream import Stream
 from serving.transfer.wire import DONE, ID_BYTES
 
 log = logging.getLogger(__name__)
-
-ENTRY_BYTES = 512
-"""What a chunk takes beside its bytes."""
 
 Name = tuple[int, int]
 """Identity of the format, and key."""
@@ -172,6 +172,9 @@ class StoreServer:
         shelf = self.shelf
         if request.kind == LOOK_UP:
             await _say(stream, shelf.tally.found(shelf.num_leading(names), len(names)))
+        elif request.kind == TOUCH:
+            shelf.touch(names)
+            await _say(stream, shelf.num_leading(names))
         elif request.kind == READ:
             await self._send(stream, names, request.chunk_bytes)
         elif request.kind == REMOVE:

@@ -17,12 +17,14 @@ from serving.kv_tiers.tier import ChunkFormat, Tally, TierCounts
 from serving.kv_tiers.trouble import Trouble
 from serving.kv_tiers.wire import (
     COUNTS,
+    ENTRY_BYTES,
     GROUP_BYTES,
     LOOK_UP,
     MAX_COUNTS_BYTES,
     MAX_KEYS,
     READ,
     REMOVE,
+    TOUCH,
     WELCOME,
     WRITE,
     group_size,
@@ -85,10 +87,14 @@ class StoreTier:
         self._idle: list[Stream] = []
         self._num_calls = 0
         self._is_up = False
+        self._capacity = 0
         self._reaching: asyncio.Task[None] | None = None
         self._tally = Tally()
-        self._trouble = Trouble(f"the KV store at {address} is there again")
-        self._name = f"the KV store at {address}"
+        name = f"the KV store at {address}"
+        self._absence = Trouble(f"{name} is not there, and its KV counts as absent", f"{name} is there again")
+        self._spoilt = Trouble(
+            f"{name} has KV that is wrong and counts as absent", f"{name} has KV that is right again"
+        )
 
     @property
     def counts(self) -> TierCounts:
@@ -113,13 +119,19 @@ class StoreTier:
     async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
         """See `Tier`."""
         targets = list(zip(keys, into, strict=True))
-        num_read = await self._in_lots(self._read_lot, targets, lot_size(self._format.chunk_bytes), self._timeout_s)
+        size = lot_size(self._format.chunk_bytes)
+        num_read = await self._in_lots(self._read_lot, targets, size, self._timeout_s)
+        if num_read > size:
+            await self._touch(keys[:num_read])
         return self._tally.read(num_read, len(keys), self._format.chunk_bytes)
 
     async def write(self, keys: Sequence[int], chunks: Sequence[memoryview]) -> int:
         """See `Tier`."""
         wanted = list(dict(zip(keys, chunks, strict=True)).items())
-        num_there = await self._in_lots(self._write_lot, wanted, lot_size(self._format.chunk_bytes), self._timeout_s)
+        size = lot_size(self._format.chunk_bytes)
+        num_there = await self._in_lots(self._write_lot, wanted[: self._capacity], size, self._timeout_s)
+        if num_there > size:
+            num_there = await self._touch([key for key, _ in wanted[:num_there]])
         self._tally.add(num_refused=len(wanted) - num_there)
         there = {key for key, _ in wanted[:num_there]}
         return next((number for number, key in enumerate(keys) if key not in there), len(keys))
@@ -135,12 +147,7 @@ class StoreTier:
 
     async def store_counts(self) -> TierCounts | None:
         """Return what the store holds, and did for all its users; None if it does not say."""
-
-        async def talk(link: Stream) -> TierCounts:
-            length = await self._ask(COUNTS, (), link, most=MAX_COUNTS_BYTES)
-            return msgspec.msgpack.decode(await link.receive(length), type=TierCounts)
-
-        return await self._talk(talk, self._look_up_s, None)
+        return await self._talk(self._ask_counts, self._look_up_s, None)
 
     async def close(self) -> None:
         """See `Tier`. What the store holds stays there."""
@@ -170,10 +177,27 @@ class StoreTier:
         await self._talk(talk, timeout_s, None)
         return num_done
 
+    async def _touch(self, keys: Sequence[int]) -> int:
+        """Let the beginning of a prompt be evicted last that was moved in several lots; return how many of the first are there."""
+
+        async def talk(link: Stream) -> int:
+            num_there = len(keys)
+            for start in reversed(range(0, len(keys), MAX_KEYS)):
+                lot = keys[start : start + MAX_KEYS]
+                found = await self._ask(TOUCH, lot, link)
+                num_there = num_there if found == len(lot) else start + found
+            return num_there
+
+        return await self._talk(talk, self._timeout_s, 0)
+
     async def _ask(self, kind: int, keys: Sequence[int], link: Stream, *, most: int | None = None) -> int:
         format = self._format
         await link.send(pack_request(kind, keys, chunk_bytes=format.chunk_bytes, identity=format.identity))
         return await receive_number(link, len(keys) if most is None else most)
+
+    async def _ask_counts(self, link: Stream) -> TierCounts:
+        length = await self._ask(COUNTS, (), link, most=MAX_COUNTS_BYTES)
+        return msgspec.msgpack.decode(await link.receive(length), type=TierCounts)
 
     async def _read_lot(self, targets: Sequence[tuple[int, memoryview]], link: Stream) -> int:
         """Return how many chunks came whole and right."""
@@ -187,7 +211,7 @@ class StoreTier:
         if is_wrong:
             await self._ask(REMOVE, [targets[num_right][0]], link)
         elif num_right:
-            self._trouble.end()
+            self._spoilt.end()
         return num_right
 
     async def _deliver(self, chunk: memoryview, key: int, target: memoryview) -> bool:
@@ -196,7 +220,7 @@ class StoreTier:
         fault = find_fault() if len(chunk) <= GROUP_BYTES else await in_thread(find_fault)
         if fault:
             self._tally.add(num_faults=1)
-            self._trouble.begin(f"{self._name}: chunk {key:016x} counts as absent: {fault}")
+            self._spoilt.begin(f"chunk {key:016x}: {fault}")
             return False
         target[:] = chunk
         return True
@@ -262,7 +286,7 @@ class StoreTier:
         self._tally.add(num_faults=1)
         while self._idle:
             self._idle.pop().close()
-        self._trouble.begin(f"{self._name} is not used for now, and its KV counts as absent: {why}")
+        self._absence.begin(why)
         self._reaching = asyncio.create_task(self._reach())
 
     async def _reach(self) -> None:
@@ -273,19 +297,19 @@ class StoreTier:
                 async with asyncio.timeout(self._timeout_s):
                     link = await self._dial()
                     try:
-                        await self._ask(LOOK_UP, (), link)
+                        num_bytes = (await self._ask_counts(link)).capacity
                     except BaseException:
                         link.close()
                         raise
-            except (OSError, TransferError) as error:  # a TimeoutError is an OSError
-                why = str(error) or f"it took more than {self._timeout_s:g} s"
-                self._trouble.begin(f"{self._name} cannot be reached, and its KV counts as absent: {why}")
+            except (OSError, TransferError, msgspec.MsgspecError) as error:  # a TimeoutError is an OSError
+                self._absence.begin(str(error) or f"it took more than {self._timeout_s:g} s")
                 await asyncio.sleep(BACKOFF_S[min(num_attempts, len(BACKOFF_S) - 1)])
                 num_attempts += 1
             else:
+                self._capacity = num_bytes // (self._format.chunk_bytes + ENTRY_BYTES)
                 self._idle.append(link)
                 self._is_up = True
-                self._trouble.end()
+                self._absence.end()
                 return
 
 

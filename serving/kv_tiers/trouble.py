@@ -12,23 +12,25 @@ QUIET_S = 60.0
 class Trouble:
     """What is wrong with one thing now."""
 
-    def __init__(self, over: str) -> None:
+    def __init__(self, what: str, over: str) -> None:
         """Nothing is.
 
         Args:
+            what: to say when something is, with the reason behind it.
             over: what to say when it is over.
         """
         self.is_on = False
+        self._what = what
         self._over = over
         self._is_said = False
         self._said_s = -QUIET_S
 
-    def begin(self, what: str) -> None:
+    def begin(self, why: str) -> None:
         """Say what is wrong, unless something is already or was a moment ago."""
         now = monotonic()
         if not self.is_on and now - self._said_s >= QUIET_S:
             self._said_s, self._is_said = now, True
-            log.warning("%s", what)
+            log.warning("%s: %s", self._what, why)
         self.is_on = True
 
     def end(self) -> None:

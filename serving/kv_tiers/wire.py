@@ -3,8 +3,8 @@
 store                                           worker
 WELCOME, its id                           -->               after both have proven who they are
                                           <--  its id
-                                          <--  LOOK_UP, READ, WRITE or REMOVE; how many keys; bytes of a chunk; identity; keys
-DONE, how many are there                  -->               to LOOK_UP
+                                          <--  LOOK_UP, TOUCH, READ, WRITE or REMOVE; how many keys; bytes of a chunk; identity; keys
+DONE, how many are there                  -->               to LOOK_UP, and to TOUCH, after which they were used last
 DONE, how many follow, these chunks       -->               to READ
 DONE, how many may come, a byte for each  -->               to WRITE: 1 if it is wanted, 0 if it is there
                                           <--  the wanted chunks
@@ -26,7 +26,7 @@ from serving.transfer.wire import DONE, MAX_REASON_BYTES, REFUSED
 
 WELCOME = b"dynabench-kv-store/1\n"
 
-LOOK_UP, READ, WRITE, REMOVE, COUNTS = range(1, 6)
+LOOK_UP, TOUCH, READ, WRITE, REMOVE, COUNTS = range(1, 7)
 
 MAX_KEYS = 16_384
 """Of one request; who has more asks again."""
@@ -37,6 +37,9 @@ MAX_LOT_BYTES = 32 << 20
 MAX_CHUNK_BYTES = 1 << 30
 
 MAX_COUNTS_BYTES = 1024
+
+ENTRY_BYTES = 512
+"""What a chunk takes in a store beside its bytes."""
 
 GROUP_BYTES = 256 << 10
 """Smaller chunks are sent and received together: a system call costs more than a copy."""

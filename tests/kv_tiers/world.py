@@ -13,9 +13,10 @@ from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.chunk_folder import ChunkFolder
 from serving.kv_tiers.files import FileTier
 from serving.kv_tiers.host import HostTier
-from serving.kv_tiers.store import ENTRY_BYTES, StoreServer
+from serving.kv_tiers.store import StoreServer
 from serving.kv_tiers.store_client import StoreTier
 from serving.kv_tiers.tier import ChunkFormat
+from serving.kv_tiers.wire import ENTRY_BYTES
 
 TOKEN = b"a token that the whole cluster knows"
 KINDS = ["host", "files", "store"]
