@@ -13,6 +13,8 @@ whatever the first one brings. So a sequence that arrives waits for the step in 
 
 Host memory is the engine's own: when a copy between it and the GPU ends is known as soon as it begins. What ended is taken in at
 the end of a step, a leap ends where a copy does, and an engine with nothing else to do is to be asked again at `wake_s`.
+Tiers behind host memory are the driver's: `take_tier_work` says what is to be looked up, read and written there, the driver
+says when and with what success (`answer`, `end_read`, `end_write`).
 
 Transfers of KV between engines are the driver's: `take_loads` says for which sequences KV is to be read from another engine, into blocks
 that are theirs already; the driver says when it came (`arrive`), and when what is held here was read (`let_go`).
@@ -27,6 +29,7 @@ from mocker.events import KvEvent
 from mocker.offload.config import HostMemory
 from mocker.offload.host_link import HostLink
 from mocker.offload.offload import NO_WORK, Work
+from mocker.offload.tiers import Found, LookUp, Read, TierWork, Write
 from mocker.scheduler import Scheduler
 from mocker.sequence import OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
@@ -62,6 +65,7 @@ class Engine:
         self.config = config
         self.scheduler = Scheduler(config, num_blocks, host)
         self.scheduler.pool.has_listener = kv_events
+        self.host_memory = host
         self.host_link: HostLink | None = None
         """The way to host memory, if there is any."""
         if host is not None:
@@ -153,6 +157,29 @@ class Engine:
         if self.step is None:
             self._end_transfers()
 
+    def take_tier_work(self) -> list[TierWork]:
+        """Return what is to be done with tiers behind host memory, and what is in a hurry, since the last call."""
+        offload = self.scheduler.offload
+        if offload is None or not offload.tier_work:
+            return []
+        work, offload.tier_work = offload.tier_work, []
+        return work
+
+    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+        """Take what was found of the chunks that were looked up: tier by tier, from the first chunk on; the rest is in none."""
+        assert self.scheduler.offload is not None
+        self.scheduler.offload.answer(look_up, found)
+
+    def end_read(self, read: Read, num_chunks: int) -> None:
+        """Take a read for ended that brought its first chunks, so many."""
+        assert self.scheduler.offload is not None
+        self.scheduler.offload.end_read(read, num_chunks)
+
+    def end_write(self, write: Write) -> None:
+        """Take a write for ended, whether or not the tier took it."""
+        assert self.scheduler.offload is not None
+        self.scheduler.offload.end_write(write)
+
     def _end_transfers(self) -> list[Sequence]:
         """Account for the transfers that have ended, those to here first, as vLLM does; return the sequences that they end."""
         arrivals, self._arrivals = self._arrivals, []
@@ -215,11 +242,8 @@ class Engine:
             if batch is None:
                 if self.host_link is not None:
                     self.host_link.begin(NO_WORK, now)  # nothing follows that stores could wait for
-                if (
-                    scheduler.waiting
-                    and not (scheduler.holding or scheduler.retention.held)
-                    and self.wake_s == math.inf
-                ):
+                is_copying = scheduler.offload is not None and scheduler.offload.is_copying
+                if scheduler.waiting and not (scheduler.holding or scheduler.retention.held or is_copying):
                     self._explain_stall()
                 return None
         if not batch.is_undisturbed:

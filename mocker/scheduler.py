@@ -523,7 +523,7 @@ class Scheduler:
         if limit <= 1 or not batch.is_undisturbed or (self._has_fence and self.retention.fenced):
             return 1
         decodes, size = batch.decodes, self.config.block_size
-        if self.offload is not None and not (self.offload.is_prompt_only and self.offload.is_quiet):
+        if self.offload is not None and not self._is_host_idle(self.offload):
             return 1
         if (self.waiting or self.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may let a waiting sequence in
@@ -532,6 +532,19 @@ class Scheduler:
         # closed one iteration earlier.
         count = min(limit, self._decoding.next_finish - first + 2)
         return 1 + self._decoding.num_iterations(decodes, first, count - 1) if count > 1 else 1
+
+    def _is_host_idle(self, offload: Offload) -> bool:
+        """Tell whether host memory has no part in iterations that only decode.
+
+        These evict blocks. A waiting sequence that would have shared them may be told to ask host memory again, so that those
+        behind it go on, or may load instead of computing. The first takes a copy under way; the second lets nobody in who needs
+        the blocks of a whole prompt anyway.
+        """
+        if not (offload.is_prompt_only and offload.is_quiet):
+            return False
+        if not (self.waiting or self.holding) or len(self.running) == self._max_running:
+            return True
+        return self.config.scheduler_reserve_full_isl and not offload.is_copying
 
     def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
         """Schedule the last batch for so many more iterations, in which nothing happens but a token for each sequence.
@@ -575,6 +588,9 @@ class Scheduler:
         sequence.order = self._num_added
         self._num_added += 1
         self._enqueue(self.waiting, sequence)
+        if self.offload is not None and not sequence.is_remote_prefill:
+            hits = self.pool.lookup(sequence.chain, (sequence.num_known - 1) // self.config.block_size)
+            self.offload.expect(sequence, hits * self.config.block_size)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""

@@ -22,6 +22,7 @@ class Sequence:
         "cached_tokens",
         "chain",
         "decoding",
+        "disk_tokens",
         "first_scheduled_s",
         "first_token_s",
         "host_tokens",
@@ -47,6 +48,7 @@ class Sequence:
         "runs",
         "state",
         "stop_after",
+        "store_tokens",
         "waited_since_s",
     )
 
@@ -107,7 +109,7 @@ class Sequence:
         self.num_cached_blocks = 0
         self.runs: list[Run] = []
         self.cached_tokens = 0  # of its prompt, when it was first admitted
-        self.host_tokens = 0  # those of them that came from host memory
+        self.host_tokens = self.disk_tokens = self.store_tokens = 0  # those of them that came from beyond the GPU
         self.num_preemptions = 0
         self.first_scheduled_s = -1.0
         self.first_token_s = -1.0

@@ -12,6 +12,7 @@ from dynabench.cli.groups import (
     Disaggregation,
     Engine,
     Experiment,
+    KvStore,
     KvTransfer,
     LivePool,
     Load,
@@ -39,6 +40,7 @@ from dynabench.deployment.flags import (
     live_pools,
     simulated_pools,
 )
+from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.axes import setting_of
@@ -76,6 +78,7 @@ def simulate(
     overhead: Overheads | None = None,
     disaggregation: Disaggregation | None = None,
     transfer: Transfers | None = None,
+    kv_store: KvStore | None = None,
 ) -> int:
     """Compare router modes, or any other settings, in virtual time.
 
@@ -92,10 +95,13 @@ def simulate(
         timing: how long the engines' steps take.
         overhead: what lies between a client and the engines.
         disaggregation: what becomes of a request where prefill and decode workers are apart.
-        transfer: what carries KV from prefill to decode workers.
+        transfer: what carries KV between workers, and between them and a store.
+        kv_store: what keeps KV for all workers.
     """
     with plain_errors():
-        deployed = _simulated(deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer)
+        deployed = _simulated(
+            deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer, kv_store
+        )
     settings = Settings(deployed, shape, load)
     return _compare("virtual", workload, _with_modes(experiment, deployment, deployed), settings, output)
 
@@ -186,6 +192,7 @@ def sweep(
     overhead: Overheads | None = None,
     disaggregation: Disaggregation | None = None,
     transfer: Transfers | None = None,
+    kv_store: KvStore | None = None,
 ) -> int:
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
 
@@ -203,14 +210,17 @@ def sweep(
         timing: how long the engines' steps take.
         overhead: what lies between a client and the engines.
         disaggregation: what becomes of a request where prefill and decode workers are apart.
-        transfer: what carries KV from prefill to decode workers.
+        transfer: what carries KV between workers, and between them and a store.
+        kv_store: what keeps KV for all workers.
     """
     from dynabench.cli.results import print_sweep
     from dynabench.experiment.sweep import run_sweep
 
     console = output.terminal()
     with plain_errors():
-        deployed = _simulated(deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer)
+        deployed = _simulated(
+            deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer, kv_store
+        )
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
         out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console)
     print_sweep(manifest, summary, console, is_whole=output.all_metrics)
@@ -249,10 +259,11 @@ def _simulated(
     overhead: OverheadConfig | None,
     disaggregation: DisaggregationConfig | None,
     transfer: TransferConfig | None,
+    kv_store: KvStoreConfig | None,
 ) -> Deployment:
     """Return what is simulated, from a file or from flags."""
     if file is not None:
-        refuse_beside(file, pool, router, engine, timing, overhead, disaggregation, transfer, hint=VARY)
+        refuse_beside(file, pool, router, engine, timing, overhead, disaggregation, transfer, kv_store, hint=VARY)
         return read(file, is_measured=True)
     pool = pool or PoolConfig()
     varied = [setting_of(text) for text in experiment.vary]
@@ -263,6 +274,7 @@ def _simulated(
         overhead=overhead or OverheadConfig(),
         disaggregation=disaggregation or DisaggregationConfig(),
         transfer=transfer or TransferConfig(),
+        kv_store=kv_store or KvStoreConfig(),
     )
     refuse_without_roles(deployed)
     return deployed

@@ -17,6 +17,7 @@ from dynabench.deployment.flags import (
     PoolConfig,
     prefixed,
 )
+from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
@@ -73,6 +74,7 @@ Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and de
 WITHOUT_BYTES = Parameter(parse="^(?!kv_bytes_per_token$)")
 """Leaves out the flag of what the section `transfer` of a file says for both clocks."""
 KvTransfer = Annotated[TransferRunConfig, WITHOUT_BYTES, flat("Prefill and decode workers", 7)]
+KvStore = Annotated[KvStoreConfig, flat("KV store", 7)]
 Router = Annotated[RouterConfig, flat("Router", 8)]
 MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
 Frontend = Annotated[FrontendConfig, flat("Frontend", 9)]
@@ -121,7 +123,10 @@ def refuse_without_roles(deployment: Deployment) -> None:
     """
     if deployment.is_disaggregated:
         return
-    for group in (deployment.disaggregation, deployment.transfer, deployment.kv_transfer):
+    unused: list[Any] = [deployment.disaggregation, deployment.kv_transfer]
+    if not deployment.has_links:
+        unused.append(deployment.transfer)
+    for group in unused:
         for flag in flags_of(group):
             raise UserError(f"{flag} is for prefill and decode workers; give --prefill-workers and --decode-workers")
 

@@ -11,6 +11,7 @@ from dynabench.cli.groups import (
     WITHOUT_ROLE,
     Disaggregation,
     Experiment,
+    KvStore,
     Load,
     MeasuredRouter,
     Output,
@@ -22,6 +23,7 @@ from dynabench.cli.groups import (
 )
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredRouterConfig
+from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
@@ -53,6 +55,7 @@ def plan(
     output: Output = OutputConfig(),  # noqa: B008
     disaggregation: Disaggregation | None = None,
     transfer: Transfers | None = None,
+    kv_store: KvStore | None = None,
 ) -> int:
     """Find the fewest GPUs, or the cheapest, whose layout meets the limits (--slo): workers, tensor parallelism, chunk size.
 
@@ -71,7 +74,8 @@ def plan(
         overhead: what lies between a client and the engines.
         output: what is printed.
         disaggregation: what becomes of a request where prefill and decode workers are apart.
-        transfer: what carries KV from prefill to decode workers.
+        transfer: what carries KV between workers, and between them and a store.
+        kv_store: what keeps KV for all workers.
     """
     from dynabench.capacity.run import run_plan
 
@@ -83,6 +87,7 @@ def plan(
             overhead=overhead or OverheadConfig(),
             disaggregation=disaggregation or DisaggregationConfig(),
             transfer=transfer or TransferConfig(),
+            kv_store=kv_store or KvStoreConfig(),
         )
         out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), console=console)
     _print(answer, console)

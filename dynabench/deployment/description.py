@@ -6,6 +6,7 @@
       overhead                  in virtual time, what lies between a client and the engines
       transfer                  in virtual time, what carries KV from workers that prefill to those that decode
       kv_transfer               the same of processes
+      kv_store                  what keeps KV for all workers
       disaggregation            how requests are spread over these two
       pools                     workers that are alike; pools with one model name serve that model together
         role, router_mode       which part of a request they do, and how requests are spread over them
@@ -26,6 +27,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
 from foundation.settings import Count, check
@@ -188,6 +190,7 @@ class Deployment:
     overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009
     transfer: TransferConfig = TransferConfig()  # noqa: RUF009
     kv_transfer: TransferRunConfig = TransferRunConfig()  # noqa: RUF009
+    kv_store: KvStoreConfig = KvStoreConfig()  # noqa: RUF009
     disaggregation: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009
 
     def __post_init__(self) -> None:
@@ -240,6 +243,11 @@ class Deployment:
     def is_disaggregated(self) -> bool:
         """Whether it has workers that only prefill or only decode."""
         return any(pool.role != "aggregated" for pool in self.pools)
+
+    @property
+    def has_links(self) -> bool:
+        """Whether KV travels between its workers, or between them and a store."""
+        return self.is_disaggregated or self.kv_store.kv_store_size > 0
 
     @property
     def worker_pools(self) -> tuple[Pool, ...]:

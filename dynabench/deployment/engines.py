@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.kv_store import KvStoreConfig
 from mocker.timing.choose import SimulatedEngine, resolve
 from workloads import Workload, WorkloadError
 
@@ -32,8 +34,35 @@ def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
     for pool in deployment.pools:
         if pool.engine != "mocker":
             raise ValueError(f"pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker': only that is simulated")
-        engines += [resolve(pool.engine_config, pool.timing)] * pool.replicas
+        engines += [_with_store(resolve(pool.engine_config, pool.timing), deployment.kv_store)] * pool.replicas
+    if deployment.kv_store.kv_store_size:
+        _check_store(deployment, engines)
     return engines
+
+
+def _with_store(engine: SimulatedEngine, store: KvStoreConfig) -> SimulatedEngine:
+    """Put the store that workers share behind an engine's host memory, if it has any."""
+    tier = None if engine.host is None else store.tier(engine.host)
+    if engine.host is None or tier is None:
+        return engine
+    return replace(engine, host=replace(engine.host, tiers=(*engine.host.tiers, tier)))
+
+
+def _check_store(deployment: Deployment, engines: Iterable[SimulatedEngine]) -> None:
+    """Refuse a store that nobody uses, or that would hold chunks of several sizes."""
+    size = deployment.kv_store.kv_store_size
+    hosts = [engine.host for engine in engines if engine.host is not None]
+    if not hosts:
+        raise ValueError(
+            f"kv_store_size is {size:g}, and kv_offloading_size is 0 everywhere; expected workers with host memory, through which "
+            "all KV of the store passes"
+        )
+    chunks = {(host.blocks_per_chunk, host.chunk_bytes) for host in hosts}
+    if len(chunks) > 1:
+        raise ValueError(
+            f"kv_store_size is {size:g}, and workers have chunks of {' and '.join(f'{b:g} bytes' for _, b in sorted(chunks))}; expected "
+            "one size in a store that all share"
+        )
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:

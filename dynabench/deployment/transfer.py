@@ -1,4 +1,4 @@
-"""What carries KV from the workers that prefill to those that decode."""
+"""What carries KV from the workers that prefill to those that decode, and between workers and a store."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from foundation.settings import Count, NotNegative, Positive, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """Links between workers; without effect where no pool prefills.
+    """Links between workers; without effect where no pool prefills and there is no store.
 
     Workers fill nodes in the order of their numbers, and nodes fill racks. A transfer inside of a node passes through its
     two workers only, one inside of a rack through their nodes, too.

@@ -22,7 +22,7 @@ SENT: dict[str, type] = {"shape": ShapeConfig, "load": LoadConfig, "client": Cli
 MAX_VALUES = 10_000
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 
-OF_ROLES = ("transfer", "kv_transfer", "disaggregation")
+OF_ROLES = ("kv_transfer", "disaggregation")
 """Sections of a deployment that apply to prefill and decode workers only."""
 
 VIRTUAL = ("overhead", "transfer")
@@ -115,6 +115,7 @@ def known(settings: Settings) -> list[str]:
     is_virtual = settings.client is None
     unused = {"frontend", "runtime", "kv_transfer"} if is_virtual else set(VIRTUAL)
     unused |= set() if settings.deployment.is_disaggregated else set(OF_ROLES)
+    unused |= set() if settings.deployment.has_links else {"transfer"}
     shown = [kind for name, kind in paths.sections(Deployment).items() if name not in unused]
     sent = [kind for part, kind in SENT.items() if getattr(settings, part) is not None]
     names = {name for kind in (*sent, *shown) for name in paths.hints(kind)}
@@ -154,6 +155,10 @@ def _hint(path: str, settings: Settings) -> Any:
             )
         if part in OF_ROLES and not settings.deployment.is_disaggregated:
             raise ValueError(f"{path} applies to prefill and decode workers, of which the deployment has none")
+        if part == "transfer" and not settings.deployment.has_links:
+            raise ValueError(
+                f"{path} applies to prefill and decode workers, and to workers with a store; the deployment has neither"
+            )
         if settings.client is not None and part in VIRTUAL:
             raise ValueError(f"{path} applies to virtual time; vary it with dynabench simulate")
         return hint

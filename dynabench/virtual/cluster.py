@@ -11,9 +11,13 @@ from functools import partial
 
 from dynabench.deployment.engines import context_of
 from dynabench.deployment.overhead import Overhead
+from dynabench.deployment.transfer import TransferConfig
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.handover import Disaggregation, Handover
+from dynabench.virtual.links import Links
 from dynabench.virtual.routing import Routing
+from dynabench.virtual.tiers import Store, Tiers
+from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Lockstep, Worker
 from mocker import BlockChain, Engine, StepOutput
 from mocker import Sequence as EngineSequence
@@ -43,6 +47,7 @@ class Cluster:
         choose: "Callable[[Cluster, int], int] | None" = None,
         on_progress: Callable[[int], None] | None = None,
         apart: Disaggregation | None = None,
+        links: Links | None = None,
     ) -> None:
         """Build an idle cluster.
 
@@ -56,6 +61,7 @@ class Cluster:
             choose: names the worker of a request by its number, instead of the router.
             on_progress: is told how many requests have ended.
             apart: how requests get from workers that only prefill to those that decode, where there are such.
+            links: what KV travels over between workers, and between them and storage (default: as fast as can be).
         """
         self.clock = Clock()
         self.choose = choose
@@ -83,6 +89,9 @@ class Cluster:
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
         self._context = context_of(engines)
+        self.traffic = Traffic(links or _unlimited(len(self.workers)), self.clock)
+        self.tiers = self._connect_tiers(router.wants_events)
+        """Of each worker that has any behind its host memory, by its number."""
         self.handover: Handover | None = None
         """Brings requests from workers that prefill to those that decode, where there are such."""
         if apart is not None:
@@ -91,6 +100,7 @@ class Cluster:
                 self.workers,
                 self.routing,
                 self.clock,
+                self.traffic,
                 self.log,
                 kv_event_delay_s=kv_event_delay_s,
                 delay_s=overhead.handover_s,
@@ -154,6 +164,26 @@ class Cluster:
             )
         if engine.is_lockstep:
             Lockstep(self.clock, self.workers[first:])
+
+    def _connect_tiers(self, has_listener: bool) -> dict[int, Tiers]:
+        """Connect each worker with its disk, and all with the store that they share."""
+        found: dict[int, Tiers] = {}
+        shared: Store | None = None
+        for worker in self.workers:
+            memory, stores = worker.engine.host_memory, []
+            if memory is None or not memory.tiers:
+                continue
+            for tier in memory.tiers:
+                is_shared = tier.name == "store"
+                if is_shared and shared is not None:
+                    stores.append(shared)
+                    continue
+                place = self.traffic.links.add_storage(tier.bandwidth, None if is_shared else worker.number)
+                store = Store(tier, blocks_per_chunk=memory.blocks_per_chunk, place=place, has_listener=has_listener)
+                stores.append(store)
+                shared = store if is_shared else shared
+            found[worker.number] = Tiers(worker, memory, stores, self.traffic, self.clock, None)
+        return found
 
     def _on_step(self, worker: Worker, output: StepOutput) -> None:
         """Take in what a worker's step brought."""
@@ -295,6 +325,13 @@ class Cluster:
         """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
         for place, worker in enumerate(self.workers):
             self.first_gap_rows[place] = worker.engine.split_log(self.clock.now)
+
+
+def _unlimited(num_workers: int) -> Links:
+    links = Links(TransferConfig(bandwidth_gb_s=0.0))
+    for _ in range(num_workers):
+        links.add_worker(1)
+    return links
 
 
 class _Grouping:

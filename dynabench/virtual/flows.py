@@ -8,7 +8,7 @@ All flows on a path have one rate, so it is kept there: `sent` is what each of t
 that reaches its `until`. What a rate costs to find depends on the paths in use, then, not on the flows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
@@ -118,9 +118,10 @@ class Path:
 class Flow:
     """What is sent under one key."""
 
-    key: int
+    key: Hashable
     number: int
     path: Path
+    latency_s: float = 0.0
     until: float = inf
     """What its path sends of each flow until it was sent all it was given (bytes); infinite while it waits or is idle."""
     posted_s: float = -inf

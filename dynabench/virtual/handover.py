@@ -14,10 +14,10 @@ from functools import partial
 from typing import NamedTuple
 
 from dynabench.deployment.transfer import TransferConfig
-from dynabench.virtual.clock import ARRIVAL, COMPLETION, Clock
-from dynabench.virtual.links import Links
+from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.overlap import hidden_bytes
 from dynabench.virtual.routing import Routing
+from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Worker
 from mocker import BlockChain, StepOutput
 from mocker import Sequence as EngineSequence
@@ -39,8 +39,6 @@ class Disaggregation(NamedTuple):
     """Spreads the requests over the workers that prefill."""
     kv_size: KvSize
     """Of what is sent."""
-    num_gpus: Sequence[int]
-    """Of each rank."""
 
 
 @dataclass(slots=True)
@@ -76,6 +74,7 @@ class Handover:
         workers: Sequence[Worker],
         decoding: Routing,
         clock: Clock,
+        traffic: Traffic,
         log: RequestLog,
         *,
         kv_event_delay_s: float,
@@ -91,6 +90,7 @@ class Handover:
             workers: all, by their numbers.
             decoding: the router of those that decode.
             clock: the time.
+            traffic: the links between workers.
             log: is told when what happened to each request.
             kv_event_delay_s: time until a KV event reaches a router (s).
             delay_s: time from the end of a prefill until it is placed for decoding (s).
@@ -101,9 +101,7 @@ class Handover:
         self.settings = settings
         prefilling = [worker for worker in workers if worker.prefills]
         self.routing = Routing(settings.router, prefilling, clock, kv_event_delay_s=kv_event_delay_s)
-        self.links = Links(settings.transfer)
-        for num_gpus in settings.num_gpus:
-            self.links.add_worker(num_gpus)
+        self.traffic = traffic
         self._config = settings.config
         self._sends_chunks = settings.transfer.overlap == "chunk"
         self._is_destination_first = settings.config.flow == "destination-first"
@@ -117,7 +115,6 @@ class Handover:
         self._decode, self._sequence, self._note = decode, sequence, note
         self._journeys: dict[int, Journey] = {}
         self._block_size = workers[0].engine.config.block_size
-        self._awaited_s = -1.0  # of the next end of a transfer
         for worker in decoding.workers:
             worker.on_loads = self._on_loads
 
@@ -213,7 +210,6 @@ class Handover:
         if output.finished:
             for held, decision in self.routing.release():
                 self._place_prefill(held, decision)
-            self._await_transfers()
 
     def _send_to_decode(self, number: int, journey: Journey, worker: int | None) -> None:
         self._log.decode_queued_s[number] = self._clock.now
@@ -236,9 +232,8 @@ class Handover:
             return
         self._let_go(journey)
         if journey.is_under_way:
-            self.links.drop(number, self._clock.now)
+            self.traffic.drop(number)
             self._arrive(number, journey, 0)
-        self._await_transfers()
 
     def _let_go(self, journey: Journey) -> None:
         """Free the blocks at the prefill worker."""
@@ -260,7 +255,6 @@ class Handover:
                 self._choose_prefill(number, journey.prompt)
             else:
                 self._prefill(number, journey)
-        self._await_transfers()
 
     def _read(self, number: int, journey: Journey) -> None:
         """Begin to read KV, if it is still there."""
@@ -277,9 +271,9 @@ class Handover:
         num_bytes = self.settings.kv_size.of(count)
         hidden = self._num_hidden_bytes(journey, num_bytes)
         journey.is_under_way = True
-        self.links.start(
+        self.traffic.start(
             number,
-            now,
+            partial(self._end_transfer, number, journey),
             source=journey.source,
             target=journey.target,
             num_bytes=num_bytes - hidden,
@@ -294,7 +288,7 @@ class Handover:
             return 0.0
         return hidden_bytes(
             num_bytes,
-            bandwidth=self.links.bandwidth(journey.source, journey.target),
+            bandwidth=self.traffic.links.bandwidth(journey.source, journey.target),
             prefill_s=self._clock.now - journey.prefilled.first_scheduled_s,
             num_layers=self.settings.kv_size.num_layers,
         )
@@ -324,13 +318,13 @@ class Handover:
     def _send_more(self, number: int, journey: Journey, num_blocks: int, *, is_last: bool) -> None:
         now, num_bytes = self._clock.now, self.settings.kv_size.of(num_blocks)
         if journey.is_under_way:
-            self.links.extend(number, now, num_bytes=num_bytes, num_blocks=num_blocks, is_last=is_last)
+            self.traffic.extend(number, num_bytes=num_bytes, num_blocks=num_blocks, is_last=is_last)
             return
         journey.is_under_way = True
         self._log.transfer_start_s[number] = now
-        self.links.start(
+        self.traffic.start(
             number,
-            now,
+            partial(self._end_transfer, number, journey),
             source=journey.source,
             target=journey.target,
             num_bytes=num_bytes,
@@ -338,23 +332,9 @@ class Handover:
             is_last=is_last,
         )
 
-    def _await_transfers(self) -> None:
-        """Make an appointment with the next end of a transfer."""
-        next_s = self.links.next_s()
-        if next_s is not None and (next_s := max(next_s, self._clock.now)) != self._awaited_s:
-            self._awaited_s = next_s
-            self._clock.at(next_s, COMPLETION, self._end_transfers)
-
-    def _end_transfers(self) -> None:
-        now = self._clock.now
-        if now != self._awaited_s:
-            return  # an appointment that was moved
-        self._awaited_s = -1.0
-        for number in self.links.advance(now):
-            journey = self._journeys[number]
-            self._let_go(journey)
-            self._arrive(number, journey, None)
-        self._await_transfers()
+    def _end_transfer(self, number: int, journey: Journey) -> None:
+        self._let_go(journey)
+        self._arrive(number, journey, None)
 
     def _arrive(self, number: int, journey: Journey, num_valid_blocks: int | None) -> None:
         """Give a decode worker the KV that it waits for, or the news that it is lost."""

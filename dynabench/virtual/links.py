@@ -2,6 +2,8 @@
 
     worker 0 --egress--> [node --> [rack -->   -->] rack -->] node --ingress--> worker 3
 
+A worker's own storage is reached by itself alone, over no other link; storage that workers share, over their ingress and egress.
+
 A transfer first waits for its latency, without using a link. Then it moves at the rate that max-min fairness gives it: no
 flow can be faster without making one slower that is as slow or slower (`flows.py`). Rates change only when a flow begins
 or ends, and only of flows that share links with it, directly or through others.
@@ -14,12 +16,16 @@ what has ended. Of transfers that end at one instant, the one that started first
 """
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.virtual.flows import Flow, Link, Path, fair_rates
+
+Key = Hashable
+"""What names a transfer."""
 
 
 class Use(NamedTuple):
@@ -35,6 +41,8 @@ class Utilisation(NamedTuple):
     workers: list[Use]
     nodes: list[Use]
     racks: list[Use]
+    storages: list[Use]
+    """In the order in which they were connected; egress is what was read."""
 
 
 class Links:
@@ -45,12 +53,13 @@ class Links:
         self._places: list[_Place] = []
         self._nodes: list[_Port] = []
         self._racks: list[_Port] = []
+        self._storages: list[tuple[_Port, int | None]] = []  # and whose they are
         self._num_gpus_left = 0  # on the last node
         self._paths: dict[tuple[int, int], Path] = {}
-        self._flows: dict[int, Flow] = {}
+        self._flows: dict[Key, Flow] = {}
         self._posted: list[tuple[float, int, Flow, float, bool]] = []  # bytes that will begin to move
         self._ends: list[tuple[float, int, Path]] = []  # an entry counts if it is still its path's `end_s`
-        self._ended: list[tuple[float, int, int]] = []  # not yet asked for
+        self._ended: list[tuple[float, int, Key]] = []  # not yet asked for
         self._num_started = 0
         self._num_posted = 0
 
@@ -68,13 +77,18 @@ class Links:
         port = _Port(Link(config.gpu_bandwidth * num_gpus), Link(config.gpu_bandwidth * num_gpus), now)
         self._places.append(_Place(port, self._nodes[-1], self._racks[-1]))
 
+    def add_storage(self, bandwidth: float, worker: int | None = None, now: float = 0.0) -> int:
+        """Connect storage that is read and written at so many bytes/s, a worker's own or of all; return its number, below 0."""
+        self._storages.append((_Port(Link(bandwidth), Link(bandwidth), now), worker))
+        return -len(self._storages)
+
     def bandwidth(self, source: int, target: int) -> float:
         """Return what a transfer between two workers gets while it is alone (bytes/s)."""
         return self._path(source, target).bandwidth
 
     def start(
         self,
-        key: int,
+        key: Key,
         now: float,
         *,
         source: int,
@@ -83,6 +97,7 @@ class Links:
         num_blocks: int = 0,
         is_last: bool = True,
         num_bytes_ahead: float = 0.0,
+        latency_s: float | None = None,
     ) -> None:
         """Begin a transfer.
 
@@ -95,40 +110,51 @@ class Links:
             num_blocks: what is posted before the first byte, at `block_us` each.
             is_last: whether that is all; otherwise `extend` sends more.
             num_bytes_ahead: what was sent before, as layers are during the prefill; it only counts in `utilisation`, from now on.
+            latency_s: fixed cost before the first byte (default: that of transfers between workers).
         """
         assert key not in self._flows, f"transfer {key} is under way"
         path = self._path(source, target)
-        self._flows[key] = Flow(key, self._num_started, path)
+        latency_s = self._config.latency_s if latency_s is None else latency_s
+        self._flows[key] = Flow(key, self._num_started, path, latency_s)
         self._num_started += 1
         for link in path.links:
             link.moved += num_bytes_ahead
         self.extend(key, now, num_bytes=num_bytes, num_blocks=num_blocks, is_last=is_last)
 
-    def extend(self, key: int, now: float, *, num_bytes: float, num_blocks: int = 0, is_last: bool = False) -> None:
+    def extend(self, key: Key, now: float, *, num_bytes: float, num_blocks: int = 0, is_last: bool = False) -> None:
         """Send more with a transfer under way; latencies overlap, but blocks are posted one after the other."""
         flow = self._flows[key]
         flow.posted_s = max(now, flow.posted_s) + num_blocks * self._config.block_s
-        begin = flow.posted_s + self._config.latency_s
+        begin = flow.posted_s + flow.latency_s
         heappush(self._posted, (begin, self._num_posted, flow, num_bytes, is_last))
         self._num_posted += 1
         self._settle(now)
 
-    def drop(self, key: int, now: float) -> None:
-        """End a transfer before its time; what has ended but was not asked for is forgotten."""
+    def drop(self, key: Key, now: float) -> float:
+        """End a transfer before its time; what has ended but was not asked for is forgotten.
+
+        Returns:
+            the bytes that it was still to send; infinity if it waited for its first.
+        """
         self._settle(now)
         self._ended = [entry for entry in self._ended if entry[2] != key]
         flow = self._flows.pop(key, None)
-        if flow is not None and flow.is_moving:
-            flow.path.settle(now)
-            flow.path.leave(flow)
-            self._share(flow.path.links, now)
+        if flow is None:
+            return 0.0
+        if not flow.is_moving:
+            return math.inf
+        flow.path.settle(now)
+        left = flow.until - flow.path.sent
+        flow.path.leave(flow)
+        self._share(flow.path.links, now)
+        return left
 
     def next_s(self) -> float | None:
         """Return when something happens next (s): bytes begin to move, or are all sent; or when what was not asked for did."""
         next_s = min(self._ended)[0] if self._ended else self._next_event()
         return None if next_s == math.inf else next_s
 
-    def advance(self, now: float) -> list[int]:
+    def advance(self, now: float) -> list[Key]:
         """Return the transfers that have ended by now, in order."""
         self._settle(now)
         ended = sorted(entry for entry in self._ended if entry[0] <= now)
@@ -145,12 +171,16 @@ class Links:
             [place.worker.use(now) for place in self._places],
             [port.use(now) for port in self._nodes] if config.node_bandwidth_gb_s else [],
             [port.use(now) for port in self._racks] if config.rack_bandwidth_gb_s else [],
+            [port.use(now) for port, _ in self._storages],
         )
 
     def _path(self, source: int, target: int) -> Path:
         """Return the path from worker to worker; links of a node or rack that both are in are not on it."""
         path = self._paths.get((source, target))
         if path is not None:
+            return path
+        if min(source, target) < 0:
+            path = self._paths[source, target] = Path(len(self._paths), self._to_storage(source, target))
             return path
         here, there = self._places[source], self._places[target]
         links = [here.worker.egress, there.worker.ingress]
@@ -160,6 +190,17 @@ class Links:
             links += [here.rack.egress, there.rack.ingress]
         path = self._paths[source, target] = Path(len(self._paths), links)
         return path
+
+    def _to_storage(self, source: int, target: int) -> list[Link]:
+        """Return the links between a worker and storage."""
+        is_read = source < 0
+        storage, owner = self._storages[-1 - min(source, target)]
+        ports = [] if owner is not None else [self._places[max(source, target)].worker]
+        if self._config.node_bandwidth_gb_s and ports:
+            ports.append(self._places[max(source, target)].node)
+        if self._config.rack_bandwidth_gb_s and ports:
+            ports.append(self._places[max(source, target)].rack)
+        return [storage.egress if is_read else storage.ingress, *[p.ingress if is_read else p.egress for p in ports]]
 
     def _next_event(self) -> float:
         ends, posted = self._ends, self._posted

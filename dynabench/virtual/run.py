@@ -15,6 +15,7 @@ from dynabench.interrupt import InterruptError
 from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
+from dynabench.virtual.links import Links
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import kv_use, link_use, pool_use, watch_kv
 from mocker.timing.choose import SimulatedEngine
@@ -130,7 +131,17 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
         choose=best_by_rollout if router.policy.needs_rollout else None,
         on_progress=on_progress,
         apart=_disaggregation(plan, engines) if deployment.is_disaggregated else None,
+        links=links_of(deployment),
     )
+
+
+def links_of(deployment: Deployment) -> Links:
+    """Return the links of the workers of a deployment, of which each data-parallel rank is one."""
+    links = Links(deployment.transfer)
+    for pool in deployment.worker_pools:
+        for _ in range(pool.mocker.dp_size):
+            links.add_worker(pool.timing.tensor_parallel_size)
+    return links
 
 
 def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> None:
@@ -168,7 +179,6 @@ def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggreg
     """Return how requests get from workers that only prefill to those that decode."""
     deployment = plan.deployment
     reader = next(pool for pool in deployment.pools if pool.role == "decode")
-    pools = deployment.worker_pools
     return Disaggregation(
         deployment.disaggregation,
         deployment.transfer,
@@ -178,7 +188,6 @@ def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggreg
             block_size=reader.mocker.block_size,
             kv_bytes_per_token=deployment.transfer.kv_bytes_per_token,
         ),
-        num_gpus=[pool.timing.tensor_parallel_size for pool in pools for _ in range(pool.mocker.dp_size)],
     )
 
 

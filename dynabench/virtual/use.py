@@ -44,7 +44,7 @@ def link_use(deployment: Deployment, cluster: Cluster) -> tuple[LinkUse, ...]:
     """Return how much of what links could have carried they did; those that carry any amount are left out."""
     if cluster.handover is None:
         return ()
-    found, stretch = cluster.handover.links.utilisation(cluster.clock.now), _stretch(cluster)
+    found, stretch = cluster.traffic.links.utilisation(cluster.clock.now), _stretch(cluster)
     sides = [("nodes", found.nodes), ("racks", found.racks)]
     if deployment.transfer.gpu_bandwidth < math.inf:
         workers = found.workers

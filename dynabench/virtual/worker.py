@@ -7,6 +7,7 @@ from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
 from mocker import Engine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
+from mocker.offload.tiers import TierWork
 
 
 class Worker:
@@ -36,6 +37,8 @@ class Worker:
         """Whether others decode what it prefills."""
         self.on_loads: Callable[[list[Sequence]], object] | None = None
         """Is told for which sequences KV is to be loaded."""
+        self.on_tier_work: Callable[[list[TierWork]], object] | None = None
+        """Is told what is to be done with tiers behind host memory."""
         self.caught_up_s = -1.0
         """When the router last took in this worker's leap."""
         self.kv_use: KvUse | None = None
@@ -68,6 +71,7 @@ class Worker:
     def add(self, sequence: Sequence) -> None:
         """Take a request."""
         self.engine.add(sequence)
+        self._tell_tier_work()
         self.wake()
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
@@ -101,6 +105,7 @@ class Worker:
             self._note_kv(self.kv_use, now)
         if self.on_loads is not None and (loads := self.engine.take_loads()):
             self.on_loads(loads)
+        self._tell_tier_work()
         if step is None:
             self._await_copy()
         elif self._has_first_token:
@@ -153,6 +158,11 @@ class Worker:
     def finish_step(self) -> None:
         """End the step in flight and pass on what it brought."""
         self._on_step(self, self.engine.complete())
+        self._tell_tier_work()
+
+    def _tell_tier_work(self) -> None:
+        if self.on_tier_work is not None and (work := self.engine.take_tier_work()):
+            self.on_tier_work(work)
 
     def _start_soon(self) -> None:
         if not self._is_starting:

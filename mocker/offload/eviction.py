@@ -221,6 +221,10 @@ class Arc:
         self._sizes[place] -= len(names)
         self._ghosts[place].update(dict.fromkeys(names))
 
+    def lose(self, segment: Segment) -> None:
+        """Take out chunks that were never written."""
+        self._sizes[segment.place] -= segment.num_chunks
+
     def end_eviction(self) -> None:
         """Account for an eviction that is complete."""
         for heap, ghosts in zip(self._heaps, self._ghosts, strict=True):

@@ -17,12 +17,10 @@ from itertools import groupby
 from mocker.chain import BlockChain
 from mocker.events import Medium, TierEvent, TierRemoved, TierStored
 from mocker.offload.eviction import Arc, Lru, Segment
+from mocker.offload.tiers import Range
 
 MAX_COUNTED = 64_000
 """Chunks whose offers are counted, where only those offered often are stored."""
-
-Range = tuple[int, int]
-"""Chunks, from the first to before the second."""
 
 
 class Uses:
@@ -73,6 +71,9 @@ class HostCache:
         self.has_listener = True
         """Whether `events` is kept."""
         self.events: list[TierEvent] = []
+        self.num_evicted = 0
+        self.evicted: list[tuple[BlockChain, int, int]] | None = None
+        """Where those who want it find which chunks were evicted."""
         self._medium: Medium = medium
         self._size = blocks_per_chunk
         self._rows: dict[Hashable, list[Segment | None]] = {}  # id -> its chunks, from the first whose name it covers
@@ -100,19 +101,24 @@ class HostCache:
             is_ready = is_ready and segment.is_written
         return stop, is_ready
 
+    def absent(self, chain: BlockChain, start: int, stop: int) -> list[Range]:
+        """Return those of the chunks that are not here."""
+        return joined([(first, last) for segment, first, last in self._pieces(chain, start, stop) if segment is None])
+
     def is_being_read(self, chain: BlockChain, start: int, stop: int) -> bool:
         """Tell whether any of these chunks is on its way to a GPU."""
         return any(
             segment is not None and segment.num_readers > 0 for segment, _, _ in self._pieces(chain, start, stop)
         )
 
-    def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses) -> None:
-        """Keep chunks, which are ready, until `unpin`: their request found them."""
+    def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses | None = None) -> None:
+        """Keep chunks, which are ready, until `unpin`; a request may have found them."""
         for segment in self._isolate(chain, start, stop):
             if not segment.num_readers:
                 self.num_evictable -= segment.num_chunks
             segment.num_readers += 1
-        self._note_found(uses, start, stop)
+        if uses is not None:
+            self._note_found(uses, start, stop)
 
     def unpin(self, chain: BlockChain, start: int, stop: int) -> None:
         """Let go of chunks that were pinned."""
@@ -121,10 +127,17 @@ class HostCache:
             if not segment.num_readers:
                 self._free(segment)
 
-    def offer(self, chain: BlockChain, start: int, stop: int, uses: Uses) -> list[Range] | None:
+    def room(self, chain: BlockChain, start: int, stop: int) -> int:
+        """Count the chunks that there is room for if none of these is evicted."""
+        kept = {segment: None for segment, _, _ in self._pieces(chain, start, stop) if segment and segment.is_evictable}
+        return self.num_chunks - self.num_used + self.num_evictable - sum([segment.num_chunks for segment in kept])
+
+    def offer(
+        self, chain: BlockChain, start: int, stop: int, uses: Uses, *, head: int | None = None
+    ) -> list[Range] | None:
         """Make room for those of the chunks that are to be stored, and return them; None if there is no room.
 
-        They are being written until `complete_store`.
+        They are being written until `complete_store`. None of them is evicted for the others, nor of those from `head` on.
         """
         uses.grow(stop)
         missing: list[Range] = []
@@ -143,9 +156,13 @@ class HostCache:
         for first, last in present:
             self._note_found(uses, first, last)
         num_lacking = sum([last - first for first, last in missing]) - (self.num_chunks - self.num_used)
+        if head is not None:
+            present += [
+                (first, last) for segment, first, last in self._pieces(chain, head, start) if segment is not None
+            ]
         if missing and num_lacking > 0 and not self._make_room(chain, num_lacking, present):
             return None
-        missing = _joined(missing)
+        missing = joined(missing)
         for first, last in missing:
             segment = Segment(chain, first, last)
             self._enter(segment)
@@ -163,6 +180,14 @@ class HostCache:
                 self._free(segment)
             if self.has_listener:
                 self.events.append(TierStored(self._medium, chain, start, stop, self._size))
+
+    def abandon(self, chain: BlockChain, ranges: list[Range]) -> None:
+        """Give up chunks that are being written: they are absent."""
+        for start, stop in ranges:
+            for segment in self._isolate(chain, start, stop):
+                if self._arc is not None:
+                    self._arc.lose(segment)
+                self._leave(segment, segment.num_chunks)
 
     def finish(self, chain: BlockChain, uses: Uses) -> None:
         """End a request: what it had to do with is the most recent from now on, and the beginning of its prompt above all."""
@@ -329,6 +354,20 @@ class HostCache:
     def _forget(self, segment: Segment, count: int) -> None:
         """Evict so many chunks of a segment, those that go first."""
         chain, place, is_tail_first = segment.chain, segment.place, segment.is_tail_first
+        start, stop = self._leave(segment, count)
+        self.num_evictable -= count
+        self.num_evicted += count
+        if self._arc is not None:
+            chunks = range(start, stop)
+            self._arc.remember(place, [self.name(chain, c) for c in (reversed(chunks) if is_tail_first else chunks)])
+        if self.evicted is not None:
+            self.evicted.append((chain, start, stop))
+        if self.has_listener:
+            self.events.append(TierRemoved(self._medium, chain, start, stop, self._size, is_tail_first))
+
+    def _leave(self, segment: Segment, count: int) -> Range:
+        """Take out so many chunks of a segment, those that go first, and return them."""
+        chain = segment.chain
         start, stop = segment.cut(count)
         for row, first, last in self._spans(chain, start, stop):
             row[first:last] = [None] * (last - first)
@@ -337,12 +376,7 @@ class HostCache:
             if id in self._rows and not any(self._rows[id]):
                 del self._rows[id]
         self.num_used -= count
-        self.num_evictable -= count
-        if self._arc is not None:
-            chunks = range(start, stop)
-            self._arc.remember(place, [self.name(chain, c) for c in (reversed(chunks) if is_tail_first else chunks)])
-        if self.has_listener:
-            self.events.append(TierRemoved(self._medium, chain, start, stop, self._size, is_tail_first))
+        return start, stop
 
     def _spans(self, chain: BlockChain, start: int, stop: int) -> Iterator[tuple[list[Segment | None], int, int]]:
         """Yield the rows of a range of chunks, made if need be, with the first and last place in each."""
@@ -362,7 +396,7 @@ class HostCache:
             chunk = last
 
 
-def _joined(ranges: list[Range]) -> list[Range]:
+def joined(ranges: list[Range]) -> list[Range]:
     """Make one range of those that follow each other."""
     joined: list[Range] = []
     for start, stop in ranges:

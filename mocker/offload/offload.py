@@ -10,14 +10,23 @@
 
 Copies take no part in iterations: `take_work` tells the driver of them.
 
-Semantics: OffloadingConnectorScheduler of vLLM 0.32.
+Behind host memory there may be tiers (`tiers.py`), whose part in this the driver plays:
+
+    host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`, and for what there is room: Read --> `end_read`
+    a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
+
+A prompt looks up once. It is told to ask again until what it reads has come, and then finds it in host memory.
+
+Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.32; prefetching as in SGLang's HiCache.
 """
 
 from collections.abc import Iterable
 
 from mocker.block_pool import BlockPool
+from mocker.chain import BlockChain
 from mocker.offload.config import HostMemory
-from mocker.offload.host_cache import HostCache, Range, Uses
+from mocker.offload.host_cache import HostCache, Uses
+from mocker.offload.tiers import Found, LookUp, Range, Read, TierName, TierWork, Write, count, overlap, split
 from mocker.sequence import Sequence, Watch
 
 
@@ -36,7 +45,7 @@ class Copy:
     @property
     def num_chunks(self) -> int:
         """Count what is copied."""
-        return sum([stop - start for start, stop in self.ranges])
+        return count(self.ranges)
 
 
 class Work:
@@ -59,10 +68,15 @@ NO_WORK = Work()  # shared, never changed
 class State:
     """What is known of a sequence here."""
 
-    __slots__ = ("copies", "is_over", "num_offered", "uses", "watch")
+    __slots__ = ("copies", "fetches", "has_looked_up", "is_over", "num_offered", "sources", "uses", "watch")
 
     def __init__(self, sequence: Sequence) -> None:
         self.uses = Uses()
+        self.fetches: dict[LookUp | Read, None] = {}
+        """What it waits for of tiers behind host memory."""
+        self.has_looked_up = False
+        self.sources: list[tuple[TierName, Range]] = []
+        """Which tier the chunks came from that were not in host memory."""
         self.num_offered = 0
         """Chunks that were offered, or loaded."""
         self.copies: dict[Copy, None] = {}
@@ -93,6 +107,13 @@ class Offload:
         self._states: dict[Sequence, State] = {}
         self._copies: dict[int, Copy] = {}
         self._num_copies = 0
+        self._tiers = memory.tiers
+        self._prefetch = memory.prefetch_policy
+        self._fetches: dict[LookUp | Read, None] = {}
+        self.tier_work: list[TierWork] = []
+        """What the driver is to do with tiers behind host memory, and to hurry, until it takes it."""
+        if any(tier.write_policy == "write_back" for tier in memory.tiers):
+            self.host.evicted = []
         self._num_over = 0  # sequences that are over while KV of theirs is copied
         self._work = Work()
 
@@ -101,12 +122,16 @@ class Offload:
     def ask(self, sequence: Sequence, num_computed: int) -> int | None:
         """Return how many tokens behind those computed here can be loaded, None if that is to be asked again."""
         state, size, chain = self._states.get(sequence), self._size, sequence.chain
-        if state is not None and state.copies:
+        if state is not None and (state.copies or state.fetches):
+            self._hurry(state)
             return None
-        start, stop = num_computed // size, sequence.num_known // size
-        if stop * size - num_computed < size:
+        start, limit = num_computed // size, sequence.num_known // size
+        if limit * size - num_computed < size:
             return 0
-        stop, is_ready = self.host.find(chain, start, stop)
+        stop, is_ready = self.host.find(chain, start, limit)
+        if self._tiers and stop < limit and (state is None or not state.has_looked_up):
+            self._look_up(sequence, stop, limit)
+            return None
         if not is_ready:
             return None
         num_found = stop * size - num_computed
@@ -123,12 +148,19 @@ class Offload:
         copy = self._copy(sequence, state, [(start, stop)], is_store=False)
         copy.num_local = num_computed
         self._work.loads.append(copy)
+        if state.sources and not sequence.num_preemptions:
+            tokens: dict[TierName, int] = {tier.name: 0 for tier in self._tiers}
+            for tier, chunks in state.sources:
+                tokens[tier] += count(overlap([chunks], start, stop)) * self._size
+            sequence.disk_tokens, sequence.store_tokens = tokens.get("disk", 0), tokens.get("store", 0)
+            sequence.host_tokens = num_tokens - sum(tokens.values())
 
     def preempt(self, sequence: Sequence) -> None:
         """Flush what is copied of a sequence that loses its blocks."""
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
+            state.has_looked_up = False
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
@@ -143,6 +175,11 @@ class Offload:
     def is_quiet(self) -> bool:
         """Whether nothing can come of a step but by what it computes."""
         return not (self.refused or self.ended or self._pool.touched or self._num_over or self._work)
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether any copy was not ended, or a sequence waits for a tier."""
+        return bool(self._copies or self._fetches)
 
     def end_schedule(self, offers: Iterable[tuple[Sequence, int]]) -> bool:
         """Offer what sequences have computed, given in tokens, after the step just scheduled, and what those left that ended.
@@ -170,6 +207,8 @@ class Offload:
             self._forget_if_done(sequence, state)
         for watch in watches:
             watch.taken = []
+        if self.host.evicted:
+            self._write_back(self.host.evicted)
         return bool(self._work)
 
     def take_work(self) -> Work:
@@ -188,9 +227,91 @@ class Offload:
         else:
             for start, stop in copy.ranges:
                 self.host.unpin(sequence.chain, start, stop)
+        if self._tiers:
+            self._write(sequence, copy.ranges, "write_through" if copy.is_store else "write_through_selective")
         state = self._states[sequence]
         del state.copies[copy]
         self._forget_if_done(sequence, state)
+
+    # Tiers behind host memory
+
+    def expect(self, sequence: Sequence, num_computed: int) -> None:
+        """Begin to fetch what host memory lacks of a prompt that has come, unless that is put off until its turn."""
+        if not self._tiers or self._prefetch == "when_scheduled":
+            return
+        limit = sequence.num_known // self._size
+        stop, _ = self.host.find(sequence.chain, num_computed // self._size, limit)
+        if stop < limit:
+            self._look_up(sequence, stop, limit)
+
+    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+        """Take what tiers have of the chunks that were looked up, from the first on; make room for it, and read it."""
+        del self._fetches[look_up]
+        sequence, state = look_up.sequence, self._states.get(look_up.sequence)
+        if state is None or look_up not in state.fetches:
+            return
+        del state.fetches[look_up]
+        start, stop = look_up.start, found[-1].stop if found else look_up.start
+        if stop == start or state.is_over:
+            return
+        head = 0
+        stop = min(stop, start + self.host.room(sequence.chain, head, stop))
+        ranges = self.host.offer(sequence.chain, start, stop, state.uses, head=head) if stop > start else None
+        for tier, tier_stop in found:
+            if here := overlap(ranges or (), start, tier_stop):
+                read = Read(tier, sequence, here)
+                state.sources += [(tier, chunks) for chunks in here]
+                self._fetches[read] = state.fetches[read] = None
+                self.tier_work.append(read)
+            start = tier_stop
+
+    def end_read(self, read: Read, num_chunks: int) -> None:
+        """Take so many chunks of those that were read for come, the first ones; the others could not be read."""
+        del self._fetches[read]
+        chain = read.sequence.chain
+        come, lost = split(read.ranges, num_chunks)
+        self.host.complete_store(chain, come)
+        self.host.abandon(chain, lost)
+        state = self._states.get(read.sequence)
+        if state is not None:
+            state.fetches.pop(read, None)
+
+    def end_write(self, write: Write) -> None:
+        """Take a write for ended, whatever came of it."""
+        if write.is_pinned:
+            for start, stop in write.ranges:
+                self.host.unpin(write.chain, start, stop)
+
+    def _look_up(self, sequence: Sequence, start: int, stop: int) -> None:
+        look_up, state = LookUp(sequence, start, stop), self._state(sequence)
+        state.has_looked_up = True
+        self._fetches[look_up] = state.fetches[look_up] = None
+        self.tier_work.append(look_up)
+
+    def _hurry(self, state: State) -> None:
+        """Tell the driver that a sequence's turn has come, where that ends what it waits for."""
+        if self._prefetch != "best_effort":
+            return
+        for fetch in state.fetches:
+            if not fetch.is_hurried:
+                fetch.is_hurried = True
+                self.tier_work.append(fetch)
+
+    def _write(self, sequence: Sequence, ranges: list[Range], policy: str) -> None:
+        """Write chunks that are in host memory to the tiers with a policy."""
+        for tier in self._tiers:
+            if tier.write_policy == policy:
+                for start, stop in ranges:
+                    self.host.pin(sequence.chain, start, stop)
+                self.tier_work.append(Write(tier.name, sequence.chain, ranges, is_pinned=True))
+
+    def _write_back(self, evicted: list[tuple[BlockChain, int, int]]) -> None:
+        """Write chunks that left host memory to the tiers that keep those."""
+        for chain, start, stop in evicted:
+            for tier in self._tiers:
+                if tier.write_policy == "write_back":
+                    self.tier_work.append(Write(tier.name, chain, [(start, stop)], is_pinned=False))
+        evicted.clear()
 
     # The steps of these
 

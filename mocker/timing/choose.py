@@ -1,11 +1,12 @@
 """What follows from an engine's settings before it is built: its step-time model and its number of KV blocks."""
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.config import EngineConfig
-from mocker.offload.config import GIB, HostMemory
+from mocker.offload.config import GIB, HostMemory, Tier
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu, find_model
 from mocker.timing.config import TimingConfig
@@ -123,7 +124,40 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         chunk_bytes=num_bytes,
         bandwidth=engine.host_bandwidth_gb_s * 1e9 * size.num_parts,
         latency_s=engine.host_latency_us / 1e6,
+        tiers=_tiers(engine, int(padded)),
+        prefetch_policy=engine.kv_prefetch_policy,
+        timeout_s=engine.kv_prefetch_timeout_s if engine.kv_prefetch_policy == "timeout" else math.inf,
+        timeout_s_per_chunk=engine.kv_prefetch_timeout_s_per_1k_tokens
+        * engine.blocks_per_chunk
+        * engine.block_size
+        / 1024,
     )
+
+
+def _tiers(engine: EngineConfig, chunk_bytes: int) -> tuple[Tier, ...]:
+    """Return what a rank has behind its host memory.
+
+    Raises:
+        ValueError: there is less than a chunk of it.
+    """
+    if not engine.kv_disk_size:
+        return ()
+    num_chunks = int(engine.kv_disk_size * GIB // chunk_bytes)
+    if not num_chunks:
+        raise ValueError(
+            f"kv_disk_size is {engine.kv_disk_size:g} GiB; expected at least {chunk_bytes / GIB:.4g}, one chunk of "
+            f"{engine.blocks_per_chunk} blocks, or 0 for none"
+        )
+    disk = Tier(
+        name="disk",
+        num_chunks=num_chunks,
+        bandwidth=engine.kv_disk_bandwidth_gb_s * 1e9,
+        latency_s=engine.kv_disk_latency_ms / 1e3,
+        lookup_s=engine.kv_disk_lookup_ms / 1e3,
+        write_policy=engine.kv_disk_write_policy,
+        eviction_policy=engine.kv_disk_eviction_policy,
+    )
+    return (disk,)
 
 
 def _is_async(engine: EngineConfig, timing: TimingConfig) -> bool:

@@ -1,5 +1,6 @@
 """A leap is many steps at once: the same schedules, times and events."""
 
+import math
 import random
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
+from mocker.events import TierRemoved
+from mocker.offload.config import HostMemory
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
@@ -25,6 +28,17 @@ configs = st.builds(
     max_model_len=st.sampled_from([None, None, 60]),
     kv_role=st.sampled_from([None, None, "kv_producer", "kv_consumer"]),
     kv_load_failure_policy=st.sampled_from(["fail", "recompute"]),
+)
+hosts = st.none() | st.builds(
+    HostMemory,
+    num_chunks=st.integers(2, 60),
+    blocks_per_chunk=st.sampled_from([1, 1, 2, 3]),
+    eviction_policy=st.sampled_from(["lru", "arc"]),
+    store_threshold=st.sampled_from([0, 0, 2]),
+    offload_prompt_only=st.booleans(),
+    chunk_bytes=st.just(1.0),
+    bandwidth=st.sampled_from([math.inf, 300.0, 40.0, 7.0]),
+    latency_s=st.sampled_from([0.0, 1e-4, 0.03]),
 )
 timings = st.sampled_from(
     [TimingConfig(), TimingConfig(timing="constant", constant_prefill_ms=250.0, constant_decode_ms=125.0)]
@@ -85,9 +99,14 @@ def make(config, request, blocks_per_id):
     )
 
 
-def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), blocks_per_id=1, one_by_one=False):
+def drive(
+    config, timing, requests, *, max_iterations, ordered=True, looks=(), blocks_per_id=1, one_by_one=False, host=None
+):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
-    engine = Engine(config, resolve(config, timing).timing, num_blocks=config.num_gpu_blocks, ordered_events=ordered)
+    host = host if config.enable_prefix_caching else None
+    engine = Engine(
+        config, resolve(config, timing).timing, num_blocks=config.num_gpu_blocks, host=host, ordered_events=ordered
+    )
     engine.scheduler.has_fast_paths = not one_by_one
     happenings = sorted(
         [(request[0], 0, request) for request in requests]
@@ -130,8 +149,8 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
                 log.append((now, "loads", sequence.id, sequence.num_blocks, engine.num_free_blocks))
                 later(now + sequence.payload[9], 3, sequence.payload)
             if step is None:
-                if happenings:
-                    now = max(now, happenings[0][0])
+                next_s = min(happenings[0][0] if happenings else math.inf, engine.wake_s)
+                now = max(now, next_s) if next_s < math.inf else now
                 continue
             batch = engine.step.batch
             if batch.chunks or batch.preempted:
@@ -166,7 +185,10 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
                 later(now + sequence.payload[9], 4, sequence.payload)
         events += engine.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
-    rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens) for s in sequences.values()]
+    rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens, s.host_tokens) for s in sequences.values()]
+    if host is not None:
+        events += settle(engine, now)
+        rows.append((engine.host_link.stall_s, engine.host_link.num_flushes))
     gaps, data = [], engine.log.rows
     for place in range(0, len(data), 5):
         first, slope, curve, count, tokens = data[place : place + 5]
@@ -174,6 +196,17 @@ def drive(config, timing, requests, *, max_iterations, ordered=True, looks=(), b
     assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
     assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced)
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
+
+
+def settle(engine, now):
+    """Let what is copied end, and return the events of that: nothing is copied, pinned or watched any more."""
+    assert engine.schedule(now) is None
+    while engine.wake_s < math.inf:
+        assert engine.schedule(engine.wake_s) is None
+    offload = engine.scheduler.offload
+    assert offload.is_quiet and not offload._states and not offload._copies
+    assert offload.host.num_evictable == offload.host.num_used <= offload.host.num_chunks
+    return engine.take_events()
 
 
 def assert_findable(pool):
@@ -203,6 +236,12 @@ def flat(events):
             rows += [("stored", label(event.chain, block)) for block in range(event.start, event.stop)]
         elif isinstance(event, BlockRemoved):
             rows += [("removed", label(event.chain, block)) for block in range(event.stop - 1, event.start - 1, -1)]
+        else:
+            size = event.blocks_per_chunk
+            last_blocks = [(chunk + 1) * size - 1 for chunk in range(event.start, event.stop)]
+            if isinstance(event, TierRemoved) and event.is_tail_first:
+                last_blocks.reverse()
+            rows += [(type(event).__name__, label(event.chain, block)) for block in last_blocks]
     return rows
 
 
@@ -212,43 +251,45 @@ def label(chain, block):
 
 
 @settings(max_examples=300)
-@given(configs, timings, workloads(), st.lists(st.floats(0, 10), max_size=6))
-def test_a_leap_equals_repeated_steps(config, timing, requests, looks):
-    step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1)
-    leaping, leap_events, _ = drive(config, timing, requests, max_iterations=1 << 62)
+@given(configs, timings, workloads(), st.lists(st.floats(0, 10), max_size=6), hosts)
+def test_a_leap_equals_repeated_steps(config, timing, requests, looks, host):
+    step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1, host=host)
+    leaping, leap_events, _ = drive(config, timing, requests, max_iterations=1 << 62, host=host)
     assert_same(leaping, step_by_step)
     assert leap_events == step_events
-    looked_at, looked_events, _ = drive(config, timing, requests, max_iterations=1 << 62, looks=looks)
+    looked_at, looked_events, _ = drive(config, timing, requests, max_iterations=1 << 62, looks=looks, host=host)
     assert_same(looked_at, step_by_step)
     assert looked_events == step_events
 
 
 @settings(max_examples=150)
-@given(configs, timings, workloads())
-def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config, timing, requests):
-    plain, plain_events, _ = drive(config, timing, requests, max_iterations=1, one_by_one=True)
-    fast, fast_events, _ = drive(config, timing, requests, max_iterations=1)
+@given(configs, timings, workloads(), hosts)
+def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config, timing, requests, host):
+    plain, plain_events, _ = drive(config, timing, requests, max_iterations=1, one_by_one=True, host=host)
+    fast, fast_events, _ = drive(config, timing, requests, max_iterations=1, host=host)
     assert fast == plain
     assert fast_events == plain_events
 
 
 @settings(max_examples=150)
-@given(configs, timings, workloads())
-def test_unordered_events_change_nothing_else(config, timing, requests):
-    ordered, events, _ = drive(config, timing, requests, max_iterations=1 << 62)
-    unordered, unordered_events, _ = drive(config, timing, requests, max_iterations=1 << 62, ordered=False)
+@given(configs, timings, workloads(), hosts)
+def test_unordered_events_change_nothing_else(config, timing, requests, host):
+    ordered, events, _ = drive(config, timing, requests, max_iterations=1 << 62, host=host)
+    unordered, unordered_events, _ = drive(config, timing, requests, max_iterations=1 << 62, ordered=False, host=host)
     assert_same(unordered, ordered)
     assert sorted(unordered_events, key=repr) == sorted(events, key=repr)
 
 
 @settings(max_examples=200)
-@given(configs, timings, workloads(), st.sampled_from([2, 4]))
-def test_ids_that_span_several_blocks_change_nothing(config, timing, requests, blocks_per_id):
-    fine, fine_events, (_, most_copies) = drive(config, timing, requests, max_iterations=1 << 62)
+@given(configs, timings, workloads(), hosts, st.sampled_from([2, 4]))
+def test_ids_that_span_several_blocks_change_nothing(config, timing, requests, host, blocks_per_id):
+    fine, fine_events, (_, most_copies) = drive(config, timing, requests, max_iterations=1 << 62, host=host)
     # Which of three copies of a block is the oldest is known per id, not per block: see docs/fidelity.md.
     assume(most_copies < 2)
     # The same content named block by block and in longer runs.
-    coarse, coarse_events, _ = drive(config, timing, requests, max_iterations=1 << 62, blocks_per_id=blocks_per_id)
+    coarse, coarse_events, _ = drive(
+        config, timing, requests, max_iterations=1 << 62, blocks_per_id=blocks_per_id, host=host
+    )
     assert_same(coarse, fine)
     assert [(kind, block) for kind, (_, block) in coarse_events] == [(kind, block) for kind, (_, block) in fine_events]
 

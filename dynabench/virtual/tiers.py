@@ -1,0 +1,196 @@
+"""Tiers behind host memory, in virtual time: what they hold, and the time that reaching it takes.
+
+    LookUp    after the longest look-up time of the tiers: which has the next chunks, the nearest first
+    Read      over the links from the tier; its chunks are not evicted meanwhile
+    Write     over the links to the tier, of what it lacks; what it holds is the tier's once it has come
+
+A read that is in a hurry, or that lasts too long, brings the chunks that have come by then.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from dynabench.virtual.clock import COMPLETION, Clock
+from dynabench.virtual.traffic import Traffic
+from dynabench.virtual.worker import Worker
+from mocker import BlockChain
+from mocker.events import TierEvent
+from mocker.offload.config import HostMemory, Tier
+from mocker.offload.host_cache import HostCache, Uses
+from mocker.offload.tiers import Found, LookUp, Range, Read, TierName, TierWork, Write, count
+
+
+class Store:
+    """What a disk, or a store that workers share, holds."""
+
+    def __init__(self, tier: Tier, *, blocks_per_chunk: int, place: int, has_listener: bool) -> None:
+        """Make an empty one.
+
+        Args:
+            tier: what it is like.
+            blocks_per_chunk: GPU blocks in a chunk.
+            place: its number among the links.
+            has_listener: whether anybody asks for its events.
+        """
+        self.tier = tier
+        self.place = place
+        self.cache = HostCache(
+            tier.num_chunks,
+            blocks_per_chunk=blocks_per_chunk,
+            eviction_policy=tier.eviction_policy,
+            store_threshold=0,
+            medium="STORAGE",
+        )
+        self.cache.has_listener = has_listener
+        self.num_chunks_read = 0
+        self.num_chunks_written = 0
+        self.num_refused = 0
+        """Writes that found no room."""
+
+    def missing(self, chain: BlockChain, ranges: Sequence[Range]) -> list[Range]:
+        """Return those chunks that it does not hold."""
+        return [absent for start, stop in ranges for absent in self.cache.absent(chain, start, stop)]
+
+    def insert(self, chain: BlockChain, ranges: Sequence[Range]) -> None:
+        """Take in chunks that have come, for which others are evicted."""
+        uses = Uses()
+        for start, stop in ranges:
+            written = self.cache.offer(chain, start, stop, uses)
+            if written is None:
+                self.num_refused += 1
+            else:
+                self.cache.complete_store(chain, written)
+                self.num_chunks_written += count(written)
+        self.cache.finish(chain, uses)
+
+
+class Tiers:
+    """The tiers behind the host memory of one worker."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        memory: HostMemory,
+        stores: Sequence[Store],
+        traffic: Traffic,
+        clock: Clock,
+        publish: Callable[[int, list[TierEvent]], object] | None,
+    ) -> None:
+        """Connect a worker with its tiers.
+
+        Args:
+            worker: whose host memory is filled from them.
+            memory: that host memory.
+            stores: the tiers, nearest first.
+            traffic: the links.
+            clock: the time.
+            publish: is told by which worker what came into a tier or left it, if anybody wants to know.
+        """
+        self.stores: dict[TierName, Store] = {store.tier.name: store for store in stores}
+        self._worker = worker
+        self._engine = worker.engine
+        self._memory = memory
+        self._lookup_s = max(store.tier.lookup_s for store in stores)
+        self._traffic = traffic
+        self._clock = clock
+        self._publish = publish
+        self._uses: dict[Read, Uses] = {}  # of the reads under way
+        self._looked_up: set[LookUp] = set()  # answered before their time
+        worker.on_tier_work = self.act
+
+    def act(self, work: list[TierWork]) -> None:
+        """Do what the engine asks."""
+        for each in work:
+            match each:
+                case LookUp() if each.is_hurried:
+                    self._looked_up.add(each)
+                    self._answer(each, [])
+                case LookUp():
+                    self._clock.at(self._clock.now + self._lookup_s, COMPLETION, partial(self._look_up, each))
+                case Read() if each.is_hurried:
+                    self._cut(each)
+                case Read():
+                    self._read(each)
+                case Write():
+                    self._write(each)
+
+    def _look_up(self, look_up: LookUp) -> None:
+        if look_up in self._looked_up:
+            self._looked_up.remove(look_up)
+            return
+        chain, start, stop = look_up.sequence.chain, look_up.start, look_up.stop
+        found: list[Found] = []
+        while start < stop:
+            for name, store in self.stores.items():
+                end, _ = store.cache.find(chain, start, stop)
+                if end > start:
+                    found.append(Found(name, end))
+                    start = end
+                    break
+            else:
+                break
+        self._answer(look_up, found)
+
+    def _answer(self, look_up: LookUp, found: list[Found]) -> None:
+        self._engine.answer(look_up, found)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let the worker see what has changed, and do what it asks now."""
+        self.act(self._engine.take_tier_work())
+        self._worker.wake()
+
+    def _read(self, read: Read) -> None:
+        store, uses = self.stores[read.tier], Uses()
+        self._uses[read] = uses
+        for start, stop in read.ranges:
+            store.cache.pin(read.sequence.chain, start, stop, uses)
+        self._traffic.start(
+            read,
+            partial(self._finish_read, read, read.num_chunks),
+            source=store.place,
+            target=self._worker.number,
+            num_bytes=read.num_chunks * self._memory.chunk_bytes,
+            latency_s=store.tier.latency_s,
+        )
+        timeout_s = self._memory.timeout_s + self._memory.timeout_s_per_chunk * read.num_chunks
+        if timeout_s < float("inf"):
+            self._clock.at(self._clock.now + timeout_s, COMPLETION, partial(self._cut, read))
+
+    def _cut(self, read: Read) -> None:
+        """Be content with the chunks of a read that have come, unless all have."""
+        if read in self._uses:
+            left = self._traffic.drop(read) / self._memory.chunk_bytes if self._memory.chunk_bytes else 0.0
+            self._finish_read(read, max(int(read.num_chunks - left), 0))
+
+    def _finish_read(self, read: Read, num_chunks: int) -> None:
+        store, chain = self.stores[read.tier], read.sequence.chain
+        for start, stop in read.ranges:
+            store.cache.unpin(chain, start, stop)
+        store.cache.finish(chain, self._uses.pop(read))
+        store.num_chunks_read += num_chunks
+        self._engine.end_read(read, num_chunks)
+        self._go_on()
+
+    def _write(self, write: Write) -> None:
+        store = self.stores[write.tier]
+        missing = store.missing(write.chain, write.ranges)
+        if not missing:
+            self._engine.end_write(write)
+            return
+        self._traffic.start(
+            write,
+            partial(self._end_write, write, missing),
+            source=self._worker.number,
+            target=store.place,
+            num_bytes=count(missing) * self._memory.chunk_bytes,
+            latency_s=store.tier.latency_s,
+        )
+
+    def _end_write(self, write: Write, ranges: list[Range]) -> None:
+        store = self.stores[write.tier]
+        store.insert(write.chain, ranges)
+        self._engine.end_write(write)
+        if self._publish is not None and store.cache.events:
+            events, store.cache.events = store.cache.events, []
+            self._publish(self._worker.number, events)

@@ -1,0 +1,139 @@
+"""Copies between the GPU and host memory take their time, and steps wait for those that must be over."""
+
+import math
+
+import pytest
+
+from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker.events import TierRemoved, TierStored
+from mocker.offload.config import HostMemory
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
+
+PREFILL_S, DECODE_S = 1.0, 0.25
+TIMING = TimingConfig(timing="constant", constant_prefill_ms=1000 * PREFILL_S, constant_decode_ms=1000 * DECODE_S)
+
+
+def engine(*, num_blocks=8, num_chunks=16, bandwidth=math.inf, budget=64, **settings):
+    """Return an engine of blocks of 16 tokens whose chunks are of 1 byte each."""
+    config = EngineConfig(
+        block_size=16, num_gpu_blocks=num_blocks + 1, max_num_batched_tokens=budget, max_num_seqs=4, **settings
+    )
+    host = HostMemory(num_chunks=num_chunks, chunk_bytes=1.0, bandwidth=bandwidth)
+    return Engine(config, resolve(config, TIMING).timing, num_blocks=config.num_gpu_blocks, host=host)
+
+
+def prompt(name, num_prompt=80, max_tokens=2):
+    return Sequence(name, num_prompt=num_prompt, max_tokens=max_tokens, chain=BlockChain([(name, i) for i in range(5)]))
+
+
+def run(core, sequence, now):
+    """Let a sequence run alone, and return what each step computed, and when it ended."""
+    core.add(sequence)
+    steps = []
+    while not core.is_idle:
+        step = core.schedule(now)
+        if step is None:
+            now = core.wake_s
+            continue
+        steps.append(({s.id: count for s, count in step.batch.chunks}, step.end - now))
+        now = core.complete().end
+    assert core.schedule(now) is None
+    return steps, now
+
+
+def again(name):
+    sequence = prompt(name)
+    sequence.id = f"{name} again"
+    return sequence
+
+
+def test_a_prompt_whose_blocks_were_evicted_comes_back_from_host_memory():
+    core = engine(async_scheduling=False)
+    now = run(core, prompt("a"), 0.0)[1]
+    now = run(core, prompt("b"), now)[1]  # 2 blocks of a remain on the GPU
+    sequence = again("a")
+    steps, _ = run(core, sequence, now)
+    assert [chunks for chunks, _ in steps] == [{"a again": 1}, {}]  # the last token of the prompt, then a decode
+    assert (sequence.cached_tokens, sequence.host_tokens) == (80, 48)
+    assert core.host_link.loads.num_bytes == 3
+    assert core.host_link.stores.num_bytes == 10  # and nothing twice
+
+
+def test_a_load_lasts_as_long_as_its_bytes_take():
+    core = engine(async_scheduling=False, bandwidth=2.0)
+    now = run(core, prompt("a"), 0.0)[1]
+    now = run(core, prompt("b"), now)[1]
+    core.add(again("a"))
+    later = now + 100
+    assert core.schedule(later) is None
+    assert core.wake_s == later + 3 / 2
+    step = core.schedule(core.wake_s)
+    assert step.end - step.start == DECODE_S  # one token of a prompt that is there is a decode to the GPU
+
+
+def test_a_step_waits_for_a_store_whose_blocks_it_takes():
+    core = engine(num_blocks=5, async_scheduling=False, bandwidth=0.5, budget=128)
+    core.add(prompt("a", max_tokens=1))
+    core.schedule(0.0)
+    core.complete()
+    core.add(prompt("b", max_tokens=1))
+    step = core.schedule(PREFILL_S)  # it takes the blocks of a, whose store of 10 s begins now
+    assert step.end - step.start == 5 / 0.5 + PREFILL_S
+    assert (core.host_link.num_flushes, core.host_link.stall_s) == (1, 10.0)
+
+
+def test_stores_begin_with_the_next_step():
+    core = engine(async_scheduling=False, bandwidth=10.0, budget=128)
+    core.add(prompt("a", max_tokens=9))
+    core.schedule(0.0)
+    assert core.wake_s == math.inf
+    core.complete()
+    core.schedule(PREFILL_S)
+    assert core.wake_s == PREFILL_S + 5 / 10
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_leap_ends_where_a_copy_does(is_async):
+    core = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
+    core.add(prompt("a", max_tokens=40))
+    core.schedule(0.0)
+    core.complete()
+    ends = []
+    while core.host_link.stores.num_bytes == 0 or core.wake_s < math.inf:
+        ends.append(core.schedule(core._last_end, max_iterations=30).end)
+        core.complete()
+    assert ends[-1] == PREFILL_S + 3 * DECODE_S  # the store of 0.6 s is over at the third boundary
+
+
+def test_events_say_what_is_in_host_memory():
+    core = engine(num_chunks=7, async_scheduling=False)
+    now = run(core, prompt("a"), 0.0)[1]
+    core.take_events()
+    run(core, prompt("b"), now)
+    tiers = [event for event in core.take_events() if isinstance(event, TierStored | TierRemoved)]
+    stored = [name for event in tiers if isinstance(event, TierStored) for name in event.names()]
+    removed = [name for event in tiers if isinstance(event, TierRemoved) for name in event.names()]
+    assert stored == [("b", place) for place in range(5)]
+    assert removed == [("a", 4), ("a", 3), ("a", 2)]
+    assert {event.medium for event in tiers} == {"CPU"}
+
+
+def test_host_memory_needs_prefix_caching():
+    with pytest.raises(ValueError, match="kv_offloading_size is 4, and enable_prefix_caching is false"):
+        EngineConfig(kv_offloading_size=4, enable_prefix_caching=False)
+
+
+def test_chunks_follow_from_the_kv_of_the_model():
+    timing = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=4)
+    host = resolve(EngineConfig(block_size=16, kv_offloading_size=10, blocks_per_chunk=2), timing).host
+    assert host.chunk_bytes == 2 * 16 * 327_680
+    assert host.num_chunks == 10 * 2**30 // (2 * 16 * 327_680)
+    assert host.bandwidth == 4 * 32e9  # each GPU copies its part
+
+
+def test_host_memory_smaller_than_a_chunk_is_refused():
+    with pytest.raises(
+        ValueError, match=r"kv_offloading_size is 0.001 GiB; expected at least 0.001953, one chunk of 1 blocks"
+    ):
+        resolve(EngineConfig(block_size=16, kv_offloading_size=0.001), TIMING)
