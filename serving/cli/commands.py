@@ -21,7 +21,7 @@ from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.engines.openai import OpenAiServer
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
-from serving.kv_tiers.config import KvStoreConfig
+from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.kv_tiers.store import serve_store
 from serving.kv_tiers.tier import TierError
 from serving.life import DisaggregationConfig
@@ -299,7 +299,7 @@ def router(
 @store_app.default
 def kv_store(
     *,
-    store: Annotated[KvStoreConfig, flat("Store", 1)] = KvStoreConfig(),  # noqa: B008
+    store: Annotated[KvStoreServiceConfig, flat("Store", 1)] = KvStoreServiceConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
     verbose: Verbosity = 0,
 ) -> None:

@@ -20,14 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.kv_tiers.tier import VERSION, ChunkFormat, TierError
+from serving.kv_tiers.tier import VERSION, ChunkFormat, FolderTakenError, TierError
 
 MAGIC = b"dynabench-kv"
 FILE_HEADER = struct.Struct("<12sIQQQ")
 """Magic, version, identity of the format, key, and bytes of the chunk."""
-
-PAGE_BYTES = 4096
-"""What a file takes is a multiple of this."""
 
 NAME = re.compile(r"([0-9a-f]{14})\.(kv|new)")
 FAN = re.compile(r"[0-9a-f]{2}")
@@ -53,11 +50,6 @@ class ChunkFolder:
         self._handle = -1
         self._lock = -1
 
-    @property
-    def file_bytes(self) -> int:
-        """What a chunk takes on the disk."""
-        return -(-self._num_bytes // PAGE_BYTES) * PAGE_BYTES
-
     def open(self) -> None:
         """Take the folder, making it if there is none.
 
@@ -78,7 +70,9 @@ class ChunkFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
-            raise TierError(f"{path}: another worker keeps its KV in this folder; name one for each worker") from error
+            raise FolderTakenError(
+                f"{path}: another worker keeps its KV in this folder; name one for each worker"
+            ) from error
         except OSError as error:
             self.close()
             why = "it is a symbolic link" if path.is_symlink() else error.strerror

@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvStoreConfig:
+class KvStoreServiceConfig:
     """Settings of a KV store, which all workers share."""
 
     kv_store_size: Positive = 4.0

@@ -68,12 +68,12 @@ Call = Callable[[Turn], Awaitable[int]]
 class FileTier:
     """See the module."""
 
-    def __init__(self, folder: Path, format: ChunkFormat, num_bytes: int, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Prepare a folder of at most so many bytes."""
+    def __init__(self, folder: Path, format: ChunkFormat, num_chunks: int, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Prepare a folder of at most so many chunks."""
         self._folder = ChunkFolder(folder, format)
         self._format = format
         self._timeout_s = timeout_s
-        self.num_chunks = num_bytes // self._folder.file_bytes
+        self.num_chunks = num_chunks
         self._there: OrderedDict[int, int] = OrderedDict()  # key -> which write, the least recently used first
         self._being_written: set[int] = set()
         self._leaving: set[int] = set()

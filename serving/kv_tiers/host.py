@@ -22,10 +22,10 @@ from serving.transfer.stream import CHUNK_BYTES
 class HostTier:
     """See the module."""
 
-    def __init__(self, format: ChunkFormat, num_bytes: int) -> None:
-        """Prepare an arena of at most so many bytes."""
+    def __init__(self, format: ChunkFormat, num_chunks: int) -> None:
+        """Prepare an arena of so many chunks."""
         self._format = format
-        self.num_chunks = num_bytes // format.chunk_bytes
+        self.num_chunks = num_chunks
         self._memory = memoryview(b"")
         self._map: mmap.mmap | None = None
         self._kept: OrderedDict[int, int] = OrderedDict()  # key -> slot, the least recently used first
@@ -72,16 +72,10 @@ class HostTier:
         for key in reversed(list(keys)):  # the beginning of a prompt is evicted last
             self._kept[key] = self._being_written.pop(key)
 
-    def slot(self, key: int) -> memoryview:
-        """Return where a chunk lies that is kept."""
-        return self._slot(self._kept[key])
-
-    def check(self, keys: Sequence[int]) -> int:
-        """Return how many of the first chunks are there and right; one that is not right is dropped."""
-        for number, key in enumerate(keys):
-            if key not in self._kept or self._is_wrong(key):
-                return number
-        return len(keys)
+    def slot(self, key: int) -> memoryview | None:
+        """Return where a chunk lies, if it is kept."""
+        place = self._kept.get(key)
+        return None if place is None else self._slot(place)
 
     def discard(self, keys: Iterable[int]) -> None:
         """Give slots back, whatever is in them."""
@@ -92,6 +86,10 @@ class HostTier:
             if place is not None:
                 self._slot(place)[: HEADER.size] = bytes(HEADER.size)
                 heapq.heappush(self._free, place)
+
+    def add_faults(self, count: int) -> None:
+        """Count chunks that were found wrong where they lie."""
+        self._tally.add(num_faults=count)
 
     # As a tier
 
@@ -105,7 +103,7 @@ class HostTier:
         for key, target in zip(keys, into, strict=True):
             if key not in self._kept or self._is_wrong(key):
                 break
-            target[:] = self.slot(key)
+            target[:] = self._slot(self._kept[key])
             num_read += 1
             in_this_turn = await _pause(in_this_turn + len(target))
         self._touch(keys[:num_read])
@@ -151,7 +149,7 @@ class HostTier:
                 self._kept.move_to_end(key)
 
     def _is_wrong(self, key: int) -> bool:
-        if not self._format.find_fault(self.slot(key), key):
+        if not self._format.find_fault(self._slot(self._kept[key]), key):
             return False
         self.discard([key])
         self._tally.add(num_faults=1)

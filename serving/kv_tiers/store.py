@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from serving.kv_tiers.config import KvStoreConfig
+from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.kv_tiers.tier import Tally, TierCounts, TierError
 from serving.kv_tiers.wire import (
     ANSWER,
@@ -241,7 +241,7 @@ async def _say(stream: Stream, number: int, data: bytes = b"") -> None:
 
 
 async def serve_store(
-    config: KvStoreConfig, token: Token, stopping: asyncio.Event, *, on_ready: Callable[[], object]
+    config: KvStoreServiceConfig, token: Token, stopping: asyncio.Event, *, on_ready: Callable[[], object]
 ) -> None:
     """Be a store until the event is set.
 

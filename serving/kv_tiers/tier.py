@@ -22,6 +22,10 @@ class TierError(Exception):
     """A tier that cannot be used; the message says why in one line."""
 
 
+class FolderTakenError(TierError):
+    """Another worker has the folder."""
+
+
 class ChunkFormat(NamedTuple):
     """What all chunks of a tier's user have in common."""
 

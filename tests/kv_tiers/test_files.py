@@ -92,7 +92,7 @@ def test_a_killed_worker_leaves_its_chunks_and_its_folder_free(world, kv):
     program = (
         "import asyncio, sys; from tests.kv_tiers.world import *; from serving.kv_tiers.files import *\n"
         "async def main():\n"
-        "    tier = FileTier(Path(sys.argv[1]), FORMAT, 1 << 20); await tier.start(); await write(tier, [1, 2, 3])\n"
+        "    tier = FileTier(Path(sys.argv[1]), FORMAT, 100); await tier.start(); await write(tier, [1, 2, 3])\n"
         "    print('written', flush=True); await asyncio.sleep(1000)\n"
         "asyncio.run(main())"
     )
@@ -107,7 +107,7 @@ def test_two_workers_cannot_have_one_folder(world, kv):
     async def main():
         async with world.tier("files", 8) as tier:
             with pytest.raises(TierError, match="another worker keeps its KV in this folder; name one for each worker"):
-                await FileTier(kv, FORMAT, 1 << 20).start()
+                await FileTier(kv, FORMAT, 100).start()
             assert await write(tier, [1]) == 1
         async with world.tier("files", 8) as tier:
             assert await read(tier, [1]) == 1
@@ -258,7 +258,7 @@ def link(kv):
 def test_a_folder_that_cannot_be_used_is_refused_in_one_line(kv, make, why):
     make(kv)
     with pytest.raises(TierError, match=why) as caught:
-        uvloop.run(FileTier(kv, FORMAT, 1 << 20).start())
+        uvloop.run(FileTier(kv, FORMAT, 100).start())
     assert "\n" not in str(caught.value)
     assert not (kv.parent / "x").exists()
 

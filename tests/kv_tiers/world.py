@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from serving.kv_tiers.blocks import KvLayout
-from serving.kv_tiers.chunk_folder import ChunkFolder
 from serving.kv_tiers.files import FileTier
 from serving.kv_tiers.host import HostTier
 from serving.kv_tiers.store import StoreServer
@@ -72,10 +71,9 @@ class World:
         """A tier with room for so many chunks."""
         async with contextlib.AsyncExitStack() as stack:
             if kind == "host":
-                tier = HostTier(format, num_chunks * format.chunk_bytes)
+                tier = HostTier(format, num_chunks)
             elif kind == "files":
-                folder = self.folder / "kv"
-                tier = FileTier(folder, format, num_chunks * ChunkFolder(folder, format).file_bytes, **options)
+                tier = FileTier(self.folder / "kv", format, num_chunks, **options)
             else:
                 _, port = await stack.enter_async_context(self.store(num_chunks, format))
                 tier = self.client(port, format, **options)
