@@ -22,6 +22,7 @@ class Segment:
         "is_protected",
         "is_tail_first",
         "is_written",
+        "num_loads",
         "num_readers",
         "place",
         "rank",
@@ -35,6 +36,9 @@ class Segment:
         self.stop = stop
         self.is_written = False
         self.num_readers = 0
+        """Copies of it that are under way, to a GPU or to a tier."""
+        self.num_loads = 0
+        """Those to a GPU."""
         self.is_protected = False
         """Whether it is part of the offer that others make room for."""
         self.place = 0  # which of the policy's lists it is in
@@ -54,7 +58,7 @@ class Segment:
     def split(self, chunk: int) -> "Segment":
         """Become what is behind a chunk, and return what is before it."""
         front = Segment(self.chain, self.start, chunk)
-        front.is_written, front.num_readers = self.is_written, self.num_readers
+        front.is_written, front.num_readers, front.num_loads = self.is_written, self.num_readers, self.num_loads
         front.is_tail_first, front.place, front.rank = self.is_tail_first, self.place, self.rank
         if self.is_tail_first:
             front.rank += self.stop - chunk

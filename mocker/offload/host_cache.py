@@ -108,22 +108,24 @@ class HostCache:
     def is_being_read(self, chain: BlockChain, start: int, stop: int) -> bool:
         """Tell whether any of these chunks is on its way to a GPU."""
         return any(
-            segment is not None and segment.num_readers > 0 for segment, _, _ in self._pieces(chain, start, stop)
+            segment is not None and segment.num_loads > 0 for segment, _, _ in self._pieces(chain, start, stop)
         )
 
     def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses | None = None) -> None:
-        """Keep chunks, which are ready, until `unpin`; a request may have found them."""
+        """Keep chunks, which are ready, until `unpin`; a request may have found them, and loads them."""
         for segment in self._isolate(chain, start, stop):
             if not segment.num_readers:
                 self.num_evictable -= segment.num_chunks
             segment.num_readers += 1
+            segment.num_loads += uses is not None
         if uses is not None:
             self._note_found(uses, start, stop)
 
-    def unpin(self, chain: BlockChain, start: int, stop: int) -> None:
+    def unpin(self, chain: BlockChain, start: int, stop: int, *, is_load: bool = True) -> None:
         """Let go of chunks that were pinned."""
         for segment in self._isolate(chain, start, stop):
             segment.num_readers -= 1
+            segment.num_loads -= is_load
             if not segment.num_readers:
                 self._free(segment)
 

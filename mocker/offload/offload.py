@@ -280,7 +280,7 @@ class Offload:
         """Take a write for ended, whatever came of it."""
         if write.is_pinned:
             for start, stop in write.ranges:
-                self.host.unpin(write.chain, start, stop)
+                self.host.unpin(write.chain, start, stop, is_load=False)
 
     def _look_up(self, sequence: Sequence, start: int, stop: int) -> None:
         look_up, state = LookUp(sequence, start, stop), self._state(sequence)
