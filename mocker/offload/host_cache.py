@@ -107,9 +107,7 @@ class HostCache:
 
     def is_being_read(self, chain: BlockChain, start: int, stop: int) -> bool:
         """Tell whether any of these chunks is on its way to a GPU."""
-        return any(
-            segment is not None and segment.num_loads > 0 for segment, _, _ in self._pieces(chain, start, stop)
-        )
+        return any(segment is not None and segment.num_loads > 0 for segment, _, _ in self._pieces(chain, start, stop))
 
     def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses | None = None) -> None:
         """Keep chunks, which are ready, until `unpin`; a request may have found them, and loads them."""

@@ -6,6 +6,9 @@ from typing import Literal
 from foundation.settings import Count, Positive, Share, check
 from serving.transfer.make import Transport
 
+OF_TIERS = ("kv_bytes_scale", "kv_disk_folder", "kv_store", "kv_store_write_policy")
+"""Settings of tiers beyond a worker's GPUs, which it may have whatever its role."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRunConfig:
