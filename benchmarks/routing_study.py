@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from belady import belady_share
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.experiment.bounds import pool_bound, ttft_bound
+from dynabench.experiment.bounds import Prompts, hit_shares, lower_bound, tiers_of
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
+from mocker.timing.choose import resolve
 from reports import insight, metrics, slo
 from reports.stability import stability
 from serving.router import ROUTER_MODES
@@ -151,10 +151,13 @@ def _print(name: str, top: float, rows: list[dict[str, Any]], options: argparse.
     print(f"\n### {name}\n")
     for scale, load in zip(scales, LOADS, strict=True):
         made = workload(name, scale, options.first_seed, str(options.traces))
-        bound = max(ttft_bound(made, ENGINE), pool_bound(made, ENGINE, WORKERS))
+        engine = resolve(ENGINE)
+        prompts = Prompts(made, engine.config.block_size)
+        bound = lower_bound(prompts, engine, WORKERS)
+        (hits,) = hit_shares(prompts, tiers_of([engine] * WORKERS)).values()
         rate = (len(made) - 1) / made.duration_s
         print(
-            f"{load:.0%} load: {rate:.1f} requests/s; no router below {bound * 1000:.0f} ms mean TTFT, nor above {belady_share(made, ENGINE, WORKERS):.0%} hits"
+            f"{load:.0%} load: {rate:.1f} requests/s; no router below {bound * 1000:.0f} ms mean TTFT, nor above {hits:.0%} hits"
         )
     print()
     print("| mode | " + " | ".join(f"{load:.0%}: TTFT / E2E ms, good" for load in LOADS) + " | hits | max/mean |")

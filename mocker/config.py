@@ -1,12 +1,13 @@
 """Every dial of one engine's scheduler and cache, named as vLLM names it."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from foundation.settings import Count, Whole
 from mocker.offload.config import OffloadConfig
+from mocker.offload.foreign import settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,10 @@ class EngineConfig(OffloadConfig):
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     """What becomes of a request whose KV could not be read: it fails, or the rest of its prompt is computed here."""
 
+    kv_transfer_config: str | dict[str, Any] | None = None
+    """Host memory in the words of vLLM's --kv-transfer-config, as JSON; where settings above are at their defaults, they become
+    what it says."""
+
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""
 
@@ -73,14 +78,26 @@ class EngineConfig(OffloadConfig):
 
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
+        self._take_apart()
         OffloadConfig.__post_init__(self)
-        if self.kv_offloading_size and not self.enable_prefix_caching:
+        if self.has_host_memory and not self.enable_prefix_caching:
+            name = "kv_offloading_size" if self.kv_offloading_size else "num_host_blocks"
             raise ValueError(
-                f"kv_offloading_size is {self.kv_offloading_size:g}, and enable_prefix_caching is false; expected true, or a size "
-                "of 0: KV in host memory is found as cached prefixes are"
+                f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a size of 0: KV in host "
+                "memory is found as cached prefixes are"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running sequence needs one token of the budget"
             )
+
+    def _take_apart(self) -> None:
+        """Turn `kv_transfer_config` into the settings that it stands for, so that all that follows reads those alone."""
+        if self.kv_transfer_config is None:
+            return
+        fields = EngineConfig.__dataclass_fields__
+        for name, value in settings_of(self.kv_transfer_config, block_size=self.block_size).items():
+            if getattr(self, name) == fields[name].default:
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "kv_transfer_config", None)

@@ -5,8 +5,11 @@ from typing import Literal, NamedTuple
 
 from mocker.chain import BlockChain
 
-Medium = Literal["CPU", "STORAGE"]
-"""Where KV is that is not on the GPU, as vLLM's events have it: host memory, or disks and stores."""
+Medium = Literal["CPU", "STORAGE", "SHARED"]
+"""Where KV is that is not on the GPU: in host memory, on an engine's own disks, or in a store that all engines read.
+
+The names are those of vLLM's events, where a store that all read is STORAGE whose locality is REMOTE.
+"""
 
 
 class BlockStored(NamedTuple):

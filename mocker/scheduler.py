@@ -67,6 +67,7 @@ class Scheduler:
                 "KV is offloaded, and enable_prefix_caching is false; expected true: it is found by its content"
             )
         self.offload = None if host is None else Offload(host, self.pool, config.block_size)
+        self._expected: list[Sequence] = []  # that have come, and of which tiers behind host memory may have some
         self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
         self._drops_output = config.is_async and config.kv_role == "kv_producer"  # of who is preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight counts for nothing
@@ -78,6 +79,8 @@ class Scheduler:
         vLLM's rule: the running sequences one by one, then, unless one was preempted, the waiting ones. While nothing
         changes, the very batch of the iteration before is returned.
         """
+        if self._expected:
+            self._prefetch()
         if self._decoding.next_finish < self.iteration:
             self._retire()
         batch = Batch(self.iteration)
@@ -183,7 +186,7 @@ class Scheduler:
             computed = hits * size
         if sequence.is_remote_prefill:
             return 0 if self._load(sequence, hits, known) else None
-        if self.offload is not None and not sequence.num_computed:
+        if self.offload is not None and not sequence.num_blocks:
             more = self.offload.ask(sequence, computed)
             if more is None:
                 return SKIPPED
@@ -381,9 +384,9 @@ class Scheduler:
             self.loads.append(sequence)
         elif self.offload is not None:
             num_local = hits * self.config.block_size
-            self.offload.load(sequence, num_local, num_computed - num_local)
             if not sequence.num_preemptions:
-                sequence.cached_tokens, sequence.host_tokens = num_computed, num_computed - num_local
+                sequence.cached_tokens = num_computed
+            self.offload.load(sequence, num_local, num_computed - num_local)
         return True
 
     def num_reserved_blocks(self) -> int:
@@ -433,6 +436,15 @@ class Scheduler:
             sequence.num_known += 1
         else:
             sequence.num_computed -= 1
+
+    def _prefetch(self) -> None:
+        """Begin to fetch what is neither here nor in host memory of prompts that have come."""
+        assert self.offload is not None
+        for sequence in self._expected:
+            if sequence.state == WAITING:
+                hits = self.pool.lookup(sequence.chain, (sequence.num_known - 1) // self.config.block_size)
+                self.offload.expect(sequence, hits * self.config.block_size)
+        self._expected.clear()
 
     # KV that goes to host memory
 
@@ -536,15 +548,17 @@ class Scheduler:
     def _is_host_idle(self, offload: Offload) -> bool:
         """Tell whether host memory has no part in iterations that only decode.
 
-        These evict blocks. A waiting sequence that would have shared them may be told to ask host memory again, so that those
-        behind it go on, or may load instead of computing. The first takes a copy under way; the second lets nobody in who needs
-        the blocks of a whole prompt anyway.
+        These evict blocks. The waiting sequence whose turn it is, if it would have shared them, may be told to ask host memory
+        again, so that those behind it go on, or may load instead of computing. The first takes a copy under way, or a look-up
+        that was not made; the second lets nobody in who needs the blocks of a whole prompt anyway.
         """
         if not (offload.is_prompt_only and offload.is_quiet):
             return False
         if not (self.waiting or self.holding) or len(self.running) == self._max_running:
             return True
-        return self.config.scheduler_reserve_full_isl and not offload.is_copying
+        if not self.config.scheduler_reserve_full_isl or offload.is_copying:
+            return False
+        return not (self.waiting and offload.may_look_up(self.waiting[0]))
 
     def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
         """Schedule the last batch for so many more iterations, in which nothing happens but a token for each sequence.
@@ -588,9 +602,8 @@ class Scheduler:
         sequence.order = self._num_added
         self._num_added += 1
         self._enqueue(self.waiting, sequence)
-        if self.offload is not None and not sequence.is_remote_prefill:
-            hits = self.pool.lookup(sequence.chain, (sequence.num_known - 1) // self.config.block_size)
-            self.offload.expect(sequence, hits * self.config.block_size)
+        if self.offload is not None and self.offload.prefetches and not sequence.is_remote_prefill:
+            self._expected.append(sequence)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""

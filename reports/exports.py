@@ -30,6 +30,7 @@ def export(manifest: Manifest, runs: list[Record], to: str) -> bytes:
         runs,
         [parse(text) for text in manifest["limits"]],
         manifest.get("bound_s"),
+        manifest.get("best_hit_shares"),
         smallest=manifest.get("smallest_difference", SMALLEST),
     )
     whole = {"experiment": manifest, "summary": summary.as_json()}

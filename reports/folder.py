@@ -23,10 +23,10 @@ from foundation.errors import UserError
 from foundation.files import replace_text
 from foundation.settings import FINITE
 from foundation.text import one_line, printable
-from reports import charts, page, tables
+from reports import charts, page, tables, tiers
 from reports.fidelity import Fidelity
 from reports.metrics import LABELS
-from reports.pools import KvOverTime, LinkUse, PoolUse
+from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
 from reports.summary import SMALLEST, Summary, summarize
@@ -148,6 +148,7 @@ class RunFacts(msgspec.Struct):
     is_live: bool
     pools: tuple[PoolUse, ...] = ()
     links: tuple[LinkUse, ...] = ()
+    tiers: tuple[TierUse, ...] = ()
     kv: tuple[KvOverTime, ...] = ()
 
 
@@ -169,6 +170,8 @@ class Head(msgspec.Struct):
     workload: Sent
     runs: Annotated[list[RunFacts], Meta(min_length=1)]
     bound_s: Annotated[float, Meta(ge=0, le=MAX_S)] | None = None
+    best_hit_shares: dict[str, dict[str, Annotated[float, Meta(ge=0, le=1)]]] = {}
+    """By arm: the highest hit share with its GPU memory, and with each further tier."""
     smallest_difference: Annotated[float, Meta(ge=0, le=1)] = SMALLEST
     """Below which two arms are equal in practice, as a share."""
     step_times: str | None = None
@@ -350,6 +353,7 @@ def run_facts(run: Record) -> Manifest:
         "is_live": run.is_live,
         "pools": msgspec.to_builtins(run.pools),
         "links": msgspec.to_builtins(run.links),
+        "tiers": msgspec.to_builtins(run.tiers),
         "kv": msgspec.to_builtins(run.kv),
     }
 
@@ -367,6 +371,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         runs,
         [parse(text) for text in experiment["limits"]],
         experiment.get("bound_s"),
+        experiment.get("best_hit_shares"),
         smallest=experiment.get("smallest_difference", SMALLEST),
     )
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
@@ -401,7 +406,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         differences=tables.for_page(differences) if differences else [],
         every=[part for grid in tables.sections(summary) for part in tables.for_page(grid)],
         grids=[part for grid in tables.grids(summary) for part in tables.for_page(grid)],
-        labels=LABELS,
+        labels=LABELS | tiers.LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),
     )

@@ -1,15 +1,13 @@
 """Whether limits are met, and by how much."""
 
-import math
 from collections.abc import Iterable, Sequence
-from statistics import stdev
 from typing import Literal
 
 import msgspec
 
 from reports.conditions import Condition
 from reports.metrics import LEAST_SAMPLES, Goodput, Statistics
-from reports.statistics import student_t
+from reports.statistics import half_interval
 
 State = Literal["met", "missed", "unknown"]
 
@@ -50,8 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
         known = [(one.value, one.margin) for one in alone if one.value is not None and one.margin is not None]
         if self.value is None or self.margin is None or len(known) < max(len(alone), 2):
             return self
-        scale = student_t(len(known) - 1) / math.sqrt(len(known))
-        half, of_margin = (scale * stdev(each) for each in zip(*known, strict=True))
+        half, of_margin = (half_interval(each) or 0.0 for each in zip(*known, strict=True))
         low, high = max(self.value - half, 0.0), self.value + half
         return msgspec.structs.replace(
             self, interval=(low, min(high, 1.0) if self.is_share else high), is_open=of_margin > abs(self.margin)

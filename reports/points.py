@@ -8,8 +8,10 @@ from reports.grid import Grid
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Statistics, Throughput
 from reports.outcomes import Outcome, State, state_of
+from reports.pools import TierUse
 from reports.split import Split
 from reports.stability import Stability
+from reports.tiers import Hits, Spent
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -58,6 +60,14 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     wall_s: float
     repeats: list[bool] = []
     """Whether each repeat alone meets all limits; empty where there is one run, or one is too short to tell."""
+    hits: Hits | None = None
+    """Where prompt tokens came from; None where that is not known."""
+    tiers: list[TierUse] = []
+    """What KV tiers held and moved; empty where there are none."""
+    gpu_s: float | None = None
+    """GPU-seconds, the mean over the repeats."""
+    spent: list[Spent] = []
+    """What each repeat took, for comparison with others that did the same work."""
 
     @property
     def is_stable(self) -> bool:
@@ -157,3 +167,5 @@ class Sweep(msgspec.Struct, frozen=True):
     points: list[AnyPoint] | list[Found]
     split: Grid | None
     """Where TTFT goes at each of them; only where some workers only prefill."""
+    tiers: Grid | None = None
+    """What KV tiers gave at each of them; only where there are any."""

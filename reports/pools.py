@@ -1,16 +1,21 @@
-"""How busy the workers of each pool were, and the links between them."""
+"""How busy the workers of each pool were, and the links between them; what its KV tiers held and moved."""
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
-from msgspec import Meta, structs
+from msgspec import UNSET, Meta, UnsetType, structs
 
 from foundation.settings import FINITE
 
 Share = Annotated[float, Meta(ge=0, le=FINITE)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Amount = Annotated[float, Meta(ge=0, le=FINITE)]
+"""Also of what is counted: the mean over repeats is no whole number."""
+Tier = Literal["host", "disk", "store"]
+TIERS: dict[Tier, str] = {"host": "host memory", "disk": "disk", "store": "store"}
+"""Where KV is kept beyond the GPUs, and what it is called: each worker has its own, but for a store, which workers share."""
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -26,7 +31,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class PoolUse(msgspec.Struct, frozen=True):
-    """A pool, and the share of the run during which its workers computed, where that is known."""
+    """A pool, and how long its workers computed, where that is known."""
 
     name: str
     role: str
@@ -34,7 +39,9 @@ class PoolUse(msgspec.Struct, frozen=True):
     """Data-parallel ranks count one by one."""
     gpus: Number
     busy: Use | None = None
-    """Unknown of live runs."""
+    """The share of the run during which they did; unknown of live runs, as is the next."""
+    gpu_s: Amount | UnsetType = UNSET
+    """The time during which each did, times its GPUs, all together (s)."""
 
 
 class LinkUse(msgspec.Struct, frozen=True):
@@ -48,6 +55,47 @@ class LinkUse(msgspec.Struct, frozen=True):
     ingress: Use
 
 
+class Traffic(msgspec.Struct, frozen=True):
+    """What was copied one way between a tier and what is nearer to the GPU."""
+
+    bytes: Amount
+    copies: Amount
+    busy: Use
+    """The share of the run during which each link carried any of it."""
+
+
+class TierUse(msgspec.Struct, frozen=True):
+    """A tier of a pool: what it can hold, and what went in and out during the run."""
+
+    pool: str
+    tier: Tier
+    caches: Number
+    """How many there are: one for each worker (data-parallel ranks count one by one), or one that they share."""
+    capacity_bytes: Amount
+    """Of all of them together, as the next."""
+    capacity_tokens: Amount
+    full: Share
+    """How much of that was taken at the end."""
+    read: Traffic
+    """Out of the tier."""
+    written: Traffic
+    """Into it."""
+    evicted_chunks: Amount
+    refused: Amount = 0.0
+    """How often nothing of what a request computed could be stored at first, as all the tier held was being copied."""
+    flushes: Amount = 0.0
+    """Copies that a step waited for, as the blocks that they read were taken again."""
+    stall_s: Amount = 0.0
+    """How long steps waited for them, all workers together (s)."""
+    stalled: Use = Use(0.0, 0.0)
+    """The share of the run during which a worker's steps did."""
+
+    @property
+    def name(self) -> str:
+        """What sets it apart from the other tiers of a run."""
+        return f"{self.pool} {self.tier}"
+
+
 class KvOverTime(msgspec.Struct, frozen=True):
     """The mean share of a pool's KV blocks that were in use, in each of the windows from the start of a run."""
 
@@ -56,22 +104,24 @@ class KvOverTime(msgspec.Struct, frozen=True):
     shares: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(max_length=1024)]
 
 
-Row = TypeVar("Row", PoolUse, LinkUse)
+Row = TypeVar("Row", PoolUse, LinkUse, TierUse)
 
 
 def averaged(repeats: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the pools, or links, of an arm's runs, each averaged over the repeats."""
+    """Return the pools, links or tiers of an arm's runs, each averaged over the repeats."""
     groups: dict[str, list[Row]] = {}
     for row in chain.from_iterable(repeats):
         groups.setdefault(row.name, []).append(row)
     return [_mean(rows) for rows in groups.values()]
 
 
-def _mean(rows: list[Row]) -> Row:
-    """Average what is a share; the rest is alike."""
-    names = [name for name in ("busy", "egress", "ingress") if getattr(rows[0], name, None)]
-    return structs.replace(rows[0], **{name: _averaged([getattr(row, name) for row in rows]) for name in names})
-
-
-def _averaged(uses: list[Use]) -> Use:
-    return Use(sum(use.mean for use in uses) / len(uses), sum(use.highest for use in uses) / len(uses))
+def _mean(values: list[Any]) -> Any:
+    """Average numbers, and those within; what is alike stays as it is."""
+    values = [value for value in values if value not in (None, UNSET)] or values
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    if isinstance(first, msgspec.Struct):
+        within = {name: _mean([getattr(value, name) for value in values]) for name in first.__struct_fields__}
+        return structs.replace(first, **within)
+    return sum(values) / len(values)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from reports.pools import KvOverTime, LinkUse, PoolUse
+from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,6 +100,9 @@ class Requests:
     planned_osl: Annotated[MaybeInts, Column("output length in the workload", "tokens")]
     first_chunk_tokens: Annotated[Ints, Column("tokens of the first chunk", "tokens", 0)]
     cached_tokens: Annotated[MaybeInts, Column("prompt tokens the engine found in its cache", "tokens")]
+    host_tokens: Annotated[MaybeInts, Column("those of them that came from host memory", "tokens")]
+    disk_tokens: Annotated[MaybeInts, Column("those of them that came from disk", "tokens")]
+    store_tokens: Annotated[MaybeInts, Column("those of them that came from the shared store", "tokens")]
     predicted_tokens: Annotated[MaybeInts, Column("prompt tokens the router expected there", "tokens")]
     best_tokens: Annotated[MaybeInts, Column("prompt tokens cached at the best worker when it was routed", "tokens")]
     endless_tokens: Annotated[MaybeInts, Column("prompt tokens an unlimited cache would have held", "tokens")]
@@ -252,6 +255,8 @@ class Record:
     """How busy workers were, where that is known."""
     links: tuple[LinkUse, ...] = ()
     """How busy the links between them were, where KV is transferred."""
+    tiers: tuple[TierUse, ...] = ()
+    """What KV tiers held and moved, where there are any."""
     kv: tuple[KvOverTime, ...] = ()
     """How full the KV of each pool was over time, where that is known."""
 

@@ -7,8 +7,9 @@ of a request, so there may be few of them, and the bootstrap is widened by Stude
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, stdev
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +132,13 @@ def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[flo
     weights = _resamples(len(used), seed)
     resampled = (weights @ np.bincount(place, weights=values[known])) / (weights @ np.bincount(place))
     return _of_times(_interval(float(values[known].mean()), resampled, len(used)))
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """Return how far the 95% interval of a mean over repeats reaches to each side; None of fewer than two repeats."""
+    if len(values) < 2:
+        return None
+    return student_t(len(values) - 1) / math.sqrt(len(values)) * stdev(values)
 
 
 def student_t(freedom: int, share: float = 0.975) -> float:

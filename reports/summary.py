@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType, structs
 
-from reports import insight, metrics, slo
+from reports import insight, metrics, slo, tiers
 from reports.conditions import METRICS, Condition
 from reports.insight import Imbalance, Waterfall
 from reports.metrics import Cache, Goodput, Intervals, Statistics, Throughput
 from reports.outcomes import Outcome, of_run
-from reports.pools import LinkUse, PoolUse, averaged
+from reports.pools import LinkUse, PoolUse, TierUse, averaged
 from reports.records import Floats, Record, Texts
 from reports.split import Split, split
 from reports.stability import Stability, stability
@@ -25,6 +25,7 @@ from reports.statistics import (
     paired_difference,
     quantile_interval,
 )
+from reports.tiers import Hits, Saved, Saving
 
 SCHEMA = "dynabench.summary/2"
 PAIRED = ("ttft_sched", "tpot", "e2e_sched")
@@ -92,6 +93,14 @@ class ArmSummary(msgspec.Struct, frozen=True):
     """Only where it is known how busy workers were."""
     links: list[LinkUse] | UnsetType = UNSET
     """Only where KV is transferred over links of a known capacity."""
+    tiers: list[TierUse] | UnsetType = UNSET
+    """Only where it has KV tiers beyond the GPUs."""
+    hits: Hits | UnsetType = UNSET
+    """Where prompt tokens came from; only where one of the arms has tiers, as the next two."""
+    gpu_s: float | UnsetType = UNSET
+    """GPU-seconds."""
+    saved: Saved | UnsetType = UNSET
+    """What it took less than an arm without tiers, or with smaller ones, if both did the same work."""
 
     @property
     def is_apart(self) -> bool:
@@ -105,10 +114,15 @@ class ArmSummary(msgspec.Struct, frozen=True):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A mean TTFT that no router could have beaten, and how much of the way from `random` to it each arm covers."""
+    """What no router could have beaten; figures of arms only where they are known."""
 
     ttft_mean_s: float | None
     covered: dict[str, float]
+    """How much of the way from `random` to that mean TTFT each arm covers."""
+    hit_shares: dict[str, dict[str, float]] | UnsetType = UNSET
+    """By arm: the highest hit share with its GPU memory, and with each further tier too."""
+    reached: dict[str, float] | UnsetType = UNSET
+    """How much of the highest hit share with all its memory each arm reached."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -135,6 +149,11 @@ class Summary(msgspec.Struct, frozen=True):
         """Whether the time to the second token is worth a look, and known."""
         is_asked = any(arm.is_apart for arm in self.arms.values()) or any("ttst" in limit for limit in self.limits)
         return is_asked and any(arm.ttst for arm in self.arms.values())
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether any arm keeps KV beyond its GPUs."""
+        return any(arm.tiers for arm in self.arms.values())
 
     @property
     def is_exact(self) -> bool:
@@ -168,6 +187,7 @@ def summarize(
     runs: list[Record],
     limits: list[Condition] | None = None,
     bound_s: float | None = None,
+    best_hit_shares: dict[str, dict[str, float]] | None = None,
     *,
     smallest: float = SMALLEST,
     with_intervals: bool = True,
@@ -178,6 +198,7 @@ def summarize(
         runs: every run of every arm.
         limits: what a good request, or run, is.
         bound_s: what no router could have beaten as mean TTFT (s).
+        best_hit_shares: the same of hits, by arm and memory.
         smallest: the relative difference below which two arms are equal in practice.
         with_intervals: give each arm's own figures intervals, which takes a while.
     """
@@ -192,9 +213,9 @@ def summarize(
         arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [])
         for arm, repeats in arms.items()
     }
+    figures = _with_tiers(figures, runs, tables, blocks)
     floor = _noise_floor(first, tables, blocks)
     is_stable = {arm: value.stability.is_stable for arm, value in figures.items()}
-    means = {arm: value.ttft_sched.mean for arm, value in figures.items() if value.ttft_sched.mean}
     summary = Summary(
         schema=SCHEMA,
         is_valid=not any(value.notes for value in figures.values()),
@@ -210,15 +231,29 @@ def summarize(
         },
         noise_floor=floor,
         limits=[str(limit) for limit in limits or []],
-        bound=Bound(bound_s, insight.covered(means, bound_s)),
+        bound=_bound(figures, bound_s, best_hit_shares or {}),
         num_blocks=int(blocks.max(initial=0)) + 1,
         formulas=metrics.FORMULAS,
         is_complete=all(value.is_complete for value in figures.values()),
         is_stable=all(is_stable.values()),
     )
     if summary.shows_ttst:
-        summary = structs.replace(summary, formulas=metrics.FORMULAS | {"ttst": metrics.TTST_FORMULA})
+        summary = structs.replace(summary, formulas=summary.formulas | {"ttst": metrics.TTST_FORMULA})
+    if summary.has_tiers:
+        summary = structs.replace(summary, formulas=summary.formulas | tiers.FORMULAS)
     return structs.replace(summary, verdict=verdict(summary))
+
+
+def _bound(arms: dict[str, ArmSummary], bound_s: float | None, best: dict[str, dict[str, float]]) -> Bound:
+    means = {arm: figures.ttft_sched.mean for arm, figures in arms.items() if figures.ttft_sched.mean}
+    best = {arm: best[arm] for arm in arms if best.get(arm)}
+    actual = {arm: arms[arm].waterfall.actual for arm in best}
+    reached = {
+        arm: found / most
+        for arm, shares in best.items()
+        if (found := actual[arm]) is not None and (most := max(shares.values()))
+    }
+    return Bound(bound_s, insight.covered(means, bound_s), best or UNSET, reached or UNSET)
 
 
 def verdict(summary: Summary) -> str:
@@ -367,6 +402,40 @@ def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[s
     }
 
 
+def _with_tiers(
+    figures: dict[str, ArmSummary], runs: list[Record], tables: dict[str, Table], blocks: Blocks
+) -> dict[str, ArmSummary]:
+    """Where any arm has KV tiers, say of each where prompt tokens came from, what it took, and what less than without them."""
+    if not any(arm.tiers for arm in figures.values()):
+        return figures
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in figures}
+    spent = {arm: [tiers.spent(run) for run in its] for arm, its in by_arm.items()}
+    bases = tiers.bases({arm: sum(use.capacity_bytes for use in its.tiers or ()) for arm, its in figures.items()})
+    found = {}
+    for arm, its in figures.items():
+        hits, gpu_s, base = tiers.hits(by_arm[arm]), tiers.gpu_seconds(spent[arm]), bases[arm]
+        saved = None if arm == base else tiers.saved(base, spent[base], spent[arm])
+        if saved is not None:
+            is_stable = its.stability.is_stable and figures[base].stability.is_stable
+            pair = (
+                paired_difference(tables[base]["ttft_sched"], tables[arm]["ttft_sched"], blocks) if is_stable else None
+            )
+            saved = structs.replace(saved, ttft_s=pair and _saving(pair, len(by_arm[arm])))
+        found[arm] = structs.replace(
+            its,
+            remarks=its.remarks + tiers.remarks(its.tiers or (), hits or Hits()),
+            hits=hits or UNSET,
+            gpu_s=UNSET if gpu_s is None else gpu_s,
+            saved=saved or UNSET,
+        )
+    return found
+
+
+def _saving(pair: PairedDifference, repeats: int) -> Saving:
+    """Return a difference as what is saved."""
+    return Saving(-pair.mean, -pair.relative, repeats, (-pair.high, -pair.low))
+
+
 def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[Condition]) -> ArmSummary:
     failed = sum(int((~run.requests.succeeded).sum()) for run in repeats)
     values = [metrics.per_request(run.requests) for run in repeats]
@@ -402,6 +471,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         split=split(repeats) or UNSET,
         pools=averaged([run.pools for run in repeats]) or UNSET,
         links=averaged([run.links for run in repeats]) or UNSET,
+        tiers=averaged([run.tiers for run in repeats]) or UNSET,
     )
     seconds = np.concatenate([value["ttst"] for value in values])
     if not np.isnan(seconds).all():

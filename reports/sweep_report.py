@@ -10,9 +10,10 @@ import msgspec
 
 from foundation.files import replace_text
 from foundation.text import one_line
-from reports import page, sweep_table
+from reports import page, sweep_table, tiers
 from reports.charts import drawing
 from reports.charts import sweep as charts
+from reports.charts import tiers as tier_charts
 from reports.charts.drawing import STYLE, Drawn
 from reports.charts.sweep import Swept
 from reports.folder import ReportError, reason
@@ -58,7 +59,7 @@ def _write(
     sweep = _swept(rows, points, summary.limits)
     found = [row for row in rows if isinstance(row, Found)]
     with mpl.rc_context(rc=STYLE):
-        drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found), out / "charts")
+        drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found) | tier_charts.charts(sweep), out / "charts")
     shown = list(_tables(summary))
     text = page.render(
         "sweep.html.jinja",
@@ -72,9 +73,11 @@ def _write(
         points=shown[0],
         more=shown[1:],
         row_arms=[_line_of(row, sweep) for row in rows],
-        grids=[summary.split] if summary.split else [],
-        formulas=FORMULAS | ({"ttst": TTST_FORMULA} if summary.split else {}),
-        labels=LABELS,
+        grids=[grid for grid in (summary.split, summary.tiers) if grid],
+        formulas=FORMULAS
+        | ({"ttst": TTST_FORMULA} if summary.split else {})
+        | (tiers.FORMULAS if summary.tiers else {}),
+        labels=LABELS | tiers.LABELS,
         command=manifest["command"],
         settings=json.dumps(manifest, indent=2),
     )

@@ -17,9 +17,11 @@ from reports.foreign import csv_cell
 from reports.grid import Column, Grid
 from reports.outcomes import Outcome, binding, percent, told
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
+from reports.pools import TierUse
 from reports.slo import parse
 from reports.split import LABELS as PARTS
-from reports.tables import milliseconds, number, share, split_note
+from reports.tables import milliseconds, number, saving, share, split_note
+from reports.tiers import FORMULAS, SOURCES, Hits, Saving, saved, smallest
 
 SCHEMA = "dynabench.sweep/2"
 
@@ -51,6 +53,7 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         limits=manifest["limits"],
         points=rows,
         split=_split(rows),
+        tiers=_tiers(rows),
     )
 
 
@@ -208,6 +211,57 @@ def _split(rows: Rows) -> Grid | None:
     return Grid("Where does TTFT go? (means in ms)", [head for head, _ in SPLIT], lines, note)
 
 
+def _tiers(rows: Rows) -> Grid | None:
+    """Lay out what KV tiers gave at each point, and saved against the smallest that is else alike; None where there are none."""
+    named = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in rows]
+    points = {name: point for name, point in named if isinstance(point, Point)}
+    if not any(point.tiers for point in points.values()):
+        return None
+    firsts = {point.name: first for point, first in smallest((point.changes, point) for point in points.values())}
+    sources = [name for name in SOURCES if any(getattr(point.hits or Hits(), name) for point in points.values())]
+    lines = [
+        (name, [share(getattr(point.hits or Hits(), source)) for source in sources] + _spent(point, firsts[point.name]))
+        for name, point in points.items()
+    ]
+    heads = [*(SOURCES[name] for name in sources), *SPENT]
+    said = [place for place in range(len(heads)) if any(cells[place] != "-" for _, cells in lines)]
+    return Grid(
+        "What did KV tiers give?",
+        [heads[place] for place in said],
+        [(name, [cells[place] for place in said]) for name, cells in lines],
+        "GPU, tiers and computed: shares of all prompt tokens. Waited: steps, for copies whose blocks were taken again. Saved: "
+        f"against the smallest tiers where all else is alike. GPU-s: {FORMULAS['gpu_s']}. TTFT: the mean, in ms; not compared "
+        "where a queue grew. In brackets: 95% intervals over the repeats.",
+    )
+
+
+SPENT = ("read (GB)", "written (GB)", "waited (s)", "GPU-s", "GPU-s saved", "TTFT saved")
+
+
+def _spent(point: Point, first: Point) -> list[str]:
+    """Show what the tiers of a point moved, and what it saved against the one with the smallest."""
+
+    def total(of: Callable[[TierUse], float], digits: int) -> str:
+        return number(sum(of(use) for use in point.tiers), digits) if point.tiers else "-"
+
+    its = None if point is first else saved(first.name, first.spent, point.spent)
+    ttft = its.ttft_s if its and point.is_stable and first.is_stable else None
+    return [
+        total(lambda use: use.read.bytes / 1e9, 1),
+        total(lambda use: use.written.bytes / 1e9, 1),
+        total(lambda use: use.stall_s, 2),
+        number(point.gpu_s),
+        saving(its.gpu_s) if its else "-",
+        _ttft_saved(ttft) if ttft else "-",
+    ]
+
+
+def _ttft_saved(found: Saving) -> str:
+    """Show what was saved of the mean TTFT, with its interval over repeats."""
+    value, *ends = (f"{'-' * (s < 0)}{milliseconds(abs(s))}" for s in (found.value, *(found.interval or ())))
+    return f"{value} [{', '.join(ends)}]" if ends else value
+
+
 def _answer(points: list[Point], count: int) -> str:
     """Say which of so many combinations meets the limits with the fewest GPUs, or which of those tried comes nearest."""
     met = [point for point in points if point.state == "met"]
@@ -347,6 +401,9 @@ def _flat(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
         elif name == "outcomes":
             for outcome in part:
                 yield from _flat(outcome, f"{path}{outcome.pop('limit')}.")
+        elif name == "tiers":
+            for use in part:
+                yield from _flat(use, f"{path}tiers.{use.pop('pool')}.{use.pop('tier')}.")
         elif name == "interval":
             yield from (
                 (f"{path}{name}.{end}", value) for end, value in zip(("low", "high"), part or ("", ""), strict=True)

@@ -13,12 +13,13 @@ from reports.grid import Grid
 from reports.like import table as like
 from reports.metrics import LABELS
 from reports.outcomes import Outcome, binding, percent, told
-from reports.pools import Use
+from reports.pools import TIERS, TierUse, Traffic, Use
 from reports.records import Record
 from reports.slo import parse
 from reports.split import LABELS as PARTS
 from reports.split import Split
 from reports.summary import PAIRED, ArmSummary, Difference, Summary
+from reports.tiers import FORMULAS, GIB, SOURCES, Saving
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 TIMES = ("ttft_sched", "ttst", "itl", "tpot", "e2e_sched")
@@ -43,6 +44,8 @@ def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
         *KEY,
         *(label for label, *_ in FAILURES),
         *(f"{LABELS[name]} mean vs {summary.baseline}" for name in ("ttft_sched", "tpot")),
+        *(label for label, *_ in TIERED),
+        SAVED,
     ]
     return [
         *first.items(),
@@ -75,8 +78,12 @@ def sections(summary: Summary) -> list[Grid]:
     found["Throughput"] = _cells(THROUGHPUT, arms)
     found["Prefix caching and balance"] = [
         *_cells(ROUTED, arms),
+        *_best_hits(summary),
         ("random to bound, covered", [share(covered.get(arm)) for arm in summary.arms]),
     ]
+    if summary.has_tiers:
+        saved = [arm.saved.gpu_s if arm.saved else None for arm in arms]
+        found["KV tiers"] = [*_cells(TIERED, arms), (SAVED, [saving(one) if one else "-" for one in saved])]
     found["Engines"] = _cells(ENGINES, arms)
     if any(arm.failed for arm in arms):
         found["Failures"] = _cells(FAILURES, arms)
@@ -88,6 +95,21 @@ def sections(summary: Summary) -> list[Grid]:
 def _known(lines: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
     """Leave out lines that say nothing."""
     return [(label, cells) for label, cells in lines if any(cell != "n/a" for cell in cells) or "p99" in label]
+
+
+def _best_hits(summary: Summary) -> list[tuple[str, list[str]]]:
+    """Return the highest hit shares that each arm's memory allows, and how much of the highest it reached."""
+    best = [(summary.bound.hit_shares or {}).get(arm, {}) for arm in summary.arms]
+    tiers = list(dict.fromkeys(tier for shares in sorted(best, key=len, reverse=True) for tier in shares))
+    by_tier = [
+        (f"best hits: {'with ' if place else ''}{tier}", [share(shares.get(tier)) for shares in best])
+        for place, tier in enumerate(tiers)
+    ]
+    return [
+        *(by_tier if len(tiers) > 1 else []),
+        ("best possible hit share", [share(max(shares.values(), default=None)) for shares in best]),
+        ("best possible, reached", [share((summary.bound.reached or {}).get(arm)) for arm in summary.arms]),
+    ]
 
 
 def _cells(lines: Sequence[Line], arms: list[ArmSummary]) -> list[tuple[str, list[str]]]:
@@ -103,8 +125,8 @@ def _line(name: str, statistic: str) -> Line:
 
 
 def grids(summary: Summary) -> list[Grid]:
-    """Return the small tables that say something: where TTFT goes, and how busy pools and links were."""
-    return [grid for grid in (split_grid(summary), pool_grid(summary)) if grid is not None]
+    """Return the small tables that say something: where TTFT goes, how busy pools and links were, what KV tiers moved."""
+    return [grid for grid in (split_grid(summary), pool_grid(summary), tier_grid(summary)) if grid is not None]
 
 
 def split_grid(summary: Summary) -> Grid | None:
@@ -183,6 +205,60 @@ def _pool_lines(arm: ArmSummary) -> list[tuple[str, list[str]]]:
 def _use(use: Use) -> str:
     """Show mean and highest share; a link that carries nothing in a direction has none."""
     return f"{use.mean:.0%} / {use.highest:.0%}" if use.highest else "-"
+
+
+def tier_grid(summary: Summary) -> Grid | None:
+    """Lay out what KV tiers held and moved; None where no arm has any."""
+    if not summary.has_tiers:
+        return None
+    columns: dict[str, Callable[[TierUse], str]] = {
+        "caches": lambda use: number(use.caches),
+        "GiB each": lambda use: number(use.capacity_bytes / use.caches / GIB, 1),
+        "tokens each": lambda use: number(use.capacity_tokens / use.caches),
+        "full at the end": lambda use: f"{use.full:.0%}",
+        "read (GB)": lambda use: gigabytes(use.read),
+        "written (GB)": lambda use: gigabytes(use.written),
+        "reading": lambda use: _share_of(use.read),
+        "writing": lambda use: _share_of(use.written),
+        "waited for": lambda use: number(use.flushes),
+        "waited (s)": lambda use: number(use.stall_s, 2),
+        "evicted chunks": lambda use: number(use.evicted_chunks),
+    }
+    lines = [
+        (f"{arm}: {_tier_label(use, figures)}", [shown(use) for shown in columns.values()])
+        for arm, figures in summary.arms.items()
+        for use in figures.tiers or ()
+    ]
+    return Grid(
+        "What did KV tiers hold and move?",
+        list(columns),
+        lines,
+        "Reading and writing: the mean / highest share of the run in which a link carried KV out of the tier, or into it. "
+        "Waited for: copies that steps had to wait for, as their blocks were taken again; all workers together.",
+    )
+
+
+def _tier_label(use: TierUse, arm: ArmSummary) -> str:
+    has_pools = len({other.pool for other in arm.tiers or ()}) > 1
+    return f"{use.pool}, {TIERS[use.tier]}" if has_pools else TIERS[use.tier]
+
+
+def gigabytes(traffic: Traffic) -> str:
+    """Show how much was moved."""
+    return number(traffic.bytes / 1e9, 1)
+
+
+def _share_of(traffic: Traffic) -> str:
+    """Show mean and highest share of the run in which links carried it."""
+    return f"{traffic.busy.mean:.1%} / {traffic.busy.highest:.1%}"
+
+
+def saving(found: Saving) -> str:
+    """Show GPU-seconds that were saved, with their interval over repeats."""
+    largest = max(abs(value) for value in (found.value, *(found.interval or ())))
+    digits = 0 if largest >= 100 else 1 if largest >= 1 else 2
+    value, *ends = (number(round(value, digits) + 0.0, digits) for value in (found.value, *(found.interval or ())))
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def like_grid(runs: list[Record], tool: str) -> Grid:
@@ -345,13 +421,30 @@ def figures_note(summary: Summary) -> str:
     text = "Times in ms; n/a: not known, or too few samples."
     if summary.differences:
         text += f" vs {summary.baseline}: difference in % with its 95% interval; ~ may be noise, = is too small to be worth telling."
+    if summary.has_tiers:
+        text += f" {tiers_note(summary)}"
     if summary.bound.ttft_mean_s:
         text += (
             f" No router could have a mean TTFT below {milliseconds(summary.bound.ttft_mean_s)} ms: the larger of what every "
-            "prompt takes on an empty machine with the best cache there could be, and of what all prompts wait for on one "
-            "machine as fast as all workers."
+            "prompt takes on an empty machine with the best cache that the memory allows, and of what all prompts wait for on "
+            "one machine as fast as all workers."
         )
     return text
+
+
+def tiers_note(summary: Summary) -> str:
+    """Say how figures of KV tiers are to be read."""
+    text = f"Hits, computed: shares of all prompt tokens. GPU-seconds: {FORMULAS['gpu_s']}."
+    known = [arm.saved for arm in summary.arms.values() if arm.saved]
+    if not known:
+        return text
+    repeats = known[0].gpu_s.repeats
+    how = (
+        f"the mean over {repeats} repeats, with its 95% interval"
+        if repeats > 1
+        else "of one run each, so without an interval"
+    )
+    return f"{text} Saved: {FORMULAS['gpu_s_saved']}; {how}."
 
 
 ACROSS = 8
@@ -467,6 +560,19 @@ ROUTED: tuple[Line, ...] = (
     ("affinity breaks", lambda arm: arm.affinity_breaks, share),
     ("imbalance (max/mean)", lambda arm: arm.imbalance.work_max_over_mean, _thousandths),
 )
+TIERED: tuple[Line, ...] = (
+    *(
+        (
+            "computed" if name == "computed" else f"hits: {label}",
+            lambda arm, name=name: getattr(arm.hits or None, name, None),
+            share,
+        )
+        for name, label in SOURCES.items()
+    ),
+    ("GPU-seconds", lambda arm: arm.gpu_s or None, number),
+)
+"""Where prompt tokens came from, and what all the work took."""
+SAVED = "GPU-seconds saved"
 ENGINES: tuple[Line, ...] = (
     ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), share),
     ("preemptions", lambda arm: arm.preemptions, number),
@@ -479,6 +585,7 @@ KEY = (
     "requests/s",
     "goodput (/s of arrivals)",
     "cache hit share",
+    "best possible hit share",
 )
 """Lines that a terminal shows unless it is asked for all."""
 FAILURES: tuple[Line, ...] = (

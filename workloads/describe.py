@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workloads.request import Workload
+from workloads.reuse import reuse_of
 
 COARSE = 2
 """Requests in a tick, on average, from which on a clock is too coarse for them."""
@@ -41,7 +42,7 @@ def describe(workload: Workload) -> Description:
     arrivals = np.array([request.arrival_s for request in workload])
     isl = np.array([request.input_length for request in workload])
     osl = np.array([request.output_length for request in workload])
-    hits = endless_hits(workload)
+    hits = reuse_of(workload).endless_hits()
     gaps = np.diff(arrivals)
     cv = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else float("nan")
     duration, knows = workload.duration_s, workload.knows_prefixes
@@ -60,6 +61,22 @@ def describe(workload: Workload) -> Description:
         endless_cache_mean_share=float((hits / isl).mean()) if knows else None,
         distinct_first_blocks=len({request.hash_ids[0] for request in workload}) if knows else None,
     )
+
+
+def best_shares(workload: Workload) -> dict[int, float] | None:
+    """Return the highest hit share of caches of so many tokens, each four times as large as the one before.
+
+    They go from one that holds every prompt to one that loses nothing; None where it is not known what prompts share.
+    """
+    if not workload.knows_prefixes:
+        return None
+    reuse, total = reuse_of(workload), sum(request.input_length for request in workload)
+    size, most, shares = 1 << 14, reuse.endless_hits().sum(), dict[int, float]()
+    while not shares or max(shares.values()) < most / total:
+        if size >= max(reuse.num_blocks) * workload.block_size:
+            shares[size] = float(reuse.best_hits(size // workload.block_size).sum() / total)
+        size *= 4
+    return shares
 
 
 def ends(workload: Workload) -> dict[str, int]:
@@ -84,18 +101,6 @@ def advice(workload: Workload) -> list[str]:
         f"the clock is coarse: {len(times):,} requests in {len(ticks):,} ticks, about {np.median(np.diff(ticks)):g} s "
         "apart, so a replay sends bursts; --spread-ticks spreads each until the next"
     ]
-
-
-def endless_hits(workload: Workload) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Count the prompt tokens of each request whose full blocks were seen before, shape (requests,): one unlimited cache."""
-    seen: set[int] = set()
-    hits = np.zeros(len(workload), np.int64)
-    for number, request in enumerate(workload):
-        full = request.hash_ids[: request.input_length // workload.block_size]
-        depth = next((place for place, hash_id in enumerate(full) if hash_id not in seen), len(full))
-        hits[number] = depth * workload.block_size
-        seen.update(full[depth:])
-    return hits
 
 
 def _spread(values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[str, float]:

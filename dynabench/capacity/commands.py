@@ -7,8 +7,12 @@ from typing import Any
 
 from dynabench.deployment.description import Deployment, Pool
 from foundation.settings import changed
+from mocker import EngineConfig
+from mocker.offload.config import GIB, OffloadConfig
 from mocker.timing.catalog import find_model
+from mocker.timing.choose import PAGE_BYTES, resolve
 from mocker.timing.config import TimingConfig
+from serving.engines.vllm_tiers import beside
 from serving.router import RouterConfig
 
 ELSEWHERE = {
@@ -30,7 +34,11 @@ VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_s
 """Settings of engines that vLLM calls otherwise."""
 SAID = ("max_num_batched_tokens", "max_num_seqs", "block_size")
 """Settings that are named even at their defaults, which are not vLLM's everywhere."""
-OF_TRANSFERS = ("kv_role", "kv_load_failure_policy")
+ELSEWHERE_SAID = ("kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclass_fields__)
+"""Settings that are entries of `kv_transfer_config`, or have no flag."""
+OF_CHUNKS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only")
+DISK_FOLDER = "KV_FOLDER"
+"""Stands for a folder on the disk."""
 AS_STORED = ("fp4", "int4")
 """Weights that vLLM reads from the checkpoint and has no flag for."""
 
@@ -57,9 +65,8 @@ def vllm_command(pool: Pool) -> list[str]:
     if engine.max_model_len is None:
         settings["max_model_len"] = "auto"  # vLLM refuses a model whose context is longer than its KV cache
     settings |= _of_timing(timing)
-    named = [(VLLM.get(name, name), value) for name, value in settings.items() if name not in OF_TRANSFERS]
-    if pool.role != "aggregated":
-        named.append(("kv_transfer_config", _transfer(pool)))
+    named = [(VLLM.get(name, name), value) for name, value in settings.items() if name not in ELSEWHERE_SAID]
+    named += _connectors(pool)
     return ["vllm", "serve", timing.model or "MODEL", *(word for name, value in named for word in _words(name, value))]
 
 
@@ -79,10 +86,40 @@ def _stored(timing: TimingConfig) -> str:
     return "" if timing.model is None else find_model(timing.model).weights
 
 
-def _transfer(pool: Pool) -> str:
+def _connectors(pool: Pool) -> Iterator[tuple[str, Any]]:
+    """Yield what makes vLLM hand KV over, and keep it beyond the GPU."""
+    size, extra = _host_gib(pool), _tiers(pool.mocker)
+    if pool.role == "aggregated":
+        if size:
+            yield "kv_offloading_size", size
+        if size and extra:
+            yield "kv_transfer_config", json.dumps({"kv_connector_extra_config": extra})
+        return
     role = "kv_producer" if pool.role == "prefill" else "kv_consumer"
     policy = pool.mocker.kv_load_failure_policy
-    return json.dumps({"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": policy})
+    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": policy}
+    # With --kv-offloading-size vLLM would take the OffloadingConnector in place of NIXL's.
+    extra = {"cpu_bytes_to_use": round(size * GIB)} | extra
+    tier = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra} if size else None
+    yield "kv_transfer_config", json.dumps(beside(transfer, tier))
+
+
+def _host_gib(pool: Pool) -> float:
+    """Return the host memory of each engine in GiB."""
+    if not pool.mocker.num_host_blocks:
+        return pool.mocker.kv_offloading_size
+    host = resolve(pool.engine_config, pool.timing).host
+    assert host is not None
+    return host.num_chunks * -(-host.chunk_bytes // PAGE_BYTES) * PAGE_BYTES / GIB
+
+
+def _tiers(engine: EngineConfig) -> dict[str, Any]:
+    """Return what vLLM is to know of host memory beyond its size, and of the disk behind it."""
+    given = changed(engine)
+    found: dict[str, Any] = {name: given[name] for name in OF_CHUNKS if name in given}
+    if engine.kv_disk_size:
+        found |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [{"type": "fs", "root_dir": DISK_FOLDER}]}
+    return found
 
 
 def _words(name: str, value: Any) -> Iterator[str]:
@@ -102,6 +139,8 @@ def _note(pool: Pool) -> str:
     timing, count = pool.timing, pool.gpus_per_worker
     parts = [f"{pool.replicas} of them"] + [pool.role] * (pool.role != "aggregated")
     parts.append(f"{count} {timing.gpu or 'GPU'} each")
+    if pool.mocker.kv_disk_size:
+        parts.append(f"{DISK_FOLDER} on a disk with {pool.mocker.kv_disk_size:g} GiB to spare: vLLM does not limit it")
     if timing.quantization in AS_STORED and _stored(timing) != timing.quantization:
         parts.append(f"of a checkpoint with {timing.quantization} weights")
     return ", ".join(parts)

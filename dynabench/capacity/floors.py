@@ -17,7 +17,7 @@ from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.conditions import Condition
 from workloads import Workload, WorkloadError
-from workloads.describe import endless_hits
+from workloads.reuse import reuse_of
 
 SHARES = {None: 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 SAMPLE = 256
@@ -93,15 +93,13 @@ class Alone(NamedTuple):
 
 
 def _alone(workload: Workload, engine: SimulatedEngine) -> Alone:
-    hits = endless_hits(workload)
+    hits = reuse_of(workload, engine.config.block_size).endless_hits()
     prompts = sorted(
         (request.input_length, min(int(hit), request.input_length - 1))
         for request, hit in zip(workload, hits, strict=True)
     )
     places = np.unique(np.linspace(0, len(prompts) - 1, SAMPLE).astype(int))
-    budget = engine.config.max_num_batched_tokens
-    sampled = [prompts[place] for place in places]
-    times = [prefill_s(engine.timing, length, hit, budget) for length, hit in sampled]
+    times = [prefill_s(engine, *prompts[place]) for place in places]
     return Alone(np.array(times), float(np.mean([length for length, _ in prompts])))
 
 
@@ -134,7 +132,7 @@ def _diluting(limit: Condition, workload: Workload, engine: SimulatedEngine, alo
 
 def _work(workload: Workload, prefilling: SimulatedEngine, decoding: SimulatedEngine) -> tuple[float, float]:
     """Return the least time that one worker needs for all prompts, and for all answers (s)."""
-    hits = endless_hits(workload)
+    hits = reuse_of(workload, prefilling.config.block_size).endless_hits()
     missing = sum(max(request.input_length - int(hit), 1) for request, hit in zip(workload, hits, strict=True))
     answers = sum(request.output_length - 1 for request in workload)
     context = float(np.mean([request.input_length + request.output_length / 2 for request in workload]))

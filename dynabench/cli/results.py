@@ -154,8 +154,9 @@ def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is
     colours = [entry.dark if entry else "" for entry in shown]
     for table in sweep_table.tables(sweep, console.width, is_whole=is_whole, colours=colours):
         console.print(table)
-    for table in sweep.split.tables(console.width, key) if sweep.split else ():
-        console.print(table)
+    for grid in filter(None, (sweep.split, sweep.tiers)):
+        for table in grid.tables(console.width, key):
+            console.print(table)
     console.say(sweep.verdict)
 
 

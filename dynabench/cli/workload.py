@@ -13,7 +13,7 @@ from foundation.files import new_file
 from serving.cli.command_line import flat
 from workloads import Workload, WorkloadError, formats
 from workloads.anonymise import anonymise as anonymised
-from workloads.describe import Description, advice, describe
+from workloads.describe import Description, advice, best_shares, describe
 from workloads.fit import fit as fit_to
 from workloads.fit import make, read_spec
 from workloads.merge import merge as merged_from
@@ -31,6 +31,7 @@ LABELS = {
     "isl": "isl (tokens)",
     "osl": "osl (tokens)",
     "ends": "answers end by",
+    "best_hit_shares": "best share by cache size",
 }
 """Labels of figures whose names say no unit, or too little."""
 
@@ -57,7 +58,7 @@ def inspect(
         json_output: print JSON.
     """
     workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size, tokenizer=tokenizer)
-    facts: dict[str, Any] = dataclasses.asdict(describe(workload))
+    facts: dict[str, Any] = dataclasses.asdict(describe(workload)) | {"best_hit_shares": best_shares(workload)}
     hints = advice(workload)
     if json_output:
         print(
@@ -67,7 +68,9 @@ def inspect(
     console = Terminal()
     for name, value in (facts | {"notes": "; ".join(workload.notes) or "-"}).items():
         label = LABELS.get(name, name.replace("_", " "))
-        if isinstance(value, dict):
+        if name == "best_hit_shares" and value is not None:
+            text = "  ".join(f"{size >> 10:,}k tokens {share:.1%}" for size, share in value.items())
+        elif isinstance(value, dict):
             text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
         elif value is None:
             text = "unknown"

@@ -54,7 +54,7 @@ def _check_store(deployment: Deployment, engines: Iterable[SimulatedEngine]) -> 
     hosts = [engine.host for engine in engines if engine.host is not None]
     if not hosts:
         raise ValueError(
-            f"kv_store_size is {size:g}, and kv_offloading_size is 0 everywhere; expected workers with host memory, through which "
+            f"kv_store_size is {size:g}, and no worker has kv_offloading_size; expected workers with host memory, through which "
             "all KV of the store passes"
         )
     chunks = {(host.blocks_per_chunk, host.chunk_bytes) for host in hosts}

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.experiment.arms import comparison_of
-from dynabench.experiment.bounds import lower_bound
+from dynabench.experiment.bounds import Bounds, bounds_of
 from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
@@ -90,9 +90,9 @@ def run_experiment(
             raise KeyboardInterrupt("interrupted before any request was answered; nothing was written")
         order = {arm.name: place for place, arm in enumerate(arms)}
         runs.sort(key=lambda run: (order[run.arm], run.repeat))
-        bound = lower_bound(workload, arms) if clock == "virtual" else None
+        bounds = bounds_of(arms, source) if clock == "virtual" and all(run.is_complete for run in runs) else Bounds()
         manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs)
-        manifest |= {"bound_s": bound, "left_out": left_out}
+        manifest |= {"bound_s": bounds.ttft_s, "best_hit_shares": bounds.hit_shares, "left_out": left_out}
         return out, manifest, folder.write(out, manifest, runs)
 
 

@@ -24,6 +24,7 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
+from reports import tiers
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
@@ -152,6 +153,7 @@ def simulate_point(
     figures, outcomes = _judged(runs, limits, attainment)
     alone = [_judged([run], limits, attainment)[1] for run in runs] if repeats > 1 else []
     states = [state_of(each) for each in alone]
+    spent = [tiers.spent(run) for run in runs]
     by_limit = {one.limit: [other for each in alone for other in each if other.limit == one.limit] for one in outcomes}
     intended = runs[0].requests.intended_s
     start, stop = float(intended.min()), float(intended.max())
@@ -179,6 +181,10 @@ def simulate_point(
         preemptions=figures.preemptions,
         wall_s=sum(run.wall_s for run in runs),
         repeats=[] if "unknown" in states else [state == "met" for state in states],
+        hits=tiers.hits(runs),
+        tiers=figures.tiers or [],
+        gpu_s=tiers.gpu_seconds(spent),
+        spent=spent,
     )
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from reports import metrics
 from reports.records import Floats, RequestLog, Requests
 from workloads import Workload
-from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
+from workloads.reuse import reuse_of
 
 
 class Stats(NamedTuple):
@@ -67,7 +67,7 @@ def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Req
         isl=isl,
         planned_isl=planned,
         planned_osl=[request.output_length for request in workload.requests],
-        endless_tokens=np.rint(endless_hits(workload) * (isl / planned))  # in the server's tokens
+        endless_tokens=np.rint(reuse_of(workload).endless_hits() * (isl / planned))  # in the server's tokens
         if workload.knows_prefixes
         else None,
         is_measured=[load.is_measured(time) for time in timeline.intended_s],

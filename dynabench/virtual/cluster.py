@@ -21,6 +21,7 @@ from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Lockstep, Worker
 from mocker import BlockChain, Engine, StepOutput
 from mocker import Sequence as EngineSequence
+from mocker.events import TierEvent
 from mocker.timing.choose import SimulatedEngine
 from reports.records import RequestLog
 from serving.router import Decision, Prompt, PromptBlocks, Router
@@ -88,9 +89,11 @@ class Cluster:
         self._held: dict[int, EngineSequence] = {}
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
+        self._has_tiers = any(engine.host is not None for engine in engines)
         self._context = context_of(engines)
         self.traffic = Traffic(links or _unlimited(len(self.workers)), self.clock)
-        self.tiers = self._connect_tiers(router.wants_events)
+        wants_events = router.wants_events or (apart is not None and apart.router.wants_events)
+        self.tiers = self._connect_tiers(self._on_tier_events if wants_events else None)
         """Of each worker that has any behind its host memory, by its number."""
         self.handover: Handover | None = None
         """Brings requests from workers that prefill to those that decode, where there are such."""
@@ -165,8 +168,8 @@ class Cluster:
         if engine.is_lockstep:
             Lockstep(self.clock, self.workers[first:])
 
-    def _connect_tiers(self, has_listener: bool) -> dict[int, Tiers]:
-        """Connect each worker with its disk, and all with the store that they share."""
+    def _connect_tiers(self, publish: Callable[[int, list[TierEvent]], object] | None) -> dict[int, Tiers]:
+        """Connect each worker with its disk, and all with the store that they share; events go to whoever wants them."""
         found: dict[int, Tiers] = {}
         shared: Store | None = None
         for worker in self.workers:
@@ -179,11 +182,17 @@ class Cluster:
                     stores.append(shared)
                     continue
                 place = self.traffic.links.add_storage(tier.bandwidth, None if is_shared else worker.number)
-                store = Store(tier, blocks_per_chunk=memory.blocks_per_chunk, place=place, has_listener=has_listener)
+                store = Store(tier, memory, place=place, has_listener=publish is not None)
                 stores.append(store)
                 shared = store if is_shared else shared
-            found[worker.number] = Tiers(worker, memory, stores, self.traffic, self.clock, None)
+            found[worker.number] = Tiers(worker, memory, stores, self.traffic, self.clock, publish)
         return found
+
+    def _on_tier_events(self, worker: int, events: list[TierEvent]) -> None:
+        """Tell the routers what came into a tier, or left it, behind a worker's host memory."""
+        self.routing.on_tier_events(worker, events)
+        if self.handover is not None:
+            self.handover.routing.on_tier_events(worker, events)
 
     def _on_step(self, worker: Worker, output: StepOutput) -> None:
         """Take in what a worker's step brought."""
@@ -210,6 +219,10 @@ class Cluster:
             router.on_finish(number)
             log.worker[number] = worker.number
             log.cached_tokens[number] = sequence.cached_tokens
+            if self._has_tiers:
+                log.host_tokens[number] = sequence.host_tokens
+                log.disk_tokens[number] = sequence.disk_tokens
+                log.store_tokens[number] = sequence.store_tokens
             log.preemptions[number] = sequence.num_preemptions
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s

@@ -106,6 +106,7 @@ class Handover:
         self._sends_chunks = settings.transfer.overlap == "chunk"
         self._is_destination_first = settings.config.flow == "destination-first"
         self._workers = workers
+        self._has_tiers = any(worker.engine.host_link is not None for worker in workers)
         self._decoding = decoding
         self._clock = clock
         self._log = log
@@ -139,7 +140,7 @@ class Handover:
         there, here = self._decoding.peek(prompt, output_length), self.routing.peek(prompt, 1)
         pool = self._workers[there.worker].engine.scheduler.pool
         block_size = self._block_size
-        needed = -(-prompt.num_tokens // block_size) - there.overlap_blocks
+        needed = -(-prompt.num_tokens // block_size) - there.gpu_blocks
         is_bypassed = bypasses(
             config,
             num_tokens=prompt.num_tokens,
@@ -352,4 +353,8 @@ class Handover:
         if (prefilled := journey.prefilled) is not None:
             log.admitted_s[number] = prefilled.first_scheduled_s
             log.cached_tokens[number] = prefilled.cached_tokens
+            if self._has_tiers:
+                log.host_tokens[number] = prefilled.host_tokens
+                log.disk_tokens[number] = prefilled.disk_tokens
+                log.store_tokens[number] = prefilled.store_tokens
             log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions

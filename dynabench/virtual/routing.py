@@ -7,7 +7,7 @@ from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
 from dynabench.virtual.worker import Worker
 from mocker import AllBlocksCleared, BlockStored
-from mocker.events import KvEvent, TierRemoved, TierStored
+from mocker.events import KvEvent, TierEvent, TierRemoved, TierStored
 from serving.router import Decision, Prompt, Router
 from serving.router.index import PrefixIndex
 
@@ -105,11 +105,19 @@ class Routing:
 
     def on_events(self, worker: Worker) -> None:
         """Send a worker's KV events to the router."""
-        events = worker.engine.take_events()
+        self._send(worker.number, worker.engine.take_events())
+
+    def on_tier_events(self, worker: int, events: Sequence[TierEvent]) -> None:
+        """Send the router events of a tier behind host memory: a worker's own if it knows the worker, a shared store's always."""
+        if self._index is not None:
+            is_known = worker in self._by_number
+            self._send(worker, [event for event in events if is_known or event.medium == "SHARED"])
+
+    def _send(self, worker: int, events: list[KvEvent]) -> None:
         if self._delay_s:
-            self._in_transit.append((self._clock.now + self._delay_s, worker.number, events))
+            self._in_transit.append((self._clock.now + self._delay_s, worker, events))
         else:
-            self._apply(worker.number, events)
+            self._apply(worker, events)
 
     def _apply(self, worker: int, events: list[KvEvent]) -> None:
         """Enter KV events into the index; blocks that only their own request could ask for are left out."""
@@ -117,9 +125,14 @@ class Routing:
         assert index is not None
         for event in events:
             assert not isinstance(event, AllBlocksCleared)
-            if isinstance(event, (TierStored, TierRemoved)):
-                continue
             chain = event.chain
+            if isinstance(event, (TierStored, TierRemoved)):
+                size = event.blocks_per_chunk
+                start, stop = event.start * size, min(event.stop, chain.num_named // size) * size
+                if start < stop:
+                    change = index.tiers.store if isinstance(event, TierStored) else index.tiers.remove
+                    change(worker, event.medium, chain.ids, start, stop, chain.blocks_per_id)
+                continue
             stop = event.stop if event.stop < chain.num_named else chain.num_named
             if event.start < stop:
                 if isinstance(event, BlockStored):

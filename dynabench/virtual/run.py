@@ -17,7 +17,8 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.links import Links
 from dynabench.virtual.rollout import best_by_rollout
-from dynabench.virtual.use import kv_use, link_use, pool_use, watch_kv
+from dynabench.virtual.use import kv_use, link_use, pool_use, tier_use, watch_kv
+from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.model import chunk
@@ -26,14 +27,19 @@ from reports.records import Floats, Record, Requests
 from serving.model.card import Role
 from serving.router import Mode, Router, RouterConfig
 from workloads import Workload
-from workloads.describe import endless_hits
 from workloads.pacing import LoadConfig
+from workloads.reuse import reuse_of
 
 HOSTLESS = ("polynomial", "constant", "table")
 """Step times that do not tell the host's work from the GPU's."""
 
 MODELLESS = ("polynomial", "constant")
 """Step times that are the same for every model."""
+
+FOLLOW_PREFIXES = (
+    "cached_tokens", "host_tokens", "disk_tokens", "store_tokens", "endless_tokens", "predicted_tokens", "best_tokens",
+)  # fmt: skip
+"""Columns that say nothing where it is not known what prompts share."""
 
 SHORTEST_STEP_S = 1e-9
 """Shorter ones can be lost in the sum with the time, and the clock stands still."""
@@ -88,6 +94,7 @@ def run(
         facts=facts,
         pools=pool_use(plan.deployment, cluster),
         links=link_use(plan.deployment, cluster),
+        tiers=tier_use(plan.deployment, cluster, engines),
         kv=kv_use(kv_uses, cluster),
     )
 
@@ -163,10 +170,12 @@ def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> 
 def _router(plan: Plan, engines: Sequence[SimulatedEngine], role: Role) -> Router:
     """Return the router over the workers of a role, each with a seed of its own."""
     deployment = plan.deployment
-    of_role = [e for e, pool in zip(engines, deployment.worker_pools, strict=True) if pool.role == role]
+    pairs = [pair for pair in zip(engines, deployment.worker_pools, strict=True) if pair[1].role == role]
+    of_role = [engine for engine, _ in pairs]
+    ports = [deployment.transfer.gpu_bandwidth * pool.timing.tensor_parallel_size for _, pool in pairs]
     return Router(
         deployment.mode_of(role),
-        with_step_costs(deployment.router, of_role),
+        with_load_costs(with_step_costs(deployment.router, of_role), of_role, ports),
         block_size=of_role[0].config.block_size,
         rng=random.Random(f"{'prefill ' if role == 'prefill' else ''}router {plan.seed}"),
         closed_events=True,
@@ -198,6 +207,32 @@ def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) ->
     means["step_budget_tokens"] = round(means["step_budget_tokens"])
     missing = {name: max(value, 0) for name, value in means.items() if getattr(router, name) is None}
     return replace(router, **missing)  # type: ignore[arg-type]
+
+
+def with_load_costs(router: RouterConfig, engines: Sequence[SimulatedEngine], ports: Sequence[float]) -> RouterConfig:
+    """Give the modes that ask for it what it takes to load KV, where the user has not: the mean over the workers that have it.
+
+    Args:
+        router: what the user has given.
+        engines: those of the workers.
+        ports: what each worker receives at most (bytes/s).
+    """
+    rows: dict[str, list[float]] = {}
+    for engine, port in zip(engines, ports, strict=True):
+        if engine.host is not None:
+            for name, load_us in _load_costs(engine.host, engine.config.block_size, port).items():
+                rows.setdefault(name, []).append(load_us)
+    return replace(router, **{name: _mean(row) for name, row in rows.items() if getattr(router, name) is None})  # type: ignore[arg-type]
+
+
+def _load_costs(host: HostMemory, block_size: int, port: float) -> dict[str, float]:
+    """Return what a token's KV takes from each place that a worker has (us); what is behind host memory passes through it."""
+    token_us = host.chunk_bytes / (host.blocks_per_chunk * block_size) * 1e6
+    found = {"host_load_us_per_token": token_us / host.bandwidth}
+    for tier in host.tiers:
+        name, bandwidth = ("shared", min(tier.bandwidth, port)) if tier.name == "store" else ("disk", tier.bandwidth)
+        found[f"{name}_load_us_per_token"] = token_us / bandwidth + found["host_load_us_per_token"]
+    return found
 
 
 def _step_costs(engine: SimulatedEngine) -> dict[str, float]:
@@ -254,11 +289,11 @@ def _requests(cluster: Cluster, workload: Workload, engines: Sequence[SimulatedE
         planned_isl=isl,
         planned_osl=planned,
         first_chunk_tokens=np.ones(len(log), np.int32),
-        endless_tokens=endless_hits(workload),
+        endless_tokens=reuse_of(workload, cluster.block_size).endless_hits(),
         is_measured=[load.is_measured(time) for time in log.intended_s],
     )
     if not workload.knows_prefixes:  # what made-up ids hit says nothing
-        requests = requests.replace(cached_tokens=None, endless_tokens=None, predicted_tokens=None, best_tokens=None)
+        requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
     requests = requests if cluster.num_finished == len(log) else requests[~requests.worker.mask]
     room = ranks[requests.worker.data] - requests.isl
     return requests.replace(osl=np.minimum(requests.osl, room))

@@ -15,35 +15,36 @@ from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Worker
 from mocker import BlockChain
 from mocker.events import TierEvent
-from mocker.offload.config import HostMemory, Tier
+from mocker.offload.config import HostMemory, Tier, TierName
 from mocker.offload.host_cache import HostCache, Uses
-from mocker.offload.tiers import Found, LookUp, Range, Read, TierName, TierWork, Write, count
+from mocker.offload.tiers import Found, Hurry, LookUp, Range, Read, TierWork, Write, count
 
 
 class Store:
     """What a disk, or a store that workers share, holds."""
 
-    def __init__(self, tier: Tier, *, blocks_per_chunk: int, place: int, has_listener: bool) -> None:
+    def __init__(self, tier: Tier, memory: HostMemory, *, place: int, has_listener: bool) -> None:
         """Make an empty one.
 
         Args:
             tier: what it is like.
-            blocks_per_chunk: GPU blocks in a chunk.
+            memory: the host memory before it, which has chunks of the same size.
             place: its number among the links.
             has_listener: whether anybody asks for its events.
         """
         self.tier = tier
+        self.blocks_per_chunk, self.bytes_per_chunk = memory.blocks_per_chunk, memory.chunk_bytes
         self.place = place
         self.cache = HostCache(
             tier.num_chunks,
-            blocks_per_chunk=blocks_per_chunk,
+            blocks_per_chunk=memory.blocks_per_chunk,
             eviction_policy=tier.eviction_policy,
             store_threshold=0,
-            medium="STORAGE",
+            medium="SHARED" if tier.name == "store" else "STORAGE",
         )
         self.cache.has_listener = has_listener
-        self.num_chunks_read = 0
-        self.num_chunks_written = 0
+        self.num_reads = self.num_chunks_read = 0
+        self.num_writes = self.num_chunks_written = 0
         self.num_refused = 0
         """Writes that found no room."""
 
@@ -60,6 +61,7 @@ class Store:
                 self.num_refused += 1
             else:
                 self.cache.complete_store(chain, written)
+                self.num_writes += bool(written)
                 self.num_chunks_written += count(written)
         self.cache.finish(chain, uses)
 
@@ -95,29 +97,26 @@ class Tiers:
         self._clock = clock
         self._publish = publish
         self._uses: dict[Read, Uses] = {}  # of the reads under way
-        self._looked_up: set[LookUp] = set()  # answered before their time
+        self._looking_up: set[LookUp] = set()
         worker.on_tier_work = self.act
 
     def act(self, work: list[TierWork]) -> None:
         """Do what the engine asks."""
         for each in work:
             match each:
-                case LookUp() if each.is_hurried:
-                    self._looked_up.add(each)
-                    self._answer(each, [])
                 case LookUp():
+                    self._looking_up.add(each)
                     self._clock.at(self._clock.now + self._lookup_s, COMPLETION, partial(self._look_up, each))
-                case Read() if each.is_hurried:
-                    self._cut(each)
                 case Read():
                     self._read(each)
+                case Hurry(LookUp() as look_up):
+                    self._answer(look_up, [])
+                case Hurry(Read() as read):
+                    self._cut(read)
                 case Write():
                     self._write(each)
 
     def _look_up(self, look_up: LookUp) -> None:
-        if look_up in self._looked_up:
-            self._looked_up.remove(look_up)
-            return
         chain, start, stop = look_up.sequence.chain, look_up.start, look_up.stop
         found: list[Found] = []
         while start < stop:
@@ -132,6 +131,10 @@ class Tiers:
         self._answer(look_up, found)
 
     def _answer(self, look_up: LookUp, found: list[Found]) -> None:
+        """Answer, unless that was done before, as there was a hurry."""
+        if look_up not in self._looking_up:
+            return
+        self._looking_up.remove(look_up)
         self._engine.answer(look_up, found)
         self._go_on()
 
@@ -168,6 +171,7 @@ class Tiers:
         for start, stop in read.ranges:
             store.cache.unpin(chain, start, stop)
         store.cache.finish(chain, self._uses.pop(read))
+        store.num_reads += 1
         store.num_chunks_read += num_chunks
         self._engine.end_read(read, num_chunks)
         self._go_on()

@@ -1,10 +1,10 @@
-"""How busy the workers of a cluster were, and the links between them, until its last answer ended.
+"""How busy the workers of a cluster were, the links between them and their KV tiers, until its last answer ended.
 
 The clock may run on after that: leases end later. Nothing is computed or sent then.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,17 +12,97 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.kv_use import KvUse
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
-from reports.pools import KvOverTime, LinkUse, PoolUse, Use
+from dynabench.virtual.tiers import Store
+from mocker.offload.host_link import Direction
+from mocker.timing.choose import SimulatedEngine
+from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
 
 
 def pool_use(deployment: Deployment, cluster: Cluster) -> tuple[PoolUse, ...]:
     """Return how busy the workers of each pool were."""
-    stretch = _stretch(cluster)
-    shares = [min(worker.busy_share() * stretch, 1.0) for worker in cluster.workers]
-    return tuple(
-        PoolUse(pool.name, pool.role, len(places), pool.num_gpus, Use.of([shares[place] for place in places]))
-        for pool, places in _places(deployment)
+    length_s, found = _length_s(cluster), []
+    for pool, places in _places(deployment):
+        busy_s = [cluster.workers[place].busy_s for place in places]
+        gpu_s = sum(busy_s) * pool.num_gpus / len(places)
+        found.append(PoolUse(pool.name, pool.role, len(places), pool.num_gpus, _shares(busy_s, length_s), gpu_s))
+    return tuple(found)
+
+
+def tier_use(deployment: Deployment, cluster: Cluster, engines: Sequence[SimulatedEngine]) -> tuple[TierUse, ...]:
+    """Return what the KV tiers of each pool held and moved; `engines` are those of the workers, as of `engines_of`."""
+    length_s, found = _length_s(cluster), []
+    ranks = [engine for engine in engines for _ in range(engine.config.dp_size)]
+    for pool, places in _places(deployment):
+        memory = ranks[places[0]].host
+        if memory is None:
+            continue
+        cores = [cluster.workers[place].engine for place in places]
+        links = [core.host_link for core in cores if core.host_link is not None]
+        offloads = [core.scheduler.offload for core in cores if core.scheduler.offload is not None]
+        num_chunks = memory.num_chunks * len(places)
+        found.append(
+            TierUse(
+                pool.name,
+                "host",
+                len(places),
+                capacity_bytes=num_chunks * memory.chunk_bytes,
+                capacity_tokens=num_chunks * memory.blocks_per_chunk * pool.mocker.block_size,
+                full=sum(offload.host.num_used for offload in offloads) / num_chunks,
+                read=_traffic([link.loads for link in links], length_s),
+                written=_traffic([link.stores for link in links], length_s),
+                evicted_chunks=sum(offload.host.num_evicted for offload in offloads),
+                refused=sum(offload.num_refused for offload in offloads),
+                flushes=sum(link.num_flushes for link in links),
+                stall_s=sum(link.stall_s for link in links),
+                stalled=_shares([link.stall_s for link in links], length_s),
+            )
+        )
+        disks = [cluster.tiers[place].stores.get("disk") for place in places if place in cluster.tiers]
+        if known := [disk for disk in disks if disk is not None]:
+            found.append(_storage(cluster, pool.name, known))
+    shared = (tiers.stores["store"] for tiers in cluster.tiers.values() if "store" in tiers.stores)
+    if (store := next(shared, None)) is not None:
+        found.append(_storage(cluster, "all", [store]))
+    return tuple(found)
+
+
+def _storage(cluster: Cluster, pool: str, stores: Sequence[Store]) -> TierUse:
+    """Return what disks, or a store that workers share, held and moved."""
+    now, length_s = cluster.clock.now, _length_s(cluster)
+    uses = cluster.traffic.links.utilisation(now).storages
+    busy, bytes_per_chunk = [uses[-1 - store.place] for store in stores], stores[0].bytes_per_chunk
+    num_chunks = sum(store.tier.num_chunks for store in stores)
+    read, written = (sum(store.num_chunks_read for store in stores), sum(store.num_chunks_written for store in stores))
+    return TierUse(
+        pool,
+        stores[0].tier.name,
+        len(stores),
+        capacity_bytes=num_chunks * bytes_per_chunk,
+        capacity_tokens=num_chunks * stores[0].blocks_per_chunk * cluster.block_size,
+        full=sum(store.cache.num_used for store in stores) / num_chunks,
+        read=Traffic(
+            read * bytes_per_chunk,
+            sum(store.num_reads for store in stores),
+            _shares([use.egress * now for use in busy], length_s),
+        ),
+        written=Traffic(
+            written * bytes_per_chunk,
+            sum(store.num_writes for store in stores),
+            _shares([use.ingress * now for use in busy], length_s),
+        ),
+        evicted_chunks=sum(store.cache.num_evicted for store in stores),
+        refused=sum(store.num_refused for store in stores),
     )
+
+
+def _traffic(ways: Sequence[Direction], length_s: float) -> Traffic:
+    num_bytes = sum(way.num_bytes for way in ways)
+    return Traffic(num_bytes, sum(way.num_copies for way in ways), _shares([way.busy_s for way in ways], length_s))
+
+
+def _shares(seconds: Sequence[float], length_s: float) -> Use:
+    """Return which shares of the run so many seconds of each worker are; what lasts longer than the run is cut off."""
+    return Use.of([min(each / length_s, 1.0) if length_s else 0.0 for each in seconds])
 
 
 def watch_kv(deployment: Deployment, cluster: Cluster) -> dict[str, KvUse]:
@@ -44,7 +124,8 @@ def link_use(deployment: Deployment, cluster: Cluster) -> tuple[LinkUse, ...]:
     """Return how much of what links could have carried they did; those that carry any amount are left out."""
     if cluster.handover is None:
         return ()
-    found, stretch = cluster.traffic.links.utilisation(cluster.clock.now), _stretch(cluster)
+    now, length_s = cluster.clock.now, _length_s(cluster)
+    found, stretch = cluster.traffic.links.utilisation(now), now / length_s if length_s else 1.0
     sides = [("nodes", found.nodes), ("racks", found.racks)]
     if deployment.transfer.gpu_bandwidth < math.inf:
         workers = found.workers
@@ -57,13 +138,13 @@ def _side(name: str, uses: list[links.Use], stretch: float) -> LinkUse:
     return LinkUse(name, len(uses), egress, Use.of([use.ingress * stretch for use in uses]))
 
 
-def _stretch(cluster: Cluster) -> float:
-    """Return by what shares of the time on the clock must be multiplied to be shares of the run."""
+def _length_s(cluster: Cluster) -> float:
+    """Return how long the run took: until its last answer ended, or it was interrupted."""
     ends, now = np.asarray(cluster.log.last_token_s), cluster.clock.now
-    if cluster.num_finished < len(ends) or not len(ends):  # interrupted
-        return 1.0
+    if cluster.num_finished < len(ends) or not len(ends):
+        return now
     last_s = float(ends.max()) - cluster.overhead.answer_s
-    return now / last_s if last_s > 0 else 1.0
+    return last_s if last_s > 0 else now
 
 
 def _places(deployment: Deployment) -> Iterator[tuple[Pool, range]]:

@@ -149,11 +149,10 @@ class Worker:
                 waiting.append(sequence)
         self._has_first_token = waiting
 
-    def busy_share(self) -> float:
-        """Return the share of the time until now in which it took steps."""
-        now = self._clock.now
-        idle_s = self._idle_s + (now if self._is_idle else 0.0)
-        return 1 - idle_s / now if now else 0.0
+    @property
+    def busy_s(self) -> float:
+        """How long it took steps until now."""
+        return (0.0 if self._is_idle else self._clock.now) - self._idle_s
 
     def finish_step(self) -> None:
         """End the step in flight and pass on what it brought."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foundation.settings import Count, NotNegative, Positive, Whole, check
-from mocker.offload.tiers import TierName
 
 Policy = Literal["lru", "arc"]
+TierName = Literal["disk", "store"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 PrefetchPolicy = Literal["when_scheduled", "wait_complete", "timeout", "best_effort"]
 GIB = 1 << 30
@@ -19,6 +19,10 @@ class OffloadConfig:
 
     kv_offloading_size: NotNegative = 0.0
     """Host memory that keeps KV which the GPU evicts, of each data-parallel rank, for all its GPUs together (GiB; 0: none)."""
+
+    num_host_blocks: Whole = 0
+    """Host memory of each data-parallel rank in KV blocks, as Dynamo's mocker counts it, in place of kv_offloading_size (0: as that
+    says)."""
 
     blocks_per_chunk: Count = 1
     """KV blocks in a chunk of host memory; a chunk is stored, loaded and evicted as a whole."""
@@ -67,10 +71,24 @@ class OffloadConfig:
     kv_prefetch_timeout_s_per_1k_tokens: NotNegative = 0.25
     """... and how much longer for each 1,024 tokens it brings."""
 
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether KV is kept in host memory at all."""
+        return self.kv_offloading_size > 0 or self.num_host_blocks > 0
+
     def __post_init__(self) -> None:
         """Refuse values that nothing can run with."""
         check(self)
-        if self.kv_disk_size and not self.kv_offloading_size:
+        if self.num_host_blocks and self.kv_offloading_size:
+            raise ValueError(
+                f"num_host_blocks is {self.num_host_blocks}, and kv_offloading_size is {self.kv_offloading_size:g}; expected one of "
+                "them: both say how much host memory there is"
+            )
+        if 0 < self.num_host_blocks < self.blocks_per_chunk:
+            raise ValueError(
+                f"num_host_blocks is {self.num_host_blocks}; expected at least blocks_per_chunk, {self.blocks_per_chunk}, or 0 for none"
+            )
+        if self.kv_disk_size and not self.has_host_memory:
             raise ValueError(
                 f"kv_disk_size is {self.kv_disk_size:g}, and kv_offloading_size is 0; expected host memory, too: what is on disk "
                 "passes through it"

@@ -36,9 +36,8 @@ class Segment:
         self.stop = stop
         self.is_written = False
         self.num_readers = 0
-        """Copies of it that are under way, to a GPU or to a tier."""
         self.num_loads = 0
-        """Those to a GPU."""
+        """Those readers that are GPUs."""
         self.is_protected = False
         """Whether it is part of the offer that others make room for."""
         self.place = 0  # which of the policy's lists it is in

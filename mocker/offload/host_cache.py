@@ -68,10 +68,11 @@ class HostCache:
         self.num_chunks = num_chunks
         self.num_used = 0
         self.num_evictable = 0
+        self.num_evicted = 0
+        """Chunks, since the beginning."""
         self.has_listener = True
         """Whether `events` is kept."""
         self.events: list[TierEvent] = []
-        self.num_evicted = 0
         self.evicted: list[tuple[BlockChain, int, int]] | None = None
         """Where those who want it find which chunks were evicted."""
         self._medium: Medium = medium
@@ -110,7 +111,7 @@ class HostCache:
         return any(segment is not None and segment.num_loads > 0 for segment, _, _ in self._pieces(chain, start, stop))
 
     def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses | None = None) -> None:
-        """Keep chunks, which are ready, until `unpin`; a request may have found them, and loads them."""
+        """Keep chunks, which are ready, until `unpin`; for a request that found them, or for another tier."""
         for segment in self._isolate(chain, start, stop):
             if not segment.num_readers:
                 self.num_evictable -= segment.num_chunks
@@ -120,7 +121,7 @@ class HostCache:
             self._note_found(uses, start, stop)
 
     def unpin(self, chain: BlockChain, start: int, stop: int, *, is_load: bool = True) -> None:
-        """Let go of chunks that were pinned."""
+        """Let go of chunks that were pinned, for a request or for another tier."""
         for segment in self._isolate(chain, start, stop):
             segment.num_readers -= 1
             segment.num_loads -= is_load

@@ -22,6 +22,7 @@ class Direction:
         self.copies: deque[tuple[float, Copy]] = deque()  # under way, and when each ends
         self.free_s = 0.0
         """When what was begun is over."""
+        self.num_copies = 0
         self.num_bytes = 0.0
         self.busy_s = 0.0
 
@@ -71,6 +72,7 @@ class HostLink:
         num_bytes = copy.num_chunks * self._bytes_per_chunk
         duration_s = self._memory.latency_s + num_bytes / self._memory.bandwidth
         way.free_s = max(way.free_s, now) + duration_s
+        way.num_copies += 1
         way.num_bytes += num_bytes
         way.busy_s += duration_s
         way.copies.append((way.free_s, copy))

@@ -24,9 +24,9 @@ from collections.abc import Iterable
 
 from mocker.block_pool import BlockPool
 from mocker.chain import BlockChain
-from mocker.offload.config import HostMemory
+from mocker.offload.config import HostMemory, TierName
 from mocker.offload.host_cache import HostCache, Uses
-from mocker.offload.tiers import Found, LookUp, Range, Read, TierName, TierWork, Write, count, overlap, split
+from mocker.offload.tiers import Found, Hurry, LookUp, Range, Read, TierWork, Write, count, overlap, split
 from mocker.sequence import Sequence, Watch
 
 
@@ -98,6 +98,8 @@ class Offload:
         )
         self.refused: dict[Sequence, None] = {}
         """Those that run whose chunks found no room; they are offered again in each step."""
+        self.num_refused = 0
+        """How often one became one of these."""
         self.ended: list[tuple[Sequence, int]] = []
         """Those that are over since the last `end_schedule`, with the tokens whose KV they leave."""
         self._pool = pool
@@ -108,10 +110,12 @@ class Offload:
         self._copies: dict[int, Copy] = {}
         self._num_copies = 0
         self._tiers = memory.tiers
-        self._prefetch = memory.prefetch_policy
+        self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
+        """Whether prompts are fetched from tiers as they come, before it is their turn."""
+        self._is_hasty = memory.prefetch_policy == "best_effort"
         self._fetches: dict[LookUp | Read, None] = {}
         self.tier_work: list[TierWork] = []
-        """What the driver is to do with tiers behind host memory, and to hurry, until it takes it."""
+        """What the driver is to do with tiers behind host memory, until it takes it."""
         if any(tier.write_policy == "write_back" for tier in memory.tiers):
             self.host.evicted = []
         self._num_over = 0  # sequences that are over while KV of theirs is copied
@@ -148,12 +152,12 @@ class Offload:
         copy = self._copy(sequence, state, [(start, stop)], is_store=False)
         copy.num_local = num_computed
         self._work.loads.append(copy)
-        if state.sources and not sequence.num_preemptions:
-            tokens: dict[TierName, int] = {tier.name: 0 for tier in self._tiers}
+        if not sequence.num_preemptions:
+            tokens: dict[TierName, int] = {"disk": 0, "store": 0}
             for tier, chunks in state.sources:
                 tokens[tier] += count(overlap([chunks], start, stop)) * self._size
-            sequence.disk_tokens, sequence.store_tokens = tokens.get("disk", 0), tokens.get("store", 0)
-            sequence.host_tokens = num_tokens - sum(tokens.values())
+            sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
+            sequence.host_tokens = num_tokens - tokens["disk"] - tokens["store"]
 
     def preempt(self, sequence: Sequence) -> None:
         """Flush what is copied of a sequence that loses its blocks."""
@@ -235,10 +239,13 @@ class Offload:
 
     # Tiers behind host memory
 
+    def may_look_up(self, sequence: Sequence) -> bool:
+        """Tell whether a waiting sequence may still look up what tiers have of it."""
+        state = self._states.get(sequence)
+        return bool(self._tiers) and (state is None or not state.has_looked_up)
+
     def expect(self, sequence: Sequence, num_computed: int) -> None:
-        """Begin to fetch what host memory lacks of a prompt that has come, unless that is put off until its turn."""
-        if not self._tiers or self._prefetch == "when_scheduled":
-            return
+        """Begin to fetch what host memory lacks of a prompt that has come."""
         limit = sequence.num_known // self._size
         stop, _ = self.host.find(sequence.chain, num_computed // self._size, limit)
         if stop < limit:
@@ -290,12 +297,12 @@ class Offload:
 
     def _hurry(self, state: State) -> None:
         """Tell the driver that a sequence's turn has come, where that ends what it waits for."""
-        if self._prefetch != "best_effort":
+        if not self._is_hasty:
             return
         for fetch in state.fetches:
             if not fetch.is_hurried:
                 fetch.is_hurried = True
-                self.tier_work.append(fetch)
+                self.tier_work.append(Hurry(fetch))
 
     def _write(self, sequence: Sequence, ranges: list[Range], policy: str) -> None:
         """Write chunks that are in host memory to the tiers with a policy."""
@@ -343,6 +350,7 @@ class Offload:
             return None
         ranges = self.host.offer(sequence.chain, state.num_offered, stop, state.uses)
         if ranges is None:
+            self.num_refused += sequence not in self.refused
             self.refused[sequence] = None
             return None
         self.refused.pop(sequence, None)

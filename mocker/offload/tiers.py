@@ -4,12 +4,12 @@ The engine does not know what a tier holds, nor how long it takes: the driver do
 """
 
 from collections.abc import Sequence as Several
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from mocker.chain import BlockChain
+from mocker.offload.config import TierName
 from mocker.sequence import Sequence
 
-TierName = Literal["disk", "store"]
 Range = tuple[int, int]
 """Chunks, from the first to before the second."""
 
@@ -43,7 +43,6 @@ class Read:
         self.sequence = sequence
         self.ranges = ranges
         self.is_hurried = False
-        """Whether the sequence should not wait any longer: what has come by now is enough."""
 
     @property
     def num_chunks(self) -> int:
@@ -64,7 +63,13 @@ class Write:
         """Whether host memory keeps them until the write has ended; else they have left it, and wait in a buffer."""
 
 
-TierWork = LookUp | Read | Write
+class Hurry(NamedTuple):
+    """A sequence's turn has come: of what is looked up or read for it, what has come by now is enough."""
+
+    fetch: LookUp | Read
+
+
+TierWork = LookUp | Read | Write | Hurry
 
 
 def count(ranges: Several[Range]) -> int:

@@ -104,12 +104,12 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
     Raises:
         ValueError: there is less than a chunk, or the size of the model's KV is not known.
     """
-    if not engine.kv_offloading_size:
+    if not engine.has_host_memory:
         return None
     size = kv_size_of(timing, block_size=engine.block_size)
     num_bytes = engine.blocks_per_chunk * (size.block + size.window_block)
     padded = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
-    num_chunks = int(engine.kv_offloading_size * GIB // padded)
+    num_chunks = engine.num_host_blocks // engine.blocks_per_chunk or int(engine.kv_offloading_size * GIB // padded)
     if not num_chunks:
         raise ValueError(
             f"kv_offloading_size is {engine.kv_offloading_size:g} GiB; expected at least {padded / GIB:.4g}, one chunk of "

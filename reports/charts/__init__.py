@@ -8,7 +8,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from reports.charts import drawing, heat, rows, tails, timelines
+from reports.charts import drawing, heat, rows, tails, tiers, timelines
 from reports.charts.comparison import Comparison, Runs
 from reports.charts.drawing import STYLE, Chart, Drawn
 from reports.key import key_of
@@ -21,7 +21,9 @@ CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {
     "itl_tail": tails.itl_tail,
     "e2e_tail": tails.e2e_tail,
     "hit_waterfall": tails.hit_waterfall,
+    "hits_by_tier": tiers.hits,
     "ttft_split": rows.ttft_split,
+    "tier_savings": tiers.savings,
     "arrivals": timelines.arrivals,
     "load": timelines.load,
     "ttft_over_time": timelines.ttft_over_time,

@@ -1,6 +1,6 @@
 """Charts in which each arm has a row: differences, percentiles, and where TTFT goes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
@@ -31,7 +31,7 @@ def differences(shown: Comparison) -> Chart | None:
     metric_names = [name for name in SHOWN if any(_pairs(shown, entry, name) for entry in arms)]
     if not metric_names:
         return None
-    canvas, panels = _rows(arms, [metrics.LABELS[name] for name in metric_names])
+    canvas, panels = begin_rows(arms, [metrics.LABELS[name] for name in metric_names])
     for panel, name in zip(panels, metric_names, strict=True):
         panel.x_unit = "%"
         reach = [0.0]
@@ -83,7 +83,7 @@ def percentiles(shown: Comparison) -> Chart | None:
     if not names:
         return None
     entries = [entry for entry, _, _ in shown.arms]
-    canvas, panels = _rows(entries, [metrics.LABELS[name] for name in names])
+    canvas, panels = begin_rows(entries, [metrics.LABELS[name] for name in names])
     markers = {"mean": "|", "p50": "o", "p90": "s", "p99": "D"}
     for panel, name in zip(panels, names, strict=True):
         panel.x_unit = "ms"
@@ -138,7 +138,9 @@ def percentiles(shown: Comparison) -> Chart | None:
     return Chart(canvas.figure, "How long do requests take, and how sure is that?", text, panels, is_wide=True)
 
 
-def _rows(entries: Sequence[Entry], headings: Sequence[str], *, is_wide: bool = True) -> tuple[Canvas, list[Panel]]:
+def begin_rows(
+    entries: Sequence[Entry], headings: Sequence[str], *, is_wide: bool = True
+) -> tuple[Canvas, list[Panel]]:
     """Begin a chart with a row for each arm, and a panel for each heading beside one another."""
     height = ROW * len(entries) + 8
     canvas = Canvas(height + 54, is_wide=is_wide)
@@ -161,7 +163,7 @@ def ttft_split(shown: Comparison) -> Chart | None:
     known = [(entry, found) for entry, _, figures in shown.arms if (found := figures.split)]
     if not known:
         return None
-    canvas, (panel,) = _rows([entry for entry, _ in known], [""], is_wide=False)
+    canvas, (panel,) = begin_rows([entry for entry, _ in known], [""], is_wide=False)
     panel.x_unit = "ms"
     axes = panel.axes
     longest = max(found.ttft for _, found in known) * 1000
@@ -184,7 +186,7 @@ def ttft_split(shown: Comparison) -> Chart | None:
     for row, (entry, found) in enumerate(known):
         x, y = canvas.place(axes, found.ttft * 1000, row)
         canvas.text(x + 5, y + 4, duration(float(f"{found.ttft * 1000:.3g}")), colour=QUIET, arm=entry.place)
-    _part_labels(canvas, axes, parts)
+    name_parts(canvas, axes, {split.LABELS[part]: PART_COLOURS[part] for part in parts})
     text = "; ".join(f"{split.LABELS[part]}: {split.PARTS[part]}" for part in parts)
     return Chart(
         canvas.figure,
@@ -194,12 +196,12 @@ def ttft_split(shown: Comparison) -> Chart | None:
     )
 
 
-def _part_labels(canvas: Canvas, axes: Axes, parts: Sequence[str]) -> None:
-    """Name the parts in a line above the bars, each behind its colour."""
+def name_parts(canvas: Canvas, axes: Axes, colours: Mapping[str, str]) -> None:
+    """Name the parts of bars in a line above them, each behind its colour."""
     x = axes.get_position().x1 * canvas.width
-    for part in reversed(parts):
-        x -= drawing.text_width(split.LABELS[part])
-        canvas.text(x, 15, split.LABELS[part], colour=QUIET)
+    for name, colour in reversed(list(colours.items())):
+        x -= drawing.text_width(name)
+        canvas.text(x, 15, name, colour=QUIET)
         x -= drawing.text_width("■ ")
-        canvas.text(x, 15, "■", colour=PART_COLOURS[part])
+        canvas.text(x, 15, "■", colour=colour)
         x -= 12

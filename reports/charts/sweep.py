@@ -218,7 +218,7 @@ def by_axis(sweep: Swept) -> Chart | None:
         x, y = place % across * cell + left, place // across * (height + 72) + 24
         axes = canvas.axes(x, y, cell - left - names, height, heading=figure.title)
         panel = Panel(axes, sweep.axis_label, figure.unit)
-        _along(sweep, axes, canvas.width)
+        along(sweep, axes, canvas.width)
         figure.scale(axes, "y", [value for point in sweep.points if (value := figure.at(point)) is not None])
         limit = figure.limit * figure.times if figure.limit else None
         if limit:
@@ -293,14 +293,19 @@ def _reading(sweep: Swept) -> str:
 
 def _dots(axes: Axes, entry: Entry, spots: Sequence[tuple[float, float, Point]], has_limits: bool) -> None:
     """Draw points: filled where all is well."""
-    for is_good in (True, False):
-        some = [(x, y) for x, y, point in spots if _is_good(point, has_limits=has_limits) is is_good]
+    dots(axes, entry, [(x, y, _is_good(point, has_limits=has_limits)) for x, y, point in spots])
+
+
+def dots(axes: Axes, entry: Entry, spots: Sequence[tuple[float, float, bool]]) -> None:
+    """Draw dots, filled or hollow."""
+    for is_filled in (True, False):
+        some = [(x, y) for x, y, is_good in spots if is_good is is_filled]
         if some:
-            face = entry.colour if is_good else "none"
-            dots = axes.plot(
+            face = entry.colour if is_filled else "none"
+            drawn = axes.plot(
                 *zip(*some, strict=True), entry.marker, color=entry.colour, markerfacecolor=face, markersize=5.5
             )
-            mark(dots, entry.place)
+            mark(drawn, entry.place)
 
 
 def _is_good(point: Point, *, has_limits: bool) -> bool:
@@ -353,7 +358,7 @@ def _varies(points: Sequence[Point], of: Number) -> bool:
     return len({value for point in points if (value := of(point)) is not None}) > 1
 
 
-def _along(sweep: Swept, axes: Axes, canvas_width: float) -> None:
+def along(sweep: Swept, axes: Axes, canvas_width: float) -> None:
     """Scale the axis of the sweep: by powers where it spans much, with a tick at each value where they are few."""
     values = sorted({sweep.at(point) for point in sweep.points})
     low, high = values[0], values[-1]
@@ -475,7 +480,7 @@ def _scatter(sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along:
     axes = canvas.axes(left, 24, HALF - left - names, height, heading=y[0])
     panel = Panel(axes, x[2], y[2])
     if is_along:
-        _along(sweep, axes, canvas.width)
+        along(sweep, axes, canvas.width)
     else:
         _from_zero_or_near(axes, "x", [spot[0] for spot in every])
     _from_zero_or_near(axes, "y", [spot[1] for spot in every])

@@ -3,26 +3,47 @@
 Both engines send [time, events, rank] in msgpack, numbered from zero. An event is a map with its kind under `type` (or,
 from older vLLM, an array that begins with it). A block is named by a hash of the engine's own; we hash its tokens again,
 chained to its parent, so that every engine's blocks have the names that the router looks for.
+
+A block may be on the GPU, in host memory and on disks at once, under one name. LMCache names chunks of several blocks by
+hashes of its own.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 import zmq
 import zmq.asyncio
 
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, Medium
 from serving.router.hashing import block_hashes, sequence_hashes
 
 log = logging.getLogger(__name__)
 
 MAX_QUEUED = 100_000
 STORED_FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "block_size")
-ON_GPU = (None, "GPU")
+MEDIA: dict[str | None, Medium] = {
+    None: "GPU",  # older engines keep nothing elsewhere
+    "GPU": "GPU",
+    "CPU": "CPU",
+    "cpu": "CPU",  # LMCache in vLLM's process
+    "STORAGE": "STORAGE",
+    "CPU_PINNED": "CPU",  # SGLang, from here
+    "DISK": "STORAGE",
+    "EXTERNAL": "SHARED",
+}
+"""Where blocks are, in the words of engines and in ours."""
+
+
+class _Run(NamedTuple):
+    """What an engine calls by one name: a block, or a chunk of several."""
+
+    hashes: list[int]
+    above: int | None
+    """The block before them."""
 
 
 class HashTranslator:
@@ -30,43 +51,66 @@ class HashTranslator:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._ours: dict[Any, int] = {}
-        self._copies: dict[Any, int] = {}
+        self._ours: dict[Any, _Run] = {}
+        self._copies: dict[Medium, dict[Any, int]] = {medium: {} for medium in get_args(Medium)}
         self._has_warned = False
 
-    def stored(self, theirs: Sequence[Any], parent: Any, tokens: Sequence[int]) -> BlocksStored | None:
-        """Translate blocks that hang below `parent` (none: at the root), each below the one before it."""
+    def stored(
+        self, theirs: Sequence[Any], parent: Any, tokens: Sequence[int], *, medium: Medium = "GPU"
+    ) -> BlocksStored | None:
+        """Translate blocks, or chunks of blocks, that hang below `parent` (none: at the root), each below the one before it."""
+        if not tokens:
+            return None  # a placeholder: vLLM names chunks whose tokens it does not know any more
         if parent is not None and parent not in self._ours:
             self._warn(f"a block was stored below {parent!r}, which the engine never told of: it is left out")
             return None
-        if len(tokens) != len(theirs) * self._block_size:
+        size, rest = divmod(len(tokens), self._block_size * len(theirs)) if theirs else (0, 1)
+        if rest or not size:
             self._warn(
                 f"{len(tokens)} tokens do not fill {len(theirs)} blocks of {self._block_size}: they are left out"
             )
             return None
-        above = None if parent is None else self._ours[parent]
+        above = None if parent is None else self._ours[parent].hashes[-1]
         new = sequence_hashes(block_hashes(np.array(tokens, np.uint32), self._block_size), above)
-        for name, ours in zip(theirs, new, strict=True):
-            self._ours[name] = ours
-            self._copies[name] = self._copies.get(name, 0) + 1
-        return BlocksStored(new, above)
+        for place, name in enumerate(theirs):
+            start = place * size
+            self._ours[name] = _Run(new[start : start + size], new[start - 1] if start else above)
+            self._add(name, medium)
+        return BlocksStored(new, above, medium)
 
-    def removed(self, theirs: Sequence[Any]) -> BlocksRemoved | None:
-        """Translate blocks that are gone."""
-        gone = []
+    def removed(self, theirs: Sequence[Any], *, medium: Medium = "GPU") -> BlocksRemoved | None:
+        """Translate blocks that are gone from a medium.
+
+        Routers count copies on the GPU only; beyond it a block is gone when its last copy is.
+        """
+        gone: list[int] = []
+        copies = self._copies[medium]
         for name in theirs:
-            if (ours := self._ours.get(name)) is None:
+            if name not in copies:
                 continue
-            gone.append(ours)
-            self._copies[name] -= 1
-            if not self._copies[name]:
-                del self._copies[name], self._ours[name]
-        return BlocksRemoved(gone) if gone else None
+            copies[name] -= 1
+            if medium == "GPU" or not copies[name]:
+                gone += reversed(self._ours[name].hashes)
+            if not copies[name]:
+                del copies[name]
+                if not any(name in held for held in self._copies.values()):
+                    del self._ours[name]
+        return BlocksRemoved(gone, medium) if gone else None
+
+    def moved(self, name: Any, before: Medium, now: Medium) -> list[BlocksEvent]:
+        """Translate a block that left a medium for another."""
+        if name not in self._copies[before]:
+            return []
+        run = self._ours[name]
+        self._add(name, now)
+        removed = self.removed([name], medium=before)
+        return [BlocksStored(run.hashes, run.above, now), *([] if removed is None else [removed])]
 
     def cleared(self) -> BlocksCleared:
         """Forget everything."""
         self._ours.clear()
-        self._copies.clear()
+        for held in self._copies.values():
+            held.clear()
         return BlocksCleared()
 
     def translate(self, event: Any) -> BlocksEvent | None:
@@ -78,13 +122,23 @@ class HashTranslator:
         kind, fields = _fields(event)
         if kind == "AllBlocksCleared":
             return self.cleared()
-        if fields.get("medium") not in ON_GPU or fields.get("lora_name") or fields.get("lora_id"):
+        medium = MEDIA.get(fields.get("medium"))
+        if medium is None:
+            self._warn(f"a block is said to be in {fields['medium']!r}, which is unknown: it is left out")
+            return None
+        if medium == "STORAGE" and fields.get("locality") == "REMOTE":
+            medium = "SHARED"
+        if fields.get("lora_name") or fields.get("lora_id"):
             return None
         if kind == "BlockStored":
-            return self.stored(fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"])
+            return self.stored(fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"], medium=medium)
         if kind == "BlockRemoved":
-            return self.removed(fields["block_hashes"])
+            return self.removed(fields["block_hashes"], medium=medium)
         raise ValueError(f"unknown KV event {kind!r}")
+
+    def _add(self, name: Any, medium: Medium) -> None:
+        copies = self._copies[medium]
+        copies[name] = copies.get(name, 0) + 1
 
     def _warn(self, message: str) -> None:
         if not self._has_warned:

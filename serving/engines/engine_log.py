@@ -23,7 +23,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PREFIX = re.compile(
     r"^(?P<process>\([^()]* pid=\d+\) )?(?:(?:ERROR|CRITICAL|WARNING) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^\]]*\] ?)?"
 )
-EXCEPTION = re.compile(r"^(?P<type>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<message>.*))?$")
+EXCEPTION = re.compile(r"^(?P<type>(?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception))(?:: (?P<message>.*))?$")
 CONSEQUENCE = re.compile(
     r"root cause|initialization failed|failed to start|background process|is dead|died during|worker returned error",
     re.IGNORECASE,

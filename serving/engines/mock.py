@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
-from mocker.events import KvEvent
+from mocker.events import KvEvent, TierStored
 from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
@@ -433,16 +433,23 @@ class Mocker:
 
 
 def _translate(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
-    """Turn the engine's events into the router's: sequence hashes, each with its parent."""
+    """Turn the engine's events into the router's: sequence hashes, each with its parent; of a chunk, those of all its blocks."""
     for event in events:
         if isinstance(event, BlockStored):
             parent = event.chain.ids[event.start - 1] if event.start else None
             assert parent is None or isinstance(parent, int)
             yield BlocksStored(_hashes(event.keys()), parent)
         elif isinstance(event, AllBlocksCleared):
-            yield BlocksCleared()
+            yield BlocksCleared("GPU")
         elif isinstance(event, BlockRemoved):
             yield BlocksRemoved(_hashes(event.keys()))
+        else:
+            size = event.blocks_per_chunk
+            hashes = _hashes(map(event.chain.key, range(event.start * size, event.stop * size)))
+            if isinstance(event, TierStored):
+                yield BlocksStored(hashes, None, event.medium)
+            else:
+                yield BlocksRemoved(hashes, event.medium)
 
 
 def _hashes(keys: Iterable[Any]) -> list[int]:

@@ -1,6 +1,7 @@
 """TensorRT-LLM, through its LLM API: token ids in and out, KV events by polling. Checked against 1.x's source, not run here."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
 from serving.engines.trtllm_roles import context_only, generation_only, hand_off, role_arguments
 from serving.model.files import ModelFiles, local_weights
-from serving.router.events import BlocksEvent
+from serving.router.events import BlocksEvent, Medium
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.runtime.stopping import cancel_all
@@ -27,6 +28,9 @@ MEMORY = ENGINES["trtllm"].memory_argument
 CACHE_CONFIG, _, MEMORY_FRACTION = MEMORY.partition(".")
 TOKENS_PER_BLOCK = 32
 EVENT_BUFFER = 4096
+LEVELS: tuple[Medium, ...] = ("GPU", "CPU", "STORAGE")
+"""What TensorRT-LLM's cache levels are, from 0: host memory is `kv_cache_config.host_cache_size` bytes."""
+
 POLL_TIMEOUT_S = 2.0
 POLL_GAP_S = 0.01
 
@@ -179,16 +183,31 @@ class TrtLlm:
             self._window = max(self._window, window)
         if window < self._window:
             return []
-        if data["type"] == "stored":
-            # A block at the end of a sequence may be partly filled; it is stored again once it is full.
-            full = [block for block in data["blocks"] if len(block["tokens"]) == self.traits.block_size]
-            tokens = [token["token_id"] for block in full for token in block["tokens"]]
-            stored = self._translator.stored([block["block_hash"] for block in full], data["parent_hash"], tokens)
-            return [stored] if stored is not None and stored.hashes else []
-        if data["type"] == "removed":
-            removed = self._translator.removed(data["block_hashes"])
-            return [removed] if removed is not None else []
+        match data["type"]:
+            case "stored":
+                return self._stored(data)
+            case "updated" if level := data.get("cache_level"):
+                return self._translator.moved(
+                    data["block_hash"], LEVELS[level["old_value"]], LEVELS[level["new_value"]]
+                )
+            case "removed":
+                gone = [self._translator.removed(data["block_hashes"], medium=medium) for medium in LEVELS]
+                return [removed for removed in gone if removed is not None]
         return []
+
+    def _stored(self, data: dict[str, Any]) -> list[BlocksEvent]:
+        # A block at the end of a sequence may be partly filled; it is stored again once it is full.
+        full = [block for block in data["blocks"] if len(block["tokens"]) == self.traits.block_size]
+        found: list[BlocksEvent] = []
+        parent = data["parent_hash"]
+        for level, group in itertools.groupby(full, lambda block: block.get("cache_level") or 0):
+            blocks = list(group)
+            names = [block["block_hash"] for block in blocks]
+            tokens = [token["token_id"] for block in blocks for token in block["tokens"]]
+            if stored := self._translator.stored(names, parent, tokens, medium=LEVELS[level]):
+                found.append(stored)
+            parent = names[-1]
+        return found
 
     async def _poll_load(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from serving.engines.vllm_roles import (
     transfer_config,
     uses_nixl,
 )
+from serving.engines.vllm_tiers import take_offloading, telling
 from serving.model.files import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
@@ -75,11 +76,14 @@ class Vllm:
                 "distributed_executor_backend": "mp",
             }
         self._role = worker.role
-        self._transfer = transfer_config(worker.role, own.get("kv_transfer_config"))
+        self._wants_events = worker.kv_events and own.get("enable_prefix_caching") is not False
+        tier = take_offloading(own)
+        self._transfer = transfer_config(worker.role, own.get("kv_transfer_config"), tier)
+        if self._wants_events:
+            self._transfer = telling(self._transfer)
         if self._transfer is not None:
             own["kv_transfer_config"] = self._transfer
         self._arguments = given | own
-        self._wants_events = worker.kv_events and self._arguments.get("enable_prefix_caching") is not False
         self.calls = (
             EngineCall("vllm.AsyncEngineArgs", self._shown()),
             EngineCall("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args"),

@@ -18,6 +18,7 @@ import msgspec
 
 from foundation.settings import Count, Whole
 from serving.engines.side_channel import LOOPBACK, Name, Port, PortReservation, defaults, ucx_at
+from serving.engines.vllm_tiers import OF_ALL, Connector, beside, children, is_tier
 from serving.model.card import Role
 from serving.runtime.messages import CallError
 from serving.worker.engine import KvTransfers
@@ -55,18 +56,26 @@ class RemoteKv(msgspec.Struct):
     lease_end: float | None = None
 
 
-def transfer_config(role: Role, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return vLLM's `kv_transfer_config` for a role; what the user gives of it wins."""
+def transfer_config(role: Role, given: Mapping[str, Any] | None, tier: Connector | None = None) -> Connector | None:
+    """Return vLLM's `kv_transfer_config` for a role, with a tier beside it; what the user gives of it wins."""
+    config = None if given is None else dict(given)
     if role == "aggregated":
-        return None if given is None else dict(given)
+        return beside(config, tier)
     # A decode worker that cannot read the KV computes the prompt itself, where vLLM's default is to fail the request.
     ours = {"kv_connector": CONNECTOR, "kv_role": KV_ROLES[role], "kv_load_failure_policy": "recompute"}
-    return ours | dict(given or {})
+    if config is not None and is_tier(config):
+        policy = {name: config.pop(name) for name in OF_ALL if name in config}
+        return beside(beside(ours | policy, config), tier)
+    return beside(ours | (config or {}), tier)
 
 
 def uses_nixl(config: Mapping[str, Any] | None) -> bool:
     """Whether vLLM's NIXL connector is to move the KV."""
-    return config is not None and config.get("kv_connector") == CONNECTOR
+    return _nixl(config) is not None
+
+
+def _nixl(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return next((each for each in children(config) if each.get("kv_connector") == CONNECTOR), None)
 
 
 @contextlib.contextmanager
@@ -85,9 +94,10 @@ def side_channel(num_ranks: int) -> Iterator[None]:
 
 def lease_duration_s(config: Mapping[str, Any]) -> float | None:
     """Return for how long KV is held for a decode worker that says nothing, None if its connector knows no leases."""
-    if not uses_nixl(config):
+    nixl = _nixl(config)
+    if nixl is None:
         return None
-    return float((config.get("kv_connector_extra_config") or {}).get("kv_lease_duration", LEASE_S))
+    return float((nixl.get("kv_connector_extra_config") or {}).get("kv_lease_duration", LEASE_S))
 
 
 def hand_off(params: dict[str, Any] | None, lease_s: float | None) -> dict[str, Any]:
@@ -135,6 +145,8 @@ def check_types(params: dict[str, Any]) -> None:
 def counted(before: KvTransfers, stats: Any) -> KvTransfers:
     """Return what was moved, with what the NIXL connector did in a step of vLLM's scheduler."""
     found, stages = stats.kv_connector_stats or {}, stats.num_kv_fetch_reqs_by_stage
+    # A MultiConnector's are by the class of each connector, which is not what NIXL's is called by.
+    found = next((each for name, each in found.items() if name.startswith("Nixl")), found)
 
     def number(*names: str) -> int:
         return sum(len(found.get(name, ())) for name in names)

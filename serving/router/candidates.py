@@ -1,10 +1,11 @@
 """What a policy sees when it scores: the request, and each worker's books, prefix overlap and state."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from serving.router.blocks import PromptBlocks
 from serving.router.books import WorkerBooks
+from serving.router.tiers import EVERYTHING, BeyondGpu, PerTier
 
 
 class Prompt(NamedTuple):
@@ -34,29 +35,51 @@ NO_STATE = WorkerState()
 class Candidates:
     """Parallel lists, one entry a worker, in order of worker id; each is computed when a policy asks for it.
 
-    In the formulas of the policies, per worker: L prompt tokens, B block size, R = ceil(L / B), m matched blocks,
-    miss = L - m B, Q prefill tokens sent there and not computed yet, A blocks of requests in flight, a those of them
+    In the formulas of the policies, per worker: L prompt tokens, B block size, R = ceil(L / B), m matched blocks, those
+    beyond the GPU each with the weight of its tier, miss = L - m B, Q prefill tokens sent there and not computed yet, A blocks of requests in flight, a those of them
     that this prompt shares, n requests in flight, d requests decoding, q requests waiting, u KV usage, C context
     tokens of the decoding requests.
     """
 
-    __slots__ = ("block_size", "books", "now", "overlap_blocks", "prompt", "states", "workers")
+    __slots__ = (
+        "beyond_gpu",
+        "block_size",
+        "books",
+        "found_blocks",
+        "gpu_blocks",
+        "now",
+        "overlap_blocks",
+        "prompt",
+        "states",
+        "workers",
+    )
 
     def __init__(
         self,
         workers: list[int],
         books: list[WorkerBooks],
-        overlap_blocks: list[int],
+        gpu_blocks: list[int],
         prompt: Prompt,
         block_size: int,
         *,
         now: float = 0.0,
         states: list[WorkerState] | None = None,
+        beyond_gpu: list[BeyondGpu] | None = None,
+        weights: PerTier = EVERYTHING,
     ) -> None:
         self.workers = workers
         self.books = books
-        self.overlap_blocks = overlap_blocks
+        self.gpu_blocks = gpu_blocks
+        self.beyond_gpu = beyond_gpu
+        """What each can fetch behind these, None if none can fetch any."""
+        self.found_blocks = gpu_blocks
+        """Both together: what need not be computed there."""
+        self.overlap_blocks: Sequence[float] = gpu_blocks
         """m"""
+        if beyond_gpu is not None:
+            pairs = list(zip(gpu_blocks, beyond_gpu, strict=True))
+            self.found_blocks = [blocks + sum(beyond) for blocks, beyond in pairs]
+            self.overlap_blocks = [blocks + beyond.times(weights) for blocks, beyond in pairs]
         self.prompt = prompt
         self.block_size = block_size
         self.now = now
@@ -71,19 +94,25 @@ class Candidates:
         return -(-self.prompt.num_tokens // self.block_size)
 
     @property
-    def missing_tokens(self) -> list[int]:
+    def missing_tokens(self) -> list[float]:
         """miss: prompt tokens that the worker has not cached."""
         tokens, size = self.prompt.num_tokens, self.block_size
         return [tokens - blocks * size for blocks in self.overlap_blocks]
 
     @property
-    def prefill_tokens(self) -> list[int]:
+    def prefill_tokens(self) -> list[float]:
         """Q + miss: what is still to be computed before this request's first token."""
         tokens, size = self.prompt.num_tokens, self.block_size
         return [
             book.prefill_tokens + tokens - blocks * size
             for book, blocks in zip(self.books, self.overlap_blocks, strict=True)
         ]
+
+    def fetch_s(self, token_s: PerTier) -> list[float]:
+        """Return how long each takes to fetch what it has beyond its GPU (s), at so much a token in each tier."""
+        if self.beyond_gpu is None:
+            return [0.0] * len(self.workers)
+        return [self.block_size * beyond.times(token_s) for beyond in self.beyond_gpu]
 
     @property
     def decode_blocks(self) -> list[int]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from foundation.settings import Count, NotNegative, Share, check
+from serving.router.tiers import PerTier
 
 
 class StepCosts(NamedTuple):
@@ -18,6 +19,9 @@ class StepCosts(NamedTuple):
 
 DYNAMO_COSTS = StepCosts(0.0222, 1.86e-5, 0.0, 3.9e-8, 8192)
 """NVIDIA Dynamo's default step times (the mocker's `polynomial`), straightened, with its default engine's cache."""
+
+USUAL_FETCHES = PerTier(4.1e-6, 18.7e-6, 13.1e-6)
+"""What a token's KV of Llama 3.1 8B, 128 KiB, takes over PCIe 5 (32 GB/s), from an NVMe disk (7 GB/s) and a store (10 GB/s)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,15 @@ class RouterConfig:
     overlap_score_credit_decay: NotNegative = 0.0
     """dynamo-kv: how fast the credit falls with the queue of the worker that has the prefix (0: not)."""
 
+    router_host_cache_hit_weight: Share = 0.75
+    """kv, dynamo-kv: share of a block in host memory that counts as cached."""
+
+    router_disk_cache_hit_weight: Share = 0.25
+    """kv, dynamo-kv: share of a block on a worker's disks that counts as cached."""
+
+    shared_cache_multiplier: Share = 0.5
+    """kv, dynamo-kv: share of a block in a store of all workers that counts as cached."""
+
     prefix_key_tokens: Count = 1024
     """chwbl, dualmap: prompts alike in this many first tokens belong together."""
 
@@ -81,6 +94,15 @@ class RouterConfig:
     step_budget_tokens: Count | None = None
     """Predicting modes: tokens one step may compute (same default)."""
 
+    host_load_us_per_token: NotNegative | None = None
+    """Predicting modes, kv-tiered: time to load a token's KV from host memory (us; default: as the simulated engine does, else 4.1)."""
+
+    disk_load_us_per_token: NotNegative | None = None
+    """Predicting modes, kv-tiered: time to load a token's KV from a worker's disks (us; same default, else 18.7)."""
+
+    shared_load_us_per_token: NotNegative | None = None
+    """Predicting modes, kv-tiered: time to load a token's KV from a store of all workers (us; same default, else 13.1)."""
+
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
         check(self)
@@ -96,3 +118,16 @@ class RouterConfig:
             self.step_budget_tokens,
         )
         return StepCosts(*(own if own is not None else usual for own, usual in zip(given, DYNAMO_COSTS, strict=True)))  # type: ignore[arg-type]
+
+    @property
+    def hit_weights(self) -> PerTier:
+        """What a block beyond the GPU counts for in NVIDIA Dynamo's modes."""
+        return PerTier(
+            self.router_host_cache_hit_weight, self.router_disk_cache_hit_weight, self.shared_cache_multiplier
+        )
+
+    @property
+    def fetch_costs(self) -> PerTier:
+        """Seconds to fetch a token's KV: what is given, and what is usual where nothing is."""
+        given = (self.host_load_us_per_token, self.disk_load_us_per_token, self.shared_load_us_per_token)
+        return PerTier(*(usual if own is None else own / 1e6 for own, usual in zip(given, USUAL_FETCHES, strict=True)))

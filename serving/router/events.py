@@ -2,12 +2,19 @@
 
 from typing import Literal, NamedTuple
 
-Medium = Literal["GPU", "CPU", "STORAGE"]
-"""Where blocks are, as vLLM's events have it: on the GPU, in host memory, or on disks and in stores."""
+Medium = Literal["GPU", "CPU", "STORAGE", "SHARED"]
+"""Where blocks are: on the GPU, in host memory, on a worker's own disks, or in a store that all workers read.
+
+The names are those of vLLM's events, where a store that all read is STORAGE whose locality is REMOTE. Who writes to it
+reports what is stored there and what is removed, for all.
+"""
 
 
 class BlocksStored(NamedTuple):
-    """Blocks now cached, in order, behind a parent (none: from the start)."""
+    """Blocks now cached, in order, behind a parent (none: from the start); of a chunk, all its blocks.
+
+    Blocks beyond the GPU need no parent.
+    """
 
     hashes: list[int]
     parent: int | None
@@ -22,7 +29,9 @@ class BlocksRemoved(NamedTuple):
 
 
 class BlocksCleared(NamedTuple):
-    """The whole cache was reset."""
+    """All blocks are gone from a medium, or from all (none); a shared store stays."""
+
+    medium: Medium | None = None
 
 
 BlocksEvent = BlocksStored | BlocksRemoved | BlocksCleared

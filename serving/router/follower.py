@@ -94,10 +94,18 @@ class KvFollower:
         index = self._index
         for event in events:
             match event:
-                case BlocksStored(hashes, parent):
+                case BlocksStored(hashes, parent, "GPU"):
                     index.store(worker, hashes, parent)
-                case BlocksRemoved(hashes):
+                case BlocksStored(hashes, _, medium):
+                    index.tiers.store(worker, medium, hashes, 0, len(hashes), 1)
+                case BlocksRemoved(hashes, "GPU"):
                     for block in hashes:
                         index.remove(worker, [block])
-                case BlocksCleared():
+                case BlocksRemoved(hashes, medium):
+                    index.tiers.remove(worker, medium, hashes, 0, len(hashes), 1)
+                case BlocksCleared(None):
                     index.drop(worker)
+                case BlocksCleared("GPU"):
+                    index.clear(worker)
+                case BlocksCleared(medium):
+                    index.tiers.drop(worker, medium)

@@ -15,6 +15,7 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from serving.router.blocks import Ids, PromptBlocks, depths
+from serving.router.tiers import Tiers
 
 
 class Index(Protocol):
@@ -45,6 +46,8 @@ class PrefixIndex:
         """
         self.resync: set[int] = set()
         """Workers that stored a block whose parent is unknown: their events have a gap."""
+        self.tiers = Tiers()
+        """What they hold beyond the GPU; everything else here is about the GPU."""
         self._masks: dict[Hashable, int] = {}
         self._partial: dict[tuple[Hashable, int], int] = {}  # (id, worker) -> blocks, where not all of the id's
         self._copies: dict[tuple[Hashable, int], int] = {}  # (block, worker) -> copies beyond the first
@@ -173,6 +176,11 @@ class PrefixIndex:
 
     def drop(self, worker: int) -> None:
         """Forget a worker in one sweep."""
+        self.clear(worker)
+        self.tiers.drop(worker)
+
+    def clear(self, worker: int) -> None:
+        """Forget what a worker has on its GPU."""
         bit = 1 << worker
         for id in [id for id, mask in self._masks.items() if mask & bit]:
             self._unset(id, worker)

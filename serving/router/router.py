@@ -22,6 +22,7 @@ from serving.router.config import RouterConfig
 from serving.router.index import Index, PredictedIndex, PrefixIndex
 from serving.router.policies.modes import Mode
 from serving.router.policies.policy import Policy, choose
+from serving.router.tiers import NOTHING, BeyondGpu, Tiers
 
 
 class Decision(NamedTuple):
@@ -29,10 +30,15 @@ class Decision(NamedTuple):
 
     worker: int
     overlap_blocks: int
+    """Leading blocks of the prompt that it need not compute, on its GPU or beyond."""
     workers: list[int]
     costs: Sequence[float]
     overlaps: list[int]
-    """Leading blocks that each has cached; empty if the mode does not follow who has what."""
+    """These blocks at each candidate; empty if the mode does not follow who has what."""
+    gpu_blocks: int
+    """Those on the GPU."""
+    prefill_tokens: int
+    """Prompt tokens to compute there, a token to be fetched counting in part if its tier does."""
 
     @property
     def candidates(self) -> list[tuple[int, float, int]]:
@@ -91,8 +97,10 @@ class Router:
         self._has_load = self.policy.needs_load or stage != "aggregated"
         self.wants_events = self._has_overlap and (config.use_kv_events or parsed.is_oracle)
         self.index: Index | None = None
+        self._tiers: Tiers | None = None
         if self.wants_events:
-            self.index = PrefixIndex(closed_events=closed_events)
+            exact = self.index = PrefixIndex(closed_events=closed_events)
+            self._tiers = exact.tiers
         elif self._has_overlap:
             self.index = PredictedIndex(config.router_ttl_s)
         self._hoped = PredictedIndex(parsed.predict) if parsed.predict and self.wants_events else None
@@ -281,7 +289,7 @@ class Router:
                 self._polled_s = now
                 self._polled = {worker: book.snapshot() for worker, book in self._books.items()}
             books = self._polled | {worker: books[worker] for worker in books if worker not in self._polled}
-        overlaps = [0] * len(workers)
+        overlaps, beyond = [0] * len(workers), None
         if self._has_overlap and self.index is not None and not is_remote:
             found = self.index.overlaps(prompt.blocks, now)
             if self._predicted is not None:
@@ -290,10 +298,27 @@ class Router:
                 for worker, blocks in self._hoped.overlaps(prompt.blocks, now).items():
                     found[worker] = max(blocks, found.get(worker, 0))
             overlaps = [found.get(worker, 0) for worker in workers]
+            if self._tiers is not None and not self._tiers.is_empty:
+                beyond = self._beyond_gpu(self._tiers, prompt, found, workers)
         states = [self._states.get(worker, NO_STATE) for worker in workers] if self._states else None
         return Candidates(
-            workers, [books[worker] for worker in workers], overlaps, prompt, self._block_size, now=now, states=states
+            workers,
+            [books[worker] for worker in workers],
+            overlaps,
+            prompt,
+            self._block_size,
+            now=now,
+            states=states,
+            beyond_gpu=beyond,
+            weights=self.policy.tier_weights,
         )
+
+    def _beyond_gpu(
+        self, tiers: Tiers, prompt: Prompt, on_gpu: dict[int, int], workers: list[int]
+    ) -> list[BeyondGpu] | None:
+        """Return what each of the workers can fetch, None if none can fetch any."""
+        runs = tiers.runs(prompt.blocks, on_gpu, workers)
+        return [runs.get(worker, NOTHING) for worker in workers] if runs else None
 
     def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
         """Return what each candidate costs, and the place of the one to choose."""
@@ -318,7 +343,7 @@ class Router:
             self.book(request_id, worker, prompt, 0)
             self.on_first_token(request_id)  # what it comes for is decoding: it counts as such from the start
         else:
-            self.book(request_id, worker, prompt, prompt.num_tokens - decision.overlap_blocks * self._block_size)
+            self.book(request_id, worker, prompt, decision.prefill_tokens)
         if self._has_overlap:
             index = self._predicted if worker in self._silent else self.index
             if index is not None:
@@ -328,8 +353,16 @@ class Router:
         return decision
 
     def _decision(self, candidates: Candidates, costs: Sequence[float], place: int) -> Decision:
-        workers, overlaps = candidates.workers, candidates.overlap_blocks
-        return Decision(workers[place], overlaps[place], workers, costs, overlaps if self._has_overlap else [])
+        workers, found = candidates.workers, candidates.found_blocks
+        return Decision(
+            workers[place],
+            found[place],
+            workers,
+            costs,
+            found if self._has_overlap else [],
+            candidates.gpu_blocks[place],
+            candidates.prompt.num_tokens - round(candidates.overlap_blocks[place] * self._block_size),
+        )
 
     def book(self, request_id: Hashable, worker: int, prompt: Prompt, prefill_tokens: int) -> None:
         """Enter a request in a worker's books: one of ours, or one that another router sent there."""

@@ -194,7 +194,7 @@ class Following:
         if self.numbers.get(worker) != number:
             return
         (epoch, num_messages), *chains = items
-        stored = [BlocksStored(hashes, parent) for parent, hashes in chains]
+        stored = [event for event in map(decode, chains) if isinstance(event, BlocksStored)]
         log.debug("KV snapshot of instance %x: %d chains", worker.instance_id, len(stored))
         if self._follower.on_snapshot(number, epoch, num_messages, stored):
             self._mend(worker, number)

@@ -141,7 +141,7 @@ class Routing:
             worker,
             num_tokens=num_tokens,
             hashes=hashes,
-            prefill_tokens=0 if is_remote else num_tokens - overlap * self.block_size,
+            prefill_tokens=0 if is_remote else decision.prefill_tokens,
         )
         if is_remote:
             self._peers.on_first_token(request)

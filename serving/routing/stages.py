@@ -61,7 +61,7 @@ class Stages:
         worker, block_size = decode.worker(there.worker), decode.block_size
         report, usage = decode.loads.get(worker), None
         if report is not None and report.kv_total_blocks:
-            num_needed = -(-num_tokens // block_size) - there.overlap_blocks
+            num_needed = -(-num_tokens // block_size) - there.gpu_blocks
             usage = (report.kv_active_blocks + num_needed) / report.kv_total_blocks
         is_bypassed = bypasses(
             self.config,

@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, Medium
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import Stream
@@ -22,12 +22,17 @@ EVENT_HASHES = 4096
 MESSAGE_HASHES = 16_384
 """Hashes in one message, at most but for its last event: some 150 KB, where a NATS server takes 1 MiB by default."""
 
+MEDIA: tuple[Medium, ...] = get_args(Medium)
 
 TOPIC = "kv_events"
 
 
 class KvEvents(msgspec.Struct, array_like=True):
-    """One message: events of one rank of a worker. An event is [parent, hashes] (stored), [hashes] (removed) or [] (cleared)."""
+    """One message: events of one rank of a worker.
+
+    An event is [parent, hashes] (stored), [hashes] (removed) or [] (cleared everywhere). If a medium stands behind these,
+    it is where that happened; else stored and removed blocks are the GPU's.
+    """
 
     instance_id: int
     rank: int
@@ -39,16 +44,18 @@ class KvEvents(msgspec.Struct, array_like=True):
 def encode(event: BlocksEvent) -> Iterator[list[Any]]:
     """Yield an event as it travels, in parts that are events, too."""
     match event:
-        case BlocksCleared():
-            yield []
-        case BlocksRemoved(hashes):
+        case BlocksCleared(medium):
+            yield [] if medium is None else [medium]
+        case BlocksRemoved(hashes, medium):
+            where = [] if medium == "GPU" else [medium]
             for start in range(0, len(hashes), EVENT_HASHES):
-                yield [hashes[start : start + EVENT_HASHES]]
-        case BlocksStored(hashes, parent):
+                yield [hashes[start : start + EVENT_HASHES], *where]
+        case BlocksStored(hashes, parent, medium):
+            where = [] if medium == "GPU" else [medium]
             for start in range(0, len(hashes), EVENT_HASHES):
                 part = hashes[start : start + EVENT_HASHES]
-                yield [parent, part]
-                parent = part[-1]
+                yield [parent, part, *where]
+                parent = part[-1] if medium == "GPU" else None
 
 
 def decode(event: list[Any]) -> BlocksEvent:
@@ -57,13 +64,16 @@ def decode(event: list[Any]) -> BlocksEvent:
     Raises:
         ValueError: this is not an event.
     """
-    match event:
+    what, medium = event, None
+    if event and event[-1] in MEDIA:
+        what, medium = event[:-1], event[-1]
+    match what:
         case []:
-            return BlocksCleared()
+            return BlocksCleared(medium)
         case [list(hashes)]:
-            return BlocksRemoved(hashes)
+            return BlocksRemoved(hashes, medium or "GPU")
         case [int() | None as parent, list(hashes)]:
-            return BlocksStored(hashes, parent)
+            return BlocksStored(hashes, parent, medium or "GPU")
     raise ValueError(f"not a KV event: {str(event)[:100]}")
 
 
@@ -73,6 +83,7 @@ class BlockLedger:
     def __init__(self) -> None:
         self._parents: dict[int, int | None] = {}
         self._copies: dict[int, int] = {}  # beyond the first
+        self._tiers: dict[Medium, dict[int, None]] = {medium: {} for medium in MEDIA if medium != "GPU"}
 
     def __len__(self) -> int:
         return len(self._parents)
@@ -80,13 +91,25 @@ class BlockLedger:
     def apply(self, event: BlocksEvent) -> None:
         """Take in an event."""
         match event:
-            case BlocksStored(hashes, parent):
+            case BlocksStored(hashes, parent, "GPU"):
                 self._store(hashes, parent)
-            case BlocksRemoved(hashes):
+            case BlocksStored(hashes, _, medium):
+                self._tiers[medium].update(dict.fromkeys(hashes))
+            case BlocksRemoved(hashes, "GPU"):
                 self._remove(hashes)
-            case BlocksCleared():
-                self._parents.clear()
-                self._copies.clear()
+            case BlocksRemoved(hashes, medium):
+                for block in hashes:
+                    self._tiers[medium].pop(block, None)
+            case BlocksCleared(medium):
+                self._clear(medium)
+
+    def _clear(self, medium: Medium | None) -> None:
+        if medium in (None, "GPU"):
+            self._parents.clear()
+            self._copies.clear()
+        for name, blocks in self._tiers.items():
+            if name != "SHARED" and medium in (None, name):
+                blocks.clear()
 
     def _store(self, hashes: list[int], parent: int | None) -> None:
         for block in hashes:
@@ -107,7 +130,7 @@ class BlockLedger:
                 self._parents.pop(block, None)
 
     def dump(self) -> list[BlocksStored]:
-        """Return what is held, parents before children; blocks whose prefix is gone are of no use and left out."""
+        """Return what is held, parents before children; blocks on the GPU whose prefix is gone are of no use and left out."""
         chains: list[BlocksStored] = []
         told: set[int] = set()
         for block in self._parents:
@@ -129,7 +152,7 @@ class BlockLedger:
         for block, extra in self._copies.items():
             if block in told:
                 chains += [BlocksStored([block], self._parents[block])] * extra
-        return chains
+        return chains + [BlocksStored(list(blocks), None, medium) for medium, blocks in self._tiers.items() if blocks]
 
 
 class KvEventPublisher:
@@ -202,7 +225,7 @@ class KvEventPublisher:
 
 def _size(event: list[Any]) -> int:
     """Return what an event counts for: its hashes, and one."""
-    return 1 + (len(event[-1]) if event else 0)
+    return 1 + sum([len(part) for part in event if isinstance(part, list)])
 
 
 async def serve_snapshots(

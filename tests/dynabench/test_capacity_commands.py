@@ -94,6 +94,44 @@ def test_every_setting_of_an_engine_is_in_the_command_line():
     assert {name: found.get(name) for name in expected} == expected
 
 
+def test_host_memory_is_in_the_command_line():
+    assert flags(pool(kv_offloading_size=8))["--kv-offloading-size"] == "8"
+    assert "--kv-transfer-config" not in flags(pool(kv_offloading_size=8))
+    chunks = flags(pool(kv_offloading_size=8, blocks_per_chunk=4, eviction_policy="arc", host_bandwidth_gb_s=50))
+    assert json.loads(chunks["--kv-transfer-config"]) == {
+        "kv_connector_extra_config": {"blocks_per_chunk": 4, "eviction_policy": "arc"}
+    }
+    assert not chunks.keys() & {"--blocks-per-chunk", "--eviction-policy", "--host-bandwidth-gb-s"}
+    blocks = flags(pool(num_host_blocks=1000))  # of 80 layers, 8 heads of 128, 64 tokens: 20 MiB
+    assert float(blocks["--kv-offloading-size"]) == pytest.approx(1000 * 20 / 1024, rel=1e-5)
+
+
+def test_a_disk_behind_host_memory_is_a_folder_in_the_command_line():
+    one = pool(kv_offloading_size=8, kv_disk_size=100)
+    assert json.loads(flags(one)["--kv-transfer-config"])["kv_connector_extra_config"] == {
+        "spec_name": "TieringOffloadingSpec",
+        "secondary_tiers": [{"type": "fs", "root_dir": "KV_FOLDER"}],
+    }
+    [line] = [line for line in deploy_commands(Deployment(pools=(one,)), "x") if line.startswith("vllm")]
+    assert "KV_FOLDER on a disk with 100 GiB to spare" in line
+
+
+@pytest.mark.parametrize(("role", "kv_role"), [("prefill", "kv_producer"), ("decode", "kv_consumer")])
+def test_host_memory_does_not_displace_what_hands_kv_over(role, kv_role):
+    found = flags(pool(role, kv_offloading_size=8))
+    assert "--kv-offloading-size" not in found
+    config = json.loads(found["--kv-transfer-config"])
+    assert (config["kv_connector"], config["kv_load_failure_policy"]) == ("MultiConnector", "fail")
+    assert config["kv_connector_extra_config"]["connectors"] == [
+        {"kv_connector": "NixlConnector", "kv_role": kv_role},
+        {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 8 << 30},
+        },
+    ]
+
+
 @pytest.mark.parametrize(
     ("model", "weights", "flag", "note"),
     [

@@ -277,6 +277,7 @@ def test_workloads_can_be_made_and_looked_at(tmp_path):
     facts = json.loads(dynabench("workload", "inspect", file, "--json").stdout)
     assert facts["requests"] == 50
     assert "endless cache hit share" in dynabench("workload", "inspect", BUNDLED).stdout
+    assert "best share by cache size" in dynabench("workload", "inspect", BUNDLED).stdout
 
 
 def rows(path, *times, **more):

@@ -1,23 +1,19 @@
 """Arms, sweeps, gates, exports and trace tools, as a user runs them."""
 
-import importlib
 import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from matplotlib import image as mpl_image
 
 from dynabench.experiment.arms import comparison_of
-from dynabench.experiment.bounds import pool_bound, ttft_bound
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from mocker import EngineConfig
-from mocker.timing.choose import resolve
 from reports import metrics
-from serving.router import ROUTER_MODES, RouterConfig
+from serving.router import RouterConfig
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate
 from tests.support.waiting import PATIENCE_S, until
@@ -138,43 +134,12 @@ def test_additions_lose_no_request(workload, mode):
     assert (columns.admitted_s >= columns.intended_s).all()
 
 
-def test_no_mode_beats_the_bound(workload):
-    engine = resolve(EngineConfig(num_gpu_blocks=800))
-    bound = max(ttft_bound(workload, engine), pool_bound(workload, engine, 3))
-    assert bound > 0
-    for mode in ROUTER_MODES:
-        if mode == "oracle-rollout":
-            continue  # below, on fewer requests
-        assert metrics.per_request(simulated(workload, mode).requests)["ttft"].mean() >= bound, mode
-
-
-@pytest.fixture
-def belady_share(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    return importlib.import_module("belady").belady_share
-
-
-def test_no_mode_has_more_hits_than_a_clairvoyant_cache(workload, belady_share):
-    ceiling = belady_share(workload, resolve(EngineConfig(num_gpu_blocks=800)), 3)
-    columns = simulated(workload, "prefix-longest").requests
-    assert columns.cached_tokens.sum() / columns.isl.sum() <= ceiling + 0.02
-    assert belady_share(workload, resolve(EngineConfig(num_gpu_blocks=80)), 1) < ceiling
-
-
 def test_rollouts_try_every_worker_and_leave_no_trace(workload):
     few = Workload("w", 512, workload.requests[:40])
     runs = {mode: simulated(few, mode).requests for mode in ("oracle-rollout", "round-robin")}
     waited = {mode: (columns.done_s - columns.intended_s).mean() for mode, columns in runs.items()}
     assert waited["oracle-rollout"] < waited["round-robin"]
     assert (runs["oracle-rollout"].first_token_s > runs["oracle-rollout"].intended_s).all()
-
-
-def test_belady_on_a_trace_small_enough_to_check(belady_share):
-    rows = [Request(float(n), 512, 1, (id,)) for n, id in enumerate((1, 2, 3, 1, 2, 3))]
-    # Room for two blocks (the null block is not usable): keep 1 and 2, so that 1 and 2 hit and 3 never does.
-    engine = resolve(EngineConfig(block_size=512, num_gpu_blocks=3))
-    share = belady_share(Workload("w", 512, rows), engine, 1)
-    assert share == pytest.approx(2 / 6)
 
 
 def test_the_head_of_a_search_names_the_workers_it_found_and_the_step_times(tmp_path):

@@ -233,7 +233,7 @@ def test_what_is_sent_while_a_prompt_is_computed_has_been_computed():
 def num_blocks_sent(made, deployment):
     """Return how many blocks came to all workers until now."""
     now, transfer = made.clock.now, deployment.transfer
-    shares = [use.ingress for use in made.handover.links.utilisation(now).workers]
+    shares = [use.ingress for use in made.traffic.links.utilisation(now).workers]
     return sum(shares) * transfer.gpu_bandwidth * now / made.handover.settings.kv_size.block
 
 
@@ -351,7 +351,7 @@ def test_nothing_is_lost_on_the_way(world):
     for engine in (worker.engine for worker in made.workers):
         assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
         assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
-    assert made.handover.links.next_s() is None
+    assert made.traffic.links.next_s() is None
     check_conserved(made, deployment, requests)
     found = simulated(deployment, requests)
     assert found.request.tolist() == list(range(len(requests)))
@@ -385,4 +385,4 @@ def check_conserved(made, deployment, requests):
     for pool, use in zip(deployment.pools, pool_use(deployment, made), strict=True):
         assert (use.gpus, use.workers) == (pool.num_gpus, pool.replicas)
     for worker in made.workers:
-        assert worker.busy_share() * made.clock.now <= max(log.last_token_s) + 1e-9
+        assert worker.busy_s <= max(log.last_token_s) + 1e-9

@@ -351,7 +351,7 @@ def test_a_setting_that_all_pools_share_is_varied_for_all_at_once():
 
 
 def test_what_lies_between_roles_is_not_varied_where_there_are_none():
-    with pytest.raises(ValueError, match=r"transfer.latency_ms applies to prefill and decode workers, of which the"):
+    with pytest.raises(ValueError, match=r"transfer.latency_ms applies to prefill and decode workers, and to"):
         arms("transfer.latency_ms=1,2", deployment=Deployment())
 
 

@@ -52,7 +52,8 @@ def test_what_prompts_share_is_unknown_where_only_lengths_are_known(tmp_path):
     done = dynabench("workload", "convert", trace, own)
     assert "unknown -> " in done.stdout
     assert "0.0%" not in done.stdout
-    assert json.loads(dynabench("workload", "inspect", own, "--json").stdout)["endless_cache_hit_share"] is None
+    facts = json.loads(dynabench("workload", "inspect", own, "--json").stdout)
+    assert facts["endless_cache_hit_share"] is facts["best_hit_shares"] is None
     refused = dynabench("workload", "convert", own, lossy, "--to", "mooncake")
     assert (refused.returncode, "what prompts share is unknown" in refused.stderr) == (2, True), refused.stderr
     done = dynabench("workload", "convert", own, lossy, "--to", "mooncake", "--lossy")

@@ -59,7 +59,8 @@ def test_events_of_older_vllm_are_arrays():
 @pytest.mark.parametrize(
     "event",
     [
-        stored([1], None, [1, 2], medium="CPU"),
+        stored([1], None, [1, 2], medium="TAPE"),
+        stored([1], None, [], block_size=0, medium="CPU"),
         stored([1], None, [1, 2], lora_name="other"),
         stored([1], None, [1, 2], lora_id=3),
         stored([1], None, [1]),
@@ -69,6 +70,102 @@ def test_events_of_older_vllm_are_arrays():
 )
 def test_what_is_of_no_use_to_a_router_is_left_out(event):
     assert HashTranslator(SIZE).translate(event) is None
+
+
+CPU, STORAGE = {"medium": "CPU"}, {"medium": "STORAGE"}
+
+
+def removed(theirs, **more):
+    return {"type": "BlockRemoved", "block_hashes": theirs, "medium": "GPU"} | more
+
+
+def test_a_block_in_host_memory_is_not_taken_for_one_of_the_gpu():
+    translator, chain = HashTranslator(SIZE), ours([1, 2, 3, 4])
+    assert translator.translate(stored(["a", "b"], None, [1, 2, 3, 4])) == BlocksStored(chain, None)
+    assert translator.translate(stored(["b"], "a", [3, 4]) | CPU) == BlocksStored(chain[1:], chain[0], "CPU")
+    assert translator.translate(removed(["b", "a"])) == BlocksRemoved([chain[1], chain[0]], "GPU")
+    assert translator.translate(removed(["a"]) | CPU) is None  # it never was there
+    assert translator.translate(removed(["b"]) | CPU) == BlocksRemoved(chain[1:], "CPU")
+    assert translator.translate(removed(["b"]) | CPU) is None
+
+
+def test_a_block_keeps_its_name_while_it_is_anywhere():
+    translator, chain = HashTranslator(SIZE), ours([1, 2, 3, 4])
+    translator.translate(stored(["a"], None, [1, 2]))
+    translator.translate(stored(["a"], None, [1, 2]) | CPU)
+    translator.translate(removed(["a"]))
+    below = stored(["b"], "a", [3, 4])
+    assert translator.translate(below) == BlocksStored(chain[1:], chain[0])  # its parent is in host memory
+    translator.translate(removed(["a"]) | CPU)
+    assert translator.translate(below) is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "medium"),
+    [
+        ("CPU", "CPU"),
+        ("STORAGE", "STORAGE"),
+        ("CPU_PINNED", "CPU"),
+        ("DISK", "STORAGE"),
+        ("EXTERNAL", "SHARED"),
+        ("cpu", "CPU"),
+    ],
+)
+def test_every_engines_words_for_media_are_known(theirs, medium):
+    """Those of vLLM's offloading, of SGLang's hierarchical cache, and of LMCache in vLLM's process."""
+    translator = HashTranslator(SIZE)
+    assert translator.translate(stored([1], None, [1, 2], medium=theirs)).medium == medium
+    assert translator.translate(removed([1], medium=theirs)).medium == medium
+
+
+@pytest.mark.parametrize(("locality", "medium"), [(None, "STORAGE"), ("LOCAL", "STORAGE"), ("REMOTE", "SHARED")])
+def test_storage_that_is_not_the_workers_own_is_shared(locality, medium):
+    event = stored([1], None, [1, 2], medium="STORAGE", locality=locality)
+    assert HashTranslator(SIZE).translate(event).medium == medium
+
+
+def test_a_chunk_of_vllm_names_its_blocks_as_the_gpu_does():
+    translator, chain = HashTranslator(SIZE), ours([1, 2, 3, 4, 5, 6, 7, 8])
+    translator.translate(stored(["a", "b", "c", "d"], None, [1, 2, 3, 4, 5, 6, 7, 8]))
+    # A chunk is said with all its blocks, and again where chunks overlap: then it is gone with the second removal.
+    for _ in range(2):
+        assert translator.translate(stored(["c", "d"], "b", [5, 6, 7, 8]) | CPU) == BlocksStored(
+            chain[2:], chain[1], "CPU"
+        )
+    assert translator.translate(removed(["c", "d"]) | CPU) is None
+    assert translator.translate(removed(["c", "d"]) | CPU) == BlocksRemoved(chain[2:], "CPU")
+    assert translator.translate(removed(["c", "d"]) | CPU) is None
+
+
+def test_placeholders_of_vllm_change_nothing():
+    """Without `self_describing_kv_events` an event of a chunk has its last block's name, and no tokens."""
+    translator, chain = HashTranslator(SIZE), ours([1, 2, 3, 4])
+    translator.translate(stored(["a", "b"], None, [1, 2, 3, 4]))
+    assert translator.translate(stored(["b"], None, [], block_size=0) | CPU) is None
+    assert translator.translate(removed(["b"]) | CPU) is None
+    assert translator.translate(removed(["b"])) == BlocksRemoved(chain[1:])
+
+
+def test_a_chunk_of_lmcache_is_several_blocks_under_one_name():
+    translator, chain = HashTranslator(SIZE), ours([1, 2, 3, 4, 5, 6, 7, 8])
+    assert translator.translate(stored([901], None, [1, 2, 3, 4], block_size=4) | CPU) == BlocksStored(
+        chain[:2], None, "CPU"
+    )
+    assert translator.translate(stored([902], 901, [5, 6, 7, 8], block_size=4) | CPU) == BlocksStored(
+        chain[2:], chain[1], "CPU"
+    )
+    assert translator.translate(removed([902, 901]) | CPU) == BlocksRemoved(chain[::-1], "CPU")
+
+
+def test_a_block_that_moves_is_stored_there_before_it_is_removed_here():
+    translator, chain = HashTranslator(SIZE), ours([1, 2, 3, 4])
+    translator.stored([7, 8], None, [1, 2, 3, 4])
+    assert translator.moved(8, "GPU", "CPU") == [
+        BlocksStored(chain[1:], chain[0], "CPU"),
+        BlocksRemoved(chain[1:], "GPU"),
+    ]
+    assert translator.moved(8, "GPU", "CPU") == []
+    assert translator.removed([8]) is None
 
 
 @pytest.mark.parametrize("event", [{}, [], 7, {"type": "Other"}, ["Other", []]])

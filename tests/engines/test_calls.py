@@ -68,6 +68,17 @@ def test_trtllm_takes_yaml(tmp_path):
     }
 
 
+def test_settings_of_tiers_pass_through():
+    given = call("sglang", ["--enable-hierarchical-cache", "--hicache-size=64", "--hicache-storage-backend=file"])
+    assert (given["enable_hierarchical_cache"], given["hicache_size"], given["hicache_storage_backend"]) == (
+        True,
+        64,
+        "file",
+    )
+    cache = call("trtllm", ["--kv-cache-config", '{"host_cache_size": 1000000000}'])["kv_cache_config"]
+    assert (cache["host_cache_size"], cache["enable_block_reuse"]) == (1_000_000_000, True)
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

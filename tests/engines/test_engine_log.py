@@ -22,6 +22,11 @@ Traceback (most recent call last):
   File "core.py", line 5, in start
 Exception: Worker initialization failed. See stack trace for root cause.
 """
+WORKER = """\
+(Worker pid=7) ERROR 11-24 08:29:48 [executor.py:1063]     raise Exception(
+(Worker pid=7) ERROR 11-24 08:29:48 [executor.py:1063] Exception: CPU Offloading is not supported here
+(Core pid=6) ERROR 11-24 08:29:48 [core.py:1510] RuntimeError: Worker failed, please check the stack trace for the root cause
+"""
 CHILD = """
 import sys
 print('noise ' * 10_000, file=sys.stderr)
@@ -37,6 +42,7 @@ raise {error}
         ("torch.OutOfMemoryError: CUDA out of memory.\n", "OutOfMemoryError: CUDA out of memory."),
         ("OSError: first\n\nThe above exception was the direct cause\n\nValueError: second\n", "second"),
         ("[2025-11-22 10:00:00 TP0] Scheduler hit an exception: Traceback\nAssertionError\n", "AssertionError"),
+        (WORKER, "CPU Offloading is not supported here"),
         ("all is well\nloading: 100%\n", None),
         ("", None),
     ],

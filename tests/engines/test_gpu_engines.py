@@ -250,6 +250,16 @@ def test_kv_events_name_blocks_as_the_router_does(name):
             llm.forget(*last)
             await until_async(lambda: len(publisher.events) > 2)
             assert publisher.events[2:] == [BlocksRemoved([longer[2]])]
+            first = next(theirs for theirs, (_, block) in llm._held.items() if block == tuple(tokens[:4]))
+            level = {"type": "event_diff", "new_value": 1, "old_value": 0}
+            llm._tell({"type": "updated", "block_hash": first, "cache_level": level, "priority": None})
+            llm.forget(first)
+            await until_async(lambda: len(publisher.events) > 5)
+            assert publisher.events[3:] == [
+                BlocksStored(ours[:1], None, "CPU"),
+                BlocksRemoved(ours[:1], "GPU"),
+                BlocksRemoved(ours[:1], "CPU"),
+            ]
 
     size_flag = {"page-size": size} if name == "sglang" else {"kv-cache-config": '{"tokens_per_block": 4}'}
     with_engine(name, talk, **size_flag)

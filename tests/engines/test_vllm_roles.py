@@ -91,6 +91,16 @@ def test_another_connectors_parameters_pass_as_they_are():
     assert not uses_nixl(None)
 
 
+def test_leases_are_those_of_nixl_beside_a_tier():
+    nixl = NIXL | {"kv_connector_extra_config": {"kv_lease_duration": 600}}
+    both = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": [nixl, {"kv_connector": "Other"}]},
+    }
+    assert uses_nixl(both)
+    assert lease_duration_s(both) == 600.0
+
+
 def test_no_hand_off_is_an_error():
     with pytest.raises(CallError, match="does not say where the KV is") as failed:
         hand_off(None, 30.0)
@@ -130,6 +140,8 @@ def test_what_was_moved_adds_up():
 
     moved = {"transfer_duration": [0.5, 0.25], "bytes_transferred": [100, 50], "num_failed_transfers": [1]}
     once = counted(KvTransfers(num_offered=1), stats(**moved))
+    beside = counted(KvTransfers(num_offered=1), stats(NixlPullConnector=moved, OffloadingConnector={}))
+    assert beside == once  # of a MultiConnector
     assert once == KvTransfers(
         num_waiting=2, num_loading=1, num_offered=1, num_read=2, num_failed=1, num_bytes=150, seconds=0.75
     )

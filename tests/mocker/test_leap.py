@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved
-from mocker.offload.config import HostMemory
+from mocker.offload.config import HostMemory, Tier
+from mocker.offload.tiers import Found, Hurry, Read, Write, count
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
@@ -29,8 +30,23 @@ configs = st.builds(
     kv_role=st.sampled_from([None, None, "kv_producer", "kv_consumer"]),
     kv_load_failure_policy=st.sampled_from(["fail", "recompute"]),
 )
+POLICIES = st.sampled_from(["write_through", "write_through_selective", "write_back"])
+tiers = st.lists(
+    st.builds(
+        Tier,
+        name=st.sampled_from(["disk", "store"]),
+        num_chunks=st.just(0),
+        bandwidth=st.sampled_from([50.0, 7.0]),
+        lookup_s=st.sampled_from([0.01, 0.2]),
+        write_policy=POLICIES,
+    ),
+    max_size=2,
+    unique_by=lambda tier: tier.name,
+).map(tuple)
 hosts = st.none() | st.builds(
     HostMemory,
+    tiers=tiers,
+    prefetch_policy=st.sampled_from(["when_scheduled", "wait_complete", "best_effort"]),
     num_chunks=st.integers(2, 60),
     blocks_per_chunk=st.sampled_from([1, 1, 2, 3]),
     eviction_policy=st.sampled_from(["lru", "arc"]),
@@ -116,6 +132,7 @@ def drive(
     )
     sequences, log, events, now = {}, [], [], 0.0
     most_copies = 0
+    world = Tiers(engine, host) if host else None
     free_at_look = []
 
     def happen(kind, request):
@@ -135,16 +152,24 @@ def drive(
             log.extend(("over", over.id) for over in engine.arrive(sequence, num_valid))
         elif kind == 4:
             engine.let_go(sequences[request[1]])
+        elif kind == 5:
+            world.end(request)
+
+    def follow(time):
+        for end, work in world.begin(time) if world else ():
+            later(end, 5, work)
 
     def later(time, kind, request):
         happenings.append((time, kind, request))
         happenings.sort(key=lambda happening: happening[:2])
 
-    while happenings or not engine.is_idle or engine.step:
+    while happenings or not engine.is_idle or engine.step or (world and world.under_way):
         if engine.step is None:
             while happenings and happenings[0][0] <= now:
                 happen(*happenings.pop(0)[1:])
+                follow(now)
             step = engine.schedule(now, max_iterations=max_iterations)
+            follow(now)
             for sequence in engine.take_loads():
                 log.append((now, "loads", sequence.id, sequence.num_blocks, engine.num_free_blocks))
                 later(now + sequence.payload[9], 3, sequence.payload)
@@ -173,10 +198,12 @@ def drive(
                 free_at_look.append((time, [type(event).__name__ for event in taken] and len(events)))
                 continue
             happen(kind, request)
+            follow(time)
             engine.step.cut(time)
             continue
         most_copies = max(most_copies, *map(len, engine.scheduler.pool._copies.values()), 0)
         output = engine.complete()
+        follow(output.end)
         if max_iterations == 1:
             assert_findable(engine.scheduler.pool)
         now = output.end
@@ -189,6 +216,7 @@ def drive(
     if host is not None:
         events += settle(engine, now)
         rows.append((engine.host_link.stall_s, engine.host_link.num_flushes))
+        rows += world.rows
     gaps, data = [], engine.log.rows
     for place in range(0, len(data), 5):
         first, slope, curve, count, tokens = data[place : place + 5]
@@ -198,11 +226,66 @@ def drive(
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
 
 
+class Tiers:
+    """Tiers of unlimited size behind host memory; what is hurried brings half of what was asked for."""
+
+    def __init__(self, engine, host):
+        self.engine, self.tiers = engine, {tier.name: tier for tier in host.tiers}
+        self.held = {name: set() for name in self.tiers}
+        self.under_way, self.rows = [], []
+
+    def names(self, chain, ranges):
+        return [self.engine.scheduler.offload.host.name(chain, c) for start, stop in ranges for c in range(start, stop)]
+
+    def begin(self, now):
+        """Do what the engine asks, and yield what ends when; never just as a step ends."""
+        while work := self.engine.take_tier_work():
+            for each in work:
+                if isinstance(each, Write):
+                    duration = count(each.ranges) / self.tiers[each.tier].bandwidth
+                elif isinstance(each, Hurry):
+                    self.end(each.fetch, is_hurried=True)
+                    continue
+                elif isinstance(each, Read):
+                    duration = each.num_chunks / self.tiers[each.tier].bandwidth
+                else:
+                    duration = max(tier.lookup_s for tier in self.tiers.values())
+                self.under_way.append(each)
+                yield now + duration + 1.3e-5 * math.pi, each
+
+    def end(self, work, is_hurried=False):
+        if work not in self.under_way:
+            return
+        self.under_way.remove(work)
+        if isinstance(work, Write):
+            self.held[work.tier].update(self.names(work.chain, work.ranges))
+            self.engine.end_write(work)
+        elif isinstance(work, Read):
+            assert self.held[work.tier].issuperset(self.names(work.sequence.chain, work.ranges))
+            num_chunks = work.num_chunks // 2 if is_hurried else work.num_chunks
+            self.rows.append((work.sequence.id, work.tier, work.ranges, num_chunks))
+            self.engine.end_read(work, num_chunks)
+        else:
+            self.engine.answer(work, [] if is_hurried else self.found(work))
+
+    def found(self, look_up):
+        found, chunk = [], look_up.start
+        for name in self.names(look_up.sequence.chain, [(look_up.start, look_up.stop)]):
+            tier = next((tier for tier, held in self.held.items() if name in held), None)
+            if tier is None:
+                break
+            chunk += 1
+            found.append(Found(tier, chunk))
+        return found
+
+
 def settle(engine, now):
     """Let what is copied end, and return the events of that: nothing is copied, pinned or watched any more."""
     assert engine.schedule(now) is None
     while engine.wake_s < math.inf:
         assert engine.schedule(engine.wake_s) is None
+    for work in engine.take_tier_work():
+        engine.end_write(work)
     offload = engine.scheduler.offload
     assert offload.is_quiet and not offload._states and not offload._copies
     assert offload.host.num_evictable == offload.host.num_used <= offload.host.num_chunks

@@ -45,8 +45,8 @@ class Engines:
 
         return asyncio.run_coroutine_threadsafe(timed(), self._loop).result()
 
-    def start(self, role, **config):
-        flags = [*VLLM_FLAGS]
+    def start(self, role, *flags, **config):
+        flags = [*VLLM_FLAGS, *flags]
         if config:
             flags.append(f"--kv-transfer-config={ {'kv_connector_extra_config': config} }")
         engine = make_engine("vllm", WorkerConfig(model_path=str(self._folder), role=role), ModelRunConfig(), flags)

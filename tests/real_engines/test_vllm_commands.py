@@ -59,3 +59,34 @@ def test_vllm_takes_the_command_line_of_a_plan(parser, role, engine, weights):
         assert taken.kv_transfer_config.is_kv_transfer_instance
         assert taken.kv_transfer_config.is_kv_producer == (role == "prefill")
         assert taken.kv_transfer_config.kv_load_failure_policy == engine.kv_load_failure_policy
+
+
+@pytest.mark.parametrize("role", ["aggregated", "prefill"])
+def test_vllm_takes_host_memory_and_a_disk_from_the_command_line_of_a_plan(parser, role):
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    host = EngineConfig(kv_offloading_size=8, kv_disk_size=100, blocks_per_chunk=4, eviction_policy="arc")
+    words = vllm_command(
+        Pool(role=role, mocker=host, timing=TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100"))
+    )[2:]
+    taken = AsyncEngineArgs.from_cli_args(parser.parse_args(words))
+    config = taken.kv_transfer_config
+    expected = {
+        "blocks_per_chunk": 4,
+        "eviction_policy": "arc",
+        "spec_name": "TieringOffloadingSpec",
+        "secondary_tiers": [{"type": "fs", "root_dir": "KV_FOLDER"}],
+    }
+    if role == "aggregated":
+        assert taken.kv_offloading_size == 8
+        assert config.kv_connector_extra_config == expected
+        return
+    assert taken.kv_offloading_size is None
+    inner = [KVTransferConfig(**each) for each in config.kv_connector_extra_config["connectors"]]
+    assert [KVConnectorFactory.get_connector_class(each).__name__ for each in (config, inner[1])] == [
+        "MultiConnector",
+        "OffloadingConnector",
+    ]
+    assert inner[1].kv_connector_extra_config == expected | {"cpu_bytes_to_use": 8 << 30}

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from reports.pools import LinkUse, PoolUse, Use
+from reports.pools import LinkUse, PoolUse, TierUse, Traffic, Use
 from reports.records import Record, Requests
 
-GAPS = ("gaps", "num_workers", "repeat", "is_complete", "notes", "facts", "is_live", "pools", "links", "kv")
+GAPS = ("gaps", "num_workers", "repeat", "is_complete", "notes", "facts", "is_live", "pools", "links", "tiers", "kv")
 
 
 def run(arm="a", ttft=(1.0, 2.0), **changes):
@@ -34,6 +34,26 @@ def run(arm="a", ttft=(1.0, 2.0), **changes):
     fields = {"gaps": np.array([[1.0, 0, 0, 9, count]]), "wall_s": 0.1, "num_workers": 2}
     fields |= {name: changes.pop(name) for name in GAPS if name in changes}
     return Record(arm, Requests.of(**columns | changes), **fields)
+
+
+HOST = TierUse(
+    "worker", "host", 2,
+    capacity_bytes=2.0 * (1 << 30), capacity_tokens=4096, full=0.5,
+    read=Traffic(2e9, 4, Use(0.25, 0.5)), written=Traffic(8e9, 6, Use(0.5, 0.75)), evicted_chunks=7, flushes=3, stall_s=0.5,
+)  # fmt: skip
+"""The memory of two hosts, of a GiB each."""
+
+
+def busy(gpu_s):
+    """Two workers of one GPU each that took steps for so many GPU-seconds."""
+    return (PoolUse("worker", "aggregated", 2, 2, Use(0.5, 0.5), gpu_s),)
+
+
+def tiered(arm="tiered", gpu_s=8.0, **changes):
+    """Requests whose prompts of 100 tokens had 30 on the GPU and 20 in host memory."""
+    count = len(changes.get("ttft", (1.0, 2.0)))
+    columns = {"cached_tokens": [50] * count, "host_tokens": [20] * count}
+    return run(arm, **{"tiers": (HOST,), "pools": busy(gpu_s)} | columns | changes)
 
 
 APART = (PoolUse("prefill", "prefill", 2, 4, Use(0.25, 0.5)), PoolUse("decode", "decode", 2, 2, Use(0.75, 1.0)))

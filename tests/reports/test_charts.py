@@ -6,14 +6,14 @@ import pytest
 from matplotlib.colors import to_rgba
 
 from reports import charts, slo
-from reports.charts import over_time
+from reports.charts import over_time, tiers
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import STYLE, duration, spread
 from reports.charts.rows import PART_COLOURS
 from reports.key import PALETTE, key_of
 from reports.pools import KvOverTime
 from reports.summary import summarize
-from tests.reports.runs import apart, run
+from tests.reports.runs import apart, busy, run, tiered
 
 
 @pytest.fixture(autouse=True)
@@ -241,8 +241,21 @@ def test_times_have_the_unit_that_suits_them():
 
 def test_every_chart_is_written_as_svg(tmp_path):
     kv = (KvOverTime("workers", 1.0, tuple(n % 3 / 4 for n in range(60))),)
-    one = run("a", ttft=[1.0 + n % 5 for n in range(400)], endless_tokens=[50] * 400, error=[""] * 399 + ["no"], kv=kv)
-    other = run("b", ttft=[2.0 + n % 7 for n in range(400)], gaps=np.array([[1.0, 0.1, 0, 9, 400]]), kv=kv)
+    one = run(
+        "a",
+        ttft=[1.0 + n % 5 for n in range(400)],
+        endless_tokens=[50] * 400,
+        error=[""] * 399 + ["no"],
+        kv=kv,
+        pools=busy(9.0),
+    )
+    other = tiered(
+        "b",
+        ttft=[2.0 + n % 7 for n in range(400)],
+        gaps=np.array([[1.0, 0.1, 0, 9, 400]]),
+        kv=kv,
+        error=[""] * 399 + ["no"],
+    )
     found = charts.draw({"a": one, "b": other}, summarize([one, other]), tmp_path)
     assert {chart.name for chart in found} == set(charts.CHARTS)
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in charts.CHARTS}
@@ -251,3 +264,26 @@ def test_every_chart_is_written_as_svg(tmp_path):
         assert "<svg" in each.svg
         assert "#1c1c1c" not in each.svg
         assert each.title in (tmp_path / f"{each.name}.svg").read_text()
+
+
+def test_where_prompt_tokens_come_from_is_a_bar_of_all_of_them():
+    (panel,) = drawn("hits_by_tier", run("a", cached_tokens=[30, 30]), tiered("b"))
+    assert [(round(begin), round(width), row) for begin, width, row in bars(panel)] == [
+        (0, 30, 0), (30, 70, 0), (0, 30, 1), (30, 20, 1), (50, 50, 1),
+    ]  # fmt: skip
+    assert "b, host memory: 20.0%" in series(panel)
+    assert not set(tiers.COLOURS.values()) & {colour for pair in PALETTE for colour in pair}
+
+
+def test_what_tiers_save_has_a_row_for_each_arm_but_the_first():
+    ttft, cached = [2.0 + n % 3 for n in range(100)], [30] * 100
+    before = run("a", ttft=ttft, pools=busy(10.0), cached_tokens=cached)
+    of_ttft, of_gpus = drawn("tier_savings", before, tiered("b", ttft=[one - 1 for one in ttft]))
+    assert list(series(of_ttft)) == ["b, mean TTFT saved: 1 s (1 s to 1 s)"]
+    assert list(series(of_gpus)) == ["b, GPU-seconds saved: 2"]
+
+
+def test_without_tiers_there_is_no_chart_of_them():
+    runs = [run("a", pools=busy(10.0)), run("b", pools=busy(8.0))]
+    assert drawn("hits_by_tier", *runs) is None
+    assert drawn("tier_savings", *runs) is None

@@ -20,12 +20,14 @@ from dynabench.experiment.run import load_workload
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings, plans
 from dynabench.virtual.run import run as simulate
+from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import folder, plan_report, sweep_report
 from reports.capacity import Alternative, Answer, AtLoad, Ranked, Sureness
 from reports.outcomes import Outcome
 from reports.points import Found
-from tests.reports.runs import run
+from reports.tiers import Hits, Spent
+from tests.reports.runs import HOST, run
 from tests.reports.test_results_folder import FIDELITY
 from tests.reports.test_results_folder import MANIFEST as SMALL
 from tests.reports.test_sweep_report import MANIFEST, point
@@ -40,10 +42,10 @@ MET, MISSED = Outcome(LIMITS[0], "met", 1.2345, 0.38), Outcome(LIMITS[1], "misse
 FOUR = (Pool(replicas=4),)
 
 
-def compare(out, *modes, pools=FOUR, limits=()):
+def compare(out, *modes, pools=FOUR, limits=(), vary=()):
     """Simulate a few requests and write their results folder."""
     workload = load_workload((), None, ShapeConfig(max_requests=240), 0)
-    experiment = ExperimentConfig(router_mode=modes, slo=tuple(limits))
+    experiment = ExperimentConfig(router_mode=modes, slo=tuple(limits), vary=vary)
     settings = Settings(Deployment(pools=pools))
     arms = comparison_of(experiment, settings).arms
     runs = [simulate(plan, workload) for plan in plans(arms, 1, 0)]
@@ -65,6 +67,28 @@ def seven(out):
 def apart(out):
     pools = (Pool(name="prefill", role="prefill", replicas=2), Pool(name="decode", role="decode", replicas=2))
     compare(out, "round-robin", "kv", pools=pools)
+
+
+SMALL_GPU = Pool(replicas=2, mocker=EngineConfig(num_gpu_blocks=150, block_size=128))
+
+
+def tiers(out):
+    compare(out, "kv", "random", pools=(SMALL_GPU,), vary=("kv_offloading_size=0,4,16",))
+
+
+def tier_sweep(out):
+    """Two modes by the size of host memory, two repeats of each; one is too slow with the smallest."""
+    out.mkdir()
+    points = []
+    for mode, size in itertools.product(MODES[:2], (0, 16, 64)):
+        hits = Hits(0.3, size / 200 if size else None, None, None, 0.7 - size / 200)
+        one = point(
+            f"{mode}, size {size}", 0.2 - size / 1000, is_stable=size > 0, router_mode=mode, kv_offloading_size=size
+        )
+        spent = [Spent(60, 6000, True, 0.2 - size / 1000 + n / 100, 90.0 - size / 10 - n * size / 20) for n in (0, 1)]
+        uses = [structs.replace(HOST, capacity_bytes=float(size << 31))] if size else []
+        points.append(structs.replace(one, hits=hits, tiers=uses, gpu_s=90.0 - size / 8, spent=spent))
+    sweep_report.write(out, MANIFEST, points, points, is_complete=True)
 
 
 def failures(out):
@@ -128,7 +152,10 @@ def plan(out):
     plan_report.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]})
 
 
-PAGES = {make.__name__: make for make in (one, three, seven, sweep, search, plan, apart, failures, validation)}
+PAGES = {
+    make.__name__: make
+    for make in (one, three, seven, sweep, search, plan, apart, tiers, tier_sweep, failures, validation)
+}
 
 
 @pytest.fixture(scope="module")
@@ -383,7 +410,7 @@ def test_what_is_not_known_does_not_look_like_a_number(opened):
 
 
 def test_no_cell_has_percent_and_milliseconds(opened):
-    for name in ("three", "apart", "sweep", "plan", "validation"):
+    for name in ("three", "apart", "tiers", "sweep", "tier_sweep", "plan", "validation"):
         with opened(name) as page:
             cells = page.locator("td").all_text_contents()
         assert not [cell for cell in cells if "%" in cell and (" ms" in cell or "(" in cell)], name

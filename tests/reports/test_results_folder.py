@@ -276,6 +276,7 @@ def test_gaps_of_no_run_are_refused(spoilt, place):
         ({"title": 3}, r"experiment.json: Expected `str`, got `int` - at `\$.title`"),
         ({"workload": {"name": "w"}}, r"missing required field `requests` - at `\$.workload`"),
         ({"bound_s": float("nan")}, r"at `\$.bound_s`"),
+        ({"best_hit_shares": {"a": {"GPU memory": 1.5}}}, r"at `\$.best_hit_shares\[...\]\[...\]`"),
         ({"subtitle": "a\ud800"}, r"experiment.json holds '\\ud800', half a character"),
         ({"runs": [{"arm": "\ud800"}]}, "half a character"),
     ],

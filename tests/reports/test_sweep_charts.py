@@ -4,12 +4,13 @@ import matplotlib as mpl
 import pytest
 from msgspec import structs
 
-from reports.charts import sweep
+from reports.charts import sweep, tiers
 from reports.charts.drawing import STYLE
 from reports.metrics import Throughput
 from reports.outcomes import Outcome
 from reports.points import Found
 from tests.reports.test_sweep_report import point
+from tests.reports.test_tiers import sized
 
 LIMIT = "ttft.p99 <= 2000 ms"
 
@@ -79,3 +80,49 @@ def test_a_search_has_one_key_for_all_its_charts_in_the_order_of_its_table():
     for name in ("found", "limits"):
         arms = {series.label.split()[0]: series.arm for panel in charts[name].panels for series in panel.series}
         assert arms == {"random": 0, "kv": 2}, name
+
+
+def test_hits_by_tier_have_a_panel_for_each_line_and_a_bar_for_each_size():
+    swept = sweep.swept([sized(mode, size, 90.0) for mode in ("kv", "random") for size in (64, 0)], [])
+    chart = tiers.charts(swept)["hits_by_tier"]
+    assert len(chart.panels) == 2
+    shown = [(bar.get_x() + 0.31, round(bar.get_y()), round(bar.get_height())) for bar in chart.panels[0].axes.patches]
+    assert shown == [(0, 0, 30), (0, 30, 70), (1, 0, 30), (1, 30, 20), (1, 50, 50)]
+
+
+def test_hits_by_tier_have_a_row_for_each_combination_where_no_number_is_varied():
+    swept = sweep.swept([sized(mode, 16, 90.0) for mode in ("kv", "random")], [])
+    (panel,) = tiers.charts(swept)["hits_by_tier"].panels
+    assert len(panel.axes.get_yticks()) == 2
+    assert "tier_savings" not in tiers.charts(swept)
+
+
+def test_what_tiers_save_is_a_curve_from_nothing_at_the_smallest_size():
+    points = [sized("kv", 64, 80.0, 0.3), sized("kv", 0, 100.0, 0.5), sized("kv", 16, 105.0, 0.45, is_stable=False)]
+    chart = tiers.charts(sweep.swept(points, []))["tier_savings"]
+    of_ttft, of_gpus = chart.panels
+    assert of_ttft.series[0].y == pytest.approx([0, 50, 200])
+    assert (of_gpus.series[0].x, of_gpus.series[0].y) == ([0, 16, 64], [0, -5, 20])
+    (hollow,) = [line for line in of_gpus.axes.get_lines() if line.get_markerfacecolor() == "none"]
+    assert list(hollow.get_xdata()) == [16]
+    assert chart.description.startswith("Against kv offloading size 0; higher is better.")
+    assert "Of one run of 60 requests each." in chart.description
+
+
+def test_savings_have_intervals_over_repeats():
+    points = [sized("kv", size, 100.0 - size) for size in (0, 16)]
+    points = [
+        structs.replace(
+            one, spent=[*one.spent, structs.replace(one.spent[0], gpu_s=110.0 - one.changes["kv_offloading_size"] / 2)]
+        )
+        for one in points
+    ]
+    chart = tiers.charts(sweep.swept(points, []))["tier_savings"]
+    pale = [line for line in chart.panels[1].axes.get_lines() if line.get_alpha() == 0.35 and len(line.get_xdata())]
+    assert list(pale[-1].get_ydata()) == pytest.approx([12 - 12.706 * 4, 12 + 12.706 * 4], rel=1e-3)  # of 16 and 8
+    assert chart.description.endswith("Pale: 95% intervals over the repeats.")
+
+
+def test_a_sweep_of_something_else_does_not_say_what_tiers_save():
+    points = [structs.replace(sized("kv", 16, 90.0), changes={"router_mode": "kv", "workers": n}) for n in (1, 2)]
+    assert list(tiers.charts(sweep.swept(points, []))) == ["hits_by_tier"]

@@ -1,5 +1,6 @@
 """Whatever happens to KV events on their way, the index is right again after a snapshot."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,7 +8,11 @@ from serving.router.blocks import PromptBlocks
 from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
-from serving.worker.kv_events import EVENT_HASHES, BlockLedger, decode, encode
+from serving.worker.kv_events import EVENT_HASHES, MEDIA, BlockLedger, decode, encode
+
+UNIVERSE = list(range(1, 9))
+
+TIERS = ("CPU", "STORAGE")
 
 
 def blocks(index, worker, universe):
@@ -15,8 +20,19 @@ def blocks(index, worker, universe):
 
 
 def reachable(ledger):
-    """Return the blocks whose whole prefix is held: what is of use, and what a router should know."""
-    return {block for stored in ledger.dump() for block in stored.hashes}
+    """Return the blocks on the GPU whose whole prefix is held: what is of use, and what a router should know."""
+    return {block for stored in ledger.dump() if stored.medium == "GPU" for block in stored.hashes}
+
+
+def beyond(ledger):
+    """Return the blocks beyond the GPU, each with its medium."""
+    return {(stored.medium, block) for stored in ledger.dump() if stored.medium != "GPU" for block in stored.hashes}
+
+
+def beyond_known(index, universe):
+    """Return those that an index knows of worker 0."""
+    tiers = index.tiers._tiers
+    return {(medium, block) for medium in TIERS for block in universe if tiers[medium].has(block, 0, 0)}
 
 
 @st.composite
@@ -24,7 +40,7 @@ def histories(draw):
     """Return a worker's messages, and what it holds after each: chains grow, are evicted, restarts happen."""
     ledger, epoch, number, messages = BlockLedger(), 1, 0, []
     for _ in range(draw(st.integers(1, 25))):
-        kind = draw(st.sampled_from(["store", "store", "store", "remove", "clear", "restart"]))
+        kind = draw(st.sampled_from(["store", "store", "store", "remove", "offload", "forget", "clear", "restart"]))
         held = sorted(reachable(ledger))
         if kind == "store":
             parent = draw(st.sampled_from([None, *held]))
@@ -34,8 +50,14 @@ def histories(draw):
                 continue
         elif kind == "remove" and held:
             event = BlocksRemoved([draw(st.sampled_from(held))])
+        elif kind == "offload":
+            hashes = draw(st.lists(st.sampled_from(UNIVERSE), min_size=1, max_size=4, unique=True))
+            event = BlocksStored(hashes, None, draw(st.sampled_from(TIERS)))
+        elif kind == "forget":
+            hashes = draw(st.lists(st.sampled_from(UNIVERSE), min_size=1, max_size=4, unique=True))
+            event = BlocksRemoved(hashes, draw(st.sampled_from(TIERS)))
         elif kind == "clear":
-            event = BlocksCleared()
+            event = BlocksCleared(draw(st.sampled_from([None, "GPU", "CPU"])))
         elif kind == "restart":
             ledger, epoch, number = BlockLedger(), epoch + 1, 0
             continue
@@ -65,6 +87,7 @@ def test_loss_repetition_and_reordering_are_mended_by_one_snapshot(history, data
         assert not follower.on_events(0, *message)
     universe = {block for _, _, (event,) in messages if isinstance(event, BlocksStored) for block in event.hashes}
     assert blocks(index, 0, universe) == reachable(ledger)
+    assert beyond_known(index, universe) == beyond(ledger)
 
 
 @settings(max_examples=200)
@@ -76,9 +99,10 @@ def test_messages_in_order_need_no_snapshot_and_a_lost_one_asks_for_it(history):
     asked = [follower.on_events(0, *message) for message in messages]
     if not any(asked) and messages and messages[-1][0] == history[1]:
         universe = {block for _, _, (event,) in messages if isinstance(event, BlocksStored) for block in event.hashes}
+        assert beyond_known(index, universe) == beyond(ledger)
         # Less where a block was removed before those behind it and came back: they are told anew or in a snapshot.
         assert blocks(index, 0, universe) <= reachable(ledger)
-        if not any(isinstance(event, BlocksRemoved) for _, _, (event,) in messages):
+        if not any(isinstance(event, BlocksRemoved) and event.medium == "GPU" for _, _, (event,) in messages):
             assert blocks(index, 0, universe) == reachable(ledger)
     lossy = KvFollower(PrefixIndex())
     if len(messages) > 2 and messages[0][0] == messages[2][0]:
@@ -112,10 +136,31 @@ def test_an_older_epoch_changes_nothing():
     assert index.overlaps(PromptBlocks.of([1])) == {0: 1}
 
 
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.none() | st.integers(0, 2**64 - 1))
-def test_events_travel_whole(hashes, parent):
-    for event in (BlocksStored(hashes, parent), BlocksRemoved(hashes), BlocksCleared()):
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.none() | st.integers(0, 2**64 - 1), st.sampled_from(MEDIA))
+def test_events_travel_whole(hashes, parent, medium):
+    stored, removed = BlocksStored(hashes, parent, medium), BlocksRemoved(hashes, medium)
+    for event in (stored, removed, BlocksCleared(medium), BlocksCleared()):
         assert list(map(decode, encode(event))) == [event]
+
+
+def test_what_happened_on_a_gpu_travels_without_a_medium_and_an_unknown_one_is_refused():
+    assert list(encode(BlocksStored([1], None))) == [[None, [1]]]
+    assert list(encode(BlocksRemoved([1]))) == [[[1]]]
+    for event in ([None, [1], "TAPE"], [[1], "TAPE"], ["TAPE"]):
+        with pytest.raises(ValueError, match="not a KV event"):
+            decode(event)
+
+
+def test_a_gpu_that_is_cleared_leaves_host_memory_and_a_worker_that_starts_again_leaves_the_shared_store():
+    index = PrefixIndex()
+    follower = KvFollower(index)
+    stored = [BlocksStored([1, 2], None, medium) for medium in ("CPU", "SHARED")]
+    follower.on_events(0, 5, 0, [BlocksStored([1, 2], None), *stored, BlocksCleared("GPU")])
+    prompt = PromptBlocks.of([1, 2])
+    assert index.overlaps(prompt) == {}
+    assert index.tiers.runs(prompt, {}, [0, 1]) == {0: (2, 0, 0), 1: (0, 0, 2)}
+    follower.on_events(0, 6, 0, [])
+    assert index.tiers.runs(prompt, {}, [0, 1]) == {0: (0, 0, 2), 1: (0, 0, 2)}
 
 
 def test_long_events_travel_in_parts():

@@ -9,6 +9,7 @@ from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, Router, Rou
 from serving.router.books import WorkerBooks
 from serving.router.candidates import Candidates
 from serving.router.policies.policy import choose
+from serving.router.tiers import BeyondGpu
 
 SIZE = 4
 
@@ -32,10 +33,11 @@ OVERLAPS = [3, 1, 0]
 COSTS = {"step_base_ms": 10.0, "step_prefill_us": 1000.0, "step_decode_us": 2000.0, "step_context_ns": 100_000.0}
 
 
-def costs(mode, *, prompt=PROMPT, books=BOOKS, overlaps=OVERLAPS, states=None, **settings):
+def costs(mode, *, prompt=PROMPT, books=BOOKS, overlaps=OVERLAPS, states=None, beyond=None, **settings):
     policy = ROUTER_MODES[mode](RouterConfig(**settings), random.Random(3))
-    workers = list(range(len(books)))
-    return list(policy.costs(Candidates(workers, books, overlaps, prompt, SIZE, states=states)))
+    workers, weights = list(range(len(books))), policy.tier_weights
+    candidates = Candidates(workers, books, overlaps, prompt, SIZE, states=states, beyond_gpu=beyond, weights=weights)
+    return list(policy.costs(candidates))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,53 @@ def costs(mode, *, prompt=PROMPT, books=BOOKS, overlaps=OVERLAPS, states=None, *
 )
 def test_the_score_is_the_formula(mode, settings, expected):
     assert costs(mode, **settings) == pytest.approx(expected)
+
+
+# Worker 1 has 2 blocks in host memory and 1 in the shared store beside the one on its GPU, worker 2 has 1 on its disks.
+BEYOND = [BeyondGpu(0, 0, 0), BeyondGpu(2, 0, 1), BeyondGpu(0, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "expected"),
+    [
+        # m = 3, 1 + 2 w_host + w_shared, w_disk
+        ("kv", {}, [14 / 4 + 25, (22 - 4 * 3) / 4 + 11, (18 - 4 * 0.25) / 4 + 5]),
+        (
+            "kv",
+            {"router_host_cache_hit_weight": 1.0, "router_disk_cache_hit_weight": 0.0, "shared_cache_multiplier": 0.25},
+            [14 / 4 + 25, (22 - 4 * 3.25) / 4 + 11, 18 / 4 + 5],
+        ),
+        ("dynamo-kv", {}, [2 + 5 - 3 + 25, 1 + 5 - 3 + 11, 5 - 0.25 + 5]),
+        # the credit is for blocks on the GPU
+        ("dynamo-kv", {"overlap_score_credit": 0.5}, [2 + 5 - 1.5 + 25, 1 + 5 - 0.5 - 2 + 11, 5 - 0.25 + 5]),
+        ("dynamo-lmetric", {}, [(2 + 5 - 3) * 26, (1 + 5 - 3) * 12, 4.75 * 6]),
+        # 1 - load time / prefill time, never below 0
+        (
+            "kv-tiered",
+            {"step_prefill_us": 100.0, "host_load_us_per_token": 20.0, "disk_load_us_per_token": 300.0}
+            | {"shared_load_us_per_token": 60.0},
+            [14 / 4 + 25, (22 - 4 * (1 + 2 * 0.8 + 0.4)) / 4 + 11, 18 / 4 + 5],
+        ),
+        ("llmd-weighted", {}, [-(2 * 3 / 5 + 2), -(2 * (1 + 1.6 + 1) / 5 + 2), -(2 / 5 + 2)]),
+        # what need not be computed counts in full where a mode says nothing of tiers
+        ("lmetric", {}, [14 * 5, 6 * 3, 14]),
+        ("prefix-longest", {}, [-3 + 4e-6, -4 + 2e-6, -1]),
+        # F + Tp (Q + miss) + s (T0 + Td d + Tk C)
+        (
+            "jspt",
+            COSTS
+            | {"host_load_us_per_token": 500.0, "disk_load_us_per_token": 700.0, "shared_load_us_per_token": 900.0},
+            [0.036, 0.006 + 0.013 + 8 * 0.0005 + 4 * 0.0009, 0.014 + 0.010 + 4 * 0.0007],
+        ),
+    ],
+)
+def test_what_lies_beyond_the_gpu_counts_by_its_tier(mode, settings, expected):
+    assert costs(mode, beyond=BEYOND, **settings) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in ROUTER_MODES if not mode.startswith("oracle-")])
+def test_a_mode_scores_alike_whether_nothing_or_nobody_is_beyond_the_gpu(mode):
+    assert costs(mode, beyond=[BeyondGpu(0, 0, 0)] * 3) == pytest.approx(costs(mode))
 
 
 def test_llm_d_weighs_prefix_usage_and_queue():

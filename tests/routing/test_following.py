@@ -45,6 +45,11 @@ def overlaps(world, *hashes):
     return world.core.index.overlaps(PromptBlocks.of(hashes))
 
 
+def beyond(world, *hashes):
+    prompt = PromptBlocks.of(hashes)
+    return world.core.index.tiers.runs(prompt, overlaps(world, *hashes), list(world.following.workers))
+
+
 async def tell(world, number, *events, instance=7, epoch=5, rank=0):
     message = KvEvents(instance, rank, epoch, number, list(events))
     await world.plane.publish(EVENTS, msgspec.msgpack.encode(message))
@@ -131,6 +136,24 @@ def test_a_snapshot_of_a_worker_that_has_left_meanwhile_is_dropped():
         world.instances.join(8)  # gets the number that 7 had
         await settle()
         assert overlaps(world, 1) == {}
+
+    follow(talk)
+
+
+def test_what_workers_hold_beyond_their_gpus_comes_with_events_and_snapshots():
+    async def talk(world):
+        world.instances.snapshots[7] = [[5, 1], [None, [1]], [None, [1, 2], "CPU"]]
+        world.instances.join(7)
+        world.instances.snapshots[8] = [[5, 0]]
+        world.instances.join(8)
+        await settle()
+        assert beyond(world, 1, 2, 3) == {0: (1, 0, 0)}
+        await tell(world, 1, [[1]], [None, [3], "STORAGE"])
+        assert beyond(world, 1, 2, 3) == {0: (2, 1, 0)}
+        await tell(world, 0, [None, [1, 2, 3, 4], "SHARED"], instance=8)
+        assert beyond(world, 1, 2, 3, 4) == {0: (2, 1, 1), 1: (0, 0, 4)}
+        await tell(world, 2, [[2], "CPU"], [[4], "SHARED"])
+        assert beyond(world, 1, 2, 3, 4) == {0: (1, 1, 1), 1: (0, 0, 3)}
 
     follow(talk)
 

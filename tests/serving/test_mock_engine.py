@@ -14,6 +14,10 @@ from serving.engines.mock import MockEngine, Mocker
 from serving.engines.mock_answers import LETTERS, answer_length, answer_tokens
 from serving.engines.timer import StepTimer
 from serving.model.files import ModelFiles
+from serving.router import PromptBlocks
+from serving.router.follower import KvFollower
+from serving.router.hashing import block_hashes, sequence_hashes
+from serving.router.index import PrefixIndex
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.worker.config import WorkerConfig
@@ -47,11 +51,24 @@ def request(prompt, max_tokens, **more):
     return PreprocessedRequest(token_ids=pack_u32(np.array(prompt, np.uint32)), stop_conditions=conditions, **more)
 
 
-def with_engine(talk, max_waiting=100, **settings):
+class Heard:
+    """A publisher whose events a router hears at once."""
+
+    def __init__(self):
+        self.index = PrefixIndex()
+        self._follower = KvFollower(self.index)
+        self._number = 0
+
+    def publish(self, events):
+        assert not self._follower.on_events(0, 1, self._number, events)
+        self._number += 1
+
+
+def with_engine(talk, max_waiting=100, publisher=None, **settings):
     async def main():
         config = EngineConfig(**({"block_size": 4, "num_gpu_blocks": 100} | settings))
         fast = TimingConfig(timing="constant", speedup_ratio=20.0)
-        engine = MockEngine(resolve(config, fast), max_waiting=max_waiting)
+        engine = MockEngine(resolve(config, fast), max_waiting=max_waiting, publisher=publisher)
         running = asyncio.create_task(engine.run())
         async with in_time():
             await talk(engine, Reader())
@@ -126,6 +143,22 @@ def test_a_cancelled_request_gives_its_blocks_back_within_a_step():
         assert len(reader.tokens(1)) <= before + 1
 
     with_engine(talk)
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [1, 2])
+def test_a_router_hears_of_host_memory_block_by_block(blocks_per_chunk):
+    heard, prompts = Heard(), [[number] * 18 for number in range(4)]
+
+    async def talk(engine, reader):
+        for number, prompt in enumerate(prompts):
+            engine.submit(request(prompt, 3), Stream(reader, number))
+            await ended(reader, number)
+
+    with_engine(talk, publisher=heard, num_gpu_blocks=8, kv_offloading_size=1.0, blocks_per_chunk=blocks_per_chunk)
+    hashes = PromptBlocks.of(sequence_hashes(block_hashes(prompts[0], 4)))
+    assert hashes.num_blocks == 4
+    assert heard.index.overlaps(hashes) == {}  # others have taken its blocks on the GPU
+    assert heard.index.tiers.runs(hashes, {}, [0]) == {0: (4, 0, 0)}
 
 
 def test_ranks_are_engines_of_their_own():

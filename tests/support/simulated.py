@@ -1,6 +1,7 @@
 """Runs in virtual time, of a few settings."""
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run
@@ -10,11 +11,15 @@ from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
 
 
-def deployed(mode="round-robin", workers=1, engine=None, timing=None, router=None, overhead=None):
+def deployed(mode="round-robin", workers=1, engine=None, timing=None, router=None, overhead=None, kv_store=None):
     """Return a deployment of one simulated pool."""
     pool = Pool(replicas=workers, mocker=engine or EngineConfig(), timing=timing or TimingConfig())
     return Deployment(
-        pools=(pool,), router_mode=mode, router=router or RouterConfig(), overhead=overhead or OverheadConfig()
+        pools=(pool,),
+        router_mode=mode,
+        router=router or RouterConfig(),
+        overhead=overhead or OverheadConfig(),
+        kv_store=kv_store or KvStoreConfig(),
     )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 from serving.router.policies.policy import Policy
+from serving.router.tiers import PerTier
 
 
 class Kv(Policy):
@@ -18,6 +19,7 @@ class Kv(Policy):
 
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
+        self.tier_weights = config.hit_weights
         self._weight = config.kv_overlap_score_weight
         self.needs_overlap = config.kv_overlap_score_weight > 0
 
@@ -30,15 +32,32 @@ class Kv(Policy):
         ]
 
 
-class DynamoKv(Policy):
-    """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs), device cache only."""
+class KvTiered(Kv):
+    """The same with weights that follow from time."""
 
     description: ClassVar[str] = (
-        "NVIDIA Dynamo 2026: P max(0, Q / B + R - c k m) + A + R - a, k = 1 / (1 + decay (Q - min Q) / B / R)."
+        "kv where a block beyond the GPU counts for the share of its computation that is saved: 1 - load time / prefill time."
     )
 
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
+        prefill_s = config.step_costs.prefill_token_s
+        self.tier_weights = PerTier(
+            *[max(1 - load_s / prefill_s, 0.0) if prefill_s else 0.0 for load_s in config.fetch_costs]
+        )
+
+
+class DynamoKv(Policy):
+    """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs)."""
+
+    description: ClassVar[str] = (
+        "NVIDIA Dynamo 2026: P max(0, Q / B + R - c k m) + A + R - a, k = 1 / (1 + decay (Q - min Q) / B / R); "
+        "c k is for blocks on the GPU."
+    )
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self.tier_weights = config.hit_weights
         self._scale = config.prefill_load_scale
         self._credit = config.overlap_score_credit
         self._decay = config.overlap_score_credit_decay
@@ -49,9 +68,12 @@ class DynamoKv(Policy):
         queued = [book.prefill_tokens / size for book in candidates.books]
         least = min(queued)
         costs = []
-        for queue, overlap, blocks in zip(queued, candidates.overlap_blocks, candidates.decode_blocks, strict=True):
+        for queue, on_gpu, overlap, blocks in zip(
+            queued, candidates.gpu_blocks, candidates.overlap_blocks, candidates.decode_blocks, strict=True
+        ):
             keep = 1 / (1 + self._decay * (queue - least) / total) if self._decay else 1.0
-            costs.append(self._scale * max(0.0, queue + total - self._credit * keep * overlap) + blocks)
+            credit = self._credit * keep * on_gpu + (overlap - on_gpu)
+            costs.append(self._scale * max(0.0, queue + total - credit) + blocks)
         return costs
 
 
@@ -69,6 +91,10 @@ class DynamoLmetric(Policy):
     """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
 
     description: ClassVar[str] = "NVIDIA Dynamo's lmetric: (Q / B + R - m) (A + R - a + 1)."
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self.tier_weights = config.hit_weights
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """Score by the formula above."""

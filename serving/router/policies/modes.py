@@ -14,6 +14,7 @@ ROUTER_MODES: dict[str, type[Policy]] = {
     "round-robin": load.RoundRobin,
     "least-loaded": load.LeastLoaded,
     "kv": kv.Kv,
+    "kv-tiered": kv.KvTiered,
     "p2c": load.PowerOfTwo,
     "least-tokens": load.LeastTokens,
     "session": affinity.Session,

@@ -39,13 +39,16 @@ class OracleLoad(Predicting):
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """Own TTFT, and for every request there the delay it causes this one and this one causes it."""
         length, out, result = candidates.prompt.num_tokens, self._output_length, []
-        for miss, requests in zip(candidates.missing_tokens, self._work, strict=True):
+        for miss, fetch, requests in zip(
+            candidates.missing_tokens, candidates.fetch_s(self._fetch), self._work, strict=True
+        ):
             queued = sum(request[0] for request in requests)
             decoding = sum(1 for request in requests if not request[0])
             context = sum(request[2] for request in requests if not request[0])
             steps = max(-(-(queued + miss) // max(self._budget - decoding, 1)), 1)
             each = self._base + self._sequence * decoding + self._context * context
-            cost = self._token * (queued + miss) + steps * each + self._interference * self._token * miss * decoding
+            cost = fetch + self._token * (queued + miss) + steps * each
+            cost += self._interference * self._token * miss * decoding
             for _, left, tokens in requests:
                 cost += min(out, left) * (self._context * (tokens + length) + 2 * self._sequence)
             result.append(cost)

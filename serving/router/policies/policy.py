@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
+from serving.router.tiers import EVERYTHING, PerTier
 
 TrueWork = tuple[int, int, int]
 """Of one request at a worker: prompt tokens to compute, output tokens to come, context tokens."""
@@ -21,6 +22,8 @@ class Policy:
     """Whether `costs` reads more of the books than the number of requests."""
     needs_overlap: bool = True
     """Whether it reads who has which prefix; otherwise the router need not follow it."""
+    tier_weights: PerTier = EVERYTHING
+    """What a block beyond the GPU counts for in m, beside one on it."""
     needs_state: ClassVar[bool] = False
     """Whether it reads what workers report of themselves."""
     needs_truth: ClassVar[bool] = False

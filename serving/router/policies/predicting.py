@@ -16,7 +16,10 @@ WINDOW_S = 180.0
 
 
 class Predicting(Policy):
-    """A mode that knows what steps cost. Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token."""
+    """A mode that knows what steps cost, and what it costs to fetch KV from beyond the GPU.
+
+    Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token. F: seconds to fetch what is beyond the GPU.
+    """
 
     usual_interference: ClassVar[float] = 0.1
     usual_osl: ClassVar[int] = 200
@@ -27,22 +30,25 @@ class Predicting(Policy):
         self._interference = self.usual_interference if config.interference is None else config.interference
         self._out = self.usual_osl if config.expected_osl is None else config.expected_osl
         self._base, self._token, self._sequence, self._context, self._budget = costs
+        self._fetch = config.fetch_costs
 
     def ttfts(self, candidates: Candidates) -> list[float]:
-        """Predict the TTFT at each worker (s): Tp (Q + miss) + s (T0 + Td d + Tk C), s = ceil((Q + miss) / (budget - d))."""
+        """Predict the TTFT at each worker (s): F + Tp (Q + miss) + s (T0 + Td d + Tk C), s = ceil((Q + miss) / (budget - d))."""
         result = []
         for tokens, book in zip(candidates.prefill_tokens, candidates.books, strict=True):
             decoding = book.num_decoding
             steps = max(-(-tokens // max(self._budget - decoding, 1)), 1)
             each = self._base + self._sequence * decoding + self._context * book.context_tokens
             result.append(self._token * tokens + steps * each)
+        if candidates.beyond_gpu is not None:
+            result = [ttft + fetch for ttft, fetch in zip(result, candidates.fetch_s(self._fetch), strict=True)]
         return result
 
 
 class Jspt(Predicting):
     """Join the shortest predicted TTFT."""
 
-    description: ClassVar[str] = "Shortest predicted TTFT: Tp (Q + miss) + s (T0 + Td d + Tk C)."
+    description: ClassVar[str] = "Shortest predicted TTFT: F + Tp (Q + miss) + s (T0 + Td d + Tk C)."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """Score by the formula above."""
@@ -117,14 +123,14 @@ class PrebleE2(Predicting):
 
     description: ClassVar[str] = (
         "Preble: if more is cached than not, least loaded of those that have it (not if > 1.5 x the idlest); "
-        "else least of load in the last 3 min + eviction cost + miss."
+        "else least of load in the last 3 min + eviction cost + miss + F."
     )
 
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
-        self._window: deque[tuple[float, int, float, int, int]] = deque()
+        self._window: deque[tuple[float, int, float, float, int]] = deque()
         self._work: dict[int, float] = {}
-        self._missed = 0
+        self._missed = 0.0
         self._asked = 0
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -144,8 +150,10 @@ class PrebleE2(Predicting):
         # What a full cache must evict for this prompt is recomputed at the rate at which prompts miss.
         miss_rate = self._missed / self._asked if self._asked else 1.0
         return [
-            load + self._token * miss * (1 + (1 - miss_rate) * usage)
-            for load, miss, usage in zip(loads, missing, candidates.kv_usages, strict=True)
+            load + self._token * miss * (1 + (1 - miss_rate) * usage) + fetch
+            for load, miss, usage, fetch in zip(
+                loads, missing, candidates.kv_usages, candidates.fetch_s(self._fetch), strict=True
+            )
         ]
 
     def routed(self, candidates: Candidates, place: int) -> None:

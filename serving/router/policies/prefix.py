@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from serving.router.candidates import Candidates
 from serving.router.policies.policy import Policy
+from serving.router.tiers import PerTier
 
 
 class Lmetric(Policy):
@@ -119,6 +120,8 @@ class ProdstackLoadaware(Policy):
 class LlmdWeighted(Policy):
     """llm-d's scorers with its sample weights: prefix 2, KV usage 1, queue 1."""
 
+    # It knows host memory (`cpu`) beside the GPU; what it does not know counts in full.
+    tier_weights = PerTier(0.8, 1.0, 1.0)
     needs_state: ClassVar[bool] = True
 
     description: ClassVar[str] = "llm-d: highest 2 m / R + (1 - u) + (max q - q) / (max q - min q); costs its negation."

@@ -20,7 +20,8 @@ SERVER_ARGS = {
     "base_gpu_id", "nnodes", "node_rank", "dist_init_addr", "dp_size", "disable_radix_cache", "kv_events_config",
     "log_level", "max_running_requests", "mem_fraction_static", "host", "disaggregation_mode",
     "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "disaggregation_ib_device",
-    "disaggregation_decode_enable_radix_cache",
+    "disaggregation_decode_enable_radix_cache", "enable_hierarchical_cache", "hicache_ratio", "hicache_size",
+    "hicache_write_policy", "hicache_storage_backend",
 }  # fmt: skip
 SAMPLING = {
     "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",

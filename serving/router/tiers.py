@@ -1,0 +1,242 @@
+"""What can be fetched beyond the GPU: who has which blocks in host memory, on its own disks, or in a store that all share.
+
+Blocks there may be missing in the middle of a prompt, so a look-up goes along it, for all workers at once. A run begins where a
+worker's blocks on the GPU end, and goes on as long as any tier has the next block; it counts in the nearest that has it:
+
+    blocks of a prompt     0 1 2 3 4 5 6 7 8
+    on the GPU             # # # . . . . . .     3, as the prefix index says
+    in host memory         # # # # # . . . .     2
+    on disk                # # # # # # . # #     1; blocks 7 and 8 cannot be used without block 6
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from serving.router.blocks import Ids, PromptBlocks
+from serving.router.events import Medium
+
+EVERYONE = -1
+"""The mask of all workers there are or will be."""
+
+
+class PerTier(NamedTuple):
+    """A number for each tier beyond the GPU, nearest first: a weight, or the time to fetch a token's KV (s)."""
+
+    host: float
+    disk: float
+    shared: float
+
+
+class BeyondGpu(NamedTuple):
+    """The blocks of a prompt that a worker can fetch, behind those on its GPU, each in its nearest tier."""
+
+    host: int
+    disk: int
+    shared: int
+
+    def times(self, each: PerTier) -> float:
+        """Return the sum over the tiers of blocks times a number."""
+        return self.host * each.host + self.disk * each.disk + self.shared * each.shared
+
+
+NOTHING = BeyondGpu(0, 0, 0)
+EVERYTHING = PerTier(1.0, 1.0, 1.0)
+
+
+class Tiers:
+    """Blocks by tier, as the workers' KV events tell. A block is in a tier or is not: to store it twice changes nothing."""
+
+    def __init__(self) -> None:
+        self._tiers: dict[Medium, Tier] = {"CPU": Tier(), "STORAGE": Tier(), "SHARED": Tier()}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no block is in any."""
+        return not any(tier.whole or tier.parts for tier in self._tiers.values())
+
+    def store(self, worker: int, medium: Medium, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
+        """Enter blocks `start` to `stop` of a chain of which each id stands for several."""
+        self._tiers[medium].store(_mask(worker, medium), ids, start, stop, blocks_per_id)
+
+    def remove(self, worker: int, medium: Medium, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
+        """Take blocks `start` to `stop` of a chain out; unknown ones are ignored."""
+        self._tiers[medium].remove(_mask(worker, medium), ids, start, stop, blocks_per_id)
+
+    def drop(self, worker: int, medium: Medium | None = None) -> None:
+        """Forget what a worker has in a tier, or in all; what it wrote to the shared store stays there."""
+        for name, tier in self._tiers.items():
+            if name != "SHARED" and medium in (None, name):
+                tier.drop(1 << worker)
+
+    def runs(self, blocks: PromptBlocks, on_gpu: Mapping[int, int], workers: Sequence[int]) -> dict[int, BeyondGpu]:
+        """Return, for each of the workers that has any, the blocks that continue its leading blocks on the GPU."""
+        ids, num_blocks, per_id = blocks
+        starts: dict[int, list[int]] = {}  # the place of an id -> whose run begins in it
+        for worker in workers:
+            if (start := on_gpu.get(worker, 0)) < num_blocks:
+                starts.setdefault(start // per_id, []).append(worker)
+        if not starts:
+            return {}
+        walk, last_start = Walk(list(self._tiers.values()), per_id), max(starts)
+        for place in range(min(starts), -(-num_blocks // per_id)):
+            for worker in starts.get(place, ()):
+                walk.begin(worker, on_gpu.get(worker, 0) - place * per_id)
+            walk.step(ids[place], min(num_blocks - place * per_id, per_id))
+            if not walk.going and place >= last_start:
+                break
+        return walk.end()
+
+
+class Walk:
+    """A walk along a prompt, id by id: whose run goes on, and what it has found so far."""
+
+    __slots__ = ("_counts", "_num_passed", "_offsets", "_per_id", "_split", "_tiers", "going")
+
+    def __init__(self, tiers: list["Tier"], blocks_per_id: int) -> None:
+        self.going = 0
+        """Mask of those whose run goes on."""
+        self._tiers = tiers
+        self._per_id = blocks_per_id
+        self._offsets: dict[int, int] = {}  # of those whose run begins inside the next id
+        self._counts: dict[int, list[int]] = {}
+        self._split = [0] * len(tiers)  # who had the last id, whole, in which tier
+        self._num_passed = 0  # ids
+
+    def begin(self, worker: int, offset: int) -> None:
+        """Let a worker's run begin at a block of the next id."""
+        self.going |= 1 << worker
+        if offset:
+            self._offsets[worker] = offset
+
+    def step(self, id: Hashable, num_blocks: int) -> None:
+        """Pass an id, of which so many blocks count: in one stroke those who have it whole in one tier, the others by block."""
+        split: list[int] = []
+        left, by_block = self.going, 0
+        if num_blocks == self._per_id:
+            for worker in self._offsets:
+                by_block |= 1 << worker
+            left ^= by_block
+            for tier in self._tiers:
+                whole = left & tier.whole.get(id, 0)
+                split.append(whole)
+                left ^= whole
+                for holder in tier.parts.get(id, ()) if tier.parts else ():
+                    by_block |= left & holder  # which counts before what is whole farther away
+                    left &= ~holder
+        else:
+            split = [0] * len(self._tiers)
+        if split != self._split:
+            self._turn(split)
+        self._num_passed += 1
+        if left or by_block:
+            for worker in _workers(left | by_block):
+                if not self._step_by_block(worker, id, range(self._offsets.get(worker, 0), num_blocks)):
+                    self.going ^= 1 << worker
+            self._offsets.clear()
+
+    def end(self) -> dict[int, BeyondGpu]:
+        """Return what each has."""
+        self._turn([0] * len(self._tiers))
+        return {worker: BeyondGpu(*count) for worker, count in self._counts.items() if any(count)}
+
+    def _step_by_block(self, worker: int, id: Hashable, blocks: range) -> bool:
+        """Count blocks of an id up to the first that the worker has in no tier; return whether it has all."""
+        counts = self._counts.setdefault(worker, [0] * len(self._tiers))
+        for block in blocks:
+            for place, tier in enumerate(self._tiers):
+                if tier.has(id, worker, block):
+                    counts[place] += 1
+                    break
+            else:
+                return False
+        return True
+
+    def _turn(self, split: list[int]) -> None:
+        """Take note that others have the next id than had the last: who ends has what was passed, less what it began behind."""
+        num_blocks = self._num_passed * self._per_id
+        for place, (before, after) in enumerate(zip(self._split, split, strict=True)):
+            for worker in _workers(before ^ after):
+                counts = self._counts.setdefault(worker, [0] * len(self._tiers))
+                counts[place] += num_blocks if before >> worker & 1 else -num_blocks
+        self._split = split
+
+
+class Tier:
+    """Who has which blocks in one tier, whose names are ids that may stand for several."""
+
+    __slots__ = ("parts", "whole")
+
+    def __init__(self) -> None:
+        self.whole: dict[Hashable, int] = {}
+        """id -> mask of those that have all its blocks."""
+        self.parts: dict[Hashable, dict[int, int]] = {}
+        """id -> mask of one that has some of its blocks -> which, by their bits."""
+
+    def store(self, holder: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
+        """Enter blocks of a chain for a holder, given by its mask."""
+        for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
+            self._set(id, holder, self._held(id, holder, every) | bits, every)
+
+    def remove(self, holder: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
+        """Take them out."""
+        for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
+            self._set(id, holder, self._held(id, holder, every) & ~bits, every)
+
+    def drop(self, holder: int) -> None:
+        """Forget a holder in one sweep."""
+        for id in [id for id, mask in self.whole.items() if mask & holder]:
+            self._set(id, holder, 0, 1)
+        for id in [id for id, holders in self.parts.items() if holder in holders]:
+            self._set(id, holder, 0, 1)
+
+    def has(self, id: Hashable, worker: int, block: int) -> bool:
+        """Tell whether a worker can fetch a block of an id."""
+        if self.whole.get(id, 0) >> worker & 1:
+            return True
+        parts = self.parts.get(id)
+        return parts is not None and bool((parts.get(1 << worker, 0) | parts.get(EVERYONE, 0)) >> block & 1)
+
+    def _held(self, id: Hashable, holder: int, every: int) -> int:
+        if self.whole.get(id, 0) & holder:
+            return every
+        parts = self.parts.get(id)
+        return 0 if parts is None else parts.get(holder, 0)
+
+    def _set(self, id: Hashable, holder: int, bits: int, every: int) -> None:
+        mask = self.whole.get(id, 0) & ~holder
+        if bits == every:
+            mask |= holder
+        if mask:
+            self.whole[id] = mask
+        else:
+            self.whole.pop(id, None)
+        if bits and bits != every:
+            self.parts.setdefault(id, {})[holder] = bits
+        elif (parts := self.parts.get(id)) is not None:
+            parts.pop(holder, None)
+            if not parts:
+                del self.parts[id]
+
+
+def _mask(worker: int, medium: Medium) -> int:
+    return EVERYONE if medium == "SHARED" else 1 << worker
+
+
+def _pieces(ids: Ids, start: int, stop: int, blocks_per_id: int) -> list[tuple[Hashable, int, int]]:
+    """Return the ids of a range of blocks, each with the bits of those in the range and of all it stands for."""
+    every = (1 << blocks_per_id) - 1
+    pieces = []
+    for place in range(start // blocks_per_id, -(-stop // blocks_per_id)):
+        low, high = max(start - place * blocks_per_id, 0), min(stop - place * blocks_per_id, blocks_per_id)
+        pieces.append((ids[place], (1 << high) - (1 << low), every))
+    return pieces
+
+
+def _workers(mask: int) -> list[int]:
+    """Return the workers of a mask."""
+    workers = []
+    while mask:
+        low = mask & -mask
+        workers.append(low.bit_length() - 1)
+        mask ^= low
+    return workers

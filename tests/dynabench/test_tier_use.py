@@ -1,0 +1,102 @@
+"""What simulated KV tiers held, moved and gave: nothing comes from nowhere, and nothing is lost."""
+
+import pytest
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import run
+from mocker import EngineConfig
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
+from reports import tiers
+from tests.support.simulated import simulate
+from tests.support.workloads import conversations
+from workloads import Request, Workload
+
+TIMING = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0)
+A, B, C = ((number,) for number in range(3))
+TURNS = Workload("w", 64, [Request(2.0 * place, 64, 2, ids) for place, ids in enumerate((A, B, C, A))])
+"""Four prompts of a block each, one after the other; the last is the first again."""
+
+
+def engine(size_gib=1.0, **changes):
+    return EngineConfig(**{"block_size": 64, "num_gpu_blocks": 4, "kv_offloading_size": size_gib} | changes)
+
+
+def chunk_bytes(config=None):
+    return resolve(config or engine(), TIMING).host.chunk_bytes
+
+
+def test_a_prompt_that_the_gpu_has_lost_comes_from_host_memory():
+    """Three blocks of the GPU hold one request of two blocks and a remnant, so A is gone when it comes again."""
+    made = simulate(TURNS, engine=engine(), timing=TIMING)
+    assert made.requests.host_tokens.tolist() == [0, 0, 0, 64]
+    assert made.requests.cached_tokens.tolist() == [0, 0, 0, 64]
+    (found,) = made.tiers
+    assert (found.pool, found.tier, found.caches) == ("worker", "host", 1)
+    assert (found.read.copies, found.read.bytes) == (1, chunk_bytes())
+    assert (found.written.copies, found.written.bytes) == (3, 3 * chunk_bytes())
+    assert found.full == 3 / (found.capacity_tokens / 64)
+    assert found.evicted_chunks == 0
+
+
+def test_a_full_host_memory_evicts_and_says_how_much():
+    made = simulate(TURNS, engine=engine(2.5 * chunk_bytes() / (1 << 30)), timing=TIMING)
+    (found,) = made.tiers
+    assert (found.capacity_bytes, found.capacity_tokens) == (2 * chunk_bytes(), 128)
+    assert (found.full, found.evicted_chunks) == (1, 2)
+    assert made.requests.host_tokens.tolist() == [0, 0, 0, 0]
+
+
+def test_a_link_is_busy_while_it_carries_chunks():
+    made = simulate(TURNS, engine=engine(host_bandwidth_gb_s=chunk_bytes() / 0.5e9, host_latency_us=0.0), timing=TIMING)
+    end_s = made.requests.last_token_s.max()
+    (found,) = made.tiers
+    assert found.read.busy.mean == pytest.approx(0.5 / end_s)
+    assert found.written.busy.highest == pytest.approx(3 * 0.5 / end_s)
+
+
+def test_without_tiers_nothing_is_known_of_them():
+    made = simulate(TURNS, engine=engine(0.0), timing=TIMING)
+    assert made.tiers == ()
+    assert made.requests.host_tokens.mask.all()
+    assert made.requests.cached_tokens.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("size_gib", "blocks_per_chunk"), [(0.3, 1), (4.0, 1), (4.0, 4)])
+def test_every_prompt_token_has_one_source_and_every_chunk_is_accounted_for(size_gib, blocks_per_chunk):
+    config = engine(size_gib, num_gpu_blocks=400, blocks_per_chunk=blocks_per_chunk)
+    made = simulate(conversations(300, rate=8, max_isl=8192), mode="kv", engine=config, workers=2)
+    requests, size = made.requests, chunk_bytes(config)
+    assert (requests.host_tokens <= requests.cached_tokens).all()
+    assert (requests.cached_tokens <= requests.isl).all()
+    assert requests.host_tokens.sum() > 0
+    assert sum(tiers.hits([made]).parts.values()) == pytest.approx(1)
+    (found,) = made.tiers
+    assert found.caches == 2
+    read, written = found.read.bytes / size, found.written.bytes / size
+    assert (read, written) == (round(read), round(written))
+    assert written - found.evicted_chunks == round(found.full * found.capacity_bytes / size)
+    least = requests.host_tokens.sum() / (64 * blocks_per_chunk)
+    assert read >= least
+    if not requests.preemptions.sum() and blocks_per_chunk == 1:
+        assert read == least
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_gpu_seconds_are_those_in_which_workers_took_steps(num_gpus):
+    timing = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100", tensor_parallel_size=num_gpus)
+    made = simulate(TURNS, engine=engine(), timing=timing, workers=2)
+    (pool,) = made.pools
+    assert pool.gpu_s == pytest.approx(pool.busy.mean * made.requests.last_token_s.max() * 2 * num_gpus)
+    assert tiers.spent(made).gpu_s == pool.gpu_s
+
+
+def test_where_another_worker_prefills_the_tokens_are_those_that_it_found():
+    pools = tuple(
+        Pool(name=role, role=role, mocker=engine(1.0 if role == "prefill" else 0.0), timing=TIMING)
+        for role in ("prefill", "decode")
+    )
+    made = run(Plan.alone(Settings(Deployment(pools=pools))), TURNS)
+    assert made.requests.host_tokens.tolist() == made.requests.cached_tokens.tolist() == [0, 0, 0, 64]
+    assert [use.pool for use in made.tiers] == ["prefill"]
