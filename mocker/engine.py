@@ -368,6 +368,14 @@ class Engine:
         events, self._published = self._published, []
         return events
 
+    def take_host_events(self) -> list[KvEvent]:
+        """Return what came into host memory and left it since the last `take_events`, in the middle of a step, too."""
+        offload = self.scheduler.offload
+        if offload is None or not offload.host.events:
+            return []
+        events, offload.host.events = offload.host.events, []
+        return list(events)
+
     def decoded(self) -> list[Sequence]:
         """Return the sequences to which the step in flight brings a token that is not their prefill's."""
         assert self.step is not None, "no step in flight"
