@@ -125,7 +125,7 @@ def test_best_effort_does_not_wait_beyond_its_turn():
 def test_a_prompt_that_waits_is_fetched_meanwhile():
     """A prompt waits for a seat, and for its fetch only if that begins with its turn."""
     rows = [(0.0, "a"), (10.0, "b"), (20.0, "c"), (30.0, "e"), (40.0, "d"), (40.1, "a")]
-    workload = Workload("w", BLOCK, [Request(at, 2 * BLOCK, 30, (f"{n}0", f"{n}1")) for at, n in rows])
+    workload = Workload("w", BLOCK, [Request(at, 2 * BLOCK, 60, (f"{n}0", f"{n}1")) for at, n in rows])
     ends = {}
     for policy in ("when_scheduled", "wait_complete"):
         slow = engine(
