@@ -28,8 +28,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from mocker import BlockChain, Engine
-from mocker.events import KvEvent, TierName, TierRemoved, TierStored
-from mocker.offload.config import HostMemory, Tier
+from mocker.events import KvEvent, TierRemoved, TierStored
+from mocker.offload.config import HostMemory, Tier, TierName
 from mocker.offload.tiers import Found, LookUp, Range, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
