@@ -164,7 +164,7 @@ class Tiers:
         """Be content with the chunks of a read that have come, unless all have."""
         if read in self._uses:
             left = self._traffic.drop(read) / self._memory.chunk_bytes if self._memory.chunk_bytes else 0.0
-            self._finish_read(read, max(int(read.num_chunks - left), 0))
+            self._finish_read(read, int(max(read.num_chunks - left, 0.0)))
 
     def _finish_read(self, read: Read, num_chunks: int) -> None:
         store, chain = self.stores[read.tier], read.sequence.chain
