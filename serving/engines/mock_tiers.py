@@ -48,7 +48,7 @@ from serving.transfer.proven import Token
 log = logging.getLogger(__name__)
 
 LOT_CHUNKS = 32
-"""Chunks that are read, or written, at once: what has come of a read that is cut counts in lots."""
+"""Chunks that are read at once: what has come of a read that is cut counts in lots."""
 
 MAX_WRITES = 4
 """Under way at once."""
@@ -231,7 +231,12 @@ class LiveTiers:
             num_come = await tier.read(lot, [slots[key] for key in lot])
             reading.num_read += num_come
             if num_come < LOT_CHUNKS:
-                return
+                break
+        if (
+            reading.num_read > LOT_CHUNKS
+        ):  # what is there already is not written, but used: the beginning is to stay longest
+            come = keys[: reading.num_read]
+            await tier.write(come, [slots[key] for key in come])
 
     def _end_read(self, read: Read, reading: Reading, _: asyncio.Task[None]) -> None:
         self.act(self._engine.take_tier_work())
@@ -250,10 +255,7 @@ class LiveTiers:
             keys = self._keys(write.chain, write.ranges)
             async with self._writes:
                 await self._filled(keys)
-                for start in range(0, len(keys), LOT_CHUNKS):
-                    lot = keys[start : start + LOT_CHUNKS]
-                    if await self._tiers[write.tier].write(lot, await self._chunks(lot)) < len(lot):
-                        return
+                await self._tiers[write.tier].write(keys, await self._chunks(keys))
         finally:
             self._num_writes -= 1
 

@@ -12,6 +12,7 @@ import uvloop
 
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.engines import mock_tiers
 from serving.engines.mock import Mocker
 from serving.engines.mock_answers import LETTERS, answer_tokens
 from serving.kv_tiers.store import StoreServer
@@ -168,6 +169,33 @@ def test_a_restarted_worker_finds_its_disk_warm(world):
         async with world.mocker() as mocker:
             assert await ask(mocker, PROMPT) == 40
             assert counts(mocker, "disk").num_read == 10
+
+    run(main)
+
+
+def test_a_disk_smaller_than_a_prompt_keeps_its_beginning(world):
+    async def main():
+        for cached in (0, 24):
+            async with world.mocker(disk=6) as mocker:
+                assert await ask(mocker, PROMPT) == cached
+                await settle(mocker)
+
+    run(main)
+
+
+def test_the_beginning_of_a_prompt_that_was_read_in_lots_stays_longest(world, monkeypatch):
+    monkeypatch.setattr(mock_tiers, "LOT_CHUNKS", 3)
+
+    async def main():
+        async with world.mocker(disk=12) as mocker:
+            await ask(mocker, PROMPT)
+            await settle(mocker)
+        async with world.mocker(disk=12) as mocker:
+            assert await ask(mocker, PROMPT) == 40
+            await ask(mocker, list(range(1, 18)))  # four chunks, for which two give way
+            await settle(mocker)
+        async with world.mocker(disk=12) as mocker:
+            assert await ask(mocker, PROMPT) == 32
 
     run(main)
 
