@@ -157,3 +157,15 @@ def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
         core.schedule(now)
     assert cached == [0, 0, 80]
     assert {type(work) for work in writes} == {Write}  # and none of them has ended
+
+
+def test_a_chunk_that_left_host_memory_is_computed_again():
+    """The second recording of the study: 7 chunks of host memory, and prompts a, b, c and b again."""
+    core, now = engine(num_chunks=7, async_scheduling=False), 0.0
+    for name in "abc":
+        now = run(core, prompt(name), now)[1]
+    stored = core.host_link.stores.num_bytes
+    steps, _ = run(core, again("b"), now)
+    assert [chunks for chunks, _ in steps] == [{"b again": 48}, {}]  # 2 blocks are on the GPU, and only those in host memory
+    assert core.host_link.loads.num_bytes == 0
+    assert core.host_link.stores.num_bytes == stored + 3
