@@ -200,7 +200,9 @@ class Lockstep:
         self._clock = clock
         self._ranks = ranks
         self._is_busy = False
-        self._is_due = False  # woken since the last step began, perhaps by what a rank that had nothing to do was told then
+        self._is_due = (
+            False  # woken since the last step began, perhaps by what a rank that had nothing to do was told then
+        )
         for rank in ranks:
             rank.lockstep = self
 

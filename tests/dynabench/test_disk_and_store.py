@@ -114,6 +114,13 @@ def test_a_fetch_that_lasts_too_long_brings_what_has_come():
     assert record.requests.disk_tokens.tolist() == [0, 0, 0, 2 * BLOCK]
 
 
+def test_a_limit_of_a_fetch_that_was_not_reached_does_not_make_the_run_longer():
+    limited = engine(disk=20, kv_prefetch_policy="timeout", kv_prefetch_timeout_s=1e6)
+    record = run_on(prompts("a", "b", "c", "a"), limited)
+    assert record.requests.disk_tokens.tolist() == [0, 0, 0, 128]
+    assert record.kv[0].window_s * len(record.kv[0].shares) <= record.requests.last_token_s[-1]
+
+
 def test_best_effort_does_not_wait_beyond_its_turn():
     slow = engine(disk=20, kv_disk_bandwidth_gb_s=CHUNK_BYTES / 1e9, kv_prefetch_policy="best_effort")
     record = run_on(prompts("a", "b", "c", "a", gap_s=50.0), slow)
@@ -289,13 +296,14 @@ def test_prefill_workers_keep_kv_in_tiers_too():
     ("changes", "message"),
     [
         ({"kv_disk_size": 4}, "kv_disk_size is 4, and kv_offloading_size is 0; expected host memory, too"),
+        ({"kv_offloading_size": 1e308}, "kv_offloading_size must be from 0 to 1000000000, not 1e"),
         (
             {"kv_disk_size": 4, "kv_offloading_size": 4, "store_threshold": 2},
             "store_threshold is 2; expected 0 with a disk",
         ),
     ],
 )
-def test_a_disk_needs_host_memory_that_stores_at_once(changes, message):
+def test_sizes_of_tiers_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**changes)
 
