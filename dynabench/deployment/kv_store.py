@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from foundation.settings import NotNegative, Positive, check
-from mocker.offload.config import GIB, HostMemory, Policy, Tier, WritePolicy
+from mocker.offload.config import GIB, HostMemory, Policy, Size, Tier, WritePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreConfig:
     """Settings of a store that all workers share; what is in it passes through their host memory."""
 
-    kv_store_size: NotNegative = 0.0
+    kv_store_size: Size = 0.0
     """KV that all workers share, such as in a Mooncake store or on a shared file system (GiB; 0: none)."""
 
     kv_store_bandwidth_gb_s: Positive = 80.0

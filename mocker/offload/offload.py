@@ -155,7 +155,8 @@ class Offload:
         if not sequence.num_preemptions:
             tokens: dict[TierName, int] = {"disk": 0, "store": 0}
             for tier, chunks in state.sources:
-                tokens[tier] += count(overlap([chunks], start, stop)) * self._size
+                for first, last in overlap([chunks], start, stop):
+                    tokens[tier] += last * self._size - max(first * self._size, num_computed)
             sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
             sequence.host_tokens = num_tokens - tokens["disk"] - tokens["store"]
 
