@@ -9,10 +9,10 @@ is real: the core asks what is there, and it takes the time that it takes.
     LookUp             which tier has the next chunks, the nearest first    -> `engine.answer`
     Read               from a tier into slots of the arena, verified        -> `engine.end_read`
     Write              from the arena into a tier                           -> `engine.end_write`
-    a load to the GPU  its chunks are verified where they lie
+    a load to the GPU  its chunks are verified where they lie                       -> `engine.end_check`
 
-A chunk that cannot be read, or is wrong, ends its read: what it would have saved is computed. A tier that takes nothing ends
-its write all the same.
+A chunk that cannot be read, or is wrong, ends its read or load: what it would have saved is computed. A tier that takes nothing
+ends its write all the same.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from pathlib import Path
 from mocker import BlockChain, Engine
 from mocker.events import KvEvent, TierRemoved, TierStored
 from mocker.offload.config import HostMemory, Tier, TierName
+from mocker.offload.offload import Copy
 from mocker.offload.tiers import Found, LookUp, Range, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
@@ -102,6 +103,15 @@ class Reading:
     keys: list[int]
     slots: dict[int, memoryview]
     num_read: int = 0
+
+
+@dataclass(slots=True)
+class Checking:
+    """Chunks of a load to the GPU, as far as they are right."""
+
+    keys: list[int]
+    num_good: int = 0
+    fault: str = ""
 
 
 class LiveTiers:
@@ -182,7 +192,7 @@ class LiveTiers:
                     task.add_done_callback(partial(self._end_look_up, each, found))
                 case Read():
                     self._begin_read(each)
-        self._verify_loads()
+        self._check_loads()
 
     async def close(self) -> None:
         """End what is under way, and give everything back."""
@@ -298,25 +308,37 @@ class LiveTiers:
         else:
             self._arena.discard([key])
 
-    def _verify_loads(self) -> None:
-        """Verify the chunks of copies to the GPU that have begun."""
+    def _check_loads(self) -> None:
+        """Verify the chunks of copies to the GPU that have begun; they do not end before."""
         assert self._engine.host_link is not None
-        for _, copy in self._engine.host_link.loads.copies:
-            if copy.number > self._last_load:
-                self._last_load = copy.number
-                self._spawn(self._verify(self._keys(copy.sequence.chain, copy.ranges)))
+        for _, load in self._engine.host_link.loads.copies:
+            if load.number > self._last_load:
+                self._last_load = load.number
+                self._engine.await_check(load)
+                checking = Checking(self._keys(load.sequence.chain, load.ranges))
+                self._spawn(self._check(checking)).add_done_callback(partial(self._end_check, load, checking))
 
-    async def _verify(self, keys: list[int]) -> None:
-        await self._filled(keys)
-        slots = {key: slot for key in keys if (slot := self._arena.slot(key)) is not None}
-        faults = await in_thread(
-            lambda: [f"{key:016x}: {why}" for key, slot in slots.items() if (why := self._format.find_fault(slot, key))]
-        )
-        if faults:
-            self._spoilt.begin(f"chunk {faults[0]}")
-            self._arena.add_faults(len(faults))
-        elif slots:
+    async def _check(self, checking: Checking) -> None:
+        await self._filled(checking.keys)
+        slots = [(key, self._arena.slot(key)) for key in checking.keys]
+        await in_thread(lambda: self._find_fault(slots, checking))
+
+    def _find_fault(self, slots: list[tuple[int, memoryview | None]], checking: Checking) -> None:
+        for key, slot in slots:
+            checking.fault = "it is not there" if slot is None else self._format.find_fault(slot, key)
+            if checking.fault:
+                return
+            checking.num_good += 1
+
+    def _end_check(self, load: Copy, checking: Checking, _: asyncio.Task[None]) -> None:
+        num_good = checking.num_good
+        if checking.fault:
+            self._spoilt.begin(f"chunk {checking.keys[num_good]:016x}: {checking.fault}")
+        elif num_good:
             self._spoilt.end()
+        self._arena.loaded(num_good, load.num_chunks)
+        self._engine.end_check(load, num_good)
+        self._go_on()
 
     # The steps of these
 

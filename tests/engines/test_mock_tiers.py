@@ -17,6 +17,7 @@ from serving.engines.mock import Mocker
 from serving.engines.mock_answers import LETTERS, answer_tokens
 from serving.kv_tiers.store import StoreServer
 from serving.model.files import ModelFiles
+from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.server import Stream
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
@@ -218,6 +219,47 @@ def spoil(path):
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes(data)
+
+
+def spoil_host(mocker, places):
+    """Change a byte of chunks of the prompt, given by their places, where they lie in host memory."""
+    tiers = mocker._tiers[0]
+    keys = sequence_hashes(block_hashes(np.array(PROMPT, np.uint32), 4))
+    for place in places:
+        tiers._arena.slot(keys[place])[-100] ^= 1
+    return [keys[place] for place in places]
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+@pytest.mark.parametrize(("places", "cached"), [([0], 0), ([4], 16), ([9], 36), ([2, 3], 8)])
+def test_of_a_chunk_that_is_wrong_in_host_memory_and_what_follows_it_the_rest_is_computed(
+    world, places, cached, policy
+):
+    async def main():
+        async with world.mocker(disk=0, host=100, kv_load_failure_policy=policy) as mocker:
+            await ask(mocker, PROMPT)
+            await fill(mocker)
+            await settle(mocker)
+            [wrong, *_] = spoil_host(mocker, places)
+            assert await ask(mocker, PROMPT) == cached
+            await settle(mocker)
+            assert counts(mocker, "host").num_faults == 1
+            tiers = mocker._tiers[0]
+            assert tiers._format.find_fault(tiers._arena.slot(wrong), wrong) == ""  # it was computed, and stored again
+
+    run(main)
+
+
+def test_a_chunk_that_is_not_in_the_arena_is_computed(world):
+    async def main():
+        async with world.mocker(disk=0, host=100) as mocker:
+            await ask(mocker, PROMPT)
+            await fill(mocker)
+            await settle(mocker)
+            mocker._tiers[0]._arena.discard(spoil_host(mocker, [5]))
+            assert await ask(mocker, PROMPT) == 20
+
+    run(main)
 
 
 @pytest.mark.parametrize(
