@@ -35,13 +35,14 @@ from mocker.offload.tiers import Found, LookUp, Range, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv_shelf import scaled_layout
-from serving.kv_tiers import tier as kept
+from serving.engines.tier_reports import TierReports
 from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.files import FileTier
 from serving.kv_tiers.host import HostTier
 from serving.kv_tiers.store_client import StoreTier, parse_address
-from serving.kv_tiers.tier import ChunkFormat, FolderTakenError, TierCounts, TierError
+from serving.kv_tiers.tier import Changes, ChunkFormat, FolderTakenError, TierCounts, TierError
 from serving.kv_tiers.trouble import Trouble
+from serving.router.events import BlocksEvent
 from serving.runtime.threads import in_thread
 from serving.transfer.config import TransferRunConfig
 from serving.transfer.proven import Token
@@ -58,6 +59,9 @@ MAX_WAITING_WRITES = 256
 """Of chunks that have left host memory; beyond, they are not written."""
 
 MAX_FOLDERS = 1024
+
+MAX_NAMED = 2
+"""Times the chunks of host memory: of so many it is known which blocks they hold; what a tier is given is there, or was lately."""
 
 
 def with_store(memory: HostMemory | None, transfer: TransferRunConfig) -> HostMemory | None:
@@ -124,7 +128,9 @@ class LiveTiers:
         self._transfer = transfer
         self._token = token
         self._arena = HostTier(format, memory.num_chunks)
-        self._tiers: dict[TierName, kept.Tier] = {}
+        self._tiers: dict[TierName, FileTier | StoreTier] = {}
+        self._changes: dict[TierName, Changes] = {}
+        self._reports = TierReports(memory.blocks_per_chunk, MAX_NAMED * memory.num_chunks)
         self._filling: dict[int, asyncio.Task[None]] = {}
         self._leaving: set[int] = set()  # of those: what left host memory before it was filled
         self._fetches: dict[LookUp | Read, asyncio.Task[None]] = {}
@@ -144,9 +150,11 @@ class LiveTiers:
         await self._arena.start()
         for tier in self._memory.tiers:
             if tier.name == "disk":
-                self._tiers["disk"] = await self._disk(tier.num_chunks)
+                disk = self._tiers["disk"] = await self._disk(tier.num_chunks)
+                self._changes["disk"] = disk.changes
             else:
                 store = self._tiers["store"] = StoreTier(self._transfer.kv_store, self._format, self._token)
+                self._changes["store"] = store.changes
                 await store.start()
                 self._stack.push_async_callback(store.close)
 
@@ -194,6 +202,10 @@ class LiveTiers:
                     self._begin_read(each)
         self._check_loads()
 
+    def take_reports(self) -> list[BlocksEvent]:
+        """Return what came to disk and store, and what left them, since the last call; first what a warm disk has."""
+        return list(self._reports.take(self._changes))
+
     async def close(self) -> None:
         """End what is under way, and give everything back."""
         for task in list(self._tasks):
@@ -234,7 +246,7 @@ class LiveTiers:
         if timeout_s < math.inf:
             asyncio.get_running_loop().call_later(timeout_s, task.cancel)
 
-    async def _read(self, tier: kept.Tier, reading: Reading) -> None:
+    async def _read(self, tier: FileTier | StoreTier, reading: Reading) -> None:
         keys, slots = reading.keys, reading.slots
         while reading.num_read < len(keys):
             lot = list(takewhile(slots.__contains__, keys[reading.num_read : reading.num_read + LOT_CHUNKS]))
@@ -358,6 +370,7 @@ class LiveTiers:
         raise TierError(f"{base}: {MAX_FOLDERS} workers keep their KV in this folder already; name another")
 
     def _keys(self, chain: BlockChain, ranges: Several[Range]) -> list[int]:
+        self._reports.learn(chain, ranges, self._changes)
         return _keys(chain, ranges, self._memory.blocks_per_chunk)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
