@@ -94,9 +94,10 @@ class HostTier:
                 self._slot(place)[: HEADER.size] = bytes(HEADER.size)
                 heapq.heappush(self._free, place)
 
-    def add_faults(self, count: int) -> None:
-        """Count chunks that were found wrong where they lie."""
-        self._tally.add(num_faults=count)
+    def loaded(self, num_good: int, num_asked: int) -> None:
+        """Count chunks that somebody read where they lie, of which only the first ones may be good."""
+        self._tally.read(num_good, num_asked, self._format.chunk_bytes)
+        self._tally.add(num_faults=int(num_good < num_asked))
 
     # As a tier
 
