@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved
 from mocker.offload.config import HostMemory, Tier
-from mocker.offload.tiers import Found, Hurry, Read, Write, count
+from mocker.offload.ranges import count
+from mocker.offload.tiers import Found, Hurry, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
