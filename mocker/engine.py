@@ -252,8 +252,7 @@ class Engine:
             stall_s = max(stall_s, self._begin_copies(now))
             self._lead_s = stall_s + self.timing.lead_s  # the GPU has nothing to do meanwhile
             if batch is None:
-                if self.host_link is not None:
-                    self.host_link.begin(NO_WORK, now)  # nothing follows that stores could wait for
+                self._begin_copies(now)  # nothing follows that stores could wait for
                 is_copying = scheduler.offload is not None and scheduler.offload.is_copying
                 if scheduler.waiting and not (scheduler.holding or scheduler.retention.held or is_copying):
                     self._explain_stall()

@@ -24,9 +24,10 @@ from collections.abc import Iterable
 
 from mocker.block_pool import BlockPool
 from mocker.chain import BlockChain
+from mocker.offload.chunk_cache import ChunkCache, Uses
 from mocker.offload.config import HostMemory, TierName
-from mocker.offload.host_cache import HostCache, Uses
-from mocker.offload.tiers import Found, Hurry, LookUp, Range, Read, TierWork, Write, count, overlap, split
+from mocker.offload.ranges import Range, count, overlap, split
+from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.sequence import Sequence, Watch
 
 
@@ -104,7 +105,7 @@ class Offload:
 
     def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int) -> None:
         """Begin with an empty host cache, beside a GPU's pool of blocks of so many tokens."""
-        self.host = HostCache(
+        self.host = ChunkCache(
             memory.num_chunks,
             blocks_per_chunk=memory.blocks_per_chunk,
             eviction_policy=memory.eviction_policy,

@@ -31,7 +31,8 @@ from mocker import BlockChain, Engine
 from mocker.events import KvEvent, TierRemoved, TierStored
 from mocker.offload.config import HostMemory, Tier, TierName
 from mocker.offload.offload import Copy
-from mocker.offload.tiers import Found, LookUp, Range, Read, TierWork, Write
+from mocker.offload.ranges import Range
+from mocker.offload.tiers import Found, LookUp, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv_shelf import scaled_layout

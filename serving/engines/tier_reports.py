@@ -11,7 +11,7 @@ from collections.abc import Sequence as Several
 
 from mocker import BlockChain
 from mocker.offload.config import TierName
-from mocker.offload.tiers import Range
+from mocker.offload.ranges import Range
 from serving.kv_tiers.tier import Changes
 from serving.router.events import BlocksEvent, BlocksRemoved, BlocksStored, Medium
 

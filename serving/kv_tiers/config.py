@@ -18,10 +18,10 @@ class KvStoreServiceConfig:
     """Memory for chunks of KV (GiB)."""
 
     host: str = "127.0.0.1"
-    """Address of this host at which workers reach it; on others than this host they need etcd, where the token lies."""
+    """Address of this host at which workers reach the store; workers on other hosts need etcd, which holds the token."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 7600
-    """Where it listens (0: at a free port, which the log names)."""
+    """Port on which it listens (0: any free port; the log names it)."""
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""

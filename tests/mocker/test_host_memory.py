@@ -6,8 +6,8 @@ import pytest
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved, TierStored
+from mocker.offload.chunk_cache import ChunkCache, Uses
 from mocker.offload.config import HostMemory, Tier
-from mocker.offload.host_cache import HostCache, Uses
 from mocker.offload.tiers import LookUp, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
@@ -263,7 +263,7 @@ def test_whoever_is_aborted_while_its_load_is_checked_leaves_nothing():
 
 @pytest.mark.parametrize("eviction_policy", ["lru", "arc"])
 def test_a_wrong_chunk_is_kept_as_long_as_another_tier_reads_it(eviction_policy):
-    cache = HostCache(8, blocks_per_chunk=1, eviction_policy=eviction_policy, store_threshold=0)
+    cache = ChunkCache(8, blocks_per_chunk=1, eviction_policy=eviction_policy, store_threshold=0)
     chain = prompt("a").chain
     cache.complete_store(chain, cache.offer(chain, 0, 5, Uses()))
     cache.pin(chain, 1, 2)

@@ -11,7 +11,8 @@ from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, 
 from mocker.events import TierRemoved
 from mocker.offload.config import HostMemory, Tier
 from mocker.offload.offload import Copy
-from mocker.offload.tiers import Found, Hurry, Read, Write, count
+from mocker.offload.ranges import count
+from mocker.offload.tiers import Found, Hurry, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
