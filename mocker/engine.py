@@ -208,7 +208,7 @@ class Engine:
         assert self.step is None, "complete the step in flight first"
         if self.scheduler.shipped:
             self.scheduler.shipped = []
-        if self.host_link is not None:
+        if self.host_link is not None and self.host_link.next_end_s <= now:
             self._end_copies(self.host_link, now)
         batch = self._next_batch(now)
         if batch is None:
@@ -266,8 +266,7 @@ class Engine:
             offload.end_copy(copy.number)
             if not copy.is_store:
                 self.scheduler.arrive(copy.sequence)
-        if offload.host.events:
-            self._publish()
+        self._publish()
 
     def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
         """Return a step of decodes, of as many iterations as nothing else can happen in."""
@@ -316,9 +315,9 @@ class Engine:
             elif sequence.waited_since_s >= 0:
                 self.log.add_gap(step.end - sequence.waited_since_s)
                 sequence.waited_since_s = -1.0
-        if scheduler.pool.events:
+        if scheduler.pool.events or self._has_host_events:
             self._publish()
-        if self.host_link is not None:
+        if self.host_link is not None and self.host_link.next_end_s <= step.end:
             self._end_copies(self.host_link, step.end)
         self.step = None
         self._last_end = step.end
@@ -368,6 +367,14 @@ class Engine:
         events, self._published = self._published, []
         return events
 
+    def take_host_events(self) -> list[KvEvent]:
+        """Return what came into host memory and left it since the last `take_events`, in the middle of a step, too."""
+        offload = self.scheduler.offload
+        if offload is None or not offload.host.events:
+            return []
+        events, offload.host.events = offload.host.events, []
+        return list(events)
+
     def decoded(self) -> list[Sequence]:
         """Return the sequences to which the step in flight brings a token that is not their prefill's."""
         assert self.step is not None, "no step in flight"
@@ -415,6 +422,10 @@ class Engine:
             num_pairs += count * (context + count / 2)
         prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))
         return self.timing.mixed(prefill, num_decodes, num_kv_tokens)
+
+    @property
+    def _has_host_events(self) -> bool:
+        return self.scheduler.offload is not None and bool(self.scheduler.offload.host.events)
 
     def _publish(self) -> None:
         self._published += self.scheduler.pool.events

@@ -124,6 +124,7 @@ def run(
     timing: Timing | None = None,
     disaggregation: Disaggregation | None = None,
     kv_transfer: KvTransfer | None = None,
+    kv_store: KvStore | None = None,
 ) -> int:
     """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
 
@@ -142,12 +143,23 @@ def run(
         engine: settings of each simulated engine's scheduler.
         timing: how long the steps of simulated engines take.
         disaggregation: what becomes of a request where prefill and decode workers are apart.
-        kv_transfer: how KV gets from simulated prefill workers to decode workers.
+        kv_transfer: how KV gets from simulated prefill workers to decode workers, and where it is kept.
+        kv_store: what keeps KV for all workers.
     """
     with plain_errors():
         if deployment is not None:
             refuse_beside(
-                deployment, pool, router, frontend, runtime, engine, timing, disaggregation, kv_transfer, hint=VARY
+                deployment,
+                pool,
+                router,
+                frontend,
+                runtime,
+                engine,
+                timing,
+                disaggregation,
+                kv_transfer,
+                kv_store,
+                hint=VARY,
             )
             if client.url is not None:
                 raise UserError(f"--deployment {deployment} describes a stack of our own; --url measures another")
@@ -169,6 +181,7 @@ def run(
                 runtime=runtime,
                 disaggregation=disaggregation or DisaggregationConfig(),
                 kv_transfer=kv_transfer or TransferRunConfig(),
+                kv_store=kv_store or KvStoreConfig(),
             )
             refuse_without_roles(deployed)
     settings = Settings(deployed, shape, load, client)

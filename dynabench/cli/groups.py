@@ -32,7 +32,7 @@ from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
-from serving.transfer.config import TransferRunConfig
+from serving.transfer.config import OF_TIERS, TransferRunConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -71,9 +71,9 @@ Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]
-WITHOUT_BYTES = Parameter(parse="^(?!kv_bytes_per_token$)")
-"""Leaves out the flag of what the section `transfer` of a file says for both clocks."""
-KvTransfer = Annotated[TransferRunConfig, WITHOUT_BYTES, flat("Prefill and decode workers", 7)]
+ELSEWHERE = Parameter(parse="^(?!(kv_bytes_per_token|kv_store|kv_store_write_policy)$)")
+"""Leaves out the flags of what the sections `transfer` and `kv_store` of a file say for both clocks."""
+KvTransfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
 KvStore = Annotated[KvStoreConfig, flat("KV store", 7)]
 Router = Annotated[RouterConfig, flat("Router", 8)]
 MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
@@ -128,6 +128,8 @@ def refuse_without_roles(deployment: Deployment) -> None:
         unused.append(deployment.transfer)
     for group in unused:
         for flag in flags_of(group):
+            if flag.removeprefix("--").replace("-", "_") in OF_TIERS:
+                continue
             raise UserError(f"{flag} is for prefill and decode workers; give --prefill-workers and --decode-workers")
 
 

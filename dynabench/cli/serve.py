@@ -8,6 +8,7 @@ from dynabench.cli.groups import (
     Disaggregation,
     Engine,
     Frontend,
+    KvStore,
     KvTransfer,
     Pool,
     Router,
@@ -20,6 +21,7 @@ from dynabench.cli.groups import (
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read
 from dynabench.deployment.flags import PoolConfig, simulated_pools
+from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.serve import serve as serve_deployment
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -56,6 +58,7 @@ def serve(
     timing: Timing | None = None,
     disaggregation: Disaggregation | None = None,
     kv_transfer: KvTransfer | None = None,
+    kv_store: KvStore | None = None,
     served: Annotated[ServedConfig, flat("Model", 4)] | None = None,
 ) -> None:
     """Serve a deployment: a frontend, the router and workers as one supervised group, until Ctrl-C.
@@ -69,11 +72,14 @@ def serve(
         engine: settings of each engine's scheduler.
         timing: how long the engines' steps take.
         disaggregation: what becomes of a request where prefill and decode workers are apart.
-        kv_transfer: how KV gets from prefill to decode workers.
+        kv_transfer: how KV gets from prefill to decode workers, and where it is kept.
+        kv_store: what keeps KV for all workers.
         served: the model, and where the router is.
     """
     if deployment is not None:
-        refuse_beside(deployment, pool, frontend, router, runtime, engine, timing, disaggregation, kv_transfer, served)
+        refuse_beside(
+            deployment, pool, frontend, router, runtime, engine, timing, disaggregation, kv_transfer, kv_store, served
+        )
         serve_deployment(read(deployment))
         return
     frontend, served, pool = frontend or FrontendConfig(), served or ServedConfig(), pool or PoolConfig()
@@ -90,6 +96,7 @@ def serve(
             runtime=runtime,
             disaggregation=disaggregation or DisaggregationConfig(),
             kv_transfer=kv_transfer or TransferRunConfig(),
+            kv_store=kv_store or KvStoreConfig(),
         )
         refuse_without_roles(described)
     serve_deployment(described)

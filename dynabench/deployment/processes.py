@@ -1,11 +1,13 @@
 """A deployment as processes of this host."""
 
+import socket
 from dataclasses import replace
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
 from foundation.errors import UserError
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import programs as frontend_programs
+from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.routing.service import RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
@@ -31,11 +33,12 @@ def programs(
         ValueError: an engine does not take its settings, or there are too few GPUs.
     """
     home = f"{namespace}-workers" if deployment.standalone_router else namespace
+    stores = _store(deployment, runtime)
     wanted = [
-        Workers(pool.name, pool.replicas, _engine(deployment, pool), _worker_config(deployment, pool, home))
+        Workers(pool.name, pool.replicas, _engine(deployment, pool, stores), _worker_config(deployment, pool, home))
         for pool in deployment.pools
     ]
-    found = worker_programs(wanted, runtime)
+    found = [*stores, *worker_programs(wanted, runtime)]
     frontend = replace(deployment.frontend, namespace=namespace, router_mode=deployment.router_mode, seed=seed)
     if deployment.standalone_router:
         found.append(_router(deployment, frontend, runtime, home))
@@ -75,9 +78,16 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
     return replace(worker, endpoint=endpoint, model_name=name, role=pool.role, router_mode=pool.router_mode)
 
 
-def _engine(deployment: Deployment, pool: Pool) -> EngineChoice | LightEngine:
+def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
         transfer = replace(deployment.kv_transfer, kv_bytes_per_token=deployment.transfer.kv_bytes_per_token)
+        for store in stores if pool.mocker.kv_offloading_size else ():
+            service: KvStoreServiceConfig = store.settings[0]
+            transfer = replace(
+                transfer,
+                kv_store=f"{service.host}:{service.port}",
+                kv_store_write_policy=deployment.kv_store.kv_store_write_policy,
+            )
         settings = (pool.mocker, pool.timing, transfer, deployment.disaggregation)
         return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
@@ -94,3 +104,23 @@ def _router(deployment: Deployment, frontend: FrontendConfig, runtime: RuntimeCo
         seed=frontend.seed,
     )
     return Program("router", ["-m", "serving.router_service"], (service, deployment.router, runtime))
+
+
+def _store(deployment: Deployment, runtime: RuntimeConfig) -> list[Program]:
+    """Return the store that workers share, if there is one: it keeps a share of its bytes, as everything that holds KV does.
+
+    Raises:
+        ValueError: no worker has host memory, through which all KV of a store passes.
+    """
+    size = deployment.kv_store.kv_store_size
+    if not size:
+        return []
+    if not any(pool.engine == "mocker" and pool.mocker.kv_offloading_size for pool in deployment.pools):
+        raise ValueError(
+            f"kv_store_size is {size:g}, and kv_offloading_size is 0 everywhere; expected workers with host memory, through which "
+            "all KV of the store passes"
+        )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    service = KvStoreServiceConfig(kv_store_size=size * deployment.kv_transfer.kv_bytes_scale, port=port)
+    return [Program("kv-store", ["-m", "serving.kv_store"], (service, runtime))]

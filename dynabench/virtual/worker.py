@@ -116,9 +116,9 @@ class Worker:
         return step
 
     def _await_copy(self) -> None:
-        """Wake once a copy between GPU and host ends that something may wait for."""
-        wake_s, scheduler = self.engine.wake_s, self.engine.scheduler
-        if self._copy_s < wake_s < math.inf and (scheduler.holding or scheduler.waiting):
+        """Wake once a copy between GPU and host ends."""
+        wake_s = self.engine.wake_s
+        if self._copy_s < wake_s < math.inf:
             self._copy_s = wake_s
             self._clock.at(wake_s, COMPLETION, self.wake)
 

@@ -55,16 +55,18 @@ class Segment:
         return self.is_written and not self.num_readers
 
     def split(self, chunk: int) -> "Segment":
-        """Become what is behind a chunk, and return what is before it."""
-        front = Segment(self.chain, self.start, chunk)
-        front.is_written, front.num_readers, front.num_loads = self.is_written, self.num_readers, self.num_loads
-        front.is_tail_first, front.place, front.rank = self.is_tail_first, self.place, self.rank
-        if self.is_tail_first:
-            front.rank += self.stop - chunk
+        """Become the larger of the parts before and behind a chunk, and return the other."""
+        is_front = chunk - self.start <= self.stop - chunk
+        other = Segment(self.chain, self.start if is_front else chunk, chunk if is_front else self.stop)
+        other.is_written, other.num_readers, other.num_loads = self.is_written, self.num_readers, self.num_loads
+        other.is_tail_first, other.place, other.rank = self.is_tail_first, self.place, self.rank
+        later = other if is_front is self.is_tail_first else self  # of the two, the one that goes later
+        later.rank += self.stop - chunk if self.is_tail_first else chunk - self.start
+        if is_front:
+            self.start = chunk
         else:
-            self.rank += chunk - self.start
-        self.start = chunk
-        return front
+            self.stop = chunk
+        return other
 
     def cut(self, count: int) -> tuple[int, int]:
         """Lose the chunks that go first, so many, and return where they began and ended."""

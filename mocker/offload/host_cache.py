@@ -77,7 +77,8 @@ class HostCache:
         """Where those who want it find which chunks were evicted."""
         self._medium: Medium = medium
         self._size = blocks_per_chunk
-        self._rows: dict[Hashable, list[Segment | None]] = {}  # id -> its chunks, from the first whose name it covers
+        # An id's chunks: what holds them all, or a row for those from the first whose name it covers.
+        self._rows: dict[Hashable, Segment | list[Segment | None]] = {}
         self._lru: Lru | None = None
         self._arc: Arc | None = None
         if eviction_policy == "arc":
@@ -166,7 +167,7 @@ class HostCache:
         missing = joined(missing)
         for first, last in missing:
             segment = Segment(chain, first, last)
-            self._enter(segment)
+            self._enter(segment, chain, first, last)
             self._policy.insert(segment)
             self.num_used += last - first
             if self._arc is not None:
@@ -281,31 +282,39 @@ class HostCache:
     # Segments
 
     def _pieces(self, chain: BlockChain, start: int, stop: int) -> Iterator[tuple[Segment | None, int, int]]:
-        """Yield what holds the chunks of a range, None where they are absent, piece by piece; a segment may come in several."""
-        size, chunk = self._size, start
+        """Yield what holds the chunks of a range, None where they are absent, piece by piece."""
+        chunk = start
         while chunk < stop:
-            index = chain.index_of((chunk + 1) * size - 1)
-            first = chain.first_block(index) // size
-            last = stop if index + 1 == len(chain.ids) else min(chain.first_block(index + 1) // size, stop)
-            row = self._rows.get(chain.ids[index])
-            if row is None:
-                yield None, chunk, last
-                chunk = last
-                continue
-            end = min(last, first + len(row))
-            while chunk < end:
-                segment, begin = row[chunk - first], chunk
-                if segment is None:
-                    while chunk < end and row[chunk - first] is None:
-                        chunk += 1
-                elif segment.chain is chain:
-                    chunk = min(segment.stop, end)
-                else:  # from its own output on it has other content
-                    chunk = min(segment.stop, end, max(segment.chain.num_named // size, chunk + 1))
-                yield segment, begin, chunk
-            if chunk < last:
-                yield None, chunk, last
-                chunk = last
+            segment, begin = self._at(chain, chunk), chunk
+            if segment is None:
+                chunk = self._next_present(chain, chunk, stop)
+            else:
+                chunk = min(_common_stop(segment, chain, chunk, self._size), stop)
+            yield segment, begin, chunk
+
+    def _at(self, chain: BlockChain, chunk: int) -> Segment | None:
+        """Return the segment that holds a chunk."""
+        index = chain.index_of((chunk + 1) * self._size - 1)
+        row = self._rows.get(chain.ids[index])
+        if row is None or isinstance(row, Segment):
+            return row
+        place = chunk - chain.first_block(index) // self._size
+        return row[place] if place < len(row) else None
+
+    def _next_present(self, chain: BlockChain, chunk: int, stop: int) -> int:
+        """Return the first chunk of a range that is here, where the range begins with one that is not; else where it ends."""
+        rows, ids, size, per_id, num_named = self._rows, chain.ids, self._size, chain.blocks_per_id, chain.num_named
+        while chunk < stop:
+            block = (chunk + 1) * size - 1
+            index = block // per_id if block < num_named else len(ids) - 1
+            if ids[index] not in rows:
+                end = min((index + 1) * per_id, num_named) if block < num_named else stop * size
+                chunk = max(end // size, chunk + 1)
+            elif self._at(chain, chunk) is not None:
+                return chunk
+            else:
+                chunk += 1
+        return min(chunk, stop)
 
     def _isolate(self, chain: BlockChain, start: int, stop: int) -> list[Segment]:
         """Return the segments that hold the chunks of a range, as far as any does, cut so that they hold no others."""
@@ -316,41 +325,46 @@ class HostCache:
         found = []
         for segment, (first, last) in bounds.items():
             if segment.start < first:
-                self._split(segment, first)
-            found.append(self._split(segment, last) if segment.stop > last else segment)
+                _, segment = self._split(segment, first)
+            if segment.stop > last:
+                segment, _ = self._split(segment, last)
+            found.append(segment)
         return found
 
-    def _split(self, segment: Segment, chunk: int) -> Segment:
-        """Cut a segment in two at a chunk and return the front part; the segment itself is the rest."""
-        front = segment.split(chunk)
-        self._enter(front)
-        if front.is_evictable:
-            self._policy.free(front)
+    def _split(self, segment: Segment, chunk: int) -> tuple[Segment, Segment]:
+        """Cut a segment in two at a chunk."""
+        other = segment.split(chunk)
+        self._enter(other, other.chain, other.start, other.stop)
+        if other.is_evictable:
+            self._policy.free(other)
             self._policy.free(segment)
-        return front
+        return (other, segment) if other.start < segment.start else (segment, other)
 
     def _merge(self, chain: BlockChain, segments: list[Segment]) -> list[Segment]:
-        """Make one segment of neighbours that may be evicted."""
+        """Make one segment of neighbours that may be evicted; the larger takes in the smaller."""
         merged: list[Segment] = []
         for segment in segments:
             before = merged[-1] if merged else None
             if before is None or before.stop != segment.start or not (before.is_evictable and segment.is_evictable):
                 merged.append(segment)
                 continue
-            whole = Segment(chain, before.start, segment.stop)
-            whole.is_written = True
-            before.stop = before.start  # both are gone
-            segment.stop = segment.start
-            merged[-1] = whole
-        for segment in merged:
-            if segment not in segments:
-                self._enter(segment)
+            start, middle, stop = before.start, segment.start, segment.stop
+            if middle - start >= stop - middle:
+                self._enter(before, chain, middle, stop)
+                before.chain, before.stop, segment.stop = chain, stop, middle
+            else:
+                self._enter(segment, chain, start, middle)
+                segment.chain, segment.start, before.stop = chain, start, start
+                merged[-1] = segment
         return merged
 
-    def _enter(self, segment: Segment) -> None:
-        """Make the chunks of a segment findable."""
-        for row, first, last in self._spans(segment.chain, segment.start, segment.stop):
-            row[first:last] = [segment] * (last - first)
+    def _enter(self, segment: Segment, chain: BlockChain, start: int, stop: int) -> None:
+        """Let chunks of a chain be found in a segment."""
+        ids, head, tail = self._whole_ids(chain, start, stop)
+        self._rows.update(dict.fromkeys(ids, segment))
+        for first, last in (head, tail):
+            if first < last:
+                self._set(chain, first, last, segment)
 
     def _forget(self, segment: Segment, count: int) -> None:
         """Evict so many chunks of a segment, those that go first."""
@@ -370,31 +384,63 @@ class HostCache:
         """Take out so many chunks of a segment, those that go first, and return them."""
         chain = segment.chain
         start, stop = segment.cut(count)
-        for row, first, last in self._spans(chain, start, stop):
-            row[first:last] = [None] * (last - first)
-        for index in range(chain.index_of((start + 1) * self._size - 1), chain.index_of(stop * self._size - 1) + 1):
-            id = chain.ids[index]
-            if id in self._rows and not any(self._rows[id]):
-                del self._rows[id]
+        ids, head, tail = self._whole_ids(chain, start, stop)
+        for id in ids:
+            del self._rows[id]
+        for first, last in (head, tail):
+            if first < last:
+                self._set(chain, first, last, None)
         self.num_used -= count
         return start, stop
 
-    def _spans(self, chain: BlockChain, start: int, stop: int) -> Iterator[tuple[list[Segment | None], int, int]]:
-        """Yield the rows of a range of chunks, made if need be, with the first and last place in each."""
-        size, chunk = self._size, start
-        while chunk < stop:
-            index = chain.index_of((chunk + 1) * size - 1)
-            first = chain.first_block(index) // size
-            row = self._rows.setdefault(chain.ids[index], [])
+    def _whole_ids(self, chain: BlockChain, start: int, stop: int) -> tuple[tuple[Hashable, ...], Range, Range]:
+        """Return the ids all of whose chunks are in a range, and the chunks before and behind those."""
+        size, per_id = self._size, chain.blocks_per_id
+        first = -(-start * size // per_id)
+        last = min(((stop + 1) * size - 1) // per_id, chain.num_named // per_id)
+        if first >= last or size > per_id:  # some of larger chunks' ids name none
+            return (), (start, stop), (stop, stop)
+        return chain.ids[first:last], (start, first * per_id // size), (last * per_id // size, stop)
+
+    def _set(self, chain: BlockChain, start: int, stop: int, segment: Segment | None) -> None:
+        """Note what holds chunks, id by id: the ids have other chunks, too."""
+        rows, size = self._rows, self._size
+        while start < stop:
+            index = chain.index_of((start + 1) * size - 1)
+            id, first = chain.ids[index], chain.first_block(index) // size
             if index + 1 == len(chain.ids):
-                last = num_places = stop
+                last, num_places = stop, stop - first
             else:
                 last = min(chain.first_block(index + 1) // size, stop)
-                num_places = (index + 1) * chain.blocks_per_id // size
-            if len(row) < num_places - first:
-                row += [None] * (num_places - first - len(row))
-            yield row, chunk - first, last - first
-            chunk = last
+                num_places = (index + 1) * chain.blocks_per_id // size - first
+            row = rows.get(id)
+            if not isinstance(row, list):
+                row = rows[id] = [row] * num_places
+            elif len(row) < num_places:
+                row += [None] * (num_places - len(row))
+            row[start - first : last - first] = [segment] * (last - start)
+            if segment is None and not any(row):
+                del rows[id]
+            start = last
+
+
+def _common_stop(segment: Segment, chain: BlockChain, chunk: int, size: int) -> int:
+    """Return where a segment that holds a chunk of a chain ends, or begins to have other content."""
+    if segment.chain is chain:
+        return segment.stop
+    ids, theirs, per_id = chain.ids, segment.chain.ids, chain.blocks_per_id
+    low, high = (
+        ((chunk + 1) * size - 1) // per_id,
+        min(len(ids), len(theirs)) - 1,
+    )  # ids are chained; the last is its own
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if ids[middle] == theirs[middle]:
+            low = middle
+        else:
+            high = middle
+    num_common = min((low + 1) * per_id, chain.num_named, segment.chain.num_named)
+    return min(segment.stop, max(num_common // size, chunk + 1))
 
 
 def joined(ranges: list[Range]) -> list[Range]:

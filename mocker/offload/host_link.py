@@ -10,6 +10,7 @@ Semantics: the worker's side of vLLM 0.32's OffloadingConnector.
 """
 
 from collections import deque
+from math import inf
 
 from mocker.offload.config import HostMemory
 from mocker.offload.offload import Copy, Work
@@ -34,19 +35,18 @@ class HostLink:
         self._memory = memory
         self._bytes_per_chunk = memory.chunk_bytes
         self.loads, self.stores = Direction(), Direction()
+        self.next_end_s = inf
+        """When the next copy ends (s); infinity if none is under way."""
         self._put_off: list[Copy] = []  # stores that begin with the next step
         self.num_flushes = 0
         """Copies that a step waited for."""
         self.stall_s = 0.0
         """How long steps waited for them."""
 
-    @property
-    def next_end_s(self) -> float:
-        """When the next copy ends (s); infinity if none is under way."""
-        return min([way.copies[0][0] for way in (self.loads, self.stores) if way.copies], default=float("inf"))
-
     def begin(self, work: Work, now: float) -> float:
         """Begin what comes with a step that begins now; return how long the step waits for what is flushed (s)."""
+        if not (self._put_off or work):
+            return 0.0
         for copy in (*self._put_off, *[store for store in work.stores if store in work.flushed]):
             self._send(self.stores, copy, now)
         self._put_off = [store for store in work.stores if store not in work.flushed]
@@ -66,6 +66,7 @@ class HostLink:
         for way in (self.stores, self.loads):
             while way.copies and way.copies[0][0] <= now:
                 over.append(way.copies.popleft()[1])
+        self.next_end_s = min([way.copies[0][0] for way in (self.loads, self.stores) if way.copies], default=inf)
         return over
 
     def _send(self, way: Direction, copy: Copy, now: float) -> None:
@@ -76,3 +77,4 @@ class HostLink:
         way.num_bytes += num_bytes
         way.busy_s += duration_s
         way.copies.append((way.free_s, copy))
+        self.next_end_s = min(self.next_end_s, way.copies[0][0])

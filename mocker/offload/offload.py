@@ -271,6 +271,8 @@ class Offload:
                 self._fetches[read] = state.fetches[read] = None
                 self.tier_work.append(read)
             start = tier_stop
+        if self.host.evicted:
+            self._write_back(self.host.evicted)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """Take so many chunks of those that were read for come, the first ones; the others could not be read."""

@@ -21,6 +21,9 @@ from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
 from serving.engines.openai import OpenAiServer
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
+from serving.kv_tiers.config import KvStoreServiceConfig
+from serving.kv_tiers.store import serve_store
+from serving.kv_tiers.tier import TierError
 from serving.life import DisaggregationConfig
 from serving.life.lease import LeaseConfig
 from serving.model.errors import ModelError
@@ -32,7 +35,7 @@ from serving.runtime.ports import RuntimeUnavailableError
 from serving.supervision.group import SETTINGS, USAGE_ERROR, GroupError, Program
 from serving.supervision.group import Group as Processes
 from serving.supervision.logs import LogError, set_up
-from serving.supervision.process import report_failure, run
+from serving.supervision.process import report_failure, report_ready, run
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments, read_arguments, replace_model
 from serving.worker.engine import EngineError
@@ -63,6 +66,7 @@ openai_app = App(
     help="An OpenAI server, such as vllm serve, as a worker. What stands after -- is added to the body of each request.",
 )
 router_app = App(name="serving.router_service", help="The router as a process of its own.")
+store_app = App(name="serving.kv_store", help="Memory for KV that all workers share.")
 
 
 @frontend_app.default
@@ -292,6 +296,30 @@ def router(
     run(main)
 
 
+@store_app.default
+def kv_store(
+    *,
+    store: Annotated[KvStoreServiceConfig, flat("Store", 1)] = KvStoreServiceConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Keep chunks of KV for workers.
+
+    Args:
+        store: how much, and where.
+        runtime: where the token lies by which workers are known.
+        verbose: how much to log.
+    """
+    set_up(verbose)
+    store, network = _resolve(store, runtime or RuntimeConfig())
+
+    async def main(stopping: asyncio.Event) -> None:
+        async with await DistributedRuntime.connect(network, stopping=stopping) as connected:
+            await serve_store(store, await connected.cluster_token(), stopping, on_ready=report_ready)
+
+    run(main)
+
+
 def _resolve(*given: Any) -> tuple[Any, ...]:
     """Return the settings given as flags, or those of the process that started us."""
     text = os.environ.get(SETTINGS)
@@ -371,7 +399,7 @@ def failing_in_one_line(name: str) -> Iterator[None]:
         yield
     except (CycloptsError, ValueError, LogError) as error:
         fail(name, reason(error))
-    except (RuntimeUnavailableError, ModelError, EngineError, AskError, GroupError) as error:
+    except (RuntimeUnavailableError, ModelError, EngineError, AskError, GroupError, TierError) as error:
         fail(name, str(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -37,7 +37,7 @@ from serving.life.lease import LeaseConfig
 from serving.model.card import Role
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
-from serving.transfer.config import TransferRunConfig
+from serving.transfer.config import OF_TIERS, TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig, flags_to_arguments
 from serving.worker.engine import Engine
 from serving.worker.registry import make_engine, refuse_role
@@ -161,6 +161,8 @@ def check_job(job: Job) -> None:
     is_apart = job.launcher.role != "aggregated"
     if not (isinstance(job.way_out, Mocked) and is_apart):
         for name in changed(job.transfer):
+            if isinstance(job.way_out, Mocked) and name in OF_TIERS:
+                continue
             raise UsageError(f"--{name.replace('_', '-')} is for out=mocker with --role prefill or decode")
     if not (isinstance(job.way_out, Mocked | Server) and is_apart):
         for field in dataclasses.fields(LeaseConfig):

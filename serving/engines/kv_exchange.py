@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.engines.kv_notices import Notice, decode, encode
-from serving.engines.kv_shelf import KvLayout
+from serving.kv_tiers.blocks import KvLayout
 from serving.transfer.agent import Agent, TransferError
 from serving.transfer.config import TransferRunConfig
 from serving.transfer.make import make_agent

@@ -20,7 +20,7 @@ from serving.engines.kv_leases import RENEWALS
 from serving.engines.kv_notices import Assembly, Begin, Left, Notice, Offered, Read, Renew, Wait
 from serving.engines.kv_params import Meeting, RemoteKv
 from serving.engines.kv_renewals import Renewals
-from serving.engines.kv_shelf import HEADER, find_fault
+from serving.kv_tiers.blocks import HEADER, find_fault
 from serving.transfer.agent import Piece, TransferError
 
 log = logging.getLogger(__name__)

@@ -1,61 +1,22 @@
 """The KV blocks that a mocker holds ready for others: their bytes, in memory that others read.
 
-The simulated core's blocks have no content. Here they get one: bytes that are a pure function of the block's key (a hash of
-all tokens up to its end) and of their place in it. Offers of the same block share its slot.
-
-    slot:   generation | key | checksum | checksum of the window | block's bytes | window's bytes
-
-A generation is never used twice. It is written last and wiped first, so a reader who knows the generation and the key finds
-out by itself that it came too early or too late, or got another block, or one that changed under its hands.
+What a slot holds, and how a reader finds out that it is not what was meant: `serving/kv_tiers/blocks.py`. A generation is
+never used twice. Offers of the same block share its slot.
 """
 
 import heapq
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
-
-import numpy as np
-import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import KvSize, kv_size_of
+from serving.kv_tiers.blocks import HEADER, KvLayout, write_block
 from serving.transfer.config import TransferRunConfig
 
 MAX_SLOTS = 1 << 18
 """However small they are."""
 
-HEADER = struct.Struct("<QQQQ")
 WORD_BYTES = 8
-PAGE: npt.NDArray[np.uint64] = np.arange(1, 8193, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-PAGE_STEP = np.uint64(0xBF58476D1CE4E5B9)
-
-
-class KvLayout(NamedTuple):
-    """Bytes of a KV block as it lies in memory."""
-
-    block_bytes: int
-    """In the layers that keep the whole context."""
-    window_bytes: int = 0
-    """In those that attend to a window."""
-    num_window_blocks: int = 0
-    """The last blocks of a prompt that hold its window."""
-
-    @classmethod
-    def of(cls, size: KvSize, scale: float) -> Self:
-        """Return the layout of blocks of a share of their size."""
-        return cls(_words(size.block * scale), _words(size.window_block * scale), size.num_window_blocks)
-
-    @property
-    def slot_bytes(self) -> int:
-        """What one block takes."""
-        return HEADER.size + self.block_bytes + self.window_bytes
-
-    def num_bytes(self, num_behind: int) -> int:
-        """Return what is read of a block behind which the prompt has so many others."""
-        window_bytes = self.window_bytes if num_behind < self.num_window_blocks else 0
-        return HEADER.size + self.block_bytes + window_bytes
 
 
 def layout_of(transfer: TransferRunConfig, timing: TimingConfig, *, block_size: int) -> KvLayout:
@@ -65,12 +26,17 @@ def layout_of(transfer: TransferRunConfig, timing: TimingConfig, *, block_size: 
         ValueError: the size of its model's KV is not known, or there is no memory for a single block.
     """
     size = kv_size_of(timing, block_size=block_size, kv_bytes_per_token=transfer.kv_bytes_per_token)
-    layout = KvLayout.of(size, transfer.kv_bytes_scale)
+    layout = scaled_layout(size, transfer.kv_bytes_scale)
     if layout.slot_bytes > transfer.num_bytes:
         raise ValueError(
             f"transfer_memory_mb must have room for a KV block of {layout.slot_bytes} bytes, not {transfer.transfer_memory_mb}"
         )
     return layout
+
+
+def scaled_layout(size: KvSize, scale: float) -> KvLayout:
+    """Return the layout of blocks of a share of their size."""
+    return KvLayout(_words(size.block * scale), _words(size.window_block * scale), size.num_window_blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -144,47 +110,6 @@ class Shelf:
         self._generation += 1
         slot = self._slots[key] = Slot(heapq.heappop(self._free), key, self._generation)
         return slot
-
-
-def write_block(memory: memoryview, key: int, generation: int, layout: KvLayout) -> None:
-    """Write a block into its slot, its header last."""
-    body = memory[HEADER.size :]
-    with body:
-        _write_content(body, key)
-        sums = _checksums(body, key, layout)
-    HEADER.pack_into(memory, 0, generation, key, *sums)
-
-
-def find_fault(memory: memoryview, key: int, generation: int, layout: KvLayout) -> str:
-    """Return what is wrong with a block that was read, "" if nothing is."""
-    found_generation, found_key, *sums = HEADER.unpack_from(memory)
-    if not found_generation:
-        return "it is not there, or no longer"
-    if found_generation != generation:
-        return "another block has taken its place"
-    if found_key != key:
-        return "it is another block"
-    with memory[HEADER.size :] as body:
-        has_window = len(body) > layout.block_bytes
-        is_right = list(_checksums(body, key, layout))[: 1 + has_window] == sums[: 1 + has_window]
-    return "" if is_right else "its checksum does not match its content"
-
-
-def _write_content(body: memoryview, key: int) -> None:
-    """Write what a block of this key holds: a page of numbers, each raised by one that only this key's page has."""
-    if not body:
-        return
-    words = np.frombuffer(body, np.uint64)
-    num_pages, num_left = divmod(len(words), len(PAGE))
-    more = np.uint64(key) + np.arange(num_pages + 1, dtype=np.uint64) * PAGE_STEP
-    np.add.outer(more[:-1], PAGE, out=words[: num_pages * len(PAGE)].reshape(num_pages, len(PAGE)))
-    np.add(PAGE[:num_left], more[-1], out=words[len(words) - num_left :])
-
-
-def _checksums(body: memoryview, key: int, layout: KvLayout) -> tuple[int, int]:
-    """Return the checksums of a block's bytes and of its window's."""
-    with body[: layout.block_bytes] as block, body[layout.block_bytes :] as window:
-        return xxh3_64_intdigest(block, key), xxh3_64_intdigest(window, key)
 
 
 def _words(num_bytes: float) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import KvEvent, TierStored
+from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
 from serving.engines.kv_exchange import KvExchange
@@ -23,7 +24,9 @@ from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_answers import LETTERS, LogProbabilities, answer_tokens, eos_place, stop_place
 from serving.engines.mock_handover import Handover, block_keys, hand_over
 from serving.engines.mock_live import Live
+from serving.engines.mock_tiers import LiveTiers, chunk_format, with_store
 from serving.engines.timer import StepTimer
+from serving.kv_tiers.tier import ChunkFormat, TierError
 from serving.life.lease import LeaseConfig
 from serving.model.card import Role
 from serving.model.files import BYTES_CONTEXT, ModelFiles
@@ -64,6 +67,7 @@ class MockEngine:
         vocabulary: npt.NDArray[np.uint32] = LETTERS,
         max_waiting: int = MAX_WAITING,
         handover: Handover | None = None,
+        tiers: LiveTiers | None = None,
     ) -> None:
         config = self.config = simulated.config
         self.engine = Engine(
@@ -78,6 +82,9 @@ class MockEngine:
         self._words: list[int] = np.unique(vocabulary).tolist()
         self._max_waiting = max_waiting
         self._handover = handover
+        self._tiers = tiers
+        if tiers is not None:
+            tiers.connect(self.engine, self._follow_tiers)
         self._bell = asyncio.Event()
         self._order = 0
 
@@ -187,6 +194,8 @@ class MockEngine:
             step = engine.schedule(now)
             if self._handover is not None:
                 self._follow_loads(self._handover)
+            if self._tiers is not None:
+                self._serve_tiers(self._tiers)
             if step is None:
                 await self._wait()
                 now = monotonic()
@@ -226,8 +235,25 @@ class MockEngine:
                 live.flush()
         if self._handover is not None:
             self._end_shared(self._handover, output.finished)
-        if self._publisher is not None and engine.has_events:
+        if self._tiers is not None:
+            self._serve_tiers(self._tiers)
+        elif self._publisher is not None and engine.has_events:
             self._publisher.publish(list(_translate(engine.take_events())))
+
+    def _serve_tiers(self, tiers: LiveTiers) -> None:
+        """Let bytes beyond the GPU follow what the engine says of them, and do what it asks of tiers."""
+        events = self.engine.take_events() + self.engine.take_host_events()
+        if events:
+            tiers.note(events)
+            if self._publisher is not None:
+                self._publisher.publish(list(_translate(events)))
+        tiers.act(self.engine.take_tier_work())
+
+    def _follow_tiers(self) -> None:
+        """See what has changed beyond the GPU."""
+        assert self._tiers is not None
+        self._serve_tiers(self._tiers)
+        self.wake()
 
     def _follow_loads(self, handover: Handover) -> None:
         """Read what there are blocks for now, and say the tokens that came with what was read."""
@@ -288,7 +314,8 @@ class Mocker:
         """
         config = replace(config, kv_role=KV_ROLES[worker.role])
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
-        self._simulated = resolve(config, timing)
+        simulated = resolve(config, timing)
+        self._simulated = replace(simulated, host=with_store(simulated.host, transfer))
         limit = config.max_model_len or min(self._simulated.num_usable_tokens, BYTES_CONTEXT)
         self.traits = EngineTraits(
             block_size=config.block_size,
@@ -302,12 +329,29 @@ class Mocker:
         self._layout = (
             layout_of(transfer, timing, block_size=config.block_size) if worker.role != "aggregated" else None
         )
+        self._format = (
+            None
+            if simulated.host is None
+            else chunk_format(
+                simulated.host,
+                transfer,
+                timing,
+                block_size=config.block_size,
+                model=worker.model_path or worker.model_name,
+            )
+        )
         self._token: Callable[[], bytes] | None = None
         self._handover: Handover | None = None
+        self._tiers: list[LiveTiers] = []
         self._vocabulary = LETTERS
         self._ranks: list[MockEngine] = []
         self._stepping: list[asyncio.Task[None]] = []
         self._decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
+
+    @property
+    def needs_token(self) -> bool:
+        """See `TransferringEngine`."""
+        return self._role != "aggregated" or bool(self._transfer.kv_store)
 
     def transfer_with(self, token: Callable[[], bytes]) -> None:
         """See `TransferringEngine`."""
@@ -325,6 +369,21 @@ class Mocker:
             self._handover = hand_over(self._role, exchange, self._transfer, self._lease)
             self.traits = replace(self.traits, bootstrap=self._handover.bootstrap)
 
+        if self._format is not None and self._simulated.host is not None:
+            await self._start_tiers(self._format, self._simulated.host)
+
+    async def _start_tiers(self, format: ChunkFormat, memory: HostMemory) -> None:
+        for _ in range(self.traits.num_ranks):
+            tiers = LiveTiers(format, memory, self._transfer, self._secret)
+            self._tiers.append(tiers)
+            try:
+                await tiers.start()
+            except TierError as error:
+                raise EngineError(str(error)) from error
+
+    def _secret(self) -> bytes:
+        return b"" if self._token is None else self._token()
+
     def publish_to(self, publishers: Several[KvEventPublisher]) -> None:
         """See `Engine`."""
         self._ranks = [
@@ -333,6 +392,7 @@ class Mocker:
                 publisher=publishers[rank] if publishers else None,
                 vocabulary=np.asarray(self._vocabulary),
                 handover=self._handover,
+                tiers=self._tiers[rank] if self._tiers else None,
             )
             for rank in range(self.traits.num_ranks)
         ]
@@ -368,6 +428,8 @@ class Mocker:
         await asyncio.gather(*self._stepping, return_exceptions=True)
         if self._handover is not None:
             await self._handover.close()
+        for tiers in self._tiers:
+            await tiers.close()
 
 
 def _translate(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:

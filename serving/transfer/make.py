@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from serving.transfer.agent import Agent
 from serving.transfer.memory_agent import MemoryAgent
+from serving.transfer.proven import Token
 from serving.transfer.shm import Shm
-from serving.transfer.tcp import Tcp, Token
+from serving.transfer.tcp import Tcp
 from serving.transfer.way import OnNotice, Way
 
 Transport = Literal["auto", "shm", "tcp", "nixl"]

@@ -1,33 +1,18 @@
-"""The owner's side of connections: others are let in, read its memory and leave notices.
+"""The owner's side of connections: others read its memory and leave notices.
 
-It has no threads: what is sent goes from memory to the socket piece by piece, each connection in its turn. So a reader
-that stops reading holds up nobody, and loses its connection after a while.
+What is sent goes from memory to the socket piece by piece, each connection in its turn. A reader that stops reading loses
+its connection after a while.
 """
 
 import asyncio
-import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 from serving.transfer.agent import TransferError
-from serving.transfer.links import MAX_LINKS
+from serving.transfer.door import Door
 from serving.transfer.stream import CHUNK_BYTES, Stream
 from serving.transfer.way import OnNotice
-from serving.transfer.wire import DONE, HEADER, ID_BYTES, MAX_BODY_BYTES, PLACE, READ, WELCOME, refusal
-
-log = logging.getLogger(__name__)
-
-PROOF_S = 5.0
-"""How long a connection may take to prove itself."""
-
-MAX_UNPROVEN = 64
-"""Connections that have not proven themselves yet; beyond, the oldest is dropped."""
-
-MAX_CONNECTIONS = 1024
-"""Of all readers; beyond, the oldest is dropped. An honest reader that finds its idle connection gone makes another."""
-
-MAX_OF_ONE_READER = 2 * MAX_LINKS
-"""Beyond, its oldest is dropped; twice what it uses, for it may replace some before we see that they are gone."""
+from serving.transfer.wire import DONE, HEADER, MAX_BODY_BYTES, PLACE, READ, WELCOME, refusal
 
 STALL_S = 30.0
 """How long a reader may take nothing of what it asked for, or leave a request half said."""
@@ -49,53 +34,16 @@ class Owner:
         """
         self._memory = memory
         self._on_notice = on_notice
-        self._id = bytes.fromhex(id)
-        self._welcome = welcome
-        self._unproven: dict[asyncio.Task[None], None] = {}  # the oldest first, here and below
-        self._proven: dict[asyncio.Task[None], bytes] = {}  # and whose they are
-        self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        words = WELCOME + bytes.fromhex(id)
+        self._door = Door(lambda stream: welcome(stream, words), self._serve)
 
     def serve(self, listener: socket.socket) -> None:
         """Let others in; the listener is ours from now on."""
-        listener.setblocking(False)
-        self._listener = listener
-        self._accepting = asyncio.create_task(self._accept(listener))
+        self._door.open(listener)
 
     async def close(self) -> None:
         """Hang up on everybody."""
-        tasks = [*filter(None, [self._accepting]), *self._unproven, *self._proven]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
-
-    async def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError as error:  # no file handles are left; there will be some
-                log.warning("a connection for KV could not be taken: %s", error)
-                await asyncio.sleep(1.0)
-                continue
-            if len(self._unproven) >= MAX_UNPROVEN:
-                self._drop(next(iter(self._unproven)))
-            stream = Stream(connection)
-            task = asyncio.create_task(self._attend(stream))
-            self._unproven[task] = None
-            task.add_done_callback(lambda task, stream=stream: self._end(task, stream))  # type: ignore[misc]
-
-    async def _attend(self, stream: Stream) -> None:
-        """Serve one connection, once it has proven itself."""
-        try:
-            async with asyncio.timeout(PROOF_S):
-                await self._welcome(stream, WELCOME + self._id)
-                reader = await stream.receive(ID_BYTES)
-            self._admit(reader)
-            await self._serve(stream)
-        except (OSError, TransferError) as error:  # a stranger is told nothing
-            log.debug("a connection for KV ended: %s", error or "it took too long")
+        await self._door.close()
 
     async def _serve(self, stream: Stream) -> None:
         while True:
@@ -105,29 +53,6 @@ class Owner:
             except TransferError as error:
                 await self._send(stream, refusal(str(error)))
                 raise
-
-    def _admit(self, reader: bytes) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        del self._unproven[task]
-        same = [other for other, whose in self._proven.items() if whose == reader]
-        if len(same) >= MAX_OF_ONE_READER:
-            self._drop(same[0])
-        elif len(self._proven) >= MAX_CONNECTIONS:
-            self._drop(next(iter(self._proven)))
-        self._proven[task] = reader
-
-    def _drop(self, task: asyncio.Task[None]) -> None:
-        self._forget(task)
-        task.cancel()
-
-    def _end(self, task: asyncio.Task[None], stream: Stream) -> None:
-        self._forget(task)
-        stream.close()
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._unproven.pop(task, None)
-        self._proven.pop(task, None)
 
     async def _answer(self, stream: Stream, kind: int, length: int) -> None:
         if (most := MAX_BODY_BYTES.get(kind)) is None:

@@ -120,7 +120,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class TransferringEngine(Engine, Protocol):
-    """An engine that moves KV between workers by agents of ours."""
+    """An engine that moves KV between workers, or to a store, by agents of ours."""
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether it will, as it is set."""
+        ...
 
     def transfer_with(self, token: Callable[[], bytes]) -> None:
         """Prove with the token that this returns, as it is then, to be of our cluster; called before it is started."""

@@ -56,7 +56,7 @@ async def serve_engine(
 async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, default_name: str) -> None:
     files = await asyncio.to_thread(ModelFiles.read, worker.model_path, worker.model_config)
     ChatTemplate(files)  # a frontend could only refuse it later, again and again
-    if worker.role != "aggregated" and isinstance(engine, TransferringEngine):
+    if isinstance(engine, TransferringEngine) and engine.needs_token:
         engine.transfer_with(await runtime.cluster_token())
     if not await until_stopped(runtime.stopping, engine.start(files)):
         return

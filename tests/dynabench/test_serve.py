@@ -176,3 +176,35 @@ def test_a_stack_runs_without_its_standard_streams(tmp_path, closed):
     log, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, log
     assert b"Traceback" not in log
+
+
+def test_kv_survives_its_worker_on_disk_and_in_the_store_and_the_store_may_die(tmp_path):
+    port = free_port()
+    tiers = ["--kv-offloading-size", 1, "--kv-disk-size", 4, "--kv-disk-folder", tmp_path / "kv", "--kv-store-size", 4]
+    flags = ["--http-port", port, "--workers", 1, "--block-size", 16, "--speedup-ratio", 20, "--num-gpu-blocks", 100]
+    process = start(tmp_path, *flags, *tiers)
+    url = f"http://127.0.0.1:{port}"
+    wait_for(url, 1, process)
+
+    def ask():
+        body = {"model": "mock", "prompt": "a" * 641, "max_tokens": 3, "seed": 1}
+        answer = httpx.post(f"{url}/v1/completions", json=body).json()
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def kill(number):
+        before = instances(url)
+        pid = children(process)[number]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{pid}").exists() and len(instances(url)) == 1, process)
+        return before
+
+    text, cached = ask()
+    assert cached == 0
+    until(lambda: len(list((tmp_path / "kv").rglob("*.kv"))) == 40, process)
+    before = kill(1)
+    until(lambda: len(instances(url)) == 1 and instances(url) != before, process)
+    assert ask() == (text, 640)
+    kill(0)
+    assert ask() == (text, 640)
+    log = finish(process, signal.SIGINT)
+    assert "kv-store ended with code -9; starting it again" in log

@@ -6,7 +6,8 @@ import pytest
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved, TierStored
-from mocker.offload.config import HostMemory
+from mocker.offload.config import HostMemory, Tier
+from mocker.offload.tiers import LookUp, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
@@ -14,12 +15,12 @@ PREFILL_S, DECODE_S = 1.0, 0.25
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=1000 * PREFILL_S, constant_decode_ms=1000 * DECODE_S)
 
 
-def engine(*, num_blocks=8, num_chunks=16, bandwidth=math.inf, budget=64, **settings):
+def engine(*, num_blocks=8, num_chunks=16, bandwidth=math.inf, budget=64, tiers=(), **settings):
     """Return an engine of blocks of 16 tokens whose chunks are of 1 byte each."""
     config = EngineConfig(
         block_size=16, num_gpu_blocks=num_blocks + 1, max_num_batched_tokens=budget, max_num_seqs=4, **settings
     )
-    host = HostMemory(num_chunks=num_chunks, chunk_bytes=1.0, bandwidth=bandwidth)
+    host = HostMemory(num_chunks=num_chunks, chunk_bytes=1.0, bandwidth=bandwidth, tiers=tiers)
     return Engine(config, resolve(config, TIMING).timing, num_blocks=config.num_gpu_blocks, host=host)
 
 
@@ -137,3 +138,34 @@ def test_host_memory_smaller_than_a_chunk_is_refused():
         ValueError, match=r"kv_offloading_size is 0.001 GiB; expected at least 0.001953, one chunk of 1 blocks"
     ):
         resolve(EngineConfig(block_size=16, kv_offloading_size=0.001), TIMING)
+
+
+def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
+    core = engine(async_scheduling=False, tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),))
+    now, cached, writes = 0.0, [], []
+    for sequence in (prompt("a"), prompt("b"), again("a")):
+        core.add(sequence)
+        while not core.is_idle:
+            step = core.schedule(now)
+            now = core.wake_s if step is None else core.complete().end
+            for work in core.take_tier_work():
+                if isinstance(work, LookUp):
+                    core.answer(work, [])
+                else:
+                    writes.append(work)
+        cached.append(sequence.cached_tokens)
+        core.schedule(now)
+    assert cached == [0, 0, 80]
+    assert {type(work) for work in writes} == {Write}  # and none of them has ended
+
+
+def test_a_chunk_that_left_host_memory_is_computed_again():
+    """The second recording of the study: 7 chunks of host memory, and prompts a, b, c and b again."""
+    core, now = engine(num_chunks=7, async_scheduling=False), 0.0
+    for name in "abc":
+        now = run(core, prompt(name), now)[1]
+    stored = core.host_link.stores.num_bytes
+    steps, _ = run(core, again("b"), now)
+    assert [chunks for chunks, _ in steps] == [{"b again": 48}, {}]  # 2 blocks are on the GPU, and only those in host memory
+    assert core.host_link.loads.num_bytes == 0
+    assert core.host_link.stores.num_bytes == stored + 3

@@ -174,6 +174,9 @@ def drive(
                 log.append((now, "loads", sequence.id, sequence.num_blocks, engine.num_free_blocks))
                 later(now + sequence.payload[9], 3, sequence.payload)
             if step is None:
+                if world and world.has_hurried:
+                    world.has_hurried = False
+                    continue
                 next_s = min(happenings[0][0] if happenings else math.inf, engine.wake_s)
                 now = max(now, next_s) if next_s < math.inf else now
                 continue
@@ -232,7 +235,7 @@ class Tiers:
     def __init__(self, engine, host):
         self.engine, self.tiers = engine, {tier.name: tier for tier in host.tiers}
         self.held = {name: set() for name in self.tiers}
-        self.under_way, self.rows = [], []
+        self.under_way, self.rows, self.has_hurried = [], [], False
 
     def names(self, chain, ranges):
         return [self.engine.scheduler.offload.host.name(chain, c) for start, stop in ranges for c in range(start, stop)]
@@ -244,6 +247,7 @@ class Tiers:
                 if isinstance(each, Write):
                     duration = count(each.ranges) / self.tiers[each.tier].bandwidth
                 elif isinstance(each, Hurry):
+                    self.has_hurried |= each.fetch in self.under_way
                     self.end(each.fetch, is_hurried=True)
                     continue
                 elif isinstance(each, Read):

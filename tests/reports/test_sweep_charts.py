@@ -10,7 +10,7 @@ from reports.metrics import Throughput
 from reports.outcomes import Outcome
 from reports.points import Found
 from tests.reports.test_sweep_report import point
-from tests.reports.test_tiers import sized
+from tests.reports.test_tier_report import sized
 
 LIMIT = "ttft.p99 <= 2000 ms"
 

@@ -3,6 +3,7 @@
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
+from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
@@ -11,7 +12,9 @@ from serving.router import RouterConfig
 from workloads.pacing import LoadConfig
 
 
-def deployed(mode="round-robin", workers=1, engine=None, timing=None, router=None, overhead=None, kv_store=None):
+def deployed(
+    mode="round-robin", workers=1, engine=None, timing=None, router=None, overhead=None, kv_store=None, transfer=None
+):
     """Return a deployment of one simulated pool."""
     pool = Pool(replicas=workers, mocker=engine or EngineConfig(), timing=timing or TimingConfig())
     return Deployment(
@@ -20,6 +23,7 @@ def deployed(mode="round-robin", workers=1, engine=None, timing=None, router=Non
         router=router or RouterConfig(),
         overhead=overhead or OverheadConfig(),
         kv_store=kv_store or KvStoreConfig(),
+        transfer=transfer or TransferConfig(),
     )
 
 

@@ -151,7 +151,7 @@ def _is_open(name):
 
 
 def test_who_connects_and_says_nothing_is_given_up(world, monkeypatch):
-    monkeypatch.setattr("serving.transfer.owner.PROOF_S", 0.1)
+    monkeypatch.setattr("serving.transfer.door.PROOF_S", 0.1)
 
     async def main():
         async with world.agent("shm") as owner, asyncio.timeout(PATIENCE_S):

@@ -10,13 +10,15 @@ import pytest
 import uvloop
 
 from serving.runtime.proof import GREETING, NONCE_BYTES, Handshake
+from serving.transfer import door as door_module
 from serving.transfer import links as links_module
 from serving.transfer import owner as owner_module
 from serving.transfer.agent import Piece, TransferError
+from serving.transfer.door import MAX_OF_ONE_CALLER
 from serving.transfer.links import Deadlines, Link, Links
 from serving.transfer.make import make_agent
 from serving.transfer.memory import Memory
-from serving.transfer.owner import MAX_OF_ONE_READER, Owner
+from serving.transfer.owner import Owner
 from serving.transfer.stream import Stream
 from serving.transfer.way import OwnerAddress
 from serving.transfer.wire import DONE, HEADER, ID_BYTES, MAX_PIECES, NOTICE, PLACE, READ, REFUSED, WELCOME
@@ -66,7 +68,7 @@ def with_owner(world, talk, kind="tcp"):
 def test_who_cannot_prove_to_know_the_token_hears_a_greeting_and_no_more(world, said, monkeypatch):
     async def talk(address):
         with monkeypatch.context() as patch:
-            patch.setattr(owner_module, "PROOF_S", 0.2)
+            patch.setattr(door_module, "PROOF_S", 0.2)
             reader, writer = await asyncio.open_connection(address["host"], address["port"])
             writer.write(said)
             heard = await hear_all(reader)
@@ -78,8 +80,8 @@ def test_who_cannot_prove_to_know_the_token_hears_a_greeting_and_no_more(world, 
 
 
 def test_strangers_that_hold_many_connections_keep_nobody_out(world, monkeypatch):
-    monkeypatch.setattr(owner_module, "MAX_UNPROVEN", 4)
-    monkeypatch.setattr(owner_module, "PROOF_S", 600)
+    monkeypatch.setattr(door_module, "MAX_UNPROVEN", 4)
+    monkeypatch.setattr(door_module, "PROOF_S", 600)
 
     async def talk(address):
         held = []
@@ -164,7 +166,7 @@ def test_who_stops_in_the_middle_of_a_request_or_of_an_answer_loses_the_connecti
                 reader, writer = await call(owner.address)
                 writer.transport.pause_reading()
                 writer.write(bytes(ID_BYTES) + HEADER.pack(READ, 16_000) + told)
-                served = owner._ways[0]._owner._proven
+                served = owner._ways[0]._owner._door._proven
                 await until_async(lambda served=served: served)
                 await until_async(lambda served=served: not served)
                 writer.transport.resume_reading()
@@ -177,7 +179,7 @@ def test_who_stops_in_the_middle_of_a_request_or_of_an_answer_loses_the_connecti
 def test_a_reader_that_makes_too_many_connections_loses_its_oldest_and_costs_others_nothing(world):
     async def talk(address):
         greedy = []
-        for _ in range(MAX_OF_ONE_READER + 4):
+        for _ in range(MAX_OF_ONE_CALLER + 4):
             reader, writer = await call(address)
             writer.write(b"g" * ID_BYTES + HEADER.pack(NOTICE, 1) + b"x")
             assert HEADER.unpack(await reader.readexactly(HEADER.size)) == (DONE, 0)
@@ -189,11 +191,11 @@ def test_a_reader_that_makes_too_many_connections_loses_its_oldest_and_costs_oth
             assert await reader.readexactly(HEADER.size + 8) == HEADER.pack(DONE, 0) + pattern(8)
             writer.close()
 
-    assert with_owner(world, talk) == [b"x"] * (MAX_OF_ONE_READER + 4)
+    assert with_owner(world, talk) == [b"x"] * (MAX_OF_ONE_CALLER + 4)
 
 
 def test_beyond_so_many_connections_the_oldest_goes_and_an_honest_reader_makes_another(world, monkeypatch):
-    monkeypatch.setattr(owner_module, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(door_module, "MAX_CONNECTIONS", 2)
 
     async def main():
         async with world.agent("tcp") as owner:

@@ -1,0 +1,356 @@
+"""The bytes of a mocker's KV beyond its GPU: in host memory, on its disk, in a store that workers share.
+
+The simulated core decides what is kept in host memory, and its copies between GPU and host take simulated time. Bytes follow
+what it says: they are written when a chunk has come into host memory, and wiped when it leaves. What lies behind host memory
+is real: the core asks what is there, and it takes the time that it takes.
+
+    TierStored         a slot of the arena is filled                        (`_fill`)
+    TierRemoved        the slot is free again
+    LookUp             which tier has the next chunks, the nearest first    -> `engine.answer`
+    Read               from a tier into slots of the arena, verified        -> `engine.end_read`
+    Write              from the arena into a tier                           -> `engine.end_write`
+    a load to the GPU  its chunks are verified where they lie
+
+A chunk that cannot be read, or is wrong, ends its read: what it would have saved is computed. A tier that takes nothing ends
+its write all the same.
+"""
+
+import asyncio
+import logging
+import math
+import tempfile
+from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Sequence as Several
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+
+from mocker import BlockChain, Engine
+from mocker.events import KvEvent, TierRemoved, TierStored
+from mocker.offload.config import HostMemory, Tier, TierName
+from mocker.offload.tiers import Found, LookUp, Range, Read, TierWork, Write
+from mocker.timing.config import TimingConfig
+from mocker.timing.kv_size import kv_size_of
+from serving.engines.kv_shelf import scaled_layout
+from serving.kv_tiers import tier as kept
+from serving.kv_tiers.blocks import KvLayout
+from serving.kv_tiers.files import FileTier
+from serving.kv_tiers.host import HostTier
+from serving.kv_tiers.store_client import StoreTier, parse_address
+from serving.kv_tiers.tier import ChunkFormat, FolderTakenError, TierCounts, TierError
+from serving.kv_tiers.trouble import Trouble
+from serving.runtime.threads import in_thread
+from serving.transfer.config import TransferRunConfig
+from serving.transfer.proven import Token
+
+log = logging.getLogger(__name__)
+
+LOT_CHUNKS = 32
+"""Chunks that are read at once: what has come of a read that is cut counts in lots."""
+
+MAX_WRITES = 4
+"""Under way at once."""
+
+MAX_WAITING_WRITES = 256
+"""Of chunks that have left host memory; beyond, they are not written."""
+
+MAX_FOLDERS = 1024
+
+
+def with_store(memory: HostMemory | None, transfer: TransferRunConfig) -> HostMemory | None:
+    """Put the store that is named behind a rank's host memory.
+
+    Raises:
+        ValueError: there is no host memory, or the store's address is none.
+    """
+    if not transfer.kv_store:
+        return memory
+    parse_address(transfer.kv_store)
+    if memory is None:
+        raise ValueError(
+            f"kv_store is {transfer.kv_store}, and kv_offloading_size is 0; expected host memory, through which all KV of a store passes"
+        )
+    store = Tier(
+        name="store",
+        num_chunks=memory.num_chunks,  # the store knows how many it holds
+        bandwidth=math.inf,
+        write_policy=transfer.kv_store_write_policy,
+    )
+    return replace(memory, tiers=(*memory.tiers, store))
+
+
+def chunk_format(
+    memory: HostMemory, transfer: TransferRunConfig, timing: TimingConfig, *, block_size: int, model: str
+) -> ChunkFormat:
+    """Return what the chunks of a worker's host memory have in common.
+
+    Raises:
+        ValueError: the size of its model's KV is not known.
+    """
+    size = kv_size_of(timing, block_size=block_size, kv_bytes_per_token=transfer.kv_bytes_per_token)
+    block, count = scaled_layout(size, transfer.kv_bytes_scale), memory.blocks_per_chunk
+    layout = KvLayout(block.block_bytes * count, block.window_bytes * count, block.num_window_blocks)
+    return ChunkFormat.of(layout, model, timing.model or "", timing.kv_cache_dtype, block_size, count)
+
+
+@dataclass(slots=True)
+class Reading:
+    """Chunks that are read into slots of the arena, as far as there are any."""
+
+    keys: list[int]
+    slots: dict[int, memoryview]
+    num_read: int = 0
+
+
+class LiveTiers:
+    """Of one rank."""
+
+    def __init__(self, format: ChunkFormat, memory: HostMemory, transfer: TransferRunConfig, token: Token) -> None:
+        """Prepare what is behind a rank's host memory, and that itself."""
+        self._format = format
+        self._memory = memory
+        self._transfer = transfer
+        self._token = token
+        self._arena = HostTier(format, memory.num_chunks)
+        self._tiers: dict[TierName, kept.Tier] = {}
+        self._filling: dict[int, asyncio.Task[None]] = {}
+        self._leaving: set[int] = set()  # of those: what left host memory before it was filled
+        self._fetches: dict[LookUp | Read, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writes = asyncio.Semaphore(MAX_WRITES)
+        self._num_writes = 0
+        self._last_load = -1
+        self._spoilt = Trouble("KV in host memory is not what was written there", "KV in host memory is right again")
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Take memory and a folder, and look for the store.
+
+        Raises:
+            TierError: that cannot be done.
+        """
+        await self._arena.start()
+        for tier in self._memory.tiers:
+            if tier.name == "disk":
+                self._tiers["disk"] = await self._disk(tier.num_chunks)
+            else:
+                store = self._tiers["store"] = StoreTier(self._transfer.kv_store, self._format, self._token)
+                await store.start()
+                self._stack.push_async_callback(store.close)
+
+    def connect(self, engine: Engine, go_on: Callable[[], object]) -> None:
+        """Follow an engine; `go_on` is called when something has changed for it."""
+        assert engine.scheduler.offload is not None
+        self._engine = engine
+        self._go_on = go_on
+        engine.scheduler.offload.host.has_listener = True
+
+    @property
+    def counts(self) -> dict[str, TierCounts]:
+        """What each tier holds and did."""
+        return {"host": self._arena.counts, **{name: tier.counts for name, tier in self._tiers.items()}}
+
+    def note(self, events: Iterable[KvEvent]) -> None:
+        """Let bytes follow what came into host memory and what left it."""
+        fresh: dict[int, None] = {}
+        for event in events:
+            if isinstance(event, TierStored) and event.medium == "CPU":
+                names = _keys(event.chain, [(event.start, event.stop)], event.blocks_per_chunk)
+                self._leaving.difference_update(names)
+                fresh.update(dict.fromkeys(names))
+            elif isinstance(event, TierRemoved) and event.medium == "CPU":
+                for key in _keys(event.chain, [(event.start, event.stop)], event.blocks_per_chunk):
+                    fresh.pop(key, None)
+                    self._leave(key)
+        if fresh and (slots := self._arena.take(fresh)):
+            task = self._spawn(self._fill(slots))
+            self._filling.update(dict.fromkeys(slots, task))
+
+    def act(self, work: list[TierWork]) -> None:
+        """Do what the engine asks, and verify what it loads."""
+        for each in work:
+            match each:
+                case Write():
+                    self._spawn(self._write(each)).add_done_callback(partial(self._end_write, each))
+                case _ if each in self._fetches:  # it is in a hurry: what has come by now is enough
+                    self._fetches[each].cancel()
+                case LookUp():
+                    found: list[Found] = []
+                    task = self._fetches[each] = self._spawn(self._look_up(each, found))
+                    task.add_done_callback(partial(self._end_look_up, each, found))
+                case Read():
+                    self._begin_read(each)
+        self._verify_loads()
+
+    async def close(self) -> None:
+        """End what is under way, and give everything back."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for name, counts in self.counts.items():
+            log.info("KV tier %s: %s", name, ", ".join(f"{field} {value}" for field, value in counts._asdict().items()))
+        await self._stack.aclose()
+        await self._arena.close()
+
+    # What the engine asks for
+
+    async def _look_up(self, look_up: LookUp, found: list[Found]) -> None:
+        keys, place = self._keys(look_up.sequence.chain, [(look_up.start, look_up.stop)]), 0
+        while place < len(keys) and (next_found := await self._find(keys[place:])) is not None:
+            name, num_found = next_found
+            place += num_found
+            found.append(Found(name, look_up.start + place))
+
+    async def _find(self, keys: Several[int]) -> tuple[TierName, int] | None:
+        for name, tier in self._tiers.items():
+            if num_found := await tier.look_up(keys):
+                return name, num_found
+        return None
+
+    def _end_look_up(self, look_up: LookUp, found: list[Found], _: asyncio.Task[None]) -> None:
+        self.act(self._engine.take_tier_work())  # it may be in a hurry, which it cannot be any more once it is answered
+        del self._fetches[look_up]
+        self._engine.answer(look_up, found)
+        self._go_on()
+
+    def _begin_read(self, read: Read) -> None:
+        keys = self._keys(read.sequence.chain, read.ranges)
+        reading = Reading(keys, self._arena.take(keys))
+        task = self._fetches[read] = self._spawn(self._read(self._tiers[read.tier], reading))
+        task.add_done_callback(partial(self._end_read, read, reading))
+        timeout_s = self._memory.timeout_s + self._memory.timeout_s_per_chunk * read.num_chunks
+        if timeout_s < math.inf:
+            asyncio.get_running_loop().call_later(timeout_s, task.cancel)
+
+    async def _read(self, tier: kept.Tier, reading: Reading) -> None:
+        keys, slots = reading.keys, reading.slots
+        while reading.num_read < len(keys):
+            lot = list(takewhile(slots.__contains__, keys[reading.num_read : reading.num_read + LOT_CHUNKS]))
+            num_come = await tier.read(lot, [slots[key] for key in lot])
+            reading.num_read += num_come
+            if num_come < LOT_CHUNKS:
+                break
+        if (
+            reading.num_read > LOT_CHUNKS
+        ):  # what is there already is not written, but used: the beginning is to stay longest
+            come = keys[: reading.num_read]
+            await tier.write(come, [slots[key] for key in come])
+
+    def _end_read(self, read: Read, reading: Reading, _: asyncio.Task[None]) -> None:
+        self.act(self._engine.take_tier_work())
+        del self._fetches[read]
+        come = reading.keys[: reading.num_read]
+        self._arena.keep(come)
+        self._arena.discard(reading.slots.keys() - set(come))
+        self._engine.end_read(read, reading.num_read)
+        self._go_on()
+
+    async def _write(self, write: Write) -> None:
+        if not write.is_pinned and self._num_writes >= MAX_WAITING_WRITES:
+            return
+        self._num_writes += 1
+        try:
+            keys = self._keys(write.chain, write.ranges)
+            async with self._writes:
+                await self._filled(keys)
+                await self._tiers[write.tier].write(keys, await self._chunks(keys))
+        finally:
+            self._num_writes -= 1
+
+    def _end_write(self, write: Write, _: asyncio.Task[None]) -> None:
+        self._engine.end_write(write)
+        self._go_on()
+
+    async def _chunks(self, keys: Several[int]) -> list[memoryview]:
+        """Return chunks as they lie in host memory; one that has left it is made once more, as if it waited in a buffer."""
+        found = {key: self._arena.slot(key) for key in keys}
+        made = {key: memoryview(bytearray(self._format.chunk_bytes)) for key, slot in found.items() if slot is None}
+        if made:
+            await in_thread(lambda: self._make(made))
+        return [found[key] or made[key] for key in keys]
+
+    # Host memory
+
+    async def _fill(self, slots: dict[int, memoryview]) -> None:
+        try:
+            await in_thread(lambda: self._make(slots))
+        finally:
+            for key in slots:
+                del self._filling[key]
+            self._arena.keep(slots)
+            gone = self._leaving.intersection(slots)
+            self._arena.discard(gone)
+            self._leaving -= gone
+
+    async def _filled(self, keys: Several[int]) -> None:
+        """Wait until none of these chunks is being filled any more."""
+        await asyncio.gather(*{self._filling[key] for key in keys if key in self._filling})
+
+    def _make(self, slots: dict[int, memoryview]) -> None:
+        for key, slot in slots.items():
+            self._format.write(slot, key)
+
+    def _leave(self, key: int) -> None:
+        if key in self._filling:
+            self._leaving.add(key)
+        else:
+            self._arena.discard([key])
+
+    def _verify_loads(self) -> None:
+        """Verify the chunks of copies to the GPU that have begun."""
+        assert self._engine.host_link is not None
+        for _, copy in self._engine.host_link.loads.copies:
+            if copy.number > self._last_load:
+                self._last_load = copy.number
+                self._spawn(self._verify(self._keys(copy.sequence.chain, copy.ranges)))
+
+    async def _verify(self, keys: list[int]) -> None:
+        await self._filled(keys)
+        slots = {key: slot for key in keys if (slot := self._arena.slot(key)) is not None}
+        faults = await in_thread(
+            lambda: [f"{key:016x}: {why}" for key, slot in slots.items() if (why := self._format.find_fault(slot, key))]
+        )
+        if faults:
+            self._spoilt.begin(f"chunk {faults[0]}")
+            self._arena.add_faults(len(faults))
+        elif slots:
+            self._spoilt.end()
+
+    # The steps of these
+
+    async def _disk(self, num_chunks: int) -> FileTier:
+        """Return a disk in the first folder that no other rank of this host has."""
+        base = self._transfer.kv_disk_folder
+        if not base:
+            base = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dynabench-kv-"))
+        for number in range(MAX_FOLDERS):
+            tier = FileTier(Path(base) / str(number), self._format, num_chunks)
+            try:
+                await tier.start()
+            except FolderTakenError:
+                continue
+            self._stack.push_async_callback(tier.close)
+            return tier
+        raise TierError(f"{base}: {MAX_FOLDERS} workers keep their KV in this folder already; name another")
+
+    def _keys(self, chain: BlockChain, ranges: Several[Range]) -> list[int]:
+        return _keys(chain, ranges, self._memory.blocks_per_chunk)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("KV tiers: %s", error, exc_info=error)
+
+
+def _keys(chain: BlockChain, ranges: Several[Range], blocks_per_chunk: int) -> list[int]:
+    """Name chunks, each by the sequence hash of its last block."""
+    names = [chain.key((chunk + 1) * blocks_per_chunk - 1) for start, stop in ranges for chunk in range(start, stop)]
+    return [name for name in names if isinstance(name, int)]

@@ -1,0 +1,1 @@
+"""KV beyond the GPU, as real bytes: one protocol, three kinds of tier."""

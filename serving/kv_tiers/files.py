@@ -1,0 +1,284 @@
+"""Files as a tier: a folder of one worker, which finds its KV there again when it is restarted.
+
+The index is in memory and belongs to the event loop; files are touched in threads, a few at a time. A thread that the disk
+does not answer is given up: it keeps its turn, so that there are never many of them, and delivers nothing any more.
+
+    absent --write--> being written --> there --evicted, or found corrupt--> leaving --> absent
+"""
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from serving.kv_tiers.chunk_folder import ChunkFolder
+from serving.kv_tiers.tier import ChunkFormat, Tally, TierCounts
+from serving.kv_tiers.trouble import Trouble
+from serving.runtime.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+MAX_THREADS = 4
+"""Of one tier at once."""
+
+MAX_CALLS = 256
+"""Under way or waiting for a thread; beyond, nothing is read and nothing written."""
+
+TIMEOUT_S = 10.0
+"""How long a read or write may take, its wait for a thread included."""
+
+CLOSE_S = 5.0
+"""How long threads are waited for in the end."""
+
+
+class Done(NamedTuple):
+    """What a thread has done."""
+
+    num_chunks: int
+    fault: str = ""
+
+
+class Turn:
+    """One call's time to use the caller's memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.is_over = False
+
+    def end(self) -> None:
+        """Read or write none of it any more."""
+        with self._lock:
+            self.is_over = True
+
+    def deliver(self, source: memoryview, target: memoryview) -> None:
+        """Copy something into it, unless the turn is over."""
+        with self._lock:
+            if not self.is_over:
+                target[:] = source
+
+
+Call = Callable[[Turn], Awaitable[int]]
+
+
+class FileTier:
+    """See the module."""
+
+    def __init__(self, folder: Path, format: ChunkFormat, num_chunks: int, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Prepare a folder of at most so many chunks."""
+        self._folder = ChunkFolder(folder, format)
+        self._format = format
+        self._timeout_s = timeout_s
+        self.num_chunks = num_chunks
+        self._there: OrderedDict[int, int] = OrderedDict()  # key -> which write, the least recently used first
+        self._being_written: set[int] = set()
+        self._leaving: set[int] = set()
+        self._num_writes = 0
+        self._threads = asyncio.Semaphore(MAX_THREADS)
+        self._calls: set[asyncio.Task[int]] = set()
+        self._is_closed = False
+        self._tally = Tally(self.num_chunks)
+        self._reading = Trouble(
+            f"{folder}: KV cannot be read there and counts as absent", f"{folder}: KV is read there again"
+        )
+        self._writing = Trouble(f"{folder}: KV cannot be written there", f"{folder}: KV is written there again")
+
+    @property
+    def counts(self) -> TierCounts:
+        """See `Tier`."""
+        return self._tally.counts._replace(num_chunks=len(self._there))
+
+    async def start(self) -> None:
+        """See `Tier`. What lies in the folder is there again."""
+        folder = self._folder
+        await in_thread(folder.open)
+        found = await in_thread(folder.scan)
+        num_too_many = max(len(found.keys) - self.num_chunks, 0)
+        await in_thread(partial(_remove, folder, found.keys[:num_too_many]))
+        self._there = OrderedDict.fromkeys(found.keys[num_too_many:], 0)
+        log.info(
+            "%s: %d of at most %d chunks of KV are there; removed: %d torn or of another format, %d too many; "
+            "left alone: %d files of others",
+            *(folder.path, len(self._there), self.num_chunks, found.num_removed, num_too_many, found.num_strange),
+        )
+
+    async def look_up(self, keys: Sequence[int]) -> int:
+        """See `Tier`."""
+        return self._tally.found(self._num_leading(keys), len(keys))
+
+    async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
+        """See `Tier`."""
+        targets = list(zip(keys, into, strict=True))[: self._num_leading(keys)]
+        num_read = await self._do(partial(self._read, targets), self._reading) if targets else 0
+        return self._tally.read(num_read, len(keys), self._format.chunk_bytes)
+
+    async def write(self, keys: Sequence[int], chunks: Sequence[memoryview]) -> int:
+        """See `Tier`."""
+        wanted = dict(zip(keys, chunks, strict=True))
+        if self._num_leading(keys) < len(keys):
+            await self._do(partial(self._write, dict(islice(wanted.items(), self.num_chunks))), self._writing)
+        self._touch(keys)
+        num_refused = len([key for key in wanted if key not in self._there])
+        self._tally.add(num_refused=num_refused)
+        return self._num_leading(keys)
+
+    async def remove(self, keys: Sequence[int]) -> None:
+        """See `Tier`."""
+        await self._do(partial(self._remove, keys), self._writing)
+
+    async def close(self) -> None:
+        """See `Tier`. The files stay."""
+        self._is_closed = True
+        if self._calls:
+            await asyncio.wait(list(self._calls), timeout=CLOSE_S)
+        if not self._calls:  # else a thread still uses the folder, which is given back with the process
+            self._folder.close()
+
+    # Calls
+
+    async def _do(self, call: Call, trouble: Trouble) -> int:
+        """Do what takes a thread; return what it gives, 0 if it is not done in time."""
+        if self._is_closed or len(self._calls) >= MAX_CALLS:
+            return 0
+        turn = Turn()
+        task = asyncio.create_task(self._in_turn(call, turn))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        try:
+            await asyncio.wait([task], timeout=self._timeout_s)
+        finally:
+            turn.end()
+        if task.done():
+            return task.result()
+        self._fault(trouble, f"it takes more than {self._timeout_s:g} s")
+        return 0
+
+    async def _in_turn(self, call: Call, turn: Turn) -> int:
+        async with self._threads:
+            return 0 if turn.is_over else await call(turn)
+
+    async def _read(self, targets: list[tuple[int, memoryview]], turn: Turn) -> int:
+        writes = [self._there.get(key) for key, _ in targets]
+        done = await in_thread(partial(_read, self._folder, targets, self._format.chunk_bytes, turn))
+        num_read = done.num_chunks
+        self._touch([key for key, _ in targets[:num_read]])
+        if num_read < len(targets) and not turn.is_over:
+            if done.fault:
+                self._fault(self._reading, done.fault)
+            last, _ = targets[num_read]
+            if last in self._there and self._there[last] == writes[num_read]:  # not one that was written meanwhile
+                await self._leave([last])
+        elif num_read:
+            self._reading.end()
+        return num_read
+
+    async def _write(self, wanted: dict[int, memoryview], turn: Turn) -> int:
+        self._touch(list(wanted))
+        new, victims = self._make_room(wanted)
+        self._being_written.update(new)
+        self._leaving.update(victims)
+        for victim in victims:
+            del self._there[victim]
+        removed = await in_thread(partial(_remove, self._folder, victims))
+        self._gone(victims, removed.num_chunks)
+        self._tally.add(num_evicted=removed.num_chunks)
+        done = Done(0, removed.fault)
+        if not done.fault:
+            done = await in_thread(partial(_write, self._folder, [(key, wanted[key]) for key in new], turn))
+        self._being_written.difference_update(new)
+        self._num_writes += 1
+        for key in reversed(new[: done.num_chunks]):
+            self._there[key] = self._num_writes
+        self._tally.written(done.num_chunks, 0, self._format.chunk_bytes)
+        if done.fault:
+            self._fault(self._writing, done.fault)
+        elif done.num_chunks:
+            self._writing.end()
+        return done.num_chunks
+
+    async def _remove(self, keys: Sequence[int], turn: Turn) -> int:
+        await self._leave([key for key in dict.fromkeys(keys) if key in self._there])
+        return 0
+
+    # The steps of these
+
+    def _num_leading(self, keys: Sequence[int]) -> int:
+        return sum(1 for _ in takewhile(self._there.__contains__, keys))
+
+    def _touch(self, keys: Sequence[int]) -> None:
+        for key in reversed(keys):  # the beginning of a prompt is evicted last
+            if key in self._there:
+                self._there.move_to_end(key)
+
+    def _make_room(self, wanted: dict[int, memoryview]) -> tuple[list[int], list[int]]:
+        """Return which chunks to write, the first of them if there is not room for all, and which give way."""
+        new = [key for key in wanted if key not in self._there]
+        num_kept = len(wanted) - len(new)
+        busy = self._being_written | self._leaving
+        new = list(takewhile(lambda key: key not in busy, new))
+        num_others = len(self._being_written) + num_kept
+        new = new[: max(self.num_chunks - num_others, 0)]
+        num_free = self.num_chunks - len(self._being_written) - len(self._there)
+        return new, list(islice(self._there, max(len(new) - num_free, 0)))  # those wanted are the last ones there
+
+    async def _leave(self, keys: list[int]) -> None:
+        for key in keys:
+            del self._there[key]
+        self._leaving.update(keys)
+        removed = await in_thread(partial(_remove, self._folder, keys))
+        self._gone(keys, removed.num_chunks)
+        if removed.fault:
+            self._fault(self._writing, removed.fault)
+
+    def _gone(self, keys: list[int], num_removed: int) -> None:
+        """Forget chunks whose files were removed; others still take room."""
+        self._leaving.difference_update(keys)
+        for key in keys[num_removed:]:
+            self._there[key] = 0
+            self._there.move_to_end(key, last=False)
+
+    def _fault(self, trouble: Trouble, why: str) -> None:
+        self._tally.add(num_faults=1)
+        trouble.begin(why)
+
+
+# In threads
+
+
+def _read(folder: ChunkFolder, targets: list[tuple[int, memoryview]], chunk_bytes: int, turn: Turn) -> Done:
+    with memoryview(bytearray(chunk_bytes)) as memory:  # the turn may be over while the disk is waited for
+        for number, (key, target) in enumerate(targets):
+            try:
+                fault = folder.read(key, memory)
+            except FileNotFoundError:
+                return Done(number)
+            except OSError as error:
+                return Done(number, f"chunk {key:016x}: {error.strerror}")
+            if fault or turn.is_over:
+                return Done(number, fault and f"chunk {key:016x}: {fault}")
+            turn.deliver(memory, target)
+    return Done(len(targets))
+
+
+def _write(folder: ChunkFolder, chunks: list[tuple[int, memoryview]], turn: Turn) -> Done:
+    for number, (key, chunk) in enumerate(chunks):
+        if turn.is_over:
+            return Done(number)
+        try:
+            folder.write(key, chunk)
+        except OSError as error:
+            return Done(number, f"chunk {key:016x}: {error.strerror}")
+    return Done(len(chunks))
+
+
+def _remove(folder: ChunkFolder, keys: list[int]) -> Done:
+    for number, key in enumerate(keys):
+        try:
+            folder.remove(key)
+        except OSError as error:
+            return Done(number, f"chunk {key:016x}: {error.strerror}")
+    return Done(len(keys))

@@ -1,0 +1,258 @@
+"""A store of KV that all workers share: a process of its own, whose memory holds chunks of any format.
+
+It does not look into chunks: who reads one verifies it. Room is taken before the bytes come, and a chunk that is being sent
+keeps its room until it is, so that memory stays within what was given, and half a megabyte for each connection. Where sizes
+of chunks differ much, the heap keeps gaps: then the process may take up to twice as much.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from serving.kv_tiers.config import KvStoreServiceConfig
+from serving.kv_tiers.tier import Tally, TierCounts, TierError
+from serving.kv_tiers.wire import (
+    ANSWER,
+    COUNTS,
+    ENTRY_BYTES,
+    KEY_BYTES,
+    LOOK_UP,
+    READ,
+    REMOVE,
+    REQUEST,
+    TOUCH,
+    WELCOME,
+    Request,
+    drain,
+    group_size,
+    place_of,
+    receive_group,
+    refusal,
+    send_chunks,
+    time_for,
+    unpack_keys,
+)
+from serving.transfer.agent import TransferError
+from serving.transfer.door import Door
+from serving.transfer.proven import Token, listen, prove
+from serving.transfer.stream import Stream
+from serving.transfer.wire import DONE, ID_BYTES
+
+log = logging.getLogger(__name__)
+
+Name = tuple[int, int]
+"""Identity of the format, and key."""
+
+
+class Entry:
+    """A chunk."""
+
+    __slots__ = ("data", "num_readers")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = data
+        self.num_readers = 0
+        """Connections on which it is being sent."""
+
+
+class Shelf:
+    """Chunks within bounded memory, the least recently used first to go."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.num_used = 0
+        self.entries: OrderedDict[Name, Entry] = OrderedDict()
+        self.tally = Tally()
+
+    @property
+    def counts(self) -> TierCounts:
+        """What it holds and did; the capacity is in bytes, for chunks have all sizes."""
+        return self.tally.counts._replace(num_chunks=len(self.entries), capacity=self.num_bytes)
+
+    def num_leading(self, names: Sequence[Name], chunk_bytes: int = 0) -> int:
+        """Return how many of the first chunks are there, of this size if one is given."""
+        for number, name in enumerate(names):
+            entry = self.entries.get(name)
+            if entry is None or (chunk_bytes and len(entry.data) != chunk_bytes):
+                return number
+        return len(names)
+
+    def touch(self, names: Sequence[Name]) -> None:
+        """Use chunks that are there; the beginning of a prompt is evicted last."""
+        for name in reversed(names):
+            if name in self.entries:
+                self.entries.move_to_end(name)
+
+    def take(self, count: int, chunk_bytes: int, protected: frozenset[Name]) -> bool:
+        """Take room for so many chunks, evicting others, but none of the protected; return whether there is."""
+        wanted = count * (chunk_bytes + ENTRY_BYTES)
+        while self.num_used + wanted > self.num_bytes:
+            victim = next(
+                (name for name, entry in self.entries.items() if not entry.num_readers and name not in protected), None
+            )
+            if victim is None:
+                return False
+            self.drop(victim)
+            self.tally.add(num_evicted=1)
+        self.num_used += wanted
+        return True
+
+    def give_back(self, count: int, chunk_bytes: int) -> None:
+        """Give back room that was taken."""
+        self.num_used -= count * (chunk_bytes + ENTRY_BYTES)
+
+    def put(self, name: Name, data: bytes | memoryview) -> None:
+        """Put a chunk where room was taken for it."""
+        if name in self.entries:  # somebody else was faster
+            self.give_back(1, len(data))
+        else:
+            self.entries[name] = Entry(data)
+
+    def drop(self, name: Name) -> None:
+        """Forget a chunk that nobody is reading."""
+        self.give_back(1, len(self.entries.pop(name).data))
+
+
+class StoreServer:
+    """See the module."""
+
+    def __init__(self, num_bytes: int, token: Token) -> None:
+        """Prepare to keep so many bytes for those who know the token, which is returned as it is then."""
+        self.shelf = Shelf(num_bytes)
+        self._token = token
+        self._words = WELCOME + secrets.token_bytes(ID_BYTES)
+        self._place = ""
+        self._door = Door(self._welcome, self._serve)
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen at a port of this host, or at a free one (0); return which.
+
+        Raises:
+            TierError: that cannot be done.
+        """
+        try:
+            listener = await listen(host, port)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise TierError(f"port {port} on {host} cannot be used: {why}; name another with --port") from error
+        port = int(listener.getsockname()[1])
+        self._place = place_of(port)
+        self._door.open(listener)
+        return port
+
+    async def close(self) -> None:
+        """Hang up on everybody and forget everything."""
+        await self._door.close()
+        self.shelf.entries.clear()
+
+    async def _welcome(self, stream: Stream) -> None:
+        await prove(stream, self._place, self._token(), is_caller=False)
+        await stream.send(self._words)
+
+    async def _serve(self, stream: Stream) -> None:
+        while True:
+            request = Request(*REQUEST.unpack(await stream.receive(REQUEST.size)))  # may be long in coming
+            try:
+                request.check()
+                async with time_for(0):
+                    keys = unpack_keys(await stream.receive(request.num_keys * KEY_BYTES))
+                await self._answer(stream, request, [(request.identity, key) for key in keys])
+            except TransferError as error:
+                with suppress(OSError):
+                    async with time_for(0):
+                        await stream.send(refusal(str(error)))
+                raise
+
+    async def _answer(self, stream: Stream, request: Request, names: list[Name]) -> None:
+        shelf = self.shelf
+        if request.kind == LOOK_UP:
+            await _say(stream, shelf.tally.found(shelf.num_leading(names), len(names)))
+        elif request.kind == TOUCH:
+            shelf.touch(names)
+            await _say(stream, shelf.num_leading(names))
+        elif request.kind == READ:
+            await self._send(stream, names, request.chunk_bytes)
+        elif request.kind == REMOVE:
+            for name in dict.fromkeys(names):
+                if name in shelf.entries and not shelf.entries[name].num_readers:
+                    shelf.drop(name)
+            await _say(stream, 0)
+        elif request.kind == COUNTS:
+            counts = msgspec.msgpack.encode(shelf.counts)
+            await _say(stream, len(counts), counts)
+        else:
+            await self._receive(stream, names, request.chunk_bytes)
+
+    async def _send(self, stream: Stream, names: list[Name], chunk_bytes: int) -> None:
+        shelf = self.shelf
+        names = names[: shelf.tally.read(shelf.num_leading(names, chunk_bytes), len(names), chunk_bytes)]
+        shelf.touch(names)
+        entries = [shelf.entries[name] for name in names]
+        for entry in entries:
+            entry.num_readers += 1
+        try:
+            async with time_for(len(entries) * chunk_bytes):
+                await stream.send(ANSWER.pack(DONE, len(entries)))
+                await send_chunks(stream, [entry.data for entry in entries])
+        finally:
+            for entry in entries:
+                entry.num_readers -= 1
+
+    async def _receive(self, stream: Stream, names: list[Name], chunk_bytes: int) -> None:
+        """Take those of the chunks that are not here."""
+        shelf, num_asked = self.shelf, len(names)
+        names = names[: shelf.num_bytes // (chunk_bytes + ENTRY_BYTES)]
+        shelf.touch(names)
+        is_wanted = [name not in shelf.entries for name in names]
+        wanted = [name for name, is_it in zip(names, is_wanted, strict=True) if is_it]
+        await _say(stream, len(names), bytes(is_wanted))
+        async with time_for(len(wanted) * chunk_bytes):
+            num_written = await self._put(stream, wanted, chunk_bytes, frozenset(names))
+        shelf.touch(names)
+        shelf.tally.written(num_written, len(wanted) - num_written + num_asked - len(names), chunk_bytes)
+        await _say(stream, shelf.num_leading(names, chunk_bytes))
+
+    async def _put(self, stream: Stream, wanted: list[Name], chunk_bytes: int, protected: frozenset[Name]) -> int:
+        """Receive chunks; return how many of the first there was room for."""
+        shelf, size = self.shelf, group_size(chunk_bytes)
+        for start in range(0, len(wanted), size):
+            group = wanted[start : start + size]
+            if not shelf.take(len(group), chunk_bytes, protected):
+                await drain(stream, (len(wanted) - start) * chunk_bytes)
+                return start
+            try:
+                chunks = await receive_group(stream, len(group), chunk_bytes)
+            except BaseException:
+                shelf.give_back(len(group), chunk_bytes)
+                raise
+            for name, chunk in zip(group, chunks, strict=True):
+                shelf.put(name, chunk if size == 1 else bytes(chunk))
+        return len(wanted)
+
+
+async def _say(stream: Stream, number: int, data: bytes = b"") -> None:
+    async with time_for(0):
+        await stream.send(ANSWER.pack(DONE, number) + data)
+
+
+async def serve_store(
+    config: KvStoreServiceConfig, token: Token, stopping: asyncio.Event, *, on_ready: Callable[[], object]
+) -> None:
+    """Be a store until the event is set.
+
+    Raises:
+        TierError: it cannot listen.
+    """
+    store = StoreServer(config.num_bytes, token)
+    port = await store.open(config.host, config.port)
+    log.info("%g GiB for KV at %s:%d", config.kv_store_size, config.host, port)
+    on_ready()
+    try:
+        await stopping.wait()
+    finally:
+        await store.close()

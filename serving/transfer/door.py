@@ -1,0 +1,112 @@
+"""A listening socket that anybody may connect to: who may enter, how many at once, and for how long without a word.
+
+It has no threads: each connection is served in its turn. So one that stops reading or writing holds up nobody.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+from serving.transfer.agent import TransferError
+from serving.transfer.links import MAX_LINKS
+from serving.transfer.stream import Stream
+from serving.transfer.wire import ID_BYTES
+
+log = logging.getLogger(__name__)
+
+PROOF_S = 5.0
+"""How long a connection may take to prove itself."""
+
+MAX_UNPROVEN = 64
+"""Connections that have not proven themselves yet; beyond, the oldest is dropped."""
+
+MAX_CONNECTIONS = 1024
+"""Of all callers; beyond, the oldest is dropped. An honest caller that finds its idle connection gone makes another."""
+
+MAX_OF_ONE_CALLER = 2 * MAX_LINKS
+"""Beyond, its oldest is dropped; twice what it uses, for it may replace some before we see that they are gone."""
+
+Attend = Callable[[Stream], Awaitable[None]]
+
+
+class Door:
+    """Lets callers in."""
+
+    def __init__(self, welcome: Attend, serve: Attend) -> None:
+        """Prepare to let callers in.
+
+        Args:
+            welcome: makes sure of who is there, and sends the words of welcome, which the caller answers with its id.
+            serve: does for a caller what it asks for, until it hangs up.
+        """
+        self._welcome = welcome
+        self._serve = serve
+        self._unproven: dict[asyncio.Task[None], None] = {}  # the oldest first, here and below
+        self._proven: dict[asyncio.Task[None], bytes] = {}  # and whose they are
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    def open(self, listener: socket.socket) -> None:
+        """Let callers in; the listener is ours from now on."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener))
+
+    async def close(self) -> None:
+        """Hang up on everybody."""
+        tasks = [*filter(None, [self._accepting]), *self._unproven, *self._proven]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:  # no file handles are left; there will be some
+                log.warning("a connection for KV could not be taken: %s", error)
+                await asyncio.sleep(1.0)
+                continue
+            if len(self._unproven) >= MAX_UNPROVEN:
+                self._drop(next(iter(self._unproven)))
+            stream = Stream(connection)
+            task = asyncio.create_task(self._attend(stream))
+            self._unproven[task] = None
+            task.add_done_callback(lambda task, stream=stream: self._end(task, stream))  # type: ignore[misc]
+
+    async def _attend(self, stream: Stream) -> None:
+        """Serve one connection, once it has proven itself."""
+        try:
+            async with asyncio.timeout(PROOF_S):
+                await self._welcome(stream)
+                caller = await stream.receive(ID_BYTES)
+            self._admit(caller)
+            await self._serve(stream)
+        except (OSError, TransferError) as error:  # a stranger is told nothing
+            log.debug("a connection for KV ended: %s", error or "it took too long")
+
+    def _admit(self, caller: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        del self._unproven[task]
+        same = [other for other, whose in self._proven.items() if whose == caller]
+        if len(same) >= MAX_OF_ONE_CALLER:
+            self._drop(same[0])
+        elif len(self._proven) >= MAX_CONNECTIONS:
+            self._drop(next(iter(self._proven)))
+        self._proven[task] = caller
+
+    def _drop(self, task: asyncio.Task[None]) -> None:
+        self._forget(task)
+        task.cancel()
+
+    def _end(self, task: asyncio.Task[None], stream: Stream) -> None:
+        self._forget(task)
+        stream.close()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._unproven.pop(task, None)
+        self._proven.pop(task, None)
