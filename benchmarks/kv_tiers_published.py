@@ -106,7 +106,7 @@ def run(
 def ttft(record: Record) -> np.ndarray[Any, Any]:
     """Return each request's TTFT (s), in the order of the workload."""
     order = np.argsort(record.requests.request)
-    return (record.requests.first_token_s - record.requests.sent_s)[order]
+    return np.asarray(record.requests.first_token_s - record.requests.sent_s)[order]
 
 
 def hits(record: Record, which: slice = slice(None)) -> float:
@@ -128,15 +128,17 @@ def vllm() -> Iterator[Row]:
         once = copies(length, 1, gap_s=200.0)
         other = replace_ids(once[0], 1 << 30, 100.0)  # takes the GPU's blocks meanwhile
         workload = Workload("single", 16, sorted([*once, other], key=lambda request: request.arrival_s))
-        engine = EngineConfig(block_size=16, num_gpu_blocks=length // 16 + 8, kv_offloading_size=64.0, host_bandwidth_gb_s=50.0)
+        engine = EngineConfig(
+            block_size=16, num_gpu_blocks=length // 16 + 8, kv_offloading_size=64.0, host_bandwidth_gb_s=50.0
+        )
         first, _, again = ttft(run(workload, engine, timing))
         ratios.append(f"{length:,}: {first / again:.1f}x ({first * 1e3:,.0f} to {again * 1e3:,.0f} ms)")
-    yield Row(VLLM, "TTFT of one prompt, computed against loaded from host memory", "2 to 22x, by length", "; ".join(ratios))
+    yield Row(
+        VLLM, "TTFT of one prompt, computed against loaded from host memory", "2 to 22x, by length", "; ".join(ratios)
+    )
     spans = []
     for size in (0.0, 700.0):
-        engine = EngineConfig(
-            block_size=16, num_gpu_blocks=8192, kv_offloading_size=size, host_bandwidth_gb_s=50.0
-        )
+        engine = EngineConfig(block_size=16, num_gpu_blocks=8192, kv_offloading_size=size, host_bandwidth_gb_s=50.0)
         record = run(Workload("many", 16, copies(512, 10_000, gap_s=1000.0)), engine, timing)
         ends = np.sort(record.requests.last_token_s)
         spans.append(float(ends[-1] - 1000.0))
@@ -193,7 +195,9 @@ def ssd() -> Iterator[Row]:
     timing = TimingConfig(model="Qwen/Qwen3-8B", gpu="a100", timed_as="sglang")
     gpu = EngineConfig(num_gpu_blocks=2200)  # 0.88 of 40 GB, less the weights
     host = replace(gpu, kv_offloading_size=2 * 2200 * 64 * 147456 / GIB, kv_prefetch_policy="wait_complete")
-    pool = replace(host, kv_disk_size=80e9 / GIB, kv_disk_bandwidth_gb_s=50.0, kv_disk_latency_ms=0.5, kv_disk_lookup_ms=0.5)
+    pool = replace(
+        host, kv_disk_size=80e9 / GIB, kv_disk_bandwidth_gb_s=50.0, kv_disk_latency_ms=0.5, kv_disk_lookup_ms=0.5
+    )
     drives = KvStoreConfig(kv_store_size=10_000.0, kv_store_bandwidth_gb_s=27.0, kv_store_latency_ms=0.1)
     arms = {
         "GPU": (gpu, KvStoreConfig()),
@@ -229,7 +233,12 @@ def hicache() -> Iterator[Row]:
         HICACHE,
         "TTFT with host memory and a store against GPU only, in the round where it is least",
         "up to -80%",
-        less(*min(((many[0], few[0]) for many, few in zip(found["L3"], found["GPU"], strict=True)), key=lambda p: p[0] / p[1]))
+        less(
+            *min(
+                ((many[0], few[0]) for many, few in zip(found["L3"], found["GPU"], strict=True)),
+                key=lambda p: p[0] / p[1],
+            )
+        )
         + f" (last round: {less(last['L3'], last['GPU'])}; host memory alone: {less(last['L2'], last['GPU'])})",
     )
 
@@ -241,14 +250,16 @@ KIMI = TimingConfig(
 
 def agent_run(what: Turns, workers: int, store_gib: float) -> Record:
     """Run sessions of agents, all at once, over workers of four B200 with round robin; 25 GB/s of the store for each GPU."""
-    engine = EngineConfig(kv_offloading_size=64.0 if store_gib else 0.0, kv_prefetch_policy="wait_complete")
+    engine = EngineConfig(kv_offloading_size=64.0 if store_gib else 0.0, offload_prompt_only=False)
     store = KvStoreConfig(kv_store_size=store_gib, kv_store_bandwidth_gb_s=100.0 * workers)
-    return run(conversations(what), engine, KIMI, replicas=workers, router_mode="round-robin", kv_store=store)
+    return run(
+        conversations(what, block_size=128), engine, KIMI, replicas=workers, router_mode="round-robin", kv_store=store
+    )
 
 
 def agents() -> Iterator[Row]:
     """Kimi K2.5 fp4, 12 B200: sessions of 33 turns, 12,000 tokens at first and 2,242 more a turn, 5.2 s between."""
-    what = Turns(150, 33, 8000, 2000, 242, common=4096, delay_s=5.2, apart_s=0.2)
+    what = Turns(75, 33, 8000, 2000, 242, common=4096, delay_s=5.2, apart_s=0.2)
     without, with_it = agent_run(what, 3, 0.0), agent_run(what, 3, 4096.0)
     medians = [float(np.median(ttft(record))) for record in (without, with_it)]
     spans = [float(record.requests.last_token_s.max()) for record in (without, with_it)]

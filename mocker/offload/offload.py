@@ -15,7 +15,8 @@ Behind host memory there may be tiers (`tiers.py`), whose part in this the drive
     host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`, and for what there is room: Read --> `end_read`
     a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
 
-A prompt looks up once. It is told to ask again until what it reads has come, and then finds it in host memory.
+A prompt is told to ask again until what it reads has come, and then finds it in host memory. It looks up once, and again only if
+host memory has lost the beginning of it meanwhile.
 
 Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.32; prefetching as in SGLang's HiCache.
 """
@@ -63,18 +64,20 @@ class Work:
 
 
 NO_WORK = Work()  # shared, never changed
+NEVER = 1 << 62
 
 
 class State:
     """What is known of a sequence here."""
 
-    __slots__ = ("copies", "fetches", "has_looked_up", "is_over", "num_offered", "sources", "uses", "watch")
+    __slots__ = ("copies", "fetches", "is_over", "looked_up_from", "num_offered", "sources", "uses", "watch")
 
     def __init__(self, sequence: Sequence) -> None:
         self.uses = Uses()
         self.fetches: dict[LookUp | Read, None] = {}
         """What it waits for of tiers behind host memory."""
-        self.has_looked_up = False
+        self.looked_up_from = NEVER
+        """The first chunk of the last look-up; another one has a reason if host memory has lost chunks before it since."""
         self.sources: list[tuple[TierName, Range]] = []
         """Which tier the chunks came from that were not in host memory."""
         self.num_offered = 0
@@ -133,7 +136,7 @@ class Offload:
         if limit * size - num_computed < size:
             return 0
         stop, is_ready = self.host.find(chain, start, limit)
-        if self._tiers and stop < limit and (state is None or not state.has_looked_up):
+        if self._tiers and stop < limit and (state is None or stop < state.looked_up_from):
             self._look_up(sequence, stop, limit)
             return None
         if not is_ready:
@@ -154,8 +157,10 @@ class Offload:
         self._work.loads.append(copy)
         if not sequence.num_preemptions:
             tokens: dict[TierName, int] = {"disk": 0, "store": 0}
-            for tier, chunks in state.sources:
-                tokens[tier] += count(overlap([chunks], start, stop)) * self._size
+            left = [(start, stop)]
+            for tier, (first, last) in reversed(state.sources):  # what was lost and fetched again came from the later one
+                tokens[tier] += count(overlap(left, first, last)) * self._size
+                left = overlap(left, start, first) + overlap(left, last, stop)
             sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
             sequence.host_tokens = num_tokens - tokens["disk"] - tokens["store"]
 
@@ -164,7 +169,7 @@ class Offload:
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
-            state.has_looked_up = False
+            state.looked_up_from = NEVER
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
@@ -242,7 +247,7 @@ class Offload:
     def may_look_up(self, sequence: Sequence) -> bool:
         """Tell whether a waiting sequence may still look up what tiers have of it."""
         state = self._states.get(sequence)
-        return bool(self._tiers) and (state is None or not state.has_looked_up)
+        return bool(self._tiers) and (state is None or state.looked_up_from > 0)
 
     def expect(self, sequence: Sequence, num_computed: int) -> None:
         """Begin to fetch what host memory lacks of a prompt that has come."""
@@ -293,7 +298,7 @@ class Offload:
 
     def _look_up(self, sequence: Sequence, start: int, stop: int) -> None:
         look_up, state = LookUp(sequence, start, stop), self._state(sequence)
-        state.has_looked_up = True
+        state.looked_up_from = start
         self._fetches[look_up] = state.fetches[look_up] = None
         self.tier_work.append(look_up)
 
