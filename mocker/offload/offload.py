@@ -15,7 +15,8 @@ Behind host memory there may be tiers (`tiers.py`), whose part in this the drive
     host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`, and for what there is room: Read --> `end_read`
     a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
 
-A prompt looks up once. It is told to ask again until what it reads has come, and then finds it in host memory.
+A prompt is told to ask again until what it reads has come, and then finds it in host memory. It looks up once, and again only if
+host memory has lost the beginning of it meanwhile.
 
 Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.32; prefetching as in SGLang's HiCache.
 """
@@ -66,6 +67,7 @@ class Work:
 
 
 NO_WORK = Work()  # shared, never changed
+NEVER = 1 << 62
 
 
 class State:
@@ -74,9 +76,9 @@ class State:
     __slots__ = (
         "copies",
         "fetches",
-        "has_looked_up",
         "is_over",
         "is_spoilt",
+        "looked_up_from",
         "num_offered",
         "sources",
         "uses",
@@ -87,7 +89,8 @@ class State:
         self.uses = Uses()
         self.fetches: dict[LookUp | Read, None] = {}
         """What it waits for of tiers behind host memory."""
-        self.has_looked_up = False
+        self.looked_up_from = NEVER
+        """The first chunk of the last look-up; another one has a reason if host memory has lost chunks before it since."""
         self.is_spoilt = False
         """Whether a load was wrong: what is missing is computed."""
         self.sources: list[tuple[TierName, Range]] = []
@@ -148,7 +151,7 @@ class Offload:
         if limit * size - num_computed < size or (state is not None and state.is_spoilt):
             return 0
         stop, is_ready = self.host.find(chain, start, limit)
-        if self._tiers and stop < limit and (state is None or not state.has_looked_up):
+        if self._tiers and stop < limit and (state is None or stop < state.looked_up_from):
             self._look_up(sequence, stop, limit)
             return None
         if not is_ready:
@@ -175,7 +178,7 @@ class Offload:
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
-            state.has_looked_up = state.is_spoilt = False
+            state.looked_up_from, state.is_spoilt = NEVER, False
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
@@ -257,7 +260,7 @@ class Offload:
     def may_look_up(self, sequence: Sequence) -> bool:
         """Tell whether a waiting sequence may still look up what tiers have of it."""
         state = self._states.get(sequence)
-        return bool(self._tiers) and (state is None or not state.has_looked_up)
+        return bool(self._tiers) and (state is None or state.looked_up_from > 0)
 
     def expect(self, sequence: Sequence, num_computed: int) -> None:
         """Begin to fetch what host memory lacks of a prompt that has come."""
@@ -308,7 +311,7 @@ class Offload:
 
     def _look_up(self, sequence: Sequence, start: int, stop: int) -> None:
         look_up, state = LookUp(sequence, start, stop), self._state(sequence)
-        state.has_looked_up = True
+        state.looked_up_from = start
         self._fetches[look_up] = state.fetches[look_up] = None
         self.tier_work.append(look_up)
 
@@ -342,9 +345,11 @@ class Offload:
     def _note_sources(self, sequence: Sequence, state: State, start: int, stop: int, num_local: int) -> None:
         """Note which tiers the tokens came from that a sequence got with some of its chunks, behind those on the GPU."""
         tokens: dict[TierName, int] = {"disk": 0, "store": 0}
-        for tier, chunks in state.sources:
-            for first, last in overlap([chunks], start, stop):
-                tokens[tier] += last * self._size - max(first * self._size, num_local)
+        left = [(start, stop)]
+        for tier, (first, last) in reversed(state.sources):  # what was lost and fetched again came from the later one
+            for low, high in overlap(left, first, last):
+                tokens[tier] += high * self._size - max(low * self._size, num_local)
+            left = overlap(left, start, first) + overlap(left, last, stop)
         sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
         sequence.host_tokens = max(stop * self._size - num_local, 0) - tokens["disk"] - tokens["store"]
 

@@ -8,7 +8,7 @@ from mocker import BlockChain, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved, TierStored
 from mocker.offload.chunk_cache import ChunkCache, Uses
 from mocker.offload.config import HostMemory, Tier
-from mocker.offload.tiers import LookUp, Write
+from mocker.offload.tiers import Found, LookUp, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
@@ -158,6 +158,49 @@ def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
         core.schedule(now)
     assert cached == [0, 0, 80]
     assert {type(work) for work in writes} == {Write}  # and none of them has ended
+
+
+def test_what_leaves_host_memory_while_the_rest_is_fetched_is_fetched_too():
+    """Its 8 chunks hold b and the first 3 of a, which c takes while the other 2 are read: a is fetched from its beginning."""
+    disk = Tier(name="disk", num_chunks=100, bandwidth=1.0)
+    core, now, reads, late = engine(num_blocks=6, num_chunks=8, async_scheduling=False, tiers=(disk,)), 0.0, [], []
+
+    def go_on():
+        nonlocal now
+        while True:
+            for work in core.take_tier_work():
+                match work:
+                    case LookUp():
+                        core.answer(work, [Found("disk", 5)] if work.sequence is sequence else [])
+                    case Read():
+                        reads.append(work.ranges)
+                        late.append(work)
+                    case Write():
+                        core.end_write(work)
+            if (
+                (step := core.schedule(now)) is None
+                and core.wake_s == math.inf
+                and not core.scheduler.offload.tier_work
+            ):
+                return
+            now = core.wake_s if step is None and core.wake_s < math.inf else now
+            now = now if step is None else core.complete().end
+
+    sequence = None
+    for name in "ab":
+        core.add(prompt(name))
+        go_on()
+    sequence = again("a")
+    core.add(sequence)
+    go_on()
+    core.add(prompt("c"))
+    go_on()
+    while late:
+        read = late.pop()
+        core.end_read(read, read.num_chunks)
+        go_on()
+    assert reads == [[(3, 5)], [(0, 3)]]
+    assert (sequence.cached_tokens, sequence.disk_tokens, sequence.host_tokens) == (80, 80, 0)
 
 
 def test_a_chunk_that_left_host_memory_is_computed_again():
