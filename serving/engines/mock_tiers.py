@@ -32,7 +32,7 @@ from mocker.events import KvEvent, TierRemoved, TierStored
 from mocker.offload.config import HostMemory, Tier, TierName
 from mocker.offload.offload import Copy
 from mocker.offload.ranges import Range
-from mocker.offload.tiers import Found, LookUp, Read, TierWork, Write
+from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv_shelf import scaled_layout
@@ -193,8 +193,9 @@ class LiveTiers:
             match each:
                 case Write():
                     self._spawn(self._write(each)).add_done_callback(partial(self._end_write, each))
-                case _ if each in self._fetches:  # it is in a hurry: what has come by now is enough
-                    self._fetches[each].cancel()
+                case Hurry(fetch):
+                    if fetch in self._fetches:
+                        self._fetches[fetch].cancel()
                 case LookUp():
                     found: list[Found] = []
                     task = self._fetches[each] = self._spawn(self._look_up(each, found))

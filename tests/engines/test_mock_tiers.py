@@ -15,6 +15,7 @@ from mocker.timing.config import TimingConfig
 from serving.engines import mock_tiers
 from serving.engines.mock import Mocker
 from serving.engines.mock_answers import LETTERS, answer_tokens
+from serving.kv_tiers.files import MAX_THREADS
 from serving.kv_tiers.store import StoreServer
 from serving.kv_tiers.wire import ENTRY_BYTES
 from serving.model.files import ModelFiles
@@ -480,6 +481,23 @@ def test_whatever_a_prompt_waits_for_it_is_answered(world, policy):
                 cached <= 40 for cached in await asyncio.gather(*(ask(mocker, prompt) for prompt in prompts * 3))
             )
             await settle(mocker)
+
+    run(main)
+
+
+def test_best_effort_does_not_wait_for_a_disk_that_does_not_answer(world):
+    async def main():
+        async with world.mocker(host=16, kv_prefetch_policy="best_effort") as mocker:
+            await ask(mocker, PROMPT)
+            await settle(mocker)
+            await fill(mocker)
+            disk = mocker._tiers[0]._tiers["disk"]
+            disk._timeout_s = 3600.0
+            for _ in range(MAX_THREADS):
+                await disk._threads.acquire()
+            assert await ask(mocker, PROMPT) < 40
+            for _ in range(MAX_THREADS):
+                disk._threads.release()
 
     run(main)
 
