@@ -157,3 +157,19 @@ def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
         core.schedule(now)
     assert cached == [0, 0, 80]
     assert {type(work) for work in writes} == {Write}  # and none of them has ended
+
+
+def test_a_prompt_whose_kv_did_not_come_is_looked_up_in_the_tiers():
+    disk = Tier(name="disk", num_chunks=100, bandwidth=1.0)
+    core = engine(async_scheduling=False, tiers=(disk,), kv_role="kv_consumer", kv_load_failure_policy="recompute")
+    sequence = Sequence(
+        "a", num_prompt=80, max_tokens=2, chain=BlockChain([("a", i) for i in range(5)]), is_remote_prefill=True
+    )
+    core.add(sequence)
+    assert core.schedule(0.0) is None
+    assert core.take_loads() == [sequence]
+    core.arrive(sequence, 0)
+    assert core.schedule(0.0) is None
+    [look_up] = core.take_tier_work()
+    core.answer(look_up, [])
+    assert core.schedule(0.0).batch.chunks == [(sequence, 64)]
