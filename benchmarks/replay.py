@@ -21,11 +21,14 @@ CASES = [
         "block_size": block_size,
         "num_gpu_blocks": 2048 * 512 // block_size,
         "async_scheduling": is_async,
+        "kv_offloading_size": host_gib,
     }
+    for host_gib in (0, 1024)
     for block_size in (512, 16)
     for workers in (4, 8)
     for mode in ("round-robin", "kv")
     for is_async in (True, False)
+    if is_async or not host_gib
 ]
 
 
@@ -69,13 +72,13 @@ def main() -> None:
     from dynabench.experiment.manifest import is_compiled
 
     print(f"cores: {'compiled' if is_compiled() else 'interpreted'}")
-    print("block  workers  mode         async  seconds  requests/s  peak MB  TTFT mean ms  hit share")
+    print("host GiB  block  workers  mode         async  seconds  requests/s  peak MB  TTFT mean ms  hit share")
     for case in CASES:
         command = [sys.executable, __file__, str(options.trace), "--repeats", str(options.repeats)]
         done = subprocess.run([*command, "--case", json.dumps(case)], check=True, capture_output=True, text=True)
         got = json.loads(done.stdout)
         print(
-            f"{case['block_size']:5}  {case['workers']:7}  {case['mode']:12}  {'yes' if case['async_scheduling'] else 'no':5}  {got['seconds']:7.3f}  "
+            f"{case['kv_offloading_size']:8}  {case['block_size']:5}  {case['workers']:7}  {case['mode']:12}  {'yes' if case['async_scheduling'] else 'no':5}  {got['seconds']:7.3f}  "
             f"{got['requests_per_s']:10,.0f}  {got['peak_mb']:7.0f}  {got['ttft_ms']:12.1f}  {got['hit_share']:9.3f}",
             flush=True,
         )

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from foundation.settings import NotNegative, Positive, check
-from mocker.offload.config import HostMemory, Policy, Tier, WritePolicy, whole_chunks
+from mocker.offload.config import HostMemory, Policy, Size, Tier, WritePolicy, whole_chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreConfig:
     """Settings of a store that all workers share; what is in it passes through their host memory."""
 
-    kv_store_size: NotNegative = 0.0
+    kv_store_size: Size = 0.0
     """Store of KV that all workers share, such as Mooncake or a shared file system (GiB; 0: none)."""
 
     kv_store_bandwidth_gb_s: Positive = 80.0

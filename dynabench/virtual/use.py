@@ -115,8 +115,9 @@ def watch_kv(deployment: Deployment, cluster: Cluster) -> dict[str, KvUse]:
 
 
 def kv_use(uses: dict[str, KvUse], cluster: Cluster) -> tuple[KvOverTime, ...]:
-    """Return the share of its KV blocks that each pool had in use over time."""
-    return tuple(KvOverTime(name, *use.shares(cluster.clock.now)) for name, use in uses.items())
+    """Return the share of its KV blocks that each pool had in use over time, until its last answer ended."""
+    length_s = _length_s(cluster)
+    return tuple(KvOverTime(name, *use.shares(length_s)) for name, use in uses.items())
 
 
 def link_use(deployment: Deployment, cluster: Cluster) -> tuple[LinkUse, ...]:

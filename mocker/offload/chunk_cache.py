@@ -195,9 +195,17 @@ class ChunkCache:
         """Give up chunks that are being written: they are absent."""
         for start, stop in ranges:
             for segment in self._isolate(chain, start, stop):
-                if self._arc is not None:
-                    self._arc.lose(segment)
-                self._leave(segment, segment.num_chunks)
+                self._lose(segment)
+
+    def drop(self, chain: BlockChain, start: int, stop: int) -> None:
+        """Forget chunks whose content is wrong, but for those that something still writes or reads."""
+        for segment in self._isolate(chain, start, stop):
+            if segment.is_evictable:
+                self.num_evictable -= segment.num_chunks
+                is_tail_first = segment.is_tail_first
+                first, last = self._lose(segment)
+                if self.has_listener:
+                    self.events.append(TierRemoved(self._medium, chain, first, last, self._size, is_tail_first))
 
     def finish(self, chain: BlockChain, uses: Uses) -> None:
         """End a request: what it had to do with is the most recent from now on, and the beginning of its prompt above all."""
@@ -286,6 +294,12 @@ class ChunkCache:
         """Let a segment be evicted that nothing writes or reads any more."""
         self.num_evictable += segment.num_chunks
         self._policy.free(segment)
+
+    def _lose(self, segment: Segment) -> Range:
+        """Take out a segment that is not evicted, and return its chunks."""
+        if self._arc is not None:
+            self._arc.lose(segment)
+        return self._leave(segment, segment.num_chunks)
 
     # Segments
 

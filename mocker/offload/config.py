@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Positive, Whole, check
 
@@ -11,13 +13,15 @@ TierName = Literal["disk", "store"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 PrefetchPolicy = Literal["when_scheduled", "wait_complete", "timeout", "best_effort"]
 GIB = 1 << 30
+Size = Annotated[float, Meta(ge=0, le=1_000_000_000)]
+"""Of a tier (GiB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
     """Settings of one engine's host memory, and of the disk behind it."""
 
-    kv_offloading_size: NotNegative = 0.0
+    kv_offloading_size: Size = 0.0
     """Host memory for KV, per data-parallel rank, for all its GPUs together (GiB; 0: none)."""
 
     num_host_blocks: Whole = 0
@@ -41,7 +45,7 @@ class OffloadConfig:
     host_latency_us: NotNegative = 20.0
     """Fixed time of each copy between a GPU and host memory, added to the time for its bytes (us)."""
 
-    kv_disk_size: NotNegative = 0.0
+    kv_disk_size: Size = 0.0
     """Local disk for KV behind host memory, per data-parallel rank (GiB; 0: none)."""
 
     kv_disk_bandwidth_gb_s: Positive = 7.0

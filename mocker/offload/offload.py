@@ -15,7 +15,8 @@ Behind host memory there may be tiers (`tiers.py`), whose part in this the drive
     host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`, and for what there is room: Read --> `end_read`
     a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
 
-A prompt looks up once. It is told to ask again until what it reads has come, and then finds it in host memory.
+A prompt is told to ask again until what it reads has come, and then finds it in host memory. It looks up once, and again only if
+host memory has lost the beginning of it meanwhile.
 
 Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.32; prefetching as in SGLang's HiCache.
 """
@@ -34,7 +35,7 @@ from mocker.sequence import Sequence, Watch
 class Copy:
     """Chunks of a sequence on their way between the GPU and the host."""
 
-    __slots__ = ("is_store", "num_local", "number", "ranges", "sequence")
+    __slots__ = ("is_store", "num_good", "num_local", "number", "ranges", "sequence")
 
     def __init__(self, number: int, sequence: Sequence, ranges: list[Range], *, is_store: bool) -> None:
         self.number = number
@@ -42,6 +43,8 @@ class Copy:
         self.sequence = sequence
         self.ranges = ranges
         self.is_store = is_store
+        self.num_good: int | None = None
+        """Of a load that was checked: so many chunks, the first ones, are right."""
 
     @property
     def num_chunks(self) -> int:
@@ -64,18 +67,32 @@ class Work:
 
 
 NO_WORK = Work()  # shared, never changed
+NEVER = 1 << 62
 
 
 class State:
     """What is known of a sequence here."""
 
-    __slots__ = ("copies", "fetches", "has_looked_up", "is_over", "num_offered", "sources", "uses", "watch")
+    __slots__ = (
+        "copies",
+        "fetches",
+        "is_over",
+        "is_spoilt",
+        "looked_up_from",
+        "num_offered",
+        "sources",
+        "uses",
+        "watch",
+    )
 
     def __init__(self, sequence: Sequence) -> None:
         self.uses = Uses()
         self.fetches: dict[LookUp | Read, None] = {}
         """What it waits for of tiers behind host memory."""
-        self.has_looked_up = False
+        self.looked_up_from = NEVER
+        """The first chunk of the last look-up; another one has a reason if host memory has lost chunks before it since."""
+        self.is_spoilt = False
+        """Whether a load was wrong: what is missing is computed."""
         self.sources: list[tuple[TierName, Range]] = []
         """Which tier the chunks came from that were not in host memory."""
         self.num_offered = 0
@@ -131,11 +148,12 @@ class Offload:
             self._hurry(state)
             return None
         start, limit = num_computed // size, sequence.num_known // size
-        if limit * size - num_computed < size:
+        if limit * size - num_computed < size or (state is not None and state.is_spoilt):
             return 0
         stop, is_ready = self.host.find(chain, start, limit)
-        if self._tiers and stop < limit and (state is None or not state.has_looked_up):
+        if self._tiers and stop < limit and (state is None or stop < state.looked_up_from):
             self._look_up(sequence, stop, limit)
+            self._hurry(self._states[sequence])
             return None
         if not is_ready:
             return None
@@ -154,18 +172,14 @@ class Offload:
         copy.num_local = num_computed
         self._work.loads.append(copy)
         if not sequence.num_preemptions:
-            tokens: dict[TierName, int] = {"disk": 0, "store": 0}
-            for tier, chunks in state.sources:
-                tokens[tier] += count(overlap([chunks], start, stop)) * self._size
-            sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
-            sequence.host_tokens = num_tokens - tokens["disk"] - tokens["store"]
+            self._note_sources(sequence, state, start, stop, num_computed)
 
     def preempt(self, sequence: Sequence) -> None:
         """Flush what is copied of a sequence that loses its blocks."""
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
-            state.has_looked_up = False
+            state.looked_up_from, state.is_spoilt = NEVER, False
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
@@ -223,27 +237,31 @@ class Offload:
         work, self._work = self._work, Work()
         return work
 
-    def end_copy(self, number: int) -> None:
-        """Take a copy for done."""
+    def end_copy(self, number: int) -> int | None:
+        """Take a copy for done; return how many blocks of its sequence are right if it is a load that was wrong."""
         copy = self._copies.pop(number)
-        sequence = copy.sequence
+        sequence, state, ranges = copy.sequence, self._states[copy.sequence], copy.ranges
+        num_valid_blocks = None
         if copy.is_store:
             self.host.complete_store(sequence.chain, copy.ranges)
         else:
             for start, stop in copy.ranges:
                 self.host.unpin(sequence.chain, start, stop)
-        if self._tiers:
-            self._write(sequence, copy.ranges, "write_through" if copy.is_store else "write_through_selective")
-        state = self._states[sequence]
+        if copy.num_good is not None and copy.num_good < copy.num_chunks:
+            ranges, _ = split(ranges, copy.num_good)
+            num_valid_blocks = self._end_wrong_load(copy, state, copy.num_good)
+        if self._tiers and ranges:
+            self._write(sequence, ranges, "write_through" if copy.is_store else "write_through_selective")
         del state.copies[copy]
         self._forget_if_done(sequence, state)
+        return num_valid_blocks
 
     # Tiers behind host memory
 
     def may_look_up(self, sequence: Sequence) -> bool:
         """Tell whether a waiting sequence may still look up what tiers have of it."""
         state = self._states.get(sequence)
-        return bool(self._tiers) and (state is None or not state.has_looked_up)
+        return bool(self._tiers) and (state is None or state.looked_up_from > 0)
 
     def expect(self, sequence: Sequence, num_computed: int) -> None:
         """Begin to fetch what host memory lacks of a prompt that has come."""
@@ -294,7 +312,7 @@ class Offload:
 
     def _look_up(self, sequence: Sequence, start: int, stop: int) -> None:
         look_up, state = LookUp(sequence, start, stop), self._state(sequence)
-        state.has_looked_up = True
+        state.looked_up_from = start
         self._fetches[look_up] = state.fetches[look_up] = None
         self.tier_work.append(look_up)
 
@@ -324,6 +342,30 @@ class Offload:
         evicted.clear()
 
     # The steps of these
+
+    def _note_sources(self, sequence: Sequence, state: State, start: int, stop: int, num_local: int) -> None:
+        """Note which tiers the tokens came from that a sequence got with some of its chunks, behind those on the GPU."""
+        tokens: dict[TierName, int] = {"disk": 0, "store": 0}
+        left = [(start, stop)]
+        for tier, (first, last) in reversed(state.sources):  # what was lost and fetched again came from the later one
+            for low, high in overlap(left, first, last):
+                tokens[tier] += high * self._size - max(low * self._size, num_local)
+            left = overlap(left, start, first) + overlap(left, last, stop)
+        sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
+        sequence.host_tokens = max(stop * self._size - num_local, 0) - tokens["disk"] - tokens["store"]
+
+    def _end_wrong_load(self, load: Copy, state: State, num_good: int) -> int:
+        """Forget the first chunk that is wrong, to be stored again once it is computed; return how many blocks are right."""
+        sequence, start = load.sequence, load.ranges[0][0]
+        wrong = start + num_good
+        self.host.drop(sequence.chain, wrong, wrong + 1)
+        state.is_spoilt = True
+        state.num_offered = min(state.num_offered, wrong)
+        num_tokens = max(wrong * self._size, load.num_local)
+        if not sequence.num_preemptions:
+            sequence.cached_tokens = num_tokens
+            self._note_sources(sequence, state, start, wrong, load.num_local)
+        return num_tokens * self._blocks_per_chunk // self._size
 
     def _state(self, sequence: Sequence) -> State:
         state = self._states.get(sequence)

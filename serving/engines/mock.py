@@ -244,8 +244,9 @@ class MockEngine:
         events = self.engine.take_events() + self.engine.take_host_events()
         if events:
             tiers.note(events)
-            if self._publisher is not None:
-                self._publisher.publish(list(router_events(events)))
+        news = [*router_events(events), *tiers.take_reports()]
+        if news and self._publisher is not None:
+            self._publisher.publish(news)
         tiers.act(self.engine.take_tier_work())
 
     def _follow_tiers(self) -> None:

@@ -9,10 +9,10 @@ is real: the core asks what is there, and it takes the time that it takes.
     LookUp             which tier has the next chunks, the nearest first    -> `engine.answer`
     Read               from a tier into slots of the arena, verified        -> `engine.end_read`
     Write              from the arena into a tier                           -> `engine.end_write`
-    a load to the GPU  its chunks are verified where they lie
+    a load to the GPU  its chunks are verified where they lie                       -> `engine.end_check`
 
-A chunk that cannot be read, or is wrong, ends its read: what it would have saved is computed. A tier that takes nothing ends
-its write all the same.
+A chunk that cannot be read, or is wrong, ends its read or load: what it would have saved is computed. A tier that takes nothing
+ends its write all the same.
 """
 
 import asyncio
@@ -30,18 +30,20 @@ from pathlib import Path
 from mocker import BlockChain, Engine
 from mocker.events import KvEvent, TierRemoved, TierStored
 from mocker.offload.config import HostMemory, Tier, TierName
+from mocker.offload.offload import Copy
 from mocker.offload.ranges import Range
-from mocker.offload.tiers import Found, LookUp, Read, TierWork, Write
+from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv_shelf import scaled_layout
-from serving.kv_tiers import tier as kept
+from serving.engines.tier_reports import TierReports
 from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.files import FileTier
 from serving.kv_tiers.host import HostTier
 from serving.kv_tiers.store_client import StoreTier, parse_address
-from serving.kv_tiers.tier import ChunkFormat, FolderTakenError, TierCounts, TierError
+from serving.kv_tiers.tier import Changes, ChunkFormat, FolderTakenError, TierCounts, TierError
 from serving.kv_tiers.trouble import Trouble
+from serving.router.events import BlocksEvent
 from serving.runtime.threads import in_thread
 from serving.transfer.config import TransferRunConfig
 from serving.transfer.proven import Token
@@ -58,6 +60,9 @@ MAX_WAITING_WRITES = 256
 """Of chunks that have left host memory; beyond, they are not written."""
 
 MAX_FOLDERS = 1024
+
+MAX_NAMED = 2
+"""Times the chunks of host memory: of so many it is known which blocks they hold; what a tier is given is there, or was lately."""
 
 
 def with_store(memory: HostMemory | None, transfer: TransferRunConfig) -> HostMemory | None:
@@ -105,6 +110,15 @@ class Reading:
     num_read: int = 0
 
 
+@dataclass(slots=True)
+class Checking:
+    """Chunks of a load to the GPU, as far as they are right."""
+
+    keys: list[int]
+    num_good: int = 0
+    fault: str = ""
+
+
 class LiveTiers:
     """Of one rank."""
 
@@ -115,7 +129,9 @@ class LiveTiers:
         self._transfer = transfer
         self._token = token
         self._arena = HostTier(format, memory.num_chunks)
-        self._tiers: dict[TierName, kept.Tier] = {}
+        self._tiers: dict[TierName, FileTier | StoreTier] = {}
+        self._changes: dict[TierName, Changes] = {}
+        self._reports = TierReports(memory.blocks_per_chunk, MAX_NAMED * memory.num_chunks)
         self._filling: dict[int, asyncio.Task[None]] = {}
         self._leaving: set[int] = set()  # of those: what left host memory before it was filled
         self._fetches: dict[LookUp | Read, asyncio.Task[None]] = {}
@@ -135,9 +151,11 @@ class LiveTiers:
         await self._arena.start()
         for tier in self._memory.tiers:
             if tier.name == "disk":
-                self._tiers["disk"] = await self._disk(tier.num_chunks)
+                disk = self._tiers["disk"] = await self._disk(tier.num_chunks)
+                self._changes["disk"] = disk.changes
             else:
                 store = self._tiers["store"] = StoreTier(self._transfer.kv_store, self._format, self._token)
+                self._changes["store"] = store.changes
                 await store.start()
                 self._stack.push_async_callback(store.close)
 
@@ -175,15 +193,20 @@ class LiveTiers:
             match each:
                 case Write():
                     self._spawn(self._write(each)).add_done_callback(partial(self._end_write, each))
-                case _ if each in self._fetches:  # it is in a hurry: what has come by now is enough
-                    self._fetches[each].cancel()
+                case Hurry(fetch):
+                    if fetch in self._fetches:
+                        self._fetches[fetch].cancel()
                 case LookUp():
                     found: list[Found] = []
                     task = self._fetches[each] = self._spawn(self._look_up(each, found))
                     task.add_done_callback(partial(self._end_look_up, each, found))
                 case Read():
                     self._begin_read(each)
-        self._verify_loads()
+        self._check_loads()
+
+    def take_reports(self) -> list[BlocksEvent]:
+        """Return what came to disk and store, and what left them, since the last call; first what a warm disk has."""
+        return list(self._reports.take(self._changes))
 
     async def close(self) -> None:
         """End what is under way, and give everything back."""
@@ -225,7 +248,7 @@ class LiveTiers:
         if timeout_s < math.inf:
             asyncio.get_running_loop().call_later(timeout_s, task.cancel)
 
-    async def _read(self, tier: kept.Tier, reading: Reading) -> None:
+    async def _read(self, tier: FileTier | StoreTier, reading: Reading) -> None:
         keys, slots = reading.keys, reading.slots
         while reading.num_read < len(keys):
             lot = list(takewhile(slots.__contains__, keys[reading.num_read : reading.num_read + LOT_CHUNKS]))
@@ -299,25 +322,37 @@ class LiveTiers:
         else:
             self._arena.discard([key])
 
-    def _verify_loads(self) -> None:
-        """Verify the chunks of copies to the GPU that have begun."""
+    def _check_loads(self) -> None:
+        """Verify the chunks of copies to the GPU that have begun; they do not end before."""
         assert self._engine.host_link is not None
-        for _, copy in self._engine.host_link.loads.copies:
-            if copy.number > self._last_load:
-                self._last_load = copy.number
-                self._spawn(self._verify(self._keys(copy.sequence.chain, copy.ranges)))
+        for _, load in self._engine.host_link.loads.copies:
+            if load.number > self._last_load:
+                self._last_load = load.number
+                self._engine.await_check(load)
+                checking = Checking(self._keys(load.sequence.chain, load.ranges))
+                self._spawn(self._check(checking)).add_done_callback(partial(self._end_check, load, checking))
 
-    async def _verify(self, keys: list[int]) -> None:
-        await self._filled(keys)
-        slots = {key: slot for key in keys if (slot := self._arena.slot(key)) is not None}
-        faults = await in_thread(
-            lambda: [f"{key:016x}: {why}" for key, slot in slots.items() if (why := self._format.find_fault(slot, key))]
-        )
-        if faults:
-            self._spoilt.begin(f"chunk {faults[0]}")
-            self._arena.add_faults(len(faults))
-        elif slots:
+    async def _check(self, checking: Checking) -> None:
+        await self._filled(checking.keys)
+        slots = [(key, self._arena.slot(key)) for key in checking.keys]
+        await in_thread(lambda: self._find_fault(slots, checking))
+
+    def _find_fault(self, slots: list[tuple[int, memoryview | None]], checking: Checking) -> None:
+        for key, slot in slots:
+            checking.fault = "it is not there" if slot is None else self._format.find_fault(slot, key)
+            if checking.fault:
+                return
+            checking.num_good += 1
+
+    def _end_check(self, load: Copy, checking: Checking, _: asyncio.Task[None]) -> None:
+        num_good = checking.num_good
+        if checking.fault:
+            self._spoilt.begin(f"chunk {checking.keys[num_good]:016x}: {checking.fault}")
+        elif num_good:
             self._spoilt.end()
+        self._arena.loaded(num_good, load.num_chunks)
+        self._engine.end_check(load, num_good)
+        self._go_on()
 
     # The steps of these
 
@@ -337,6 +372,7 @@ class LiveTiers:
         raise TierError(f"{base}: {MAX_FOLDERS} workers keep their KV in this folder already; name another")
 
     def _keys(self, chain: BlockChain, ranges: Several[Range]) -> list[int]:
+        self._reports.learn(chain, ranges, self._changes)
         return _keys(chain, ranges, self._memory.blocks_per_chunk)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

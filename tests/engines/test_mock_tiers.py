@@ -15,12 +15,17 @@ from mocker.timing.config import TimingConfig
 from serving.engines import mock_tiers
 from serving.engines.mock import Mocker
 from serving.engines.mock_answers import LETTERS, answer_tokens
+from serving.kv_tiers.files import MAX_THREADS
 from serving.kv_tiers.store import StoreServer
+from serving.kv_tiers.wire import ENTRY_BYTES
 from serving.model.files import ModelFiles
+from serving.router.events import BlocksRemoved, BlocksStored
+from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.server import Stream
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import EngineError
+from serving.worker.kv_events import BlockLedger
 from tests.serving.test_mock_engine import Reader, request
 from tests.support.waiting import in_time, until_async
 
@@ -38,7 +43,7 @@ class World:
         self.folder = folder / "kv"
 
     @contextlib.asynccontextmanager
-    async def mocker(self, *, host=16, disk=64, store="", folder=None, **settings):
+    async def mocker(self, *, host=16, disk=64, store="", folder=None, publishers=(), **settings):
         config = EngineConfig(
             **{
                 "block_size": 4,
@@ -56,7 +61,7 @@ class World:
         mocker.transfer_with(lambda: TOKEN)
         try:
             await mocker.start(ModelFiles({}))
-            mocker.publish_to([])
+            mocker.publish_to(publishers)
             yield mocker
         finally:
             await mocker.close()
@@ -106,6 +111,34 @@ async def settle(mocker):
 
 def counts(mocker, name):
     return mocker._tiers[0].counts[name]
+
+
+class Router:
+    """What a router knows from a rank's reports, by medium, and what its ledger would tell another."""
+
+    def __init__(self):
+        self.blocks = {medium: set() for medium in ("GPU", "CPU", "STORAGE", "SHARED")}
+        self.ledger = BlockLedger()
+        self.events = []
+
+    def publish(self, events):
+        for event in events:
+            self.events.append(event)
+            self.ledger.apply(event)
+            match event:
+                case BlocksStored(hashes, _, medium):
+                    self.blocks[medium].update(hashes)
+                case BlocksRemoved(hashes, medium):
+                    self.blocks[medium].difference_update(hashes)
+
+    def told(self, medium):
+        """Return what a router that comes late hears."""
+        return {block for event in self.ledger.dump() if event.medium == medium for block in event.hashes}
+
+
+def hashes(prompt=PROMPT):
+    """Return the keys of a prompt's full blocks."""
+    return sequence_hashes(block_hashes(np.array(prompt, np.uint32), 4))[: len(prompt) // 4]
 
 
 def run(main):
@@ -220,6 +253,47 @@ def spoil(path):
     path.write_bytes(data)
 
 
+def spoil_host(mocker, places):
+    """Change a byte of chunks of the prompt, given by their places, where they lie in host memory."""
+    tiers = mocker._tiers[0]
+    keys = [hashes()[place] for place in places]
+    for key in keys:
+        tiers._arena.slot(key)[-100] ^= 1
+    return keys
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+@pytest.mark.parametrize(("places", "cached"), [([0], 0), ([4], 16), ([9], 36), ([2, 3], 8)])
+def test_of_a_chunk_that_is_wrong_in_host_memory_and_what_follows_it_the_rest_is_computed(
+    world, places, cached, policy
+):
+    async def main():
+        async with world.mocker(disk=0, host=100, kv_load_failure_policy=policy) as mocker:
+            await ask(mocker, PROMPT)
+            await fill(mocker)
+            await settle(mocker)
+            [wrong, *_] = spoil_host(mocker, places)
+            assert await ask(mocker, PROMPT) == cached
+            await settle(mocker)
+            assert counts(mocker, "host").num_faults == 1
+            tiers = mocker._tiers[0]
+            assert tiers._format.find_fault(tiers._arena.slot(wrong), wrong) == ""  # it was computed, and stored again
+
+    run(main)
+
+
+def test_a_chunk_that_is_not_in_the_arena_is_computed(world):
+    async def main():
+        async with world.mocker(disk=0, host=100) as mocker:
+            await ask(mocker, PROMPT)
+            await fill(mocker)
+            await settle(mocker)
+            mocker._tiers[0]._arena.discard(spoil_host(mocker, [5]))
+            assert await ask(mocker, PROMPT) == 20
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     "how", [spoil, Path.unlink, lambda path: path.write_bytes(b"")], ids=["corrupt", "gone", "torn"]
 )
@@ -271,6 +345,114 @@ def test_a_store_that_dies_is_a_miss(world):
     run(main)
 
 
+@pytest.mark.parametrize(("blocks_per_chunk", "disk"), [(1, 12), (2, 12), (1, 4), (5, 20)])
+def test_routers_know_what_is_on_disk(world, blocks_per_chunk, disk):
+    async def main():
+        router = Router()
+        async with world.mocker(disk=disk, publishers=[router], blocks_per_chunk=blocks_per_chunk) as mocker:
+            await ask(mocker, PROMPT)
+            await settle(mocker)
+            assert router.blocks["STORAGE"] == set(hashes()[:disk])
+            await fill(mocker)
+            last = hashes(list(range(10_200, 10_241)))
+            assert router.blocks["STORAGE"] >= set(last[:disk])
+            assert router.blocks["STORAGE"] == router.told("STORAGE")
+            assert len(router.blocks["STORAGE"]) == disk == blocks_per_chunk * counts(mocker, "disk").num_chunks
+
+    run(main)
+
+
+def test_what_is_wrong_on_disk_is_reported_as_removed(world):
+    async def main():
+        router = Router()
+        async with world.mocker(publishers=[router]) as mocker:
+            await ask(mocker, PROMPT)
+            await fill(mocker, 4)
+            await settle(mocker)
+            [path] = [path for path in world.files() if path.parent.name + path.stem == f"{hashes()[2]:016x}"]
+            spoil(path)
+            disk = mocker._tiers[0]._tiers["disk"]
+            assert await disk.read([hashes()[2]], [memoryview(bytearray(disk._format.chunk_bytes))]) == 0
+            mocker._ranks[0]._follow_tiers()
+            assert hashes()[2] not in router.blocks["STORAGE"]
+            assert hashes()[1] in router.blocks["STORAGE"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [1, 2])
+def test_a_warm_disk_is_reported_at_the_start_or_as_soon_as_a_prompt_names_its_chunks(world, blocks_per_chunk):
+    async def main():
+        async with world.mocker(blocks_per_chunk=blocks_per_chunk) as mocker:
+            await ask(mocker, PROMPT)
+            await settle(mocker)
+        router = Router()
+        async with world.mocker(publishers=[router], blocks_per_chunk=blocks_per_chunk) as mocker:
+            await asyncio.sleep(0)
+            assert router.blocks["STORAGE"] == (set(hashes()) if blocks_per_chunk == 1 else set())
+            assert await ask(mocker, PROMPT) == 40
+            assert router.blocks["STORAGE"] == set(hashes())
+
+    run(main)
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [1, 2])
+def test_who_writes_to_the_store_reports_what_it_stored_and_what_gave_way(world, blocks_per_chunk):
+    async def main():
+        router, settings = Router(), {"disk": 0, "blocks_per_chunk": blocks_per_chunk}
+        async with world.mocker(**settings) as mocker:
+            chunk_bytes = mocker._format.chunk_bytes + ENTRY_BYTES
+        async with (
+            world.store(20 // blocks_per_chunk * chunk_bytes) as (server, address),
+            world.mocker(store=address, publishers=[router], **settings) as mocker,
+        ):
+            await ask(mocker, PROMPT)
+            await settle(mocker)
+            assert router.blocks["SHARED"] == set(hashes())
+            await fill(mocker)
+            kept = {key for _, key in server.shelf.entries}
+            assert kept == {key for key in router.blocks["SHARED"] if key in kept}
+            assert len(router.blocks["SHARED"]) == len(kept) * blocks_per_chunk == 20
+            assert router.blocks["SHARED"] == router.told("SHARED")
+
+    run(main)
+
+
+def test_what_the_store_lacks_is_reported_by_who_asks_for_it_and_what_it_has_too(world):
+    async def main():
+        router = Router()
+        async with (
+            world.store() as (server, address),
+            world.mocker(store=address, disk=0) as one,
+            world.mocker(store=address, disk=0, publishers=[router]) as other,
+        ):
+            await ask(one, PROMPT)
+            await settle(one)
+            router.publish([BlocksStored(hashes(), None, "SHARED")])  # as the first one does
+            server.shelf.drop((one._format.identity, hashes()[3]))
+            assert await ask(other, PROMPT) == 12
+            assert BlocksRemoved([hashes()[3]], "SHARED") in router.events
+            await settle(other)  # it has computed the rest, and writes what was missing
+            assert router.blocks["SHARED"] == router.told("SHARED") == set(hashes())
+
+    run(main)
+
+
+def test_who_loses_the_store_reports_that_nothing_is_there_that_it_knew(world):
+    async def main():
+        router = Router()
+        async with contextlib.AsyncExitStack() as stack:
+            async with world.store() as (_, address):
+                mocker = await stack.enter_async_context(world.mocker(store=address, disk=0, publishers=[router]))
+                await ask(mocker, PROMPT)
+                await settle(mocker)
+                assert router.blocks["SHARED"] == set(hashes())
+            await fill(mocker, 1)
+            assert router.blocks["SHARED"] == set()
+
+    run(main)
+
+
 def test_what_disk_lacks_the_store_has(world):
     async def main():
         async with world.store() as (_, address):
@@ -299,6 +481,23 @@ def test_whatever_a_prompt_waits_for_it_is_answered(world, policy):
                 cached <= 40 for cached in await asyncio.gather(*(ask(mocker, prompt) for prompt in prompts * 3))
             )
             await settle(mocker)
+
+    run(main)
+
+
+def test_best_effort_does_not_wait_for_a_disk_that_does_not_answer(world):
+    async def main():
+        async with world.mocker(host=16, kv_prefetch_policy="best_effort") as mocker:
+            await ask(mocker, PROMPT)
+            await settle(mocker)
+            await fill(mocker)
+            disk = mocker._tiers[0]._tiers["disk"]
+            disk._timeout_s = 3600.0
+            for _ in range(MAX_THREADS):
+                await disk._threads.acquire()
+            assert await ask(mocker, PROMPT) < 40
+            for _ in range(MAX_THREADS):
+                disk._threads.release()
 
     run(main)
 
