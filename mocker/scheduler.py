@@ -153,10 +153,11 @@ class Scheduler:
 
         Those that hold blocks come first, each queue first come first served.
         """
-        place = 0  # in `holding`, behind those that are loading
+        place = 0  # in `holding`, behind those that are loading or skipped
         num_skipped = 0  # of `waiting`
         while budget > 0 and len(self.running) < self._max_running:
-            if place < len(self.holding):
+            is_holding = place < len(self.holding)
+            if is_holding:
                 sequence = self.holding[place]
                 if sequence.state == LOADING:
                     place += 1
@@ -170,10 +171,12 @@ class Scheduler:
             count = self._admit_next(batch, sequence, budget)
             if count is None:
                 return
-            if count == SKIPPED:
-                num_skipped += 1
-            else:
+            if count != SKIPPED:
                 budget -= count
+            elif is_holding:
+                place += 1
+            else:
+                num_skipped += 1
 
     def _admit_next(self, batch: Batch, sequence: Sequence, budget: int) -> int | None:
         """Start or load the sequence whose turn it is and return the tokens it is given.

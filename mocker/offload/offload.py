@@ -153,6 +153,7 @@ class Offload:
         stop, is_ready = self.host.find(chain, start, limit)
         if self._tiers and stop < limit and (state is None or stop < state.looked_up_from):
             self._look_up(sequence, stop, limit)
+            self._hurry(self._states[sequence])
             return None
         if not is_ready:
             return None

@@ -8,7 +8,7 @@ from mocker import BlockChain, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved, TierStored
 from mocker.offload.chunk_cache import ChunkCache, Uses
 from mocker.offload.config import HostMemory, Tier
-from mocker.offload.tiers import Found, LookUp, Read, Write
+from mocker.offload.tiers import Found, Hurry, LookUp, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
@@ -16,12 +16,14 @@ PREFILL_S, DECODE_S = 1.0, 0.25
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=1000 * PREFILL_S, constant_decode_ms=1000 * DECODE_S)
 
 
-def engine(*, num_blocks=8, num_chunks=16, bandwidth=math.inf, budget=64, tiers=(), **settings):
+def engine(
+    *, num_blocks=8, num_chunks=16, bandwidth=math.inf, budget=64, tiers=(), policy="when_scheduled", **settings
+):
     """Return an engine of blocks of 16 tokens whose chunks are of 1 byte each."""
     config = EngineConfig(
         block_size=16, num_gpu_blocks=num_blocks + 1, max_num_batched_tokens=budget, max_num_seqs=4, **settings
     )
-    host = HostMemory(num_chunks=num_chunks, chunk_bytes=1.0, bandwidth=bandwidth, tiers=tiers)
+    host = HostMemory(num_chunks=num_chunks, chunk_bytes=1.0, bandwidth=bandwidth, tiers=tiers, prefetch_policy=policy)
     return Engine(config, resolve(config, TIMING).timing, num_blocks=config.num_gpu_blocks, host=host)
 
 
@@ -158,6 +160,30 @@ def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
         core.schedule(now)
     assert cached == [0, 0, 80]
     assert {type(work) for work in writes} == {Write}  # and none of them has ended
+
+
+def test_with_best_effort_a_look_up_made_at_a_prompts_turn_is_in_a_hurry_at_once():
+    """An engine that is idle otherwise is not asked again before the look-up ends."""
+    offload = engine(tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),), policy="best_effort").scheduler.offload
+    assert offload.ask(prompt("a"), 0) is None
+    look_up, hurry = offload.tier_work
+    assert hurry == Hurry(look_up)
+
+
+def test_a_prompt_whose_kv_did_not_come_is_looked_up_in_the_tiers():
+    disk = Tier(name="disk", num_chunks=100, bandwidth=1.0)
+    core = engine(async_scheduling=False, tiers=(disk,), kv_role="kv_consumer", kv_load_failure_policy="recompute")
+    sequence = Sequence(
+        "a", num_prompt=80, max_tokens=2, chain=BlockChain([("a", i) for i in range(5)]), is_remote_prefill=True
+    )
+    core.add(sequence)
+    assert core.schedule(0.0) is None
+    assert core.take_loads() == [sequence]
+    core.arrive(sequence, 0)
+    assert core.schedule(0.0) is None
+    [look_up] = core.take_tier_work()
+    core.answer(look_up, [])
+    assert core.schedule(0.0).batch.chunks == [(sequence, 64)]
 
 
 def test_what_leaves_host_memory_while_the_rest_is_fetched_is_fetched_too():
