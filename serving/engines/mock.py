@@ -124,6 +124,7 @@ class MockEngine:
         )
         log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
+        live.has_tiers = self._tiers is not None
         stream.on_cancel = lambda: self.engine.abort(sequence)
         stream.on_unblocked = live.flush
         try:
@@ -176,6 +177,7 @@ class MockEngine:
             pool.num_blocks - pool.num_free,
             pool.num_blocks,
             self.config.max_num_seqs,
+            kv_tiers=() if self._tiers is None else self._tiers.load(),
         )
 
     async def run(self) -> None:

@@ -19,13 +19,14 @@ import asyncio
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from collections.abc import Sequence as Several
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from time import monotonic
 
 from mocker import BlockChain, Engine
 from mocker.events import KvEvent, TierRemoved, TierStored
@@ -47,6 +48,7 @@ from serving.router.events import BlocksEvent
 from serving.runtime.threads import in_thread
 from serving.transfer.config import TransferRunConfig
 from serving.transfer.proven import Token
+from serving.worker.engine import KvTier
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +121,24 @@ class Checking:
     fault: str = ""
 
 
+@dataclass(slots=True)
+class Moved:
+    """Reads or writes of a tier, and how long they took together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Count what is done within."""
+        start_s = monotonic()
+        try:
+            yield
+        finally:
+            self.count += 1
+            self.seconds += monotonic() - start_s
+
+
 class LiveTiers:
     """Of one rank."""
 
@@ -138,6 +158,8 @@ class LiveTiers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes = asyncio.Semaphore(MAX_WRITES)
         self._num_writes = 0
+        self._reads: dict[TierName, Moved] = {tier.name: Moved() for tier in memory.tiers}
+        self._written: dict[TierName, Moved] = {tier.name: Moved() for tier in memory.tiers}
         self._last_load = -1
         self._spoilt = Trouble("KV in host memory is not what was written there", "KV in host memory is right again")
         self._stack = AsyncExitStack()
@@ -170,6 +192,48 @@ class LiveTiers:
     def counts(self) -> dict[str, TierCounts]:
         """What each tier holds and did."""
         return {"host": self._arena.counts, **{name: tier.counts for name, tier in self._tiers.items()}}
+
+    def load(self) -> tuple[KvTier, ...]:
+        """Tell what each tier holds and did."""
+        link, offload, chunk_bytes = self._engine.host_link, self._engine.scheduler.offload, self._memory.chunk_bytes
+        assert link is not None
+        assert offload is not None
+        host = KvTier(
+            "host",
+            used_bytes=offload.host.num_used * chunk_bytes,
+            capacity_bytes=self._memory.num_chunks * chunk_bytes,
+            num_reads=link.loads.num_copies,
+            read_bytes=link.loads.num_bytes,
+            read_s=link.loads.busy_s,
+            num_writes=link.stores.num_copies,
+            write_bytes=link.stores.num_bytes,
+            write_s=link.stores.busy_s,
+            num_faults=self._arena.counts.num_faults,
+            num_refused=offload.num_refused,
+            num_evicted=offload.host.num_evicted,
+            num_flushes=link.num_flushes,
+            stall_s=link.stall_s,
+        )
+        return (host, *[self._load_of(name, tier.counts) for name, tier in self._tiers.items()])
+
+    def _load_of(self, name: TierName, counts: TierCounts) -> KvTier:
+        chunk_bytes, reads, writes = self._memory.chunk_bytes, self._reads[name], self._written[name]
+        return KvTier(
+            name,
+            used_bytes=counts.num_chunks * chunk_bytes,
+            capacity_bytes=counts.capacity * chunk_bytes,
+            num_asked=counts.num_hits + counts.num_misses,
+            num_hits=counts.num_hits,
+            num_reads=reads.count,
+            read_bytes=counts.num_read * chunk_bytes,
+            read_s=reads.seconds,
+            num_writes=writes.count,
+            write_bytes=counts.num_written * chunk_bytes,
+            write_s=writes.seconds,
+            num_faults=counts.num_faults,
+            num_refused=counts.num_refused,
+            num_evicted=counts.num_evicted,
+        )
 
     def note(self, events: Iterable[KvEvent]) -> None:
         """Let bytes follow what came into host memory and what left it."""
@@ -242,17 +306,18 @@ class LiveTiers:
     def _begin_read(self, read: Read) -> None:
         keys = self._keys(read.sequence.chain, read.ranges)
         reading = Reading(keys, self._arena.take(keys))
-        task = self._fetches[read] = self._spawn(self._read(self._tiers[read.tier], reading))
+        task = self._fetches[read] = self._spawn(self._read(read.tier, reading))
         task.add_done_callback(partial(self._end_read, read, reading))
         timeout_s = self._memory.timeout_s + self._memory.timeout_s_per_chunk * read.num_chunks
         if timeout_s < math.inf:
             asyncio.get_running_loop().call_later(timeout_s, task.cancel)
 
-    async def _read(self, tier: FileTier | StoreTier, reading: Reading) -> None:
+    async def _read(self, name: TierName, reading: Reading) -> None:
         keys, slots = reading.keys, reading.slots
         while reading.num_read < len(keys):
             lot = list(takewhile(slots.__contains__, keys[reading.num_read : reading.num_read + LOT_CHUNKS]))
-            num_come = await tier.read(lot, [slots[key] for key in lot])
+            with self._reads[name].measured():
+                num_come = await self._tiers[name].read(lot, [slots[key] for key in lot])
             reading.num_read += num_come
             if num_come < LOT_CHUNKS:
                 break
@@ -260,7 +325,7 @@ class LiveTiers:
             reading.num_read > LOT_CHUNKS
         ):  # what is there already is not written, but used: the beginning is to stay longest
             come = keys[: reading.num_read]
-            await tier.write(come, [slots[key] for key in come])
+            await self._tiers[name].write(come, [slots[key] for key in come])
 
     def _end_read(self, read: Read, reading: Reading, _: asyncio.Task[None]) -> None:
         self.act(self._engine.take_tier_work())
@@ -279,7 +344,9 @@ class LiveTiers:
             keys = self._keys(write.chain, write.ranges)
             async with self._writes:
                 await self._filled(keys)
-                await self._tiers[write.tier].write(keys, await self._chunks(keys))
+                chunks = await self._chunks(keys)
+                with self._written[write.tier].measured():
+                    await self._tiers[write.tier].write(keys, chunks)
         finally:
             self._num_writes -= 1
 

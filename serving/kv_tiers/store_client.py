@@ -106,8 +106,8 @@ class StoreTier:
 
     @property
     def counts(self) -> TierCounts:
-        """See `Tier`. How much it holds, the store knows: `store_counts`."""
-        return self._tally.counts
+        """See `Tier`; of what it holds, what is known here. The store knows all: `store_counts`."""
+        return self._tally.counts._replace(num_chunks=len(self._known), capacity=self._capacity)
 
     @property
     def is_up(self) -> bool:
@@ -250,6 +250,7 @@ class StoreTier:
         num_there = await receive_number(link, num_taken)
         num_gone = await receive_number(link, num_taken)
         self._note([key for key, _ in chunks[:num_there]], gone=unpack_keys(await link.receive(num_gone * KEY_BYTES)))
+        self._tally.add(num_evicted=num_gone)
         self._tally.written(min(len(wanted), num_there), 0, self._format.chunk_bytes)
         return num_there
 

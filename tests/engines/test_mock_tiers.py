@@ -87,13 +87,18 @@ def world():
 
 async def ask(mocker, prompt, rank=0):
     """Return how many of a prompt's tokens were cached, after its answer, which is right."""
+    return (await answer(mocker, prompt, rank))["cached_tokens"]
+
+
+async def answer(mocker, prompt, rank=0):
+    """Return what is said at the end of an answer, which is right."""
     reader = Reader()
     call = request(prompt, 5, dp_rank=rank)
     mocker.service(msgspec.Raw(msgspec.msgpack.encode(call)), Stream(reader, 1))
     await until_async(lambda: 1 in reader.ends)
     assert not reader.ends[1].error, reader.ends[1]
     assert reader.tokens(1) == answer_tokens(np.array(prompt, np.uint32), 0, 0, 5, LETTERS)
-    return reader.items[1][-1]["cached_tokens"]
+    return reader.items[1][-1]
 
 
 async def fill(mocker, count=3):
@@ -498,6 +503,54 @@ def test_best_effort_does_not_wait_for_a_disk_that_does_not_answer(world):
             assert await ask(mocker, PROMPT) < 40
             for _ in range(MAX_THREADS):
                 disk._threads.release()
+
+    run(main)
+
+
+def test_a_rank_says_what_its_tiers_hold_and_did_in_bytes_of_the_whole_kv(world):
+    async def main():
+        async with world.store() as (_, address), world.mocker(store=address) as mocker:
+            assert await ask(mocker, PROMPT) == 0
+            await fill(mocker, 4)
+            await settle(mocker)
+            for path in world.files():
+                spoil(path)
+            assert await ask(mocker, PROMPT) == 0
+            await settle(mocker)
+            host, disk, store = mocker.load(0).kv_tiers
+            chunk = 4 * 131_072
+            assert (host.name, host.used_bytes, host.capacity_bytes) == ("host", 16 * chunk, 16 * chunk)
+            assert (host.write_bytes, host.num_evicted) == (60 * chunk, 44)
+            assert (disk.name, disk.capacity_bytes, disk.num_faults) == ("disk", 64 * chunk, 1)
+            assert disk.num_hits == 10
+            assert disk.num_asked == 60  # six prompts, of which only the last is there
+            assert (disk.num_reads, disk.read_bytes) == (1, 0)
+            assert disk.write_bytes == chunk * mocker._tiers[0].counts["disk"].num_written
+            assert (store.name, store.num_asked, store.num_hits) == ("store", 50, 0)
+            assert (store.used_bytes, store.write_bytes) == (50 * chunk, 50 * chunk)
+            assert store.num_writes >= 5
+            assert min(disk.read_s, disk.write_s, store.write_s, host.write_s) > 0
+
+    run(main)
+
+
+@pytest.mark.parametrize(("num_files", "expected"), [(10, [0, 40, 0]), (4, [0, 16, 24])])
+def test_an_answer_says_from_which_tiers_its_prompt_came(world, num_files, expected):
+    async def main():
+        async with world.store() as (_, address):
+            async with world.mocker(store=address) as mocker:
+                await ask(mocker, PROMPT)
+                await settle(mocker)
+            for key in hashes()[num_files:]:
+                [path] = [path for path in world.files() if path.parent.name + path.stem == f"{key:016x}"]
+                path.unlink()
+            async with world.mocker(store=address) as mocker:
+                end = await answer(mocker, PROMPT)
+                assert list(end["tier_tokens"].values()) == expected
+            async with world.mocker(disk=0, host=100) as mocker:
+                assert (await answer(mocker, PROMPT))["tier_tokens"] == {"host": 0, "disk": 0, "store": 0}
+                await fill(mocker)
+                assert (await answer(mocker, PROMPT))["tier_tokens"]["host"] > 0
 
     run(main)
 
