@@ -439,8 +439,11 @@ class LiveTiers:
         raise TierError(f"{base}: {MAX_FOLDERS} workers keep their KV in this folder already; name another")
 
     def _keys(self, chain: BlockChain, ranges: Several[Range]) -> list[int]:
-        self._reports.learn(chain, ranges, self._changes)
-        return _keys(chain, ranges, self._memory.blocks_per_chunk)
+        size = self._memory.blocks_per_chunk
+        if size > 1:
+            chunks = [_blocks(chain, chunk, size) for start, stop in ranges for chunk in range(start, stop)]
+            self._reports.learn([blocks for blocks in chunks if len(blocks) == size], self._changes)
+        return _keys(chain, ranges, size)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -452,6 +455,12 @@ class LiveTiers:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("KV tiers: %s", error, exc_info=error)
+
+
+def _blocks(chain: BlockChain, chunk: int, blocks_per_chunk: int) -> list[int]:
+    """Name the blocks of a chunk."""
+    names = [chain.key(block) for block in range(chunk * blocks_per_chunk, (chunk + 1) * blocks_per_chunk)]
+    return [name for name in names if isinstance(name, int)]
 
 
 def _keys(chain: BlockChain, ranges: Several[Range], blocks_per_chunk: int) -> list[int]:

@@ -6,14 +6,13 @@ that was on a warm disk, it is not reported.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Several
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
-from mocker import BlockChain
-from mocker.offload.config import TierName
-from mocker.offload.ranges import Range
 from serving.kv_tiers.tier import Changes
 from serving.router.events import BlocksEvent, BlocksRemoved, BlocksStored, Medium
+
+TierName = Literal["disk", "store"]
 
 MEDIA: dict[TierName, Medium] = {"disk": "STORAGE", "store": "SHARED"}
 
@@ -29,16 +28,16 @@ class TierReports:
         self._reported: dict[TierName, dict[int, list[int]]] = {name: {} for name in MEDIA}
         self._unnamed: dict[TierName, dict[int, None]] = {name: {} for name in MEDIA}  # chunks that are there
 
-    def learn(self, chain: BlockChain, ranges: Several[Range], tiers: Mapping[TierName, Changes]) -> None:
+    def learn(self, chunks: Iterable[list[int]], tiers: Mapping[TierName, Changes]) -> None:
         """Take note of which blocks make chunks that a tier has, or may have soon."""
-        if self._size == 1:
-            return
-        for start, stop in ranges:
-            for chunk in range(start, stop):
-                blocks = [chain.key(block) for block in range(chunk * self._size, (chunk + 1) * self._size)]
-                hashes = [block for block in blocks if isinstance(block, int)]
-                if len(hashes) == self._size:
-                    self._name(hashes, tiers)
+        for blocks in chunks:
+            key = blocks[-1]
+            self._named[key] = blocks
+            self._named.move_to_end(key)
+            for name, changes in tiers.items():
+                if key in self._unnamed[name]:
+                    del self._unnamed[name][key]
+                    changes.came([key])
         while len(self._named) > self._max_named:
             self._named.popitem(last=False)
 
@@ -52,15 +51,6 @@ class TierReports:
                 yield BlocksRemoved(left, MEDIA[name])
             if came:
                 yield BlocksStored(came, None, MEDIA[name])
-
-    def _name(self, hashes: list[int], tiers: Mapping[TierName, Changes]) -> None:
-        key = hashes[-1]
-        self._named[key] = hashes
-        self._named.move_to_end(key)
-        for name, changes in tiers.items():
-            if key in self._unnamed[name]:
-                del self._unnamed[name][key]
-                changes.came([key])
 
     def _came(self, name: TierName, keys: list[int]) -> list[int]:
         """Return the blocks of chunks that came, as far as they are known."""

@@ -111,7 +111,9 @@ async def fill(mocker, count=3):
 
 async def settle(mocker):
     """Wait until nothing is under way beyond the GPU."""
-    await until_async(lambda: not any(tiers._tasks for tiers in mocker._tiers))
+    await until_async(
+        lambda: not any(tiers._tasks or tiers._engine.scheduler.offload.is_copying for tiers in mocker._tiers)
+    )
 
 
 def counts(mocker, name):
@@ -511,14 +513,15 @@ def test_a_rank_says_what_its_tiers_hold_and_did_in_bytes_of_the_whole_kv(world)
     async def main():
         async with world.store() as (_, address), world.mocker(store=address) as mocker:
             assert await ask(mocker, PROMPT) == 0
+            await settle(mocker)
             await fill(mocker, 4)
             await settle(mocker)
             for path in world.files():
                 spoil(path)
             assert await ask(mocker, PROMPT) == 0
+            chunk = 4 * 131_072
             await settle(mocker)
             host, disk, store = mocker.load(0).kv_tiers
-            chunk = 4 * 131_072
             assert (host.name, host.used_bytes, host.capacity_bytes) == ("host", 16 * chunk, 16 * chunk)
             assert (host.write_bytes, host.num_evicted) == (60 * chunk, 44)
             assert (disk.name, disk.capacity_bytes, disk.num_faults) == ("disk", 64 * chunk, 1)
