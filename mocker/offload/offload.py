@@ -158,7 +158,8 @@ class Offload:
         if not sequence.num_preemptions:
             tokens: dict[TierName, int] = {"disk": 0, "store": 0}
             left = [(start, stop)]
-            for tier, (first, last) in reversed(state.sources):  # what was lost and fetched again came from the later one
+            # What was lost and fetched again came from the later one.
+            for tier, (first, last) in reversed(state.sources):
                 tokens[tier] += count(overlap(left, first, last)) * self._size
                 left = overlap(left, start, first) + overlap(left, last, stop)
             sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
