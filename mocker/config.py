@@ -65,8 +65,8 @@ class EngineConfig(OffloadConfig):
     """What becomes of a request whose KV could not be read: it fails, or the rest of its prompt is computed here."""
 
     kv_transfer_config: str | dict[str, Any] | None = None
-    """Host memory in the words of vLLM's --kv-transfer-config, as JSON; where settings above are at their defaults, they become
-    what it says."""
+    """Host memory as in vLLM's --kv-transfer-config, as JSON; it fills in the settings of host memory that are left at their
+    defaults."""
 
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""

@@ -14,7 +14,8 @@ whatever the first one brings. So a sequence that arrives waits for the step in 
 Host memory is the engine's own: when a copy between it and the GPU ends is known as soon as it begins. What ended is taken in at
 the end of a step, a leap ends where a copy does, and an engine with nothing else to do is to be asked again at `wake_s`.
 Tiers behind host memory are the driver's: `take_tier_work` says what is to be looked up, read and written there, the driver
-says when and with what success (`answer`, `end_read`, `end_write`).
+says when and with what success (`answer`, `end_read`, `end_write`). It may check what is loaded into the GPU (`await_check`,
+`end_check`): what is wrong is computed.
 
 Transfers of KV between engines are the driver's: `take_loads` says for which sequences KV is to be read from another engine, into blocks
 that are theirs already; the driver says when it came (`arrive`), and when what is held here was read (`let_go`).
@@ -28,7 +29,7 @@ from mocker.config import EngineConfig
 from mocker.events import KvEvent
 from mocker.offload.config import HostMemory
 from mocker.offload.host_link import HostLink
-from mocker.offload.offload import NO_WORK, Work
+from mocker.offload.offload import NO_WORK, Copy, Work
 from mocker.offload.tiers import Found, LookUp, Read, TierWork, Write
 from mocker.scheduler import Scheduler
 from mocker.sequence import OVER, Sequence
@@ -180,6 +181,17 @@ class Engine:
         assert self.scheduler.offload is not None
         self.scheduler.offload.end_write(write)
 
+    def await_check(self, load: Copy) -> None:
+        """Let a load from host memory, one of `host_link.loads`, not end before `end_check`."""
+        assert self.host_link is not None
+        self.host_link.await_check(load)
+
+    def end_check(self, load: Copy, num_good: int) -> None:
+        """Take so many chunks of a load for good, the first ones; the next one is wrong and forgotten, and the rest is computed."""
+        assert self.host_link is not None
+        load.num_good = num_good
+        self.host_link.end_check(load)
+
     def _end_transfers(self) -> list[Sequence]:
         """Account for the transfers that have ended, those to here first, as vLLM does; return the sequences that they end."""
         arrivals, self._arrivals = self._arrivals, []
@@ -240,8 +252,7 @@ class Engine:
             stall_s = max(stall_s, self._begin_copies(now))
             self._lead_s = stall_s + self.timing.lead_s  # the GPU has nothing to do meanwhile
             if batch is None:
-                if self.host_link is not None:
-                    self.host_link.begin(NO_WORK, now)  # nothing follows that stores could wait for
+                self._begin_copies(now)  # nothing follows that stores could wait for
                 is_copying = scheduler.offload is not None and scheduler.offload.is_copying
                 if scheduler.waiting and not (scheduler.holding or scheduler.retention.held or is_copying):
                     self._explain_stall()
@@ -263,9 +274,9 @@ class Engine:
         offload = self.scheduler.offload
         assert offload is not None
         for copy in link.ended(now):
-            offload.end_copy(copy.number)
+            num_valid_blocks = offload.end_copy(copy.number)
             if not copy.is_store:
-                self.scheduler.arrive(copy.sequence)
+                self.scheduler.arrive(copy.sequence, num_valid_blocks, must_recompute=True)
         self._publish()
 
     def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:

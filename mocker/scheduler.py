@@ -153,10 +153,11 @@ class Scheduler:
 
         Those that hold blocks come first, each queue first come first served.
         """
-        place = 0  # in `holding`, behind those that are loading
+        place = 0  # in `holding`, behind those that are loading or skipped
         num_skipped = 0  # of `waiting`
         while budget > 0 and len(self.running) < self._max_running:
-            if place < len(self.holding):
+            is_holding = place < len(self.holding)
+            if is_holding:
                 sequence = self.holding[place]
                 if sequence.state == LOADING:
                     place += 1
@@ -170,10 +171,12 @@ class Scheduler:
             count = self._admit_next(batch, sequence, budget)
             if count is None:
                 return
-            if count == SKIPPED:
-                num_skipped += 1
-            else:
+            if count != SKIPPED:
                 budget -= count
+            elif is_holding:
+                place += 1
+            else:
+                num_skipped += 1
 
     def _admit_next(self, batch: Batch, sequence: Sequence, budget: int) -> int | None:
         """Start or load the sequence whose turn it is and return the tokens it is given.
@@ -399,8 +402,11 @@ class Scheduler:
         prefills = [s for s in self.running if not (s.decoding or s in self._ending)]
         return sum([max(_blocks(s.num_known, size) - s.num_blocks, 0) for s in (*prefills, *self.holding)])
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
-        """Take a sequence's KV for loaded, or only the first so many of its blocks; return whether that ends it."""
+    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None, *, must_recompute: bool = False) -> bool:
+        """Take a sequence's KV for loaded, or only the first so many of its blocks; return whether that ends it.
+
+        The rest is computed if it must be, or if `kv_load_failure_policy` says so.
+        """
         if self.retention.let_go(sequence):  # it was aborted meanwhile
             return False
         sequence.state = LOADED
@@ -408,7 +414,7 @@ class Scheduler:
             is_over = sequence.is_token_shipped and sequence.num_total == sequence.num_prompt + 1
         else:
             sequence.num_computed = min(num_valid_blocks * self.config.block_size, sequence.num_known)
-            is_over = sequence.is_failed = self.config.kv_load_failure_policy == "fail"
+            is_over = sequence.is_failed = not must_recompute and self.config.kv_load_failure_policy == "fail"
         if is_over:
             self.abort(sequence)
         return is_over

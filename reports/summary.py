@@ -410,11 +410,12 @@ def _with_tiers(
         return figures
     by_arm = {arm: [run for run in runs if run.arm == arm] for arm in figures}
     spent = {arm: [tiers.spent(run) for run in its] for arm, its in by_arm.items()}
-    bases = tiers.bases({arm: sum(use.capacity_bytes for use in its.tiers or ()) for arm, its in figures.items()})
+    sizes = {arm: sum(use.capacity_bytes for use in its.tiers or ()) for arm, its in figures.items()}
+    bases = tiers.bases(sizes)
     found = {}
     for arm, its in figures.items():
         hits, gpu_s, base = tiers.hits(by_arm[arm]), tiers.gpu_seconds(spent[arm]), bases[arm]
-        saved = None if arm == base else tiers.saved(base, spent[base], spent[arm])
+        saved = None if sizes[arm] == sizes[base] else tiers.saved(base, spent[base], spent[arm])
         if saved is not None:
             is_stable = its.stability.is_stable and figures[base].stability.is_stable
             pair = (

@@ -244,7 +244,8 @@ def _spent(point: Point, first: Point) -> list[str]:
     def total(of: Callable[[TierUse], float], digits: int) -> str:
         return number(sum(of(use) for use in point.tiers), digits) if point.tiers else "-"
 
-    its = None if point is first else saved(first.name, first.spent, point.spent)
+    is_larger = sum(use.capacity_bytes for use in point.tiers) > sum(use.capacity_bytes for use in first.tiers)
+    its = saved(first.name, first.spent, point.spent) if is_larger else None
     ttft = its.ttft_s if its and point.is_stable and first.is_stable else None
     return [
         total(lambda use: use.read.bytes / 1e9, 1),

@@ -163,6 +163,9 @@ class Call:
             if reader.routing.best_tokens >= 0:
                 timeline.best_tokens[number] = reader.routing.best_tokens
             timeline.queue_depth[number] = reader.routing.queue_depth
+            for name in ("host_tokens", "disk_tokens", "store_tokens"):
+                if (count := getattr(reader.routing, name)) is not None:
+                    getattr(timeline, name)[number] = count
             if reader.routing.prefill_slot is not None:
                 timeline.prefill_worker[number] = reader.routing.prefill_slot
         self._note_stages(reader.timing)

@@ -73,6 +73,10 @@ class Routing(msgspec.Struct):
 
     best_tokens: int
     queue_depth: int
+    host_tokens: Count | None = None
+    disk_tokens: Count | None = None
+    store_tokens: Count | None = None
+    """Cached tokens by the tier from which they came, if the engine has any and says so."""
     prefill_slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORKERS)] | None = None
     """Of the worker that computed the prompt, if another than the one that answered."""
 

@@ -1,7 +1,8 @@
-"""What share of their KV blocks workers have in use during a live run, as the frontend's /metrics says."""
+"""What share of their KV blocks workers have in use during a live run, and their KV tiers, as the frontend's /metrics says."""
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import AsyncIterator, Mapping
 
@@ -10,8 +11,11 @@ import aiohttp
 from dynabench.kv_use import KvUse
 from dynabench.live.http_client import clock
 from dynabench.live.models import body_of
+from dynabench.live.tier_watch import TierWatch
 
 EVERY_S = 0.5
+LATE_S = 1.0
+"""After the run, until workers have reported what their tiers did in it."""
 PATIENCE_S = 5.0
 MAX_BYTES = 1 << 24
 _GAUGE = re.compile(rb'^\w+_kv_(active|total)_blocks\{[^}\n]*worker_type="(\w+)"[^}\n]*\} (\S+)$', re.MULTILINE)
@@ -25,6 +29,8 @@ class KvWatch:
         self._num_ranks = num_ranks
         self._start_s = self._until_s = clock()
         self._uses: dict[str, KvUse] = {}
+        self._end_s = math.inf
+        self.tiers = TierWatch()
 
     def shares(self) -> dict[str, tuple[float, tuple[float, ...]]]:
         """Return the length of a window (s) and the mean share in each, by role; roles of which nothing was heard are left out."""
@@ -37,6 +43,9 @@ class KvWatch:
         try:
             yield self
         finally:
+            self._end_s = clock()
+            if self.tiers.has_any:
+                await asyncio.sleep(LATE_S)
             asking.cancel()
             await asyncio.wait([asking])
 
@@ -53,7 +62,7 @@ class KvWatch:
         blocks: dict[tuple[str, str], list[float]] = {}
         for kind, role, value in _GAUGE.findall(text):
             blocks.setdefault((kind.decode(), role.decode()), []).append(float(value))
-        now = clock()
+        now = min(clock(), self._end_s)
         for role, num_ranks in self._num_ranks.items():
             totals = blocks.get(("total", role), [])
             if len(totals) >= num_ranks:
@@ -62,3 +71,4 @@ class KvWatch:
                 share = min(max(sum(blocks.get(("active", role), ())) / sum(totals), 0.0), 1.0)
                 self._uses[role].add(self._until_s - self._start_s, now - self._start_s, share)
         self._until_s = now
+        self.tiers.note(text)

@@ -86,8 +86,12 @@ def run(
                 _watching_kv(target, plan.deployment) if client.url is None else contextlib.nullcontext() as watch
             ):
                 sent = await _send(plan, client, workload, target, stop, view)
-            record = _record(plan, client, sent, wall_s=clock() - start, is_complete=not stop.is_set(), dead=dead())
-            return record if watch is None else replace(record, kv=_kv_use(plan.deployment, watch))
+                wall_s = clock() - start
+            record = _record(plan, client, sent, wall_s=wall_s, is_complete=not stop.is_set(), dead=dead())
+            if watch is None:
+                return record
+            kv = _kv_use(plan.deployment, watch)
+            return replace(record, kv=kv, tiers=watch.tiers.uses(plan.deployment, wall_s))
 
     with contextlib.ExitStack() as stack:
         return uvloop.run(_interruptible(whole, interrupt or stack.enter_context(Interrupt())))

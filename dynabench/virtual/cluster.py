@@ -16,7 +16,7 @@ from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.handover import Disaggregation, Handover
 from dynabench.virtual.links import Links
 from dynabench.virtual.routing import Routing
-from dynabench.virtual.tiers import Store, Tiers
+from dynabench.virtual.tiers import connect_tiers
 from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Lockstep, Worker
 from mocker import BlockChain, Engine, StepOutput
@@ -93,7 +93,8 @@ class Cluster:
         self._context = context_of(engines)
         self.traffic = Traffic(links or _unlimited(len(self.workers)), self.clock)
         wants_events = router.wants_events or (apart is not None and apart.router.wants_events)
-        self.tiers = self._connect_tiers(self._on_tier_events if wants_events else None)
+        publish = self._on_tier_events if wants_events else None
+        self.tiers = connect_tiers(self.workers, self.traffic, self.clock, publish)
         """Of each worker that has any behind its host memory, by its number."""
         self.handover: Handover | None = None
         """Brings requests from workers that prefill to those that decode, where there are such."""
@@ -167,26 +168,6 @@ class Cluster:
             )
         if engine.is_lockstep:
             Lockstep(self.clock, self.workers[first:])
-
-    def _connect_tiers(self, publish: Callable[[int, list[TierEvent]], object] | None) -> dict[int, Tiers]:
-        """Connect each worker with its disk, and all with the store that they share; events go to whoever wants them."""
-        found: dict[int, Tiers] = {}
-        shared: Store | None = None
-        for worker in self.workers:
-            memory, stores = worker.engine.host_memory, []
-            if memory is None or not memory.tiers:
-                continue
-            for tier in memory.tiers:
-                is_shared = tier.name == "store"
-                if is_shared and shared is not None:
-                    stores.append(shared)
-                    continue
-                place = self.traffic.links.add_storage(tier.bandwidth, None if is_shared else worker.number)
-                store = Store(tier, memory, place=place, has_listener=publish is not None)
-                stores.append(store)
-                shared = store if is_shared else shared
-            found[worker.number] = Tiers(worker, memory, stores, self.traffic, self.clock, publish)
-        return found
 
     def _on_tier_events(self, worker: int, events: list[TierEvent]) -> None:
         """Tell the routers what came into a tier, or left it, behind a worker's host memory."""

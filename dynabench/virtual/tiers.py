@@ -15,13 +15,14 @@ from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Worker
 from mocker import BlockChain
 from mocker.events import TierEvent
+from mocker.offload.chunk_cache import ChunkCache, Uses
 from mocker.offload.config import HostMemory, Tier, TierName
-from mocker.offload.host_cache import HostCache, Uses
-from mocker.offload.tiers import Found, Hurry, LookUp, Range, Read, TierWork, Write, count
+from mocker.offload.ranges import Range, count
+from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 
 
-class Store:
-    """What a disk, or a store that workers share, holds."""
+class Storage:
+    """A disk, or the store that workers share: what it holds, and what was moved."""
 
     def __init__(self, tier: Tier, memory: HostMemory, *, place: int, has_listener: bool) -> None:
         """Make an empty one.
@@ -35,7 +36,7 @@ class Store:
         self.tier = tier
         self.blocks_per_chunk, self.bytes_per_chunk = memory.blocks_per_chunk, memory.chunk_bytes
         self.place = place
-        self.cache = HostCache(
+        self.cache = ChunkCache(
             tier.num_chunks,
             blocks_per_chunk=memory.blocks_per_chunk,
             eviction_policy=tier.eviction_policy,
@@ -66,6 +67,44 @@ class Store:
         self.cache.finish(chain, uses)
 
 
+Publish = Callable[[int, list[TierEvent]], object]
+"""Is told by which worker what came into a tier or left it."""
+
+
+def connect_tiers(
+    workers: Sequence[Worker], traffic: Traffic, clock: Clock, publish: Publish | None = None
+) -> dict[int, "Tiers"]:
+    """Connect each worker with its disk, and all with the store that they share.
+
+    Args:
+        workers: those of a cluster.
+        traffic: its links, on which storage gets a place.
+        clock: the time.
+        publish: whom to tell of tiers' events, if anybody wants to know.
+
+    Returns:
+        the tiers of each worker that has any behind its host memory, by its number.
+    """
+    connected: dict[int, Tiers] = {}
+    shared: Storage | None = None
+    for worker in workers:
+        memory = worker.engine.host_memory
+        if memory is None or not memory.tiers:
+            continue
+        storages = []
+        for tier in memory.tiers:
+            is_shared = tier.name == "store"
+            storage = shared if is_shared else None
+            if storage is None:
+                place = traffic.links.add_storage(tier.bandwidth, None if is_shared else worker.number)
+                storage = Storage(tier, memory, place=place, has_listener=publish is not None)
+            if is_shared:
+                shared = storage
+            storages.append(storage)
+        connected[worker.number] = Tiers(worker, memory, storages, traffic, clock, publish)
+    return connected
+
+
 class Tiers:
     """The tiers behind the host memory of one worker."""
 
@@ -73,26 +112,26 @@ class Tiers:
         self,
         worker: Worker,
         memory: HostMemory,
-        stores: Sequence[Store],
+        storages: Sequence[Storage],
         traffic: Traffic,
         clock: Clock,
-        publish: Callable[[int, list[TierEvent]], object] | None,
+        publish: Publish | None,
     ) -> None:
         """Connect a worker with its tiers.
 
         Args:
             worker: whose host memory is filled from them.
             memory: that host memory.
-            stores: the tiers, nearest first.
+            storages: what the tiers hold, nearest first.
             traffic: the links.
             clock: the time.
-            publish: is told by which worker what came into a tier or left it, if anybody wants to know.
+            publish: whom to tell of tiers' events, if anybody wants to know.
         """
-        self.stores: dict[TierName, Store] = {store.tier.name: store for store in stores}
+        self.storages: dict[TierName, Storage] = {storage.tier.name: storage for storage in storages}
         self._worker = worker
         self._engine = worker.engine
         self._memory = memory
-        self._lookup_s = max(store.tier.lookup_s for store in stores)
+        self._lookup_s = max(storage.tier.lookup_s for storage in storages)
         self._traffic = traffic
         self._clock = clock
         self._publish = publish
@@ -120,8 +159,8 @@ class Tiers:
         chain, start, stop = look_up.sequence.chain, look_up.start, look_up.stop
         found: list[Found] = []
         while start < stop:
-            for name, store in self.stores.items():
-                end, _ = store.cache.find(chain, start, stop)
+            for name, storage in self.storages.items():
+                end, _ = storage.cache.find(chain, start, stop)
                 if end > start:
                     found.append(Found(name, end))
                     start = end
@@ -144,17 +183,17 @@ class Tiers:
         self._worker.wake()
 
     def _read(self, read: Read) -> None:
-        store, uses = self.stores[read.tier], Uses()
+        storage, uses = self.storages[read.tier], Uses()
         self._uses[read] = uses
         for start, stop in read.ranges:
-            store.cache.pin(read.sequence.chain, start, stop, uses)
+            storage.cache.pin(read.sequence.chain, start, stop, uses)
         self._traffic.start(
             read,
             partial(self._finish_read, read, read.num_chunks),
-            source=store.place,
+            source=storage.place,
             target=self._worker.number,
             num_bytes=read.num_chunks * self._memory.chunk_bytes,
-            latency_s=store.tier.latency_s,
+            latency_s=storage.tier.latency_s,
         )
         timeout_s = self._memory.timeout_s + self._memory.timeout_s_per_chunk * read.num_chunks
         if timeout_s < float("inf"):
@@ -167,18 +206,18 @@ class Tiers:
             self._finish_read(read, int(max(read.num_chunks - left, 0.0)))
 
     def _finish_read(self, read: Read, num_chunks: int) -> None:
-        store, chain = self.stores[read.tier], read.sequence.chain
+        storage, chain = self.storages[read.tier], read.sequence.chain
         for start, stop in read.ranges:
-            store.cache.unpin(chain, start, stop)
-        store.cache.finish(chain, self._uses.pop(read))
-        store.num_reads += 1
-        store.num_chunks_read += num_chunks
+            storage.cache.unpin(chain, start, stop)
+        storage.cache.finish(chain, self._uses.pop(read))
+        storage.num_reads += 1
+        storage.num_chunks_read += num_chunks
         self._engine.end_read(read, num_chunks)
         self._go_on()
 
     def _write(self, write: Write) -> None:
-        store = self.stores[write.tier]
-        missing = store.missing(write.chain, write.ranges)
+        storage = self.storages[write.tier]
+        missing = storage.missing(write.chain, write.ranges)
         if not missing:
             self._engine.end_write(write)
             return
@@ -186,15 +225,15 @@ class Tiers:
             write,
             partial(self._end_write, write, missing),
             source=self._worker.number,
-            target=store.place,
+            target=storage.place,
             num_bytes=count(missing) * self._memory.chunk_bytes,
-            latency_s=store.tier.latency_s,
+            latency_s=storage.tier.latency_s,
         )
 
     def _end_write(self, write: Write, ranges: list[Range]) -> None:
-        store = self.stores[write.tier]
-        store.insert(write.chain, ranges)
+        storage = self.storages[write.tier]
+        storage.insert(write.chain, ranges)
         self._engine.end_write(write)
-        if self._publish is not None and store.cache.events:
-            events, store.cache.events = store.cache.events, []
+        if self._publish is not None and storage.cache.events:
+            events, storage.cache.events = storage.cache.events, []
             self._publish(self._worker.number, events)

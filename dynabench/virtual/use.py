@@ -12,7 +12,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.kv_use import KvUse
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
-from dynabench.virtual.tiers import Store
+from dynabench.virtual.tiers import Storage
 from mocker.offload.host_link import Direction
 from mocker.timing.choose import SimulatedEngine
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
@@ -57,41 +57,40 @@ def tier_use(deployment: Deployment, cluster: Cluster, engines: Sequence[Simulat
                 stalled=_shares([link.stall_s for link in links], length_s),
             )
         )
-        disks = [cluster.tiers[place].stores.get("disk") for place in places if place in cluster.tiers]
+        disks = [cluster.tiers[place].storages.get("disk") for place in places if place in cluster.tiers]
         if known := [disk for disk in disks if disk is not None]:
             found.append(_storage(cluster, pool.name, known))
-    shared = (tiers.stores["store"] for tiers in cluster.tiers.values() if "store" in tiers.stores)
+    shared = (tiers.storages["store"] for tiers in cluster.tiers.values() if "store" in tiers.storages)
     if (store := next(shared, None)) is not None:
         found.append(_storage(cluster, "all", [store]))
     return tuple(found)
 
 
-def _storage(cluster: Cluster, pool: str, stores: Sequence[Store]) -> TierUse:
+def _storage(cluster: Cluster, pool: str, storages: Sequence[Storage]) -> TierUse:
     """Return what disks, or a store that workers share, held and moved."""
     now, length_s = cluster.clock.now, _length_s(cluster)
     uses = cluster.traffic.links.utilisation(now).storages
-    busy, bytes_per_chunk = [uses[-1 - store.place] for store in stores], stores[0].bytes_per_chunk
-    num_chunks = sum(store.tier.num_chunks for store in stores)
-    read, written = (sum(store.num_chunks_read for store in stores), sum(store.num_chunks_written for store in stores))
+    busy, bytes_per_chunk = [uses[-1 - storage.place] for storage in storages], storages[0].bytes_per_chunk
+    num_chunks = sum(storage.tier.num_chunks for storage in storages)
     return TierUse(
         pool,
-        stores[0].tier.name,
-        len(stores),
+        storages[0].tier.name,
+        len(storages),
         capacity_bytes=num_chunks * bytes_per_chunk,
-        capacity_tokens=num_chunks * stores[0].blocks_per_chunk * cluster.block_size,
-        full=sum(store.cache.num_used for store in stores) / num_chunks,
+        capacity_tokens=num_chunks * storages[0].blocks_per_chunk * cluster.block_size,
+        full=sum(storage.cache.num_used for storage in storages) / num_chunks,
         read=Traffic(
-            read * bytes_per_chunk,
-            sum(store.num_reads for store in stores),
+            sum(storage.num_chunks_read for storage in storages) * bytes_per_chunk,
+            sum(storage.num_reads for storage in storages),
             _shares([use.egress * now for use in busy], length_s),
         ),
         written=Traffic(
-            written * bytes_per_chunk,
-            sum(store.num_writes for store in stores),
+            sum(storage.num_chunks_written for storage in storages) * bytes_per_chunk,
+            sum(storage.num_writes for storage in storages),
             _shares([use.ingress * now for use in busy], length_s),
         ),
-        evicted_chunks=sum(store.cache.num_evicted for store in stores),
-        refused=sum(store.num_refused for store in stores),
+        evicted_chunks=sum(storage.cache.num_evicted for storage in storages),
+        refused=sum(storage.num_refused for storage in storages),
     )
 
 
@@ -116,8 +115,9 @@ def watch_kv(deployment: Deployment, cluster: Cluster) -> dict[str, KvUse]:
 
 
 def kv_use(uses: dict[str, KvUse], cluster: Cluster) -> tuple[KvOverTime, ...]:
-    """Return the share of its KV blocks that each pool had in use over time."""
-    return tuple(KvOverTime(name, *use.shares(cluster.clock.now)) for name, use in uses.items())
+    """Return the share of its KV blocks that each pool had in use over time, until its last answer ended."""
+    length_s = _length_s(cluster)
+    return tuple(KvOverTime(name, *use.shares(length_s)) for name, use in uses.items())
 
 
 def link_use(deployment: Deployment, cluster: Cluster) -> tuple[LinkUse, ...]:

@@ -55,7 +55,7 @@ class Worker:
         self._idle_s = 0.0  # how long it had nothing to do; while it is idle, less the present time
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
         self._is_starting = False
-        self._copy_s = -1.0  # the appointment with the next copy that ends while it is idle
+        self._copy_s = math.inf  # the next appointment with a copy that ends while it is idle
 
     @property
     def kv_usage(self) -> float:
@@ -83,7 +83,7 @@ class Worker:
     def let_go(self, sequence: Sequence) -> None:
         """Free blocks that were held for other workers, and for which requests may wait here."""
         self.engine.let_go(sequence)
-        if self.engine.scheduler.waiting:
+        if self.num_waiting:
             self.wake()
 
     def wake(self) -> None:
@@ -118,9 +118,13 @@ class Worker:
     def _await_copy(self) -> None:
         """Wake once a copy between GPU and host ends."""
         wake_s = self.engine.wake_s
-        if self._copy_s < wake_s < math.inf:
+        if wake_s < self._copy_s:
             self._copy_s = wake_s
-            self._clock.at(wake_s, COMPLETION, self.wake)
+            self._clock.at(wake_s, COMPLETION, self._end_copy)
+
+    def _end_copy(self) -> None:
+        self._copy_s = math.inf
+        self.wake()
 
     def _note_kv(self, kv_use: KvUse, now: float) -> None:
         since, before = self._kv_since
@@ -196,20 +200,27 @@ class Lockstep:
         self._clock = clock
         self._ranks = ranks
         self._is_busy = False
+        self._is_due = (
+            False  # woken since the last step began, perhaps by what a rank that had nothing to do was told then
+        )
         for rank in ranks:
             rank.lockstep = self
 
     def wake(self) -> None:
         """Take a step at this instant, unless one is under way."""
+        self._is_due = True
         if not self._is_busy:
             self._is_busy = True
             self._clock.at(self._clock.now, SCHEDULING, self._start)
 
     def _start(self) -> None:
         now = self._clock.now
+        self._is_due = False
         steps = [step for rank in self._ranks if (step := rank.schedule(now, 1)) is not None]
         if not steps:
             self._is_busy = False
+            if self._is_due:
+                self.wake()
             return
         end = max(step.end for step in steps)
         for rank in self._ranks:

@@ -1,1 +1,1 @@
-"""KV that left the GPU's cache and is kept in host memory, as vLLM's OffloadingConnector keeps it."""
+"""KV beyond the GPU: host memory, as vLLM's OffloadingConnector keeps it, and what an engine asks of the tiers behind it."""

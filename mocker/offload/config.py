@@ -1,8 +1,10 @@
-"""Every dial of KV beyond the GPU, named as vLLM names it where vLLM has it, and what follows from them."""
+"""Every setting of KV beyond the GPU, named as in vLLM where vLLM has it, and the values that follow from them."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Positive, Whole, check
 
@@ -11,65 +13,66 @@ TierName = Literal["disk", "store"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 PrefetchPolicy = Literal["when_scheduled", "wait_complete", "timeout", "best_effort"]
 GIB = 1 << 30
+Size = Annotated[float, Meta(ge=0, le=1_000_000_000)]
+"""Of a tier (GiB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
     """Settings of one engine's host memory, and of the disk behind it."""
 
-    kv_offloading_size: NotNegative = 0.0
-    """Host memory that keeps KV which the GPU evicts, of each data-parallel rank, for all its GPUs together (GiB; 0: none)."""
+    kv_offloading_size: Size = 0.0
+    """Host memory for KV, per data-parallel rank, for all its GPUs together (GiB; 0: none)."""
 
     num_host_blocks: Whole = 0
-    """Host memory of each data-parallel rank in KV blocks, as Dynamo's mocker counts it, in place of kv_offloading_size (0: as that
-    says)."""
+    """Host memory per data-parallel rank in KV blocks, as in Dynamo's mocker; set this or kv_offloading_size (0: use that)."""
 
     blocks_per_chunk: Count = 1
-    """KV blocks in a chunk of host memory; a chunk is stored, loaded and evicted as a whole."""
+    """KV blocks in a chunk; host memory, disk and store keep, move and evict whole chunks."""
 
     eviction_policy: Policy = "lru"
-    """Which chunks leave host memory first: the least recently used, or as ARC decides."""
+    """How host memory chooses the chunks to evict: the least recently used, or by ARC (adaptive replacement)."""
 
     store_threshold: Whole = 0
-    """How often a chunk must be offered to host memory until it is stored (below 2: it is stored at once)."""
+    """Store a chunk in host memory the n-th time it is offered (0 or 1: the first time)."""
 
     offload_prompt_only: bool = True
-    """Keep the KV of prompts in host memory, not of answers."""
+    """Keep only the KV of prompts in host memory, not that of answers."""
 
     host_bandwidth_gb_s: Positive = 32.0
-    """What each GPU copies to host memory, and from it, at the same time (GB/s each way)."""
+    """Bandwidth between each GPU and host memory, in each direction (GB/s)."""
 
     host_latency_us: NotNegative = 20.0
-    """What each copy between a GPU and host memory takes beyond its bytes (us)."""
+    """Fixed time of each copy between a GPU and host memory, added to the time for its bytes (us)."""
 
-    kv_disk_size: NotNegative = 0.0
-    """Local disk that keeps KV behind host memory, of each data-parallel rank (GiB; 0: none)."""
+    kv_disk_size: Size = 0.0
+    """Local disk for KV behind host memory, per data-parallel rank (GiB; 0: none)."""
 
     kv_disk_bandwidth_gb_s: Positive = 7.0
-    """What a rank reads from its disk, and writes to it, at the same time (GB/s each way)."""
+    """Bandwidth of a rank's disk, for reads and for writes (GB/s each)."""
 
     kv_disk_latency_ms: NotNegative = 0.1
-    """What each read from disk, and each write, takes before its first byte (ms)."""
+    """Time before the first byte of each read from disk and each write to it (ms)."""
 
     kv_disk_lookup_ms: NotNegative = 0.1
-    """How long it takes to learn which chunks of a prompt are on disk (ms)."""
+    """Time to look up which chunks of a prompt are on disk (ms)."""
 
     kv_disk_write_policy: WritePolicy = "write_through"
-    """When a chunk is written to disk: as soon as host memory has it, once it was loaded from there again, or when it leaves
-    host memory."""
+    """When a chunk is written to disk: when host memory stores it (write_through), after it is loaded from host memory
+    (write_through_selective), or when host memory evicts it (write_back)."""
 
     kv_disk_eviction_policy: Policy = "lru"
-    """Which chunks leave the disk first."""
+    """How the disk chooses the chunks to evict."""
 
     kv_prefetch_policy: PrefetchPolicy = "when_scheduled"
-    """When chunks of a prompt are fetched from disk or store, and how long the prompt waits: from its first turn on, until all
-    have come (vLLM); or from when it comes, until all have come, for a time, or not at all beyond its turn (SGLang)."""
+    """When a prompt's chunks are fetched from disk or store: at its first turn, and it waits for all of them (when_scheduled, vLLM);
+    or on arrival, and it waits for all of them, until a timeout, or only until its turn comes (the others, SGLang)."""
 
     kv_prefetch_timeout_s: NotNegative = 1.0
-    """With timeout: how long a fetch may last ..."""
+    """With kv_prefetch_policy timeout: how long a fetch may take (s), plus ..."""
 
     kv_prefetch_timeout_s_per_1k_tokens: NotNegative = 0.25
-    """... and how much longer for each 1,024 tokens it brings."""
+    """... so much for each 1,024 tokens it fetches (s)."""
 
     @property
     def has_host_memory(self) -> bool:
@@ -138,3 +141,18 @@ class HostMemory:
     def __post_init__(self) -> None:
         """Refuse values that nothing can run with."""
         check(self)
+
+
+def whole_chunks(setting: str, size: float, *, chunk_bytes: float, blocks_per_chunk: int) -> int:
+    """Return how many chunks a tier holds whose size (GiB) a setting gives.
+
+    Raises:
+        ValueError: it has no room for one.
+    """
+    num_chunks = int(size * GIB // chunk_bytes)
+    if not num_chunks:
+        raise ValueError(
+            f"{setting} is {size:g} GiB; expected at least {chunk_bytes / GIB:.4g}, one chunk of {blocks_per_chunk} blocks, "
+            "or 0 for none"
+        )
+    return num_chunks

@@ -1,4 +1,4 @@
-"""Which chunks leave host memory first: the least recently used, or those that ARC gives up.
+"""Which chunks leave a tier first: the least recently used, or those that ARC gives up.
 
 Recency is a rank: the lowest goes first. The ranks of a segment's chunks are consecutive, and rise from its head, in the order
 in which chunks were stored, or, once a request that used them has ended, from its tail: so the beginning of a prompt stays
@@ -12,70 +12,7 @@ from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
 
 from mocker.chain import BlockChain
-
-
-class Segment:
-    """Chunks `start` to `stop` of a chain that are in host memory and share one fate."""
-
-    __slots__ = (
-        "chain",
-        "is_protected",
-        "is_tail_first",
-        "is_written",
-        "num_loads",
-        "num_readers",
-        "place",
-        "rank",
-        "start",
-        "stop",
-    )
-
-    def __init__(self, chain: BlockChain, start: int, stop: int) -> None:
-        self.chain = chain
-        self.start = start
-        self.stop = stop
-        self.is_written = False
-        self.num_readers = 0
-        self.num_loads = 0
-        """Those readers that are GPUs."""
-        self.is_protected = False
-        """Whether it is part of the offer that others make room for."""
-        self.place = 0  # which of the policy's lists it is in
-        self.rank = 0  # of the chunk that goes first
-        self.is_tail_first = False
-
-    @property
-    def num_chunks(self) -> int:
-        """Count the chunks."""
-        return self.stop - self.start
-
-    @property
-    def is_evictable(self) -> bool:
-        """Whether nothing writes or reads it."""
-        return self.is_written and not self.num_readers
-
-    def split(self, chunk: int) -> "Segment":
-        """Become the larger of the parts before and behind a chunk, and return the other."""
-        is_front = chunk - self.start <= self.stop - chunk
-        other = Segment(self.chain, self.start if is_front else chunk, chunk if is_front else self.stop)
-        other.is_written, other.num_readers, other.num_loads = self.is_written, self.num_readers, self.num_loads
-        other.is_tail_first, other.place, other.rank = self.is_tail_first, self.place, self.rank
-        later = other if is_front is self.is_tail_first else self  # of the two, the one that goes later
-        later.rank += self.stop - chunk if self.is_tail_first else chunk - self.start
-        if is_front:
-            self.start = chunk
-        else:
-            self.stop = chunk
-        return other
-
-    def cut(self, count: int) -> tuple[int, int]:
-        """Lose the chunks that go first, so many, and return where they began and ended."""
-        self.rank += count
-        if self.is_tail_first:
-            self.stop -= count
-            return self.stop, self.stop + count
-        self.start += count
-        return self.start - count, self.start
+from mocker.offload.segments import Segment
 
 
 class Heap:

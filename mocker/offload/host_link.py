@@ -6,6 +6,8 @@ do not slow each other down. So it is known when a copy ends as soon as it begin
     step i is closed with work      its loads begin with it; what it flushes must be over before it computes
     step i + 1 begins               the stores of step i begin: what they copy is computed then
 
+A load that the driver checks ends when its time is over and the driver has said what of it is good.
+
 Semantics: the worker's side of vLLM 0.32's OffloadingConnector.
 """
 
@@ -38,6 +40,8 @@ class HostLink:
         self.next_end_s = inf
         """When the next copy ends (s); infinity if none is under way."""
         self._put_off: list[Copy] = []  # stores that begin with the next step
+        self._unchecked: dict[Copy, bool] = {}  # loads that the driver checks, and whether their time is over
+        self._checked: list[Copy] = []  # those of them whose time was over before they were checked
         self.num_flushes = 0
         """Copies that a step waited for."""
         self.stall_s = 0.0
@@ -65,9 +69,25 @@ class HostLink:
         over: list[Copy] = []
         for way in (self.stores, self.loads):
             while way.copies and way.copies[0][0] <= now:
-                over.append(way.copies.popleft()[1])
+                copy = way.copies.popleft()[1]
+                if copy in self._unchecked:
+                    self._unchecked[copy] = True
+                else:
+                    over.append(copy)
+        over += self._checked
+        self._checked.clear()
         self.next_end_s = min([way.copies[0][0] for way in (self.loads, self.stores) if way.copies], default=inf)
         return over
+
+    def await_check(self, load: Copy) -> None:
+        """Let a load that is under way not end before `end_check`."""
+        self._unchecked[load] = False
+
+    def end_check(self, load: Copy) -> None:
+        """Let a load end that was checked, at once if its time is over."""
+        if self._unchecked.pop(load):
+            self._checked.append(load)
+            self.next_end_s = -inf
 
     def _send(self, way: Direction, copy: Copy, now: float) -> None:
         num_bytes = copy.num_chunks * self._bytes_per_chunk

@@ -25,16 +25,17 @@ from collections.abc import Iterable
 
 from mocker.block_pool import BlockPool
 from mocker.chain import BlockChain
+from mocker.offload.chunk_cache import ChunkCache, Uses
 from mocker.offload.config import HostMemory, TierName
-from mocker.offload.host_cache import HostCache, Uses
-from mocker.offload.tiers import Found, Hurry, LookUp, Range, Read, TierWork, Write, count, overlap, split
+from mocker.offload.ranges import Range, count, overlap, split
+from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.sequence import Sequence, Watch
 
 
 class Copy:
     """Chunks of a sequence on their way between the GPU and the host."""
 
-    __slots__ = ("is_store", "num_local", "number", "ranges", "sequence")
+    __slots__ = ("is_store", "num_good", "num_local", "number", "ranges", "sequence")
 
     def __init__(self, number: int, sequence: Sequence, ranges: list[Range], *, is_store: bool) -> None:
         self.number = number
@@ -42,6 +43,8 @@ class Copy:
         self.sequence = sequence
         self.ranges = ranges
         self.is_store = is_store
+        self.num_good: int | None = None
+        """Of a load that was checked: so many chunks, the first ones, are right."""
 
     @property
     def num_chunks(self) -> int:
@@ -70,7 +73,17 @@ NEVER = 1 << 62
 class State:
     """What is known of a sequence here."""
 
-    __slots__ = ("copies", "fetches", "is_over", "looked_up_from", "num_offered", "sources", "uses", "watch")
+    __slots__ = (
+        "copies",
+        "fetches",
+        "is_over",
+        "is_spoilt",
+        "looked_up_from",
+        "num_offered",
+        "sources",
+        "uses",
+        "watch",
+    )
 
     def __init__(self, sequence: Sequence) -> None:
         self.uses = Uses()
@@ -78,6 +91,8 @@ class State:
         """What it waits for of tiers behind host memory."""
         self.looked_up_from = NEVER
         """The first chunk of the last look-up; another one has a reason if host memory has lost chunks before it since."""
+        self.is_spoilt = False
+        """Whether a load was wrong: what is missing is computed."""
         self.sources: list[tuple[TierName, Range]] = []
         """Which tier the chunks came from that were not in host memory."""
         self.num_offered = 0
@@ -93,7 +108,7 @@ class Offload:
 
     def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int) -> None:
         """Begin with an empty host cache, beside a GPU's pool of blocks of so many tokens."""
-        self.host = HostCache(
+        self.host = ChunkCache(
             memory.num_chunks,
             blocks_per_chunk=memory.blocks_per_chunk,
             eviction_policy=memory.eviction_policy,
@@ -133,11 +148,12 @@ class Offload:
             self._hurry(state)
             return None
         start, limit = num_computed // size, sequence.num_known // size
-        if limit * size - num_computed < size:
+        if limit * size - num_computed < size or (state is not None and state.is_spoilt):
             return 0
         stop, is_ready = self.host.find(chain, start, limit)
         if self._tiers and stop < limit and (state is None or stop < state.looked_up_from):
             self._look_up(sequence, stop, limit)
+            self._hurry(self._states[sequence])
             return None
         if not is_ready:
             return None
@@ -156,21 +172,14 @@ class Offload:
         copy.num_local = num_computed
         self._work.loads.append(copy)
         if not sequence.num_preemptions:
-            tokens: dict[TierName, int] = {"disk": 0, "store": 0}
-            left = [(start, stop)]
-            # What was lost and fetched again came from the later one.
-            for tier, (first, last) in reversed(state.sources):
-                tokens[tier] += count(overlap(left, first, last)) * self._size
-                left = overlap(left, start, first) + overlap(left, last, stop)
-            sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
-            sequence.host_tokens = num_tokens - tokens["disk"] - tokens["store"]
+            self._note_sources(sequence, state, start, stop, num_computed)
 
     def preempt(self, sequence: Sequence) -> None:
         """Flush what is copied of a sequence that loses its blocks."""
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
-            state.looked_up_from = NEVER
+            state.looked_up_from, state.is_spoilt = NEVER, False
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
@@ -228,20 +237,24 @@ class Offload:
         work, self._work = self._work, Work()
         return work
 
-    def end_copy(self, number: int) -> None:
-        """Take a copy for done."""
+    def end_copy(self, number: int) -> int | None:
+        """Take a copy for done; return how many blocks of its sequence are right if it is a load that was wrong."""
         copy = self._copies.pop(number)
-        sequence = copy.sequence
+        sequence, state, ranges = copy.sequence, self._states[copy.sequence], copy.ranges
+        num_valid_blocks = None
         if copy.is_store:
             self.host.complete_store(sequence.chain, copy.ranges)
         else:
             for start, stop in copy.ranges:
                 self.host.unpin(sequence.chain, start, stop)
-        if self._tiers:
-            self._write(sequence, copy.ranges, "write_through" if copy.is_store else "write_through_selective")
-        state = self._states[sequence]
+        if copy.num_good is not None and copy.num_good < copy.num_chunks:
+            ranges, _ = split(ranges, copy.num_good)
+            num_valid_blocks = self._end_wrong_load(copy, state, copy.num_good)
+        if self._tiers and ranges:
+            self._write(sequence, ranges, "write_through" if copy.is_store else "write_through_selective")
         del state.copies[copy]
         self._forget_if_done(sequence, state)
+        return num_valid_blocks
 
     # Tiers behind host memory
 
@@ -329,6 +342,30 @@ class Offload:
         evicted.clear()
 
     # The steps of these
+
+    def _note_sources(self, sequence: Sequence, state: State, start: int, stop: int, num_local: int) -> None:
+        """Note which tiers the tokens came from that a sequence got with some of its chunks, behind those on the GPU."""
+        tokens: dict[TierName, int] = {"disk": 0, "store": 0}
+        left = [(start, stop)]
+        for tier, (first, last) in reversed(state.sources):  # what was lost and fetched again came from the later one
+            for low, high in overlap(left, first, last):
+                tokens[tier] += high * self._size - max(low * self._size, num_local)
+            left = overlap(left, start, first) + overlap(left, last, stop)
+        sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
+        sequence.host_tokens = max(stop * self._size - num_local, 0) - tokens["disk"] - tokens["store"]
+
+    def _end_wrong_load(self, load: Copy, state: State, num_good: int) -> int:
+        """Forget the first chunk that is wrong, to be stored again once it is computed; return how many blocks are right."""
+        sequence, start = load.sequence, load.ranges[0][0]
+        wrong = start + num_good
+        self.host.drop(sequence.chain, wrong, wrong + 1)
+        state.is_spoilt = True
+        state.num_offered = min(state.num_offered, wrong)
+        num_tokens = max(wrong * self._size, load.num_local)
+        if not sequence.num_preemptions:
+            sequence.cached_tokens = num_tokens
+            self._note_sources(sequence, state, start, wrong, load.num_local)
+        return num_tokens * self._blocks_per_chunk // self._size
 
     def _state(self, sequence: Sequence) -> State:
         state = self._states.get(sequence)

@@ -3,15 +3,12 @@
 The engine does not know what a tier holds, nor how long it takes: the driver does.
 """
 
-from collections.abc import Sequence as Several
 from typing import NamedTuple
 
 from mocker.chain import BlockChain
 from mocker.offload.config import TierName
+from mocker.offload.ranges import Range, count
 from mocker.sequence import Sequence
-
-Range = tuple[int, int]
-"""Chunks, from the first to before the second."""
 
 
 class Found(NamedTuple):
@@ -70,27 +67,3 @@ class Hurry(NamedTuple):
 
 
 TierWork = LookUp | Read | Write | Hurry
-
-
-def count(ranges: Several[Range]) -> int:
-    """Count the chunks of ranges."""
-    return sum([stop - start for start, stop in ranges])
-
-
-def overlap(ranges: Several[Range], start: int, stop: int) -> list[Range]:
-    """Return the parts of ranges that are between two chunks."""
-    return [(max(low, start), min(high, stop)) for low, high in ranges if max(low, start) < min(high, stop)]
-
-
-def split(ranges: Several[Range], num_chunks: int) -> tuple[list[Range], list[Range]]:
-    """Divide ranges into their first chunks, so many, and the rest."""
-    first: list[Range] = []
-    rest: list[Range] = []
-    for start, stop in ranges:
-        middle = min(start + num_chunks, stop)
-        num_chunks -= middle - start
-        if start < middle:
-            first.append((start, middle))
-        if middle < stop:
-            rest.append((middle, stop))
-    return first, rest

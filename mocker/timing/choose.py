@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.config import EngineConfig
-from mocker.offload.config import GIB, HostMemory, Tier
+from mocker.offload.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu, find_model
 from mocker.timing.config import TimingConfig
@@ -109,14 +109,9 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
     size = kv_size_of(timing, block_size=engine.block_size)
     num_bytes = engine.blocks_per_chunk * (size.block + size.window_block)
     padded = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
-    num_chunks = engine.num_host_blocks // engine.blocks_per_chunk or int(engine.kv_offloading_size * GIB // padded)
-    if not num_chunks:
-        raise ValueError(
-            f"kv_offloading_size is {engine.kv_offloading_size:g} GiB; expected at least {padded / GIB:.4g}, one chunk of "
-            f"{engine.blocks_per_chunk} blocks, or 0 for none"
-        )
+    num_chunks = engine.num_host_blocks // engine.blocks_per_chunk
     return HostMemory(
-        num_chunks=num_chunks,
+        num_chunks=num_chunks or _whole_chunks(engine, "kv_offloading_size", padded),
         blocks_per_chunk=engine.blocks_per_chunk,
         eviction_policy=engine.eviction_policy,
         store_threshold=engine.store_threshold,
@@ -124,7 +119,7 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         chunk_bytes=num_bytes,
         bandwidth=engine.host_bandwidth_gb_s * 1e9 * size.num_parts,
         latency_s=engine.host_latency_us / 1e6,
-        tiers=_tiers(engine, int(padded)),
+        tiers=_tiers(engine, padded),
         prefetch_policy=engine.kv_prefetch_policy,
         timeout_s=engine.kv_prefetch_timeout_s if engine.kv_prefetch_policy == "timeout" else math.inf,
         timeout_s_per_chunk=engine.kv_prefetch_timeout_s_per_1k_tokens
@@ -134,7 +129,7 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
     )
 
 
-def _tiers(engine: EngineConfig, chunk_bytes: int) -> tuple[Tier, ...]:
+def _tiers(engine: EngineConfig, chunk_bytes: float) -> tuple[Tier, ...]:
     """Return what a rank has behind its host memory.
 
     Raises:
@@ -142,15 +137,9 @@ def _tiers(engine: EngineConfig, chunk_bytes: int) -> tuple[Tier, ...]:
     """
     if not engine.kv_disk_size:
         return ()
-    num_chunks = int(engine.kv_disk_size * GIB // chunk_bytes)
-    if not num_chunks:
-        raise ValueError(
-            f"kv_disk_size is {engine.kv_disk_size:g} GiB; expected at least {chunk_bytes / GIB:.4g}, one chunk of "
-            f"{engine.blocks_per_chunk} blocks, or 0 for none"
-        )
     disk = Tier(
         name="disk",
-        num_chunks=num_chunks,
+        num_chunks=_whole_chunks(engine, "kv_disk_size", chunk_bytes),
         bandwidth=engine.kv_disk_bandwidth_gb_s * 1e9,
         latency_s=engine.kv_disk_latency_ms / 1e3,
         lookup_s=engine.kv_disk_lookup_ms / 1e3,
@@ -158,6 +147,12 @@ def _tiers(engine: EngineConfig, chunk_bytes: int) -> tuple[Tier, ...]:
         eviction_policy=engine.kv_disk_eviction_policy,
     )
     return (disk,)
+
+
+def _whole_chunks(engine: EngineConfig, setting: str, chunk_bytes: float) -> int:
+    return whole_chunks(
+        setting, getattr(engine, setting), chunk_bytes=chunk_bytes, blocks_per_chunk=engine.blocks_per_chunk
+    )
 
 
 def _is_async(engine: EngineConfig, timing: TimingConfig) -> bool:

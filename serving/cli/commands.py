@@ -307,7 +307,7 @@ def kv_store(
 
     Args:
         store: how much, and where.
-        runtime: where the token lies by which workers are known.
+        runtime: where to find the token that workers must know.
         verbose: how much to log.
     """
     set_up(verbose)

@@ -3,18 +3,17 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
-from mocker.events import KvEvent, TierStored
+from mocker import BlockChain, Engine, EngineConfig, Sequence
 from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
@@ -22,6 +21,7 @@ from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_params import Part, parse
 from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_answers import LETTERS, LogProbabilities, answer_tokens, eos_place, stop_place
+from serving.engines.mock_events import router_events
 from serving.engines.mock_handover import Handover, block_keys, hand_over
 from serving.engines.mock_live import Live
 from serving.engines.mock_tiers import LiveTiers, chunk_format, with_store
@@ -31,7 +31,6 @@ from serving.life.lease import LeaseConfig
 from serving.model.card import Role
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
@@ -125,6 +124,7 @@ class MockEngine:
         )
         log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
+        live.has_tiers = self._tiers is not None
         stream.on_cancel = lambda: self.engine.abort(sequence)
         stream.on_unblocked = live.flush
         try:
@@ -177,6 +177,7 @@ class MockEngine:
             pool.num_blocks - pool.num_free,
             pool.num_blocks,
             self.config.max_num_seqs,
+            kv_tiers=() if self._tiers is None else self._tiers.load(),
         )
 
     async def run(self) -> None:
@@ -238,15 +239,16 @@ class MockEngine:
         if self._tiers is not None:
             self._serve_tiers(self._tiers)
         elif self._publisher is not None and engine.has_events:
-            self._publisher.publish(list(_translate(engine.take_events())))
+            self._publisher.publish(list(router_events(engine.take_events())))
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Let bytes beyond the GPU follow what the engine says of them, and do what it asks of tiers."""
         events = self.engine.take_events() + self.engine.take_host_events()
         if events:
             tiers.note(events)
-            if self._publisher is not None:
-                self._publisher.publish(list(_translate(events)))
+        news = [*router_events(events), *tiers.take_reports()]
+        if news and self._publisher is not None:
+            self._publisher.publish(news)
         tiers.act(self.engine.take_tier_work())
 
     def _follow_tiers(self) -> None:
@@ -430,27 +432,3 @@ class Mocker:
             await self._handover.close()
         for tiers in self._tiers:
             await tiers.close()
-
-
-def _translate(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
-    """Turn the engine's events into the router's: sequence hashes, each with its parent; of a chunk, those of all its blocks."""
-    for event in events:
-        if isinstance(event, BlockStored):
-            parent = event.chain.ids[event.start - 1] if event.start else None
-            assert parent is None or isinstance(parent, int)
-            yield BlocksStored(_hashes(event.keys()), parent)
-        elif isinstance(event, AllBlocksCleared):
-            yield BlocksCleared("GPU")
-        elif isinstance(event, BlockRemoved):
-            yield BlocksRemoved(_hashes(event.keys()))
-        else:
-            size = event.blocks_per_chunk
-            hashes = _hashes(map(event.chain.key, range(event.start * size, event.stop * size)))
-            if isinstance(event, TierStored):
-                yield BlocksStored(hashes, None, event.medium)
-            else:
-                yield BlocksRemoved(hashes, event.medium)
-
-
-def _hashes(keys: Iterable[Any]) -> list[int]:
-    return [key for key in keys if isinstance(key, int)]

@@ -19,6 +19,7 @@ class Live:
     __slots__ = (
         "arrival_s",
         "end",
+        "has_tiers",
         "is_held",
         "is_plain",
         "is_queued",
@@ -47,6 +48,8 @@ class Live:
         """As the engine has it."""
         self.is_held = False
         """Whether its call is to last until nobody will read its prompt's KV any more."""
+        self.has_tiers = False
+        """Whether its prompt's KV may come from beyond the GPU."""
         self.is_queued = False
         """Whether the engine has it."""
         self.prompt = prompt
@@ -99,6 +102,12 @@ class Live:
         if load is not None and load.error is None and load.kv is not None:
             cached = load.kv.remote_prefill_cached_tokens
         self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
+        if self.has_tiers and load is None:
+            self.end["tier_tokens"] = {
+                "host": sequence.host_tokens,
+                "disk": sequence.disk_tokens,
+                "store": sequence.store_tokens,
+            }
         if load is None:
             self.end["times"] = self.times()
 

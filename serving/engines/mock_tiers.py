@@ -9,41 +9,46 @@ is real: the core asks what is there, and it takes the time that it takes.
     LookUp             which tier has the next chunks, the nearest first    -> `engine.answer`
     Read               from a tier into slots of the arena, verified        -> `engine.end_read`
     Write              from the arena into a tier                           -> `engine.end_write`
-    a load to the GPU  its chunks are verified where they lie
+    a load to the GPU  its chunks are verified where they lie                       -> `engine.end_check`
 
-A chunk that cannot be read, or is wrong, ends its read: what it would have saved is computed. A tier that takes nothing ends
-its write all the same.
+A chunk that cannot be read, or is wrong, ends its read or load: what it would have saved is computed. A tier that takes nothing
+ends its write all the same.
 """
 
 import asyncio
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from collections.abc import Sequence as Several
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from time import monotonic
 
 from mocker import BlockChain, Engine
 from mocker.events import KvEvent, TierRemoved, TierStored
 from mocker.offload.config import HostMemory, Tier, TierName
-from mocker.offload.tiers import Found, LookUp, Range, Read, TierWork, Write
+from mocker.offload.offload import Copy
+from mocker.offload.ranges import Range
+from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv_shelf import scaled_layout
-from serving.kv_tiers import tier as kept
+from serving.engines.tier_reports import TierReports
 from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.files import FileTier
 from serving.kv_tiers.host import HostTier
 from serving.kv_tiers.store_client import StoreTier, parse_address
-from serving.kv_tiers.tier import ChunkFormat, FolderTakenError, TierCounts, TierError
+from serving.kv_tiers.tier import Changes, ChunkFormat, FolderTakenError, TierCounts, TierError
 from serving.kv_tiers.trouble import Trouble
+from serving.router.events import BlocksEvent
 from serving.runtime.threads import in_thread
 from serving.transfer.config import TransferRunConfig
 from serving.transfer.proven import Token
+from serving.worker.engine import KvTier
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +62,9 @@ MAX_WAITING_WRITES = 256
 """Of chunks that have left host memory; beyond, they are not written."""
 
 MAX_FOLDERS = 1024
+
+MAX_NAMED = 2
+"""Times the chunks of host memory: of so many it is known which blocks they hold; what a tier is given is there, or was lately."""
 
 
 def with_store(memory: HostMemory | None, transfer: TransferRunConfig) -> HostMemory | None:
@@ -104,6 +112,33 @@ class Reading:
     num_read: int = 0
 
 
+@dataclass(slots=True)
+class Checking:
+    """Chunks of a load to the GPU, as far as they are right."""
+
+    keys: list[int]
+    num_good: int = 0
+    fault: str = ""
+
+
+@dataclass(slots=True)
+class Moved:
+    """Reads or writes of a tier, and how long they took together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Count what is done within."""
+        start_s = monotonic()
+        try:
+            yield
+        finally:
+            self.count += 1
+            self.seconds += monotonic() - start_s
+
+
 class LiveTiers:
     """Of one rank."""
 
@@ -114,13 +149,17 @@ class LiveTiers:
         self._transfer = transfer
         self._token = token
         self._arena = HostTier(format, memory.num_chunks)
-        self._tiers: dict[TierName, kept.Tier] = {}
+        self._tiers: dict[TierName, FileTier | StoreTier] = {}
+        self._changes: dict[TierName, Changes] = {}
+        self._reports = TierReports(memory.blocks_per_chunk, MAX_NAMED * memory.num_chunks)
         self._filling: dict[int, asyncio.Task[None]] = {}
         self._leaving: set[int] = set()  # of those: what left host memory before it was filled
         self._fetches: dict[LookUp | Read, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes = asyncio.Semaphore(MAX_WRITES)
         self._num_writes = 0
+        self._reads: dict[TierName, Moved] = {tier.name: Moved() for tier in memory.tiers}
+        self._written: dict[TierName, Moved] = {tier.name: Moved() for tier in memory.tiers}
         self._last_load = -1
         self._spoilt = Trouble("KV in host memory is not what was written there", "KV in host memory is right again")
         self._stack = AsyncExitStack()
@@ -134,9 +173,11 @@ class LiveTiers:
         await self._arena.start()
         for tier in self._memory.tiers:
             if tier.name == "disk":
-                self._tiers["disk"] = await self._disk(tier.num_chunks)
+                disk = self._tiers["disk"] = await self._disk(tier.num_chunks)
+                self._changes["disk"] = disk.changes
             else:
                 store = self._tiers["store"] = StoreTier(self._transfer.kv_store, self._format, self._token)
+                self._changes["store"] = store.changes
                 await store.start()
                 self._stack.push_async_callback(store.close)
 
@@ -151,6 +192,48 @@ class LiveTiers:
     def counts(self) -> dict[str, TierCounts]:
         """What each tier holds and did."""
         return {"host": self._arena.counts, **{name: tier.counts for name, tier in self._tiers.items()}}
+
+    def load(self) -> tuple[KvTier, ...]:
+        """Tell what each tier holds and did."""
+        link, offload, chunk_bytes = self._engine.host_link, self._engine.scheduler.offload, self._memory.chunk_bytes
+        assert link is not None
+        assert offload is not None
+        host = KvTier(
+            "host",
+            used_bytes=offload.host.num_used * chunk_bytes,
+            capacity_bytes=self._memory.num_chunks * chunk_bytes,
+            num_reads=link.loads.num_copies,
+            read_bytes=link.loads.num_bytes,
+            read_s=link.loads.busy_s,
+            num_writes=link.stores.num_copies,
+            write_bytes=link.stores.num_bytes,
+            write_s=link.stores.busy_s,
+            num_faults=self._arena.counts.num_faults,
+            num_refused=offload.num_refused,
+            num_evicted=offload.host.num_evicted,
+            num_flushes=link.num_flushes,
+            stall_s=link.stall_s,
+        )
+        return (host, *[self._load_of(name, tier.counts) for name, tier in self._tiers.items()])
+
+    def _load_of(self, name: TierName, counts: TierCounts) -> KvTier:
+        chunk_bytes, reads, writes = self._memory.chunk_bytes, self._reads[name], self._written[name]
+        return KvTier(
+            name,
+            used_bytes=counts.num_chunks * chunk_bytes,
+            capacity_bytes=counts.capacity * chunk_bytes,
+            num_asked=counts.num_hits + counts.num_misses,
+            num_hits=counts.num_hits,
+            num_reads=reads.count,
+            read_bytes=counts.num_read * chunk_bytes,
+            read_s=reads.seconds,
+            num_writes=writes.count,
+            write_bytes=counts.num_written * chunk_bytes,
+            write_s=writes.seconds,
+            num_faults=counts.num_faults,
+            num_refused=counts.num_refused,
+            num_evicted=counts.num_evicted,
+        )
 
     def note(self, events: Iterable[KvEvent]) -> None:
         """Let bytes follow what came into host memory and what left it."""
@@ -174,15 +257,20 @@ class LiveTiers:
             match each:
                 case Write():
                     self._spawn(self._write(each)).add_done_callback(partial(self._end_write, each))
-                case _ if each in self._fetches:  # it is in a hurry: what has come by now is enough
-                    self._fetches[each].cancel()
+                case Hurry(fetch):
+                    if fetch in self._fetches:
+                        self._fetches[fetch].cancel()
                 case LookUp():
                     found: list[Found] = []
                     task = self._fetches[each] = self._spawn(self._look_up(each, found))
                     task.add_done_callback(partial(self._end_look_up, each, found))
                 case Read():
                     self._begin_read(each)
-        self._verify_loads()
+        self._check_loads()
+
+    def take_reports(self) -> list[BlocksEvent]:
+        """Return what came to disk and store, and what left them, since the last call; first what a warm disk has."""
+        return list(self._reports.take(self._changes))
 
     async def close(self) -> None:
         """End what is under way, and give everything back."""
@@ -218,17 +306,18 @@ class LiveTiers:
     def _begin_read(self, read: Read) -> None:
         keys = self._keys(read.sequence.chain, read.ranges)
         reading = Reading(keys, self._arena.take(keys))
-        task = self._fetches[read] = self._spawn(self._read(self._tiers[read.tier], reading))
+        task = self._fetches[read] = self._spawn(self._read(read.tier, reading))
         task.add_done_callback(partial(self._end_read, read, reading))
         timeout_s = self._memory.timeout_s + self._memory.timeout_s_per_chunk * read.num_chunks
         if timeout_s < math.inf:
             asyncio.get_running_loop().call_later(timeout_s, task.cancel)
 
-    async def _read(self, tier: kept.Tier, reading: Reading) -> None:
+    async def _read(self, name: TierName, reading: Reading) -> None:
         keys, slots = reading.keys, reading.slots
         while reading.num_read < len(keys):
             lot = list(takewhile(slots.__contains__, keys[reading.num_read : reading.num_read + LOT_CHUNKS]))
-            num_come = await tier.read(lot, [slots[key] for key in lot])
+            with self._reads[name].measured():
+                num_come = await self._tiers[name].read(lot, [slots[key] for key in lot])
             reading.num_read += num_come
             if num_come < LOT_CHUNKS:
                 break
@@ -236,7 +325,7 @@ class LiveTiers:
             reading.num_read > LOT_CHUNKS
         ):  # what is there already is not written, but used: the beginning is to stay longest
             come = keys[: reading.num_read]
-            await tier.write(come, [slots[key] for key in come])
+            await self._tiers[name].write(come, [slots[key] for key in come])
 
     def _end_read(self, read: Read, reading: Reading, _: asyncio.Task[None]) -> None:
         self.act(self._engine.take_tier_work())
@@ -255,7 +344,9 @@ class LiveTiers:
             keys = self._keys(write.chain, write.ranges)
             async with self._writes:
                 await self._filled(keys)
-                await self._tiers[write.tier].write(keys, await self._chunks(keys))
+                chunks = await self._chunks(keys)
+                with self._written[write.tier].measured():
+                    await self._tiers[write.tier].write(keys, chunks)
         finally:
             self._num_writes -= 1
 
@@ -298,25 +389,37 @@ class LiveTiers:
         else:
             self._arena.discard([key])
 
-    def _verify_loads(self) -> None:
-        """Verify the chunks of copies to the GPU that have begun."""
+    def _check_loads(self) -> None:
+        """Verify the chunks of copies to the GPU that have begun; they do not end before."""
         assert self._engine.host_link is not None
-        for _, copy in self._engine.host_link.loads.copies:
-            if copy.number > self._last_load:
-                self._last_load = copy.number
-                self._spawn(self._verify(self._keys(copy.sequence.chain, copy.ranges)))
+        for _, load in self._engine.host_link.loads.copies:
+            if load.number > self._last_load:
+                self._last_load = load.number
+                self._engine.await_check(load)
+                checking = Checking(self._keys(load.sequence.chain, load.ranges))
+                self._spawn(self._check(checking)).add_done_callback(partial(self._end_check, load, checking))
 
-    async def _verify(self, keys: list[int]) -> None:
-        await self._filled(keys)
-        slots = {key: slot for key in keys if (slot := self._arena.slot(key)) is not None}
-        faults = await in_thread(
-            lambda: [f"{key:016x}: {why}" for key, slot in slots.items() if (why := self._format.find_fault(slot, key))]
-        )
-        if faults:
-            self._spoilt.begin(f"chunk {faults[0]}")
-            self._arena.add_faults(len(faults))
-        elif slots:
+    async def _check(self, checking: Checking) -> None:
+        await self._filled(checking.keys)
+        slots = [(key, self._arena.slot(key)) for key in checking.keys]
+        await in_thread(lambda: self._find_fault(slots, checking))
+
+    def _find_fault(self, slots: list[tuple[int, memoryview | None]], checking: Checking) -> None:
+        for key, slot in slots:
+            checking.fault = "it is not there" if slot is None else self._format.find_fault(slot, key)
+            if checking.fault:
+                return
+            checking.num_good += 1
+
+    def _end_check(self, load: Copy, checking: Checking, _: asyncio.Task[None]) -> None:
+        num_good = checking.num_good
+        if checking.fault:
+            self._spoilt.begin(f"chunk {checking.keys[num_good]:016x}: {checking.fault}")
+        elif num_good:
             self._spoilt.end()
+        self._arena.loaded(num_good, load.num_chunks)
+        self._engine.end_check(load, num_good)
+        self._go_on()
 
     # The steps of these
 
@@ -336,6 +439,7 @@ class LiveTiers:
         raise TierError(f"{base}: {MAX_FOLDERS} workers keep their KV in this folder already; name another")
 
     def _keys(self, chain: BlockChain, ranges: Several[Range]) -> list[int]:
+        self._reports.learn(chain, ranges, self._changes)
         return _keys(chain, ranges, self._memory.blocks_per_chunk)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

@@ -67,6 +67,7 @@ COUNTERS: dict[str, tuple[str, list[str]]] = {
     "output_tokens": ("Generated tokens, as they come", []),
     "input_tokens": ("Prompt tokens", []),
     "cached_tokens": ("Prompt tokens that the engine found in its cache", []),
+    "kv_tier_tokens": ("Those of them that came from host memory, a disk or a store", ["tier"]),
     "router_decisions": ("Requests sent to each worker", ["worker"]),
     "model_migration": ("Requests that went on at another instance", ["migration_type"]),
     "model_cancellation": ("Requests whose client hung up", ["endpoint", "request_type"]),
@@ -101,6 +102,35 @@ TRANSFERRED = {
 TRANSFERS = {
     "kv_prompts_expired": ("Prompts whose KV was given up because nobody read it in time", "num_expired"),
     "kv_transfer_failures": ("Transfers of KV that failed", "num_failed"),
+}
+"""The same, of what only grows."""
+
+KEPT = {
+    "kv_offload_tiering_used_bytes": ("KV that is kept there", "used_bytes"),
+    "kv_offload_tiering_capacity_bytes": ("KV that can be kept there", "capacity_bytes"),
+}
+"""Of each tier of a worker's KV beyond the GPU, what it reports; vLLM's names where it has any."""
+
+MOVED = {
+    "kv_offload_tiering_read_bytes": ("Bytes read from there", "read_bytes"),
+    "kv_offload_tiering_read_time": ("Seconds that reads took", "read_s"),
+    "kv_offload_tiering_reads": ("Reads", "num_reads"),
+    "kv_offload_tiering_write_bytes": ("Bytes written there", "write_bytes"),
+    "kv_offload_tiering_write_time": ("Seconds that writes took", "write_s"),
+    "kv_offload_tiering_writes": ("Writes", "num_writes"),
+    "kv_offload_tiering_chunk_queries": (
+        "Chunks that were looked up there, which is not counted for host memory",
+        "num_asked",
+    ),
+    "kv_offload_tiering_chunk_hits": ("Those of them that were there", "num_hits"),
+    "kv_offload_tiering_chunk_evictions": ("Chunks that gave way to others", "num_evicted"),
+    "kv_offload_tiering_faults": (
+        "Wrong chunks, and reads, writes and look-ups that failed or took too long",
+        "num_faults",
+    ),
+    "kv_offload_allocation_failure": ("Chunks, in host memory requests, for which there was no room", "num_refused"),
+    "kv_offload_flushes": ("Copies between GPU and host memory for which a step had to wait", "num_flushes"),
+    "kv_offload_stall_time": ("Seconds that steps waited for them", "stall_s"),
 }
 """The same, of what only grows."""
 
@@ -142,6 +172,8 @@ class ModelMetrics:
         self.observe("output_sequence_tokens", choice.num_completion)
         if choice.num_cached:
             self.count("cached_tokens", by=choice.num_cached)
+        for tier, count in choice.tier_tokens.items():
+            self.count("kv_tier_tokens", tier, by=count)
         if attempts.life.num_migrations:
             self.count("model_migration", "ongoing_request", by=attempts.life.num_migrations)
         if attempts.decode is None or not attempts.first_token_s:
@@ -320,6 +352,15 @@ def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
                     if not worker.rank:  # which has those of all of them
                         labels = [pool.card.name, f"{worker.instance_id:x}", pool.card.role]
                         metric.add_metric(labels, getattr(report.kv_transfers, attribute))
+            yield metric
+    for family, names in {GaugeMetricFamily: KEPT, CounterMetricFamily: MOVED}.items():
+        for name, (text, attribute) in names.items():
+            metric = family(COMPONENT + name, text, labels=["model", "instance", "rank", "worker_type", "tier"])
+            for pool in pools:
+                for worker, report in sorted(pool.loads().items()):
+                    labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
+                    for tier in report.kv_tiers:
+                        metric.add_metric([*labels, tier.name], getattr(tier, attribute))
             yield metric
 
 

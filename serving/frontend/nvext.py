@@ -77,6 +77,7 @@ def _routing(choice: Choice) -> dict[str, int]:
         "predicted_tokens": choice.num_overlap_tokens,
         "best_tokens": max(overlaps) * choice.block_size if overlaps else -1,
         "cached_tokens": choice.num_cached,
+        **{f"{tier}_tokens": count for tier, count in choice.tier_tokens.items()},
     }
     return facts | ({"prefill_slot": prompt_placement.slot} if choice.attempts.prefill is not None else {})
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import Positive, check
+from foundation.settings import check
 
 GIB = 1 << 30
 
@@ -14,14 +14,14 @@ GIB = 1 << 30
 class KvStoreServiceConfig:
     """Settings of a KV store, which all workers share."""
 
-    kv_store_size: Positive = 4.0
+    kv_store_size: Annotated[float, Meta(gt=0, le=1_000_000_000)] = 4.0
     """Memory for chunks of KV (GiB)."""
 
     host: str = "127.0.0.1"
-    """Address of this host at which workers reach it; on others than this host they need etcd, where the token lies."""
+    """Address of this host at which workers reach the store; workers on other hosts need etcd, which holds the token."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 7600
-    """Where it listens (0: at a free port, which the log names)."""
+    """Port on which it listens (0: any free port; the log names it)."""
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""

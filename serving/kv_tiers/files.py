@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from serving.kv_tiers.chunk_folder import ChunkFolder
-from serving.kv_tiers.tier import ChunkFormat, Tally, TierCounts
+from serving.kv_tiers.tier import Changes, ChunkFormat, Tally, TierCounts
 from serving.kv_tiers.trouble import Trouble
 from serving.runtime.threads import in_thread
 
@@ -74,6 +74,8 @@ class FileTier:
         self._format = format
         self._timeout_s = timeout_s
         self.num_chunks = num_chunks
+        self.changes = Changes()
+        """What came and left, until somebody takes it."""
         self._there: OrderedDict[int, int] = OrderedDict()  # key -> which write, the least recently used first
         self._being_written: set[int] = set()
         self._leaving: set[int] = set()
@@ -100,6 +102,7 @@ class FileTier:
         num_too_many = max(len(found.keys) - self.num_chunks, 0)
         await in_thread(partial(_remove, folder, found.keys[:num_too_many]))
         self._there = OrderedDict.fromkeys(found.keys[num_too_many:], 0)
+        self.changes.came(self._there)
         log.info(
             "%s: %d of at most %d chunks of KV are there; removed: %d torn or of another format, %d too many; "
             "left alone: %d files of others",
@@ -193,6 +196,7 @@ class FileTier:
         self._num_writes += 1
         for key in reversed(new[: done.num_chunks]):
             self._there[key] = self._num_writes
+        self.changes.came(new[: done.num_chunks])
         self._tally.written(done.num_chunks, 0, self._format.chunk_bytes)
         if done.fault:
             self._fault(self._writing, done.fault)
@@ -237,6 +241,7 @@ class FileTier:
     def _gone(self, keys: list[int], num_removed: int) -> None:
         """Forget chunks whose files were removed; others still take room."""
         self._leaving.difference_update(keys)
+        self.changes.left(keys[:num_removed])
         for key in keys[num_removed:]:
             self._there[key] = 0
             self._there.move_to_end(key, last=False)

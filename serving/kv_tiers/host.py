@@ -30,7 +30,10 @@ class HostTier:
         self._map: mmap.mmap | None = None
         self._kept: OrderedDict[int, int] = OrderedDict()  # key -> slot, the least recently used first
         self._being_written: dict[int, int] = {}
-        self._free = list(range(self.num_chunks))  # a heap: low ones first, so that memory once used is used again
+        self._free: list[
+            int
+        ] = []  # a heap of slots that were used: low ones first, so that memory once used is used again
+        self._num_used = 0  # slots that ever were
         self._tally = Tally(self.num_chunks)
 
     @property
@@ -60,10 +63,14 @@ class HostTier:
         for key in wanted:
             if key in self._kept or key in self._being_written:
                 continue
-            if not self._free and not self._evict(protected):
+            if self._free or (self._num_used == self.num_chunks and self._evict(protected)):
+                place = heapq.heappop(self._free)
+            elif self._num_used < self.num_chunks:
+                place, self._num_used = self._num_used, self._num_used + 1
+            else:
                 break
-            self._being_written[key] = heapq.heappop(self._free)
-            taken[key] = self._slot(self._being_written[key])
+            self._being_written[key] = place
+            taken[key] = self._slot(place)
             taken[key][: HEADER.size] = bytes(HEADER.size)
         return taken
 
@@ -87,9 +94,10 @@ class HostTier:
                 self._slot(place)[: HEADER.size] = bytes(HEADER.size)
                 heapq.heappush(self._free, place)
 
-    def add_faults(self, count: int) -> None:
-        """Count chunks that were found wrong where they lie."""
-        self._tally.add(num_faults=count)
+    def loaded(self, num_good: int, num_asked: int) -> None:
+        """Count chunks that somebody read where they lie, of which only the first ones may be good."""
+        self._tally.read(num_good, num_asked, self._format.chunk_bytes)
+        self._tally.add(num_faults=int(num_good < num_asked))
 
     # As a tier
 

@@ -30,6 +30,7 @@ from serving.kv_tiers.wire import (
     Request,
     drain,
     group_size,
+    pack_keys,
     place_of,
     receive_group,
     refusal,
@@ -88,8 +89,8 @@ class Shelf:
             if name in self.entries:
                 self.entries.move_to_end(name)
 
-    def take(self, count: int, chunk_bytes: int, protected: frozenset[Name]) -> bool:
-        """Take room for so many chunks, evicting others, but none of the protected; return whether there is."""
+    def take(self, count: int, chunk_bytes: int, protected: frozenset[Name], gone: list[Name]) -> bool:
+        """Take room for so many chunks, evicting others, but none of the protected; return whether there is, and add what is gone."""
         wanted = count * (chunk_bytes + ENTRY_BYTES)
         while self.num_used + wanted > self.num_bytes:
             victim = next(
@@ -98,6 +99,7 @@ class Shelf:
             if victim is None:
                 return False
             self.drop(victim)
+            gone.append(victim)
             self.tally.add(num_evicted=1)
         self.num_used += wanted
         return True
@@ -210,19 +212,24 @@ class StoreServer:
         shelf.touch(names)
         is_wanted = [name not in shelf.entries for name in names]
         wanted = [name for name, is_it in zip(names, is_wanted, strict=True) if is_it]
+        gone: list[Name] = []
         await _say(stream, len(names), bytes(is_wanted))
         async with time_for(len(wanted) * chunk_bytes):
-            num_written = await self._put(stream, wanted, chunk_bytes, frozenset(names))
+            num_written = await self._put(stream, wanted, chunk_bytes, frozenset(names), gone)
         shelf.touch(names)
         shelf.tally.written(num_written, len(wanted) - num_written + num_asked - len(names), chunk_bytes)
-        await _say(stream, shelf.num_leading(names, chunk_bytes))
+        num_there = shelf.num_leading(names, chunk_bytes)
+        keys = [key for identity, key in gone if names and identity == names[0][0]]
+        await _say(stream, num_there, ANSWER.pack(DONE, len(keys)) + pack_keys(keys))
 
-    async def _put(self, stream: Stream, wanted: list[Name], chunk_bytes: int, protected: frozenset[Name]) -> int:
-        """Receive chunks; return how many of the first there was room for."""
+    async def _put(
+        self, stream: Stream, wanted: list[Name], chunk_bytes: int, protected: frozenset[Name], gone: list[Name]
+    ) -> int:
+        """Receive chunks; return how many of the first there was room for, and add what gave way."""
         shelf, size = self.shelf, group_size(chunk_bytes)
         for start in range(0, len(wanted), size):
             group = wanted[start : start + size]
-            if not shelf.take(len(group), chunk_bytes, protected):
+            if not shelf.take(len(group), chunk_bytes, protected, gone):
                 await drain(stream, (len(wanted) - start) * chunk_bytes)
                 return start
             try:

@@ -3,22 +3,26 @@
     down --`_reach`, in the background, again and again--> up --a call that fails, or takes too long--> down
 
 While it is down, everything is a miss at once: no answer waits for a store.
+
+What the store has, it says in its answers. A worker does not hear what others made it evict until it asks for it.
 """
 
 import asyncio
 import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from serving.kv_tiers.tier import ChunkFormat, Tally, TierCounts
+from serving.kv_tiers.tier import Changes, ChunkFormat, Tally, TierCounts
 from serving.kv_tiers.trouble import Trouble
 from serving.kv_tiers.wire import (
     COUNTS,
     ENTRY_BYTES,
     GROUP_BYTES,
+    KEY_BYTES,
     LOOK_UP,
     MAX_COUNTS_BYTES,
     MAX_KEYS,
@@ -34,6 +38,7 @@ from serving.kv_tiers.wire import (
     receive_group,
     receive_number,
     send_chunks,
+    unpack_keys,
 )
 from serving.runtime.threads import in_thread
 from serving.transfer.agent import TransferError
@@ -90,6 +95,9 @@ class StoreTier:
         self._capacity = 0
         self._reaching: asyncio.Task[None] | None = None
         self._tally = Tally()
+        self.changes = Changes()
+        """What came and left, as far as it is known here, until somebody takes it."""
+        self._known: OrderedDict[int, None] = OrderedDict()  # what the store said that it has, the oldest first
         name = f"the KV store at {address}"
         self._absence = Trouble(f"{name} is not there, and its KV counts as absent", f"{name} is there again")
         self._spoilt = Trouble(
@@ -98,8 +106,8 @@ class StoreTier:
 
     @property
     def counts(self) -> TierCounts:
-        """See `Tier`. How much it holds, the store knows: `store_counts`."""
-        return self._tally.counts
+        """See `Tier`; of what it holds, what is known here. The store knows all: `store_counts`."""
+        return self._tally.counts._replace(num_chunks=len(self._known), capacity=self._capacity)
 
     @property
     def is_up(self) -> bool:
@@ -113,7 +121,13 @@ class StoreTier:
 
     async def look_up(self, keys: Sequence[int]) -> int:
         """See `Tier`."""
-        num_found = await self._in_lots(partial(self._ask, LOOK_UP), keys, MAX_KEYS, self._look_up_s)
+
+        async def look_up(lot: Sequence[int], link: Stream) -> int:
+            num_found = await self._ask(LOOK_UP, lot, link)
+            self._note(lot[:num_found], gone=lot[num_found : num_found + 1])
+            return num_found
+
+        num_found = await self._in_lots(look_up, keys, MAX_KEYS, self._look_up_s)
         return self._tally.found(num_found, len(keys))
 
     async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
@@ -141,6 +155,7 @@ class StoreTier:
 
         async def remove(lot: Sequence[int], link: Stream) -> int:
             await self._ask(REMOVE, lot, link)
+            self._note((), gone=lot)
             return len(lot)
 
         await self._in_lots(remove, keys, MAX_KEYS, self._timeout_s)
@@ -208,6 +223,7 @@ class StoreTier:
             for chunk in await receive_group(link, min(size, num_coming - start), chunk_bytes):
                 is_wrong = is_wrong or not await self._deliver(chunk, *targets[num_right])
                 num_right += not is_wrong
+        self._note((), gone=[key for key, _ in targets[num_right : num_right + 1]])
         if is_wrong:
             await self._ask(REMOVE, [targets[num_right][0]], link)
         elif num_right:
@@ -232,8 +248,24 @@ class StoreTier:
         wanted = [chunk for (_, chunk), is_it in zip(chunks, is_wanted, strict=False) if is_it]
         await send_chunks(link, wanted)
         num_there = await receive_number(link, num_taken)
+        num_gone = await receive_number(link, num_taken)
+        self._note([key for key, _ in chunks[:num_there]], gone=unpack_keys(await link.receive(num_gone * KEY_BYTES)))
+        self._tally.add(num_evicted=num_gone)
         self._tally.written(min(len(wanted), num_there), 0, self._format.chunk_bytes)
         return num_there
+
+    def _note(self, there: Sequence[int], *, gone: Sequence[int]) -> None:
+        """Note what the store said that it has, and has no more; beyond what it has room for, the oldest is given up."""
+        known = self._known
+        for key in gone:
+            known.pop(key, None)
+        self.changes.left(gone)
+        self.changes.came([key for key in there if key not in known])
+        for key in there:
+            known[key] = None
+            known.move_to_end(key)
+        while len(known) > self._capacity:
+            self.changes.left([known.popitem(last=False)[0]])
 
     # Connections
 
@@ -283,6 +315,7 @@ class StoreTier:
         if not self._is_up:
             return
         self._is_up = False
+        self._note((), gone=list(self._known))
         self._tally.add(num_faults=1)
         while self._idle:
             self._idle.pop().close()

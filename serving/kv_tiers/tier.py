@@ -4,7 +4,7 @@ A tier is a cache. Whatever goes wrong in it, the answer is that less was found;
 A chunk is verified by who reads it (`blocks.find_fault`), so what comes from a tier is right, or it does not come.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from xxhash import xxh3_64_intdigest
@@ -73,6 +73,30 @@ class TierCounts(NamedTuple):
     num_evicted: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+
+
+class Changes:
+    """Chunks that came into a tier and that left it, each as it ended."""
+
+    def __init__(self) -> None:
+        self._is_there: dict[int, bool] = {}
+
+    def came(self, keys: Iterable[int]) -> None:
+        """Note chunks that are there now."""
+        self._is_there.update(dict.fromkeys(keys, True))
+
+    def left(self, keys: Iterable[int]) -> None:
+        """Note chunks that are not there any more."""
+        self._is_there.update(dict.fromkeys(keys, False))
+
+    def take(self) -> tuple[list[int], list[int]]:
+        """Return which came and which left since the last call."""
+        if not self._is_there:
+            return [], []
+        changes, self._is_there = self._is_there, {}
+        return [key for key, is_there in changes.items() if is_there], [
+            key for key, is_there in changes.items() if not is_there
+        ]
 
 
 class Tier(Protocol):

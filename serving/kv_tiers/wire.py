@@ -9,6 +9,7 @@ DONE, how many follow, these chunks       -->               to READ
 DONE, how many may come, a byte for each  -->               to WRITE: 1 if it is wanted, 0 if it is there
                                           <--  the wanted chunks
 DONE, how many are there                  -->
+DONE, how many gave way, their keys       -->               those of the same identity
 DONE, 0                                   -->               to REMOVE
                                           <--  COUNTS
 DONE, length, the counts                  -->
@@ -88,11 +89,16 @@ def lot_size(chunk_bytes: int) -> int:
 
 def pack_request(kind: int, keys: Sequence[int], *, chunk_bytes: int, identity: int) -> bytes:
     """Return a request."""
-    return REQUEST.pack(kind, len(keys), chunk_bytes, identity) + struct.pack(f"<{len(keys)}Q", *keys)
+    return REQUEST.pack(kind, len(keys), chunk_bytes, identity) + pack_keys(keys)
+
+
+def pack_keys(keys: Sequence[int]) -> bytes:
+    """Return keys as they travel."""
+    return struct.pack(f"<{len(keys)}Q", *keys)
 
 
 def unpack_keys(body: bytes) -> list[int]:
-    """Return the keys of a request."""
+    """Return keys that travelled."""
     return list(struct.unpack(f"<{len(body) // KEY_BYTES}Q", body))
 
 

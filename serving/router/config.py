@@ -65,7 +65,7 @@ class RouterConfig:
     """kv, dynamo-kv: share of a block on a worker's disks that counts as cached."""
 
     shared_cache_multiplier: Share = 0.5
-    """kv, dynamo-kv: share of a block in a store of all workers that counts as cached."""
+    """kv, dynamo-kv: share of a block in the store that workers share that counts as cached."""
 
     prefix_key_tokens: Count = 1024
     """chwbl, dualmap: prompts alike in this many first tokens belong together."""
@@ -101,7 +101,7 @@ class RouterConfig:
     """Predicting modes, kv-tiered: time to load a token's KV from a worker's disks (us; same default, else 18.7)."""
 
     shared_load_us_per_token: NotNegative | None = None
-    """Predicting modes, kv-tiered: time to load a token's KV from a store of all workers (us; same default, else 13.1)."""
+    """Predicting modes, kv-tiered: time to load a token's KV from the store that workers share (us; same default, else 13.1)."""
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""

@@ -22,7 +22,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.ports import Stop
 from serving.worker import kv_events, load_reports
-from serving.worker.kv_events import KvEvents, decode, snapshots_address
+from serving.worker.kv_events import Event, KvEvents, decode, snapshots_address
 from serving.worker.load_reports import LoadReport
 
 log = logging.getLogger(__name__)
@@ -186,15 +186,15 @@ class Following:
         try:
             async with self._snapshots, asyncio.timeout(SNAPSHOT_TIMEOUT_S):
                 stream = self.client.side_call(worker.instance_id, address, worker.rank)
-                items = [item async for item in stream]
-        except (CallError, TimeoutError) as error:
+                start, *chains = msgspec.convert([item async for item in stream], list[Event])
+                epoch, num_messages = msgspec.convert(start, tuple[int, int])
+                stored = [event for event in map(decode, chains) if isinstance(event, BlocksStored)]
+        except (CallError, TimeoutError, ValueError) as error:
             log.warning("no KV snapshot of instance %x: %s", worker.instance_id, error)
             self._follower.on_no_snapshot(number)
             return
         if self.numbers.get(worker) != number:
             return
-        (epoch, num_messages), *chains = items
-        stored = [event for event in map(decode, chains) if isinstance(event, BlocksStored)]
         log.debug("KV snapshot of instance %x: %d chains", worker.instance_id, len(stored))
         if self._follower.on_snapshot(number, epoch, num_messages, stored):
             self._mend(worker, number)

@@ -24,7 +24,7 @@ class TransferRunConfig:
     """Memory for KV that leaves, or comes (MB)."""
 
     kv_bytes_scale: Share = 0.01
-    """Share of the KV's bytes that is really moved and kept; all of an 8,192-token prompt of Llama-3.1-8B are 1 GB."""
+    """Share of the KV's bytes that is really moved and kept; an 8,192-token prompt of Llama-3.1-8B has 1 GB in all."""
 
     kv_bytes_per_token: Positive | None = None
     """Bytes of a token's KV (default: the model's; where none is named, the 131,072 of Llama-3.1-8B)."""
@@ -37,15 +37,15 @@ class TransferRunConfig:
     is queued there (s)."""
 
     kv_disk_folder: str = ""
-    """Folder in which each rank keeps the KV of its disk (--kv-disk-size), in a folder of its own; it is found there again after a
-    restart (none: a temporary one, removed in the end)."""
+    """Folder for the KV on disk (--kv-disk-size); each rank has a folder in it, and finds its KV there again after a restart
+    (empty: a temporary folder, removed at exit)."""
 
     kv_store: str = ""
-    """KV store that workers share, as HOST:PORT (python -m serving.kv_store; none: no store)."""
+    """Address of the KV store that workers share, HOST:PORT (see python -m serving.kv_store; empty: no store)."""
 
     kv_store_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
-    """When a chunk is written to the store: as soon as host memory has it, once it was loaded from there again, or when it leaves
-    host memory."""
+    """When a chunk is written to the store: when host memory stores it (write_through), after it is loaded from host memory
+    (write_through_selective), or when host memory evicts it (write_back)."""
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""

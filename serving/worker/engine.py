@@ -64,6 +64,38 @@ class KvTransfers(NamedTuple):
     """That reads took, together."""
 
 
+class KvTier(NamedTuple):
+    """What a rank keeps in a place beyond its GPU, and what it did there since it was started.
+
+    Bytes are those of the whole KV, also where less is really moved.
+    """
+
+    name: str
+    """`host`, `disk` or `store`."""
+    used_bytes: float = 0.0
+    """Of a store, what this rank knows of."""
+    capacity_bytes: float = 0.0
+    num_asked: int = 0
+    """Chunks that were looked up there; not counted for host memory."""
+    num_hits: int = 0
+    num_reads: int = 0
+    read_bytes: float = 0.0
+    read_s: float = 0.0
+    """That reads took, together, as `write_s`."""
+    num_writes: int = 0
+    write_bytes: float = 0.0
+    write_s: float = 0.0
+    num_faults: int = 0
+    """Chunks that were wrong; reads, writes and look-ups that failed or took too long."""
+    num_refused: int = 0
+    """Chunks for which there was no room; in host memory, requests."""
+    num_evicted: int = 0
+    num_flushes: int = 0
+    """Copies between GPU and host for which a step had to wait."""
+    stall_s: float = 0.0
+    """How long steps did."""
+
+
 class EngineLoad(NamedTuple):
     """What a rank of an engine is doing now."""
 
@@ -74,6 +106,7 @@ class EngineLoad(NamedTuple):
     max_num_seqs: int = 0
     kv_transfers: KvTransfers = KvTransfers()
     """Of the whole worker; its first rank has them."""
+    kv_tiers: tuple[KvTier, ...] = ()
 
 
 class Engine(Protocol):

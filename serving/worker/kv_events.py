@@ -27,6 +27,10 @@ MEDIA: tuple[Medium, ...] = get_args(Medium)
 TOPIC = "kv_events"
 
 
+Event = list[int | list[int] | str | None]
+"""An event as it travels."""
+
+
 class KvEvents(msgspec.Struct, array_like=True):
     """One message: events of one rank of a worker.
 
@@ -38,10 +42,10 @@ class KvEvents(msgspec.Struct, array_like=True):
     rank: int
     epoch: int
     number: int
-    events: list[list[Any]]
+    events: list[Event]
 
 
-def encode(event: BlocksEvent) -> Iterator[list[Any]]:
+def encode(event: BlocksEvent) -> Iterator[Event]:
     """Yield an event as it travels, in parts that are events, too."""
     match event:
         case BlocksCleared(medium):
@@ -58,7 +62,7 @@ def encode(event: BlocksEvent) -> Iterator[list[Any]]:
                 parent = part[-1] if medium == "GPU" else None
 
 
-def decode(event: list[Any]) -> BlocksEvent:
+def decode(event: Event) -> BlocksEvent:
     """Return an event that travelled.
 
     Raises:

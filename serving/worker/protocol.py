@@ -1,7 +1,8 @@
 """What the frontend sends to an engine of type `ModelType.Backend`: a request in token ids.
 
 The answer is a stream of items: a token id, a list of them, or a dict with `token_ids` and perhaps `finish_reason`
-("stop", "length", ...), `cached_tokens`, `log_probs` (one for each token) and `top_logprobs` (for each token a list of
+("stop", "length", ...), `cached_tokens`, `tier_tokens` (those of them that came from `host` memory, `disk` or a `store`,
+by these names, from engines that know), `log_probs` (one for each token) and `top_logprobs` (for each token a list of
 (id, log-probability)); with the first of them, if the request wants them, `prompt_log_probs` and `prompt_top_logprobs`, whose
 first entry is None. A worker that only prefills ends with `finish_reason` and `kv_transfer_params`, which say where the prompt's
 KV is. An engine that gives text sends `text` beside tokens that say the same, one piece to an item, and in the end

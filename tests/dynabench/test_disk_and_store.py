@@ -114,6 +114,13 @@ def test_a_fetch_that_lasts_too_long_brings_what_has_come():
     assert record.requests.disk_tokens.tolist() == [0, 0, 0, 2 * BLOCK]
 
 
+def test_a_limit_of_a_fetch_that_was_not_reached_does_not_make_the_run_longer():
+    limited = engine(disk=20, kv_prefetch_policy="timeout", kv_prefetch_timeout_s=1e6)
+    record = run_on(prompts("a", "b", "c", "a"), limited)
+    assert record.requests.disk_tokens.tolist() == [0, 0, 0, 128]
+    assert record.kv[0].window_s * len(record.kv[0].shares) <= record.requests.last_token_s[-1]
+
+
 def test_best_effort_does_not_wait_beyond_its_turn():
     slow = engine(disk=20, kv_disk_bandwidth_gb_s=CHUNK_BYTES / 1e9, kv_prefetch_policy="best_effort")
     record = run_on(prompts("a", "b", "c", "a", gap_s=50.0), slow)
@@ -227,6 +234,54 @@ def test_nothing_is_lost_and_no_token_counts_twice(world):
     assert again.requests.last_token_s.tolist() == made.last_token_s.tolist()
 
 
+def test_a_load_is_taken_in_when_it_ends_though_a_store_of_another_prompt_lasts_longer():
+    """The worker is idle while d is stored, chunk by chunk of 5 s, and a is loaded."""
+    rows = [(0.0, "a", 2), (30.0, "b", 10), (190.0, "d", 5), (190.3, "a", 2)]
+    requests = [Request(at, BLOCK * blocks, 1, tuple(f"{n}{p}" for p in range(blocks))) for at, n, blocks in rows]
+    config = engine(host=20, num_gpu_blocks=11, host_bandwidth_gb_s=CHUNK_BYTES / 5e9)
+    made = run_on(Workload("w", BLOCK, requests), config).requests
+    assert made.host_tokens.tolist()[-1] == 128
+    assert (made.first_token_s - made.sent_s)[-1] == pytest.approx(10.01)
+
+
+def test_a_tier_counts_for_no_token_that_was_on_the_gpu():
+    """The first chunk of two blocks is read from disk, though the first of these is on the GPU."""
+    requests = [
+        Request(at, BLOCK * blocks, 1, tuple(f"{name}{place}" for place in range(blocks)))
+        for at, name, blocks in [(0.0, "a", 4), (10.0, "b", 7), (20.0, "a", 4)]
+    ]
+    made = run_on(
+        Workload("w", BLOCK, requests), engine(host=6, disk=20, blocks_per_chunk=2, num_gpu_blocks=9)
+    ).requests
+    assert made.cached_tokens.tolist()[-1] == 4 * BLOCK
+    assert (made.host_tokens.tolist()[-1], made.disk_tokens.tolist()[-1]) == (0, 3 * BLOCK)
+
+
+def test_ranks_in_lockstep_go_on_when_a_look_up_ends_in_a_hurry():
+    config = engine(disk=8, dp_size=2, kv_prefetch_policy="best_effort", kv_disk_lookup_ms=1000.0)
+    timing = TimingConfig(
+        timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0, enable_expert_parallel=True
+    )
+    made = simulate(prompts("a"), engine=config, timing=timing).requests
+    assert (made.first_token_s - made.sent_s).tolist() == pytest.approx([0.2])
+
+
+def test_a_prompt_that_was_loaded_in_part_goes_on_when_blocks_held_for_others_are_free():
+    """The second a waits with its 2 loaded blocks for those of d, whose KV takes 40 s to its decode worker."""
+    rows = [(0.0, "a", 2), (60.0, "b", 6), (200.0, "d", 4), (201.0, "a", 4)]
+    requests = [Request(at, BLOCK * blocks, 1, tuple(f"{n}{p}" for p in range(blocks))) for at, n, blocks in rows]
+    prefilling = engine(host=20, num_gpu_blocks=7, scheduler_reserve_full_isl=False)
+    pools = (
+        Pool(name="prefill", role="prefill", mocker=prefilling, timing=TIMING),
+        Pool(name="decode", role="decode", mocker=engine(host=0, num_gpu_blocks=20), timing=TIMING),
+    )
+    transfer = TransferConfig(bandwidth_gb_s=CHUNK_BYTES / 10e9)
+    deployment = Deployment(pools=pools, transfer=transfer)
+    made = run(Plan.alone(Settings(deployment)), Workload("w", BLOCK, requests)).requests
+    assert made.succeeded.all()
+    assert made.host_tokens.tolist()[-1] == 128
+
+
 def test_prefill_workers_keep_kv_in_tiers_too():
     pools = (
         Pool(name="prefill", role="prefill", mocker=engine(disk=8), timing=TIMING),
@@ -241,13 +296,14 @@ def test_prefill_workers_keep_kv_in_tiers_too():
     ("changes", "message"),
     [
         ({"kv_disk_size": 4}, "kv_disk_size is 4, and kv_offloading_size is 0; expected host memory, too"),
+        ({"kv_offloading_size": 1e308}, "kv_offloading_size must be from 0 to 1000000000, not 1e"),
         (
             {"kv_disk_size": 4, "kv_offloading_size": 4, "store_threshold": 2},
             "store_threshold is 2; expected 0 with a disk",
         ),
     ],
 )
-def test_a_disk_needs_host_memory_that_stores_at_once(changes, message):
+def test_sizes_of_tiers_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**changes)
 

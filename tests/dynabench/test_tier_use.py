@@ -3,12 +3,15 @@
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.plan import Plan, Settings
+from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
+from dynabench.live.run import run as measure
+from dynabench.plan import ClientConfig, Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports import tiers
+from serving.transfer.config import TransferRunConfig
 from tests.support.simulated import simulate
 from tests.support.workloads import conversations
 from workloads import Request, Workload
@@ -100,3 +103,36 @@ def test_where_another_worker_prefills_the_tokens_are_those_that_it_found():
     made = run(Plan.alone(Settings(Deployment(pools=pools))), TURNS)
     assert made.requests.host_tokens.tolist() == made.requests.cached_tokens.tolist() == [0, 0, 0, 64]
     assert [use.pool for use in made.tiers] == ["prefill"]
+
+
+def test_a_live_run_says_what_its_tiers_held_and_which_tokens_came_from_them(tmp_path):
+    """Two prompts of 10 blocks drive each other off a GPU of 15; host memory has room for 12, the disk for all."""
+    chunk = 16 * 131_072 / (1 << 30)
+    config = EngineConfig(block_size=16, num_gpu_blocks=16, kv_offloading_size=12 * chunk, kv_disk_size=100 * chunk)
+    timing = TimingConfig(timing="constant", constant_prefill_ms=10, constant_decode_ms=10)
+    deployment = Deployment(
+        pools=(Pool(name="mine", mocker=config, timing=timing),),
+        kv_transfer=TransferRunConfig(kv_disk_folder=str(tmp_path)),
+        router=MeasuredRouterConfig(),
+        frontend=MeasuredFrontendConfig(),
+    )
+    ids = [tuple(range(10)), tuple(range(10, 20))]
+    workload = Workload("w", 16, [Request(1.0 + 0.6 * i, 165, 3, ids[i % 2]) for i in range(5)])
+    record = measure(Plan.alone(Settings(deployment, client=ClientConfig())), workload)
+    requests = record.requests
+    assert requests.cached_tokens.tolist()[:2] == [0, 0]
+    beyond = requests.host_tokens + requests.disk_tokens
+    assert all(0 < tokens <= 160 for tokens in beyond.tolist()[2:])
+    assert requests.disk_tokens.sum() > 0
+    assert requests.store_tokens.tolist() == [0] * 5
+    host, disk = record.tiers
+    assert (host.name, disk.name) == ("mine host", "mine disk")
+    assert host.capacity_bytes == 12 * 16 * 131_072
+    assert host.capacity_tokens == 12 * 16
+    assert host.full == 1.0
+    assert host.read.bytes == beyond.sum() / 16 * 16 * 131_072
+    assert disk.full == 20 / 100
+    assert disk.written.bytes == 20 * 16 * 131_072
+    assert disk.read.bytes == requests.disk_tokens.sum() * 131_072
+    assert disk.read.copies > 0
+    assert 0 < disk.read.busy.mean < 1

@@ -74,7 +74,7 @@ def test_the_least_recently_used_gives_way_and_a_prompts_beginning_last(world, k
             assert await tier.look_up([4]) == 0
             assert await write(tier, [6, 7]) == 2
             assert [await tier.look_up([key]) for key in range(1, 8)] == [1, 0, 0, 0, 1, 1, 1]
-            assert tier.counts.num_evicted == (0 if kind == "store" else 3)  # those of a store are not one worker's
+            assert tier.counts.num_evicted == 3
 
     uvloop.run(main())
 

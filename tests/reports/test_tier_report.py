@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -99,6 +100,11 @@ def test_tiers_are_averaged_over_repeats():
     assert found == structs.replace(
         HOST, flushes=3.5, read=structs.replace(HOST.read, bytes=3e9, busy=Use(0.375, 0.625))
     )
+
+
+def test_arms_with_the_same_tiers_save_nothing_by_them():
+    arms = summarize([tiered(), replace(tiered(), arm="other")]).arms
+    assert not arms["other"].saved
 
 
 def test_the_terminal_shows_where_tokens_came_from_and_what_was_saved():

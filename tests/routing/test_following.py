@@ -6,6 +6,7 @@ import random
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from serving.model.card import ModelCard, ModelType
 from serving.router import Router, RouterConfig
@@ -196,12 +197,27 @@ def test_what_is_no_message_is_ignored_and_logged(caplog):
         await settle()
         for subject in (EVENTS, LOAD):
             await world.plane.publish(subject, b"\xc1")
-        await tell(world, 0, ["stored", 1])
+        for event in (["stored", 1], [None, [{}], "CPU"], [None, [None]], [True, [1]]):
+            await tell(world, 0, event)
         await tell(world, 0, [None, [1]])
         assert overlaps(world, 1) == {0: 1}
 
     follow(talk)
-    assert caplog.text.count("was ignored") == 3
+    assert caplog.text.count("was ignored") == 6
+
+
+@pytest.mark.parametrize("snapshot", [[], [[5]], [[5, 0], ["stored"]], [[5, 0], [None, [{}]]], ["rubbish"]])
+def test_the_next_gap_asks_again_for_a_snapshot_that_is_none(snapshot, caplog):
+    async def talk(world):
+        world.instances.snapshots[7] = snapshot
+        world.instances.join(7)
+        await settle()
+        world.instances.snapshots[7] = [[5, 2], [None, [1, 2]]]
+        await tell(world, 1, [1, [2]])
+        assert overlaps(world, 1, 2) == {0: 2}
+
+    follow(talk)
+    assert "no KV snapshot of instance 7" in caplog.text
 
 
 def test_a_mode_without_overlap_listens_to_no_events():

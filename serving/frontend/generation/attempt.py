@@ -158,6 +158,7 @@ class Attempts:
                 await asyncio.wait([watching], timeout=PROMPT_S if wants_prompt else LATE_S)
         prefilled = self.prefilled
         output.num_cached = None if prefilled is None else prefilled.num_cached
+        output.tier_tokens = None if prefilled is None else prefilled.tier_tokens
         output.prompt_logprobs = None if prefilled is None else prefilled.prompt_logprobs
 
     async def _watch(self, prefill: Call, decode: Call) -> None:

@@ -25,6 +25,8 @@ class Choice:
         self.num_prompt = len(request.prompt.tokens)
         self.block_size = request.prompt.block_size
         self.num_cached = 0
+        self.tier_tokens: dict[str, int] = {}
+        """Those of them that came from beyond the GPU, by tier, where the engine says so."""
         self.num_before = 0
         """Tokens of the answer before the last pieces."""
         self.logprobs: list[TokenLogprob] = []
@@ -60,6 +62,8 @@ class Choice:
         self.num_before = self.num_completion
         if output.num_cached is not None:
             self.num_cached = min(output.num_cached, self.num_prompt)
+        if output.tier_tokens is not None:
+            self.tier_tokens = {name: min(count, self.num_cached) for name, count in output.tier_tokens.items()}
         if output.num_completion is not None:
             self._num_counted = output.num_completion
         if output.texts:

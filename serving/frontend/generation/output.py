@@ -18,6 +18,10 @@ TIMES = ("admitted", "prefill_end", "decode_blocks", "transfer_start", "transfer
 """What engines time, as the results folder names it."""
 
 
+TIERS = ("host", "disk", "store")
+"""Where KV is beyond the GPU."""
+
+
 class Output(msgspec.Struct, gc=False):
     """What an engine said since the last look."""
 
@@ -26,6 +30,8 @@ class Output(msgspec.Struct, gc=False):
     """From engines that give text with their tokens."""
     finish_reason: str = ""
     num_cached: int | None = None
+    tier_tokens: dict[str, int] | None = None
+    """Cached tokens that came from beyond the GPU, by tier, from engines that know."""
     num_completion: int | None = None
     """Tokens of the answer so far, from engines that count them."""
     logprobs: list[tuple[float, list[Any] | None]] = []
@@ -65,6 +71,8 @@ class Output(msgspec.Struct, gc=False):
             self.finish_reason = str(item["finish_reason"])
         if "cached_tokens" in item:
             self.num_cached = _count(item["cached_tokens"])
+        if isinstance(tiers := item.get("tier_tokens"), dict):
+            self.tier_tokens = {name: _count(tiers.get(name, 0)) for name in TIERS}
         if "text" in item:
             self.texts.append(str(item["text"]))
         if "completion_tokens" in item:

@@ -1,4 +1,4 @@
-"""Host memory by segments does what vLLM's does chunk by chunk."""
+"""A cache of chunks kept in segments does what vLLM's does chunk by chunk."""
 
 from collections import OrderedDict
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mocker import BlockChain
 from mocker.events import TierRemoved, TierStored
-from mocker.offload.host_cache import HostCache, Uses
+from mocker.offload.chunk_cache import ChunkCache, Uses
 
 
 class Chunk:
@@ -168,7 +168,7 @@ OPERATIONS = st.lists(
 )
 def test_segments_do_what_chunks_do(policy, operations, capacity, size, threshold):
     plain = Plain(capacity, policy, threshold)
-    host = HostCache(capacity, blocks_per_chunk=size, eviction_policy=policy, store_threshold=threshold)
+    host = ChunkCache(capacity, blocks_per_chunk=size, eviction_policy=policy, store_threshold=threshold)
     kinds = chains()
     requests = [(chain, Uses(), {"seen": set(), "inserted": set(), "found": set(), "missed": set()}) for chain in kinds]
     writing, reading, stored = [], [], []
@@ -224,10 +224,10 @@ def test_segments_do_what_chunks_do(policy, operations, capacity, size, threshol
 
 
 def test_what_was_evicted_leaves_nothing_behind():
-    host = HostCache(4, blocks_per_chunk=1, eviction_policy="lru", store_threshold=0)
+    host = ChunkCache(4, blocks_per_chunk=1, eviction_policy="lru", store_threshold=0)
     for number in range(200):
         chain, uses = BlockChain([(number, place) for place in range(4)]), Uses()
         host.complete_store(chain, host.offer(chain, 0, 4, uses))
         host.finish(chain, uses)
-    assert (host.num_used, host.num_evictable, len(host._rows)) == (4, 4, 4)
+    assert (host.num_used, host.num_evictable, len(host._index._rows)) == (4, 4, 4)
     assert len(host._lru._heap._entries) < 200

@@ -1,4 +1,4 @@
-"""What is kept in host memory: chunks of KV blocks, found by content, pinned while they are copied, evicted by a policy.
+"""What one tier holds (host memory, a disk, a store): chunks of KV blocks, found by content, pinned while copied, evicted by policy.
 
 A chunk is `blocks_per_chunk` consecutive blocks and is named by its last one: chunk c of a chain holds the blocks from
 c * blocks_per_chunk on. Chunks that came together share one fate, so they are kept as segments of a chain:
@@ -7,17 +7,18 @@ c * blocks_per_chunk on. Chunks that came together share one fate, so they are k
                                                                   |
                                                                   +-- an offer needs the room --> absent
 
-Semantics: CPUOffloadingManager of vLLM 0.32.
+A disk or a store takes a chunk in at once, so there it is never being written. Semantics: CPUOffloadingManager of vLLM 0.32.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from itertools import groupby
 
 from mocker.chain import BlockChain
 from mocker.events import Medium, TierEvent, TierRemoved, TierStored
-from mocker.offload.eviction import Arc, Lru, Segment
-from mocker.offload.tiers import Range
+from mocker.offload.eviction import Arc, Lru
+from mocker.offload.ranges import Range, joined
+from mocker.offload.segments import Segment, SegmentIndex
 
 MAX_COUNTED = 64_000
 """Chunks whose offers are counted, where only those offered often are stored."""
@@ -44,8 +45,8 @@ class Uses:
                 marks += more
 
 
-class HostCache:
-    """The chunks in host memory, at a cost per segment rather than per chunk."""
+class ChunkCache:
+    """The chunks of one tier, at a cost by segment rather than by chunk."""
 
     def __init__(
         self,
@@ -74,11 +75,10 @@ class HostCache:
         """Whether `events` is kept."""
         self.events: list[TierEvent] = []
         self.evicted: list[tuple[BlockChain, int, int]] | None = None
-        """Where those who want it find which chunks were evicted."""
+        """Chunks that were evicted, for somebody to write elsewhere and clear; None if nobody does."""
         self._medium: Medium = medium
         self._size = blocks_per_chunk
-        # An id's chunks: what holds them all, or a row for those from the first whose name it covers.
-        self._rows: dict[Hashable, Segment | list[Segment | None]] = {}
+        self._index = SegmentIndex(blocks_per_chunk)
         self._lru: Lru | None = None
         self._arc: Arc | None = None
         if eviction_policy == "arc":
@@ -97,7 +97,7 @@ class HostCache:
     def find(self, chain: BlockChain, start: int, stop: int) -> tuple[int, bool]:
         """Return the first chunk from `start` on that is absent, `stop` at most, and whether all before it are ready."""
         is_ready = True
-        for segment, first, _ in self._pieces(chain, start, stop):
+        for segment, first, _ in self._index.pieces(chain, start, stop):
             if segment is None:
                 return first, is_ready
             is_ready = is_ready and segment.is_written
@@ -105,11 +105,15 @@ class HostCache:
 
     def absent(self, chain: BlockChain, start: int, stop: int) -> list[Range]:
         """Return those of the chunks that are not here."""
-        return joined([(first, last) for segment, first, last in self._pieces(chain, start, stop) if segment is None])
+        return joined(
+            [(first, last) for segment, first, last in self._index.pieces(chain, start, stop) if segment is None]
+        )
 
     def is_being_read(self, chain: BlockChain, start: int, stop: int) -> bool:
-        """Tell whether any of these chunks is on its way to a GPU."""
-        return any(segment is not None and segment.num_loads > 0 for segment, _, _ in self._pieces(chain, start, stop))
+        """Tell whether any of these chunks is being loaded for a request."""
+        return any(
+            segment is not None and segment.num_loads > 0 for segment, _, _ in self._index.pieces(chain, start, stop)
+        )
 
     def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses | None = None) -> None:
         """Keep chunks, which are ready, until `unpin`; for a request that found them, or for another tier."""
@@ -131,7 +135,11 @@ class HostCache:
 
     def room(self, chain: BlockChain, start: int, stop: int) -> int:
         """Count the chunks that there is room for if none of these is evicted."""
-        kept = {segment: None for segment, _, _ in self._pieces(chain, start, stop) if segment and segment.is_evictable}
+        kept = {
+            segment: None
+            for segment, _, _ in self._index.pieces(chain, start, stop)
+            if segment and segment.is_evictable
+        }
         return self.num_chunks - self.num_used + self.num_evictable - sum([segment.num_chunks for segment in kept])
 
     def offer(
@@ -144,7 +152,7 @@ class HostCache:
         uses.grow(stop)
         missing: list[Range] = []
         present: list[Range] = []
-        for segment, first, last in self._pieces(chain, start, stop):
+        for segment, first, last in self._index.pieces(chain, start, stop):
             if segment is None:
                 missing.append((first, last))
             elif segment.is_written:
@@ -160,14 +168,14 @@ class HostCache:
         num_lacking = sum([last - first for first, last in missing]) - (self.num_chunks - self.num_used)
         if head is not None:
             present += [
-                (first, last) for segment, first, last in self._pieces(chain, head, start) if segment is not None
+                (first, last) for segment, first, last in self._index.pieces(chain, head, start) if segment is not None
             ]
         if missing and num_lacking > 0 and not self._make_room(chain, num_lacking, present):
             return None
         missing = joined(missing)
         for first, last in missing:
             segment = Segment(chain, first, last)
-            self._enter(segment, chain, first, last)
+            self._index.enter(segment, chain, first, last)
             self._policy.insert(segment)
             self.num_used += last - first
             if self._arc is not None:
@@ -187,9 +195,17 @@ class HostCache:
         """Give up chunks that are being written: they are absent."""
         for start, stop in ranges:
             for segment in self._isolate(chain, start, stop):
-                if self._arc is not None:
-                    self._arc.lose(segment)
-                self._leave(segment, segment.num_chunks)
+                self._lose(segment)
+
+    def drop(self, chain: BlockChain, start: int, stop: int) -> None:
+        """Forget chunks whose content is wrong, but for those that something still writes or reads."""
+        for segment in self._isolate(chain, start, stop):
+            if segment.is_evictable:
+                self.num_evictable -= segment.num_chunks
+                is_tail_first = segment.is_tail_first
+                first, last = self._lose(segment)
+                if self.has_listener:
+                    self.events.append(TierRemoved(self._medium, chain, first, last, self._size, is_tail_first))
 
     def finish(self, chain: BlockChain, uses: Uses) -> None:
         """End a request: what it had to do with is the most recent from now on, and the beginning of its prompt above all."""
@@ -279,47 +295,18 @@ class HostCache:
         self.num_evictable += segment.num_chunks
         self._policy.free(segment)
 
+    def _lose(self, segment: Segment) -> Range:
+        """Take out a segment that is not evicted, and return its chunks."""
+        if self._arc is not None:
+            self._arc.lose(segment)
+        return self._leave(segment, segment.num_chunks)
+
     # Segments
-
-    def _pieces(self, chain: BlockChain, start: int, stop: int) -> Iterator[tuple[Segment | None, int, int]]:
-        """Yield what holds the chunks of a range, None where they are absent, piece by piece."""
-        chunk = start
-        while chunk < stop:
-            segment, begin = self._at(chain, chunk), chunk
-            if segment is None:
-                chunk = self._next_present(chain, chunk, stop)
-            else:
-                chunk = min(_common_stop(segment, chain, chunk, self._size), stop)
-            yield segment, begin, chunk
-
-    def _at(self, chain: BlockChain, chunk: int) -> Segment | None:
-        """Return the segment that holds a chunk."""
-        index = chain.index_of((chunk + 1) * self._size - 1)
-        row = self._rows.get(chain.ids[index])
-        if row is None or isinstance(row, Segment):
-            return row
-        place = chunk - chain.first_block(index) // self._size
-        return row[place] if place < len(row) else None
-
-    def _next_present(self, chain: BlockChain, chunk: int, stop: int) -> int:
-        """Return the first chunk of a range that is here, where the range begins with one that is not; else where it ends."""
-        rows, ids, size, per_id, num_named = self._rows, chain.ids, self._size, chain.blocks_per_id, chain.num_named
-        while chunk < stop:
-            block = (chunk + 1) * size - 1
-            index = block // per_id if block < num_named else len(ids) - 1
-            if ids[index] not in rows:
-                end = min((index + 1) * per_id, num_named) if block < num_named else stop * size
-                chunk = max(end // size, chunk + 1)
-            elif self._at(chain, chunk) is not None:
-                return chunk
-            else:
-                chunk += 1
-        return min(chunk, stop)
 
     def _isolate(self, chain: BlockChain, start: int, stop: int) -> list[Segment]:
         """Return the segments that hold the chunks of a range, as far as any does, cut so that they hold no others."""
         bounds: dict[Segment, Range] = {}
-        for segment, first, last in self._pieces(chain, start, stop):
+        for segment, first, last in self._index.pieces(chain, start, stop):
             if segment is not None:
                 bounds[segment] = (bounds[segment][0] if segment in bounds else first, last)
         found = []
@@ -334,7 +321,7 @@ class HostCache:
     def _split(self, segment: Segment, chunk: int) -> tuple[Segment, Segment]:
         """Cut a segment in two at a chunk."""
         other = segment.split(chunk)
-        self._enter(other, other.chain, other.start, other.stop)
+        self._index.enter(other, other.chain, other.start, other.stop)
         if other.is_evictable:
             self._policy.free(other)
             self._policy.free(segment)
@@ -350,21 +337,13 @@ class HostCache:
                 continue
             start, middle, stop = before.start, segment.start, segment.stop
             if middle - start >= stop - middle:
-                self._enter(before, chain, middle, stop)
+                self._index.enter(before, chain, middle, stop)
                 before.chain, before.stop, segment.stop = chain, stop, middle
             else:
-                self._enter(segment, chain, start, middle)
+                self._index.enter(segment, chain, start, middle)
                 segment.chain, segment.start, before.stop = chain, start, start
                 merged[-1] = segment
         return merged
-
-    def _enter(self, segment: Segment, chain: BlockChain, start: int, stop: int) -> None:
-        """Let chunks of a chain be found in a segment."""
-        ids, head, tail = self._whole_ids(chain, start, stop)
-        self._rows.update(dict.fromkeys(ids, segment))
-        for first, last in (head, tail):
-            if first < last:
-                self._set(chain, first, last, segment)
 
     def _forget(self, segment: Segment, count: int) -> None:
         """Evict so many chunks of a segment, those that go first."""
@@ -384,71 +363,6 @@ class HostCache:
         """Take out so many chunks of a segment, those that go first, and return them."""
         chain = segment.chain
         start, stop = segment.cut(count)
-        ids, head, tail = self._whole_ids(chain, start, stop)
-        for id in ids:
-            del self._rows[id]
-        for first, last in (head, tail):
-            if first < last:
-                self._set(chain, first, last, None)
+        self._index.remove(chain, start, stop)
         self.num_used -= count
         return start, stop
-
-    def _whole_ids(self, chain: BlockChain, start: int, stop: int) -> tuple[tuple[Hashable, ...], Range, Range]:
-        """Return the ids all of whose chunks are in a range, and the chunks before and behind those."""
-        size, per_id = self._size, chain.blocks_per_id
-        first = -(-start * size // per_id)
-        last = min(((stop + 1) * size - 1) // per_id, chain.num_named // per_id)
-        if first >= last or size > per_id:  # some of larger chunks' ids name none
-            return (), (start, stop), (stop, stop)
-        return chain.ids[first:last], (start, first * per_id // size), (last * per_id // size, stop)
-
-    def _set(self, chain: BlockChain, start: int, stop: int, segment: Segment | None) -> None:
-        """Note what holds chunks, id by id: the ids have other chunks, too."""
-        rows, size = self._rows, self._size
-        while start < stop:
-            index = chain.index_of((start + 1) * size - 1)
-            id, first = chain.ids[index], chain.first_block(index) // size
-            if index + 1 == len(chain.ids):
-                last, num_places = stop, stop - first
-            else:
-                last = min(chain.first_block(index + 1) // size, stop)
-                num_places = (index + 1) * chain.blocks_per_id // size - first
-            row = rows.get(id)
-            if not isinstance(row, list):
-                row = rows[id] = [row] * num_places
-            elif len(row) < num_places:
-                row += [None] * (num_places - len(row))
-            row[start - first : last - first] = [segment] * (last - start)
-            if segment is None and not any(row):
-                del rows[id]
-            start = last
-
-
-def _common_stop(segment: Segment, chain: BlockChain, chunk: int, size: int) -> int:
-    """Return where a segment that holds a chunk of a chain ends, or begins to have other content."""
-    if segment.chain is chain:
-        return segment.stop
-    ids, theirs, per_id = chain.ids, segment.chain.ids, chain.blocks_per_id
-    low, high = (
-        ((chunk + 1) * size - 1) // per_id,
-        min(len(ids), len(theirs)) - 1,
-    )  # ids are chained; the last is its own
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if ids[middle] == theirs[middle]:
-            low = middle
-        else:
-            high = middle
-    num_common = min((low + 1) * per_id, chain.num_named, segment.chain.num_named)
-    return min(segment.stop, max(num_common // size, chunk + 1))
-
-
-def joined(ranges: list[Range]) -> list[Range]:
-    """Make one range of those that follow each other."""
-    joined: list[Range] = []
-    for start, stop in ranges:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined

@@ -1,0 +1,101 @@
+"""What the KV tiers of workers held and moved during a live run, as the frontend's /metrics says."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.engines import engines_of
+from reports.pools import Tier, TierUse, Traffic, Use
+
+Rank = tuple[str, str]
+"""Instance and rank."""
+
+_ROW = re.compile(
+    rb'^\w+_component_kv_offload_(?:tiering_)?(\w+?)(?:_total)?\{([^}\n]*tier="[^}\n]*)\} (\S+)$', re.MULTILINE
+)
+_LABEL = re.compile(rb'(\w+)="([^"\n]*)"')
+OWN: tuple[Tier, ...] = ("host", "disk")
+"""Of each worker."""
+
+_NOW = ("used_bytes", "capacity_bytes")
+
+
+class TierWatch:
+    """What each rank has reported of each tier; what it did before the first answer does not count."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], dict[Rank, dict[str, float]]] = {}  # role and tier
+        self._last: dict[tuple[str, str], dict[Rank, dict[str, float]]] = {}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether any rank has a tier."""
+        return bool(self._last)
+
+    def note(self, text: bytes) -> None:
+        """Take in the frontend's metrics."""
+        for name, labels, value in _ROW.findall(text):
+            of = {label.decode(): said.decode() for label, said in _LABEL.findall(labels)}
+            key, rank = (of["worker_type"], of["tier"]), (of["instance"], of["rank"])
+            for seen in (self._first, self._last):
+                facts = seen.setdefault(key, {}).setdefault(rank, {})
+                if seen is self._last:
+                    facts[name.decode()] = float(value)
+                else:
+                    facts.setdefault(name.decode(), float(value))
+
+    def uses(self, deployment: Deployment, length_s: float) -> tuple[TierUse, ...]:
+        """Return what was seen in a run of this length: by pool, or by role where several pools have one."""
+        roles: dict[str, list[Pool]] = {}
+        for pool in deployment.pools:
+            roles.setdefault(pool.role, []).append(pool)
+        found, stores = [], []
+        for role, pools in roles.items():
+            name = pools[0].name if len(pools) == 1 else role
+            own = [(tier, self._ranks(role, tier)) for tier in OWN]
+            found += [_use(name, tier, ranks, deployment, length_s) for tier, ranks in own if ranks]
+            stores += self._ranks(role, "store")
+        if stores:
+            found.append(_use("all", "store", stores, deployment, length_s))
+        return tuple(found)
+
+    def _ranks(self, role: str, tier: Tier) -> list[dict[str, float]]:
+        """Return what each rank has done since the first answer, and holds now."""
+        first = self._first.get((role, tier), {})
+        return [
+            {name: value - (0 if name in _NOW else first[rank][name]) for name, value in facts.items()}
+            for rank, facts in self._last.get((role, tier), {}).items()
+        ]
+
+
+def _use(
+    pool: str, tier: Tier, ranks: Sequence[Mapping[str, float]], deployment: Deployment, length_s: float
+) -> TierUse:
+    host = engines_of(deployment)[0].host
+    assert host is not None, "without host memory there are no tiers"
+    total = max if tier == "store" else sum  # each rank says how much the one store has room for
+    capacity = total(rank.get("capacity_bytes", 0.0) for rank in ranks)
+    used = total(rank.get("used_bytes", 0.0) for rank in ranks)
+    tokens_per_chunk = host.blocks_per_chunk * deployment.pools[0].mocker.block_size
+
+    def count(name: str) -> float:
+        return max(sum(rank.get(name, 0.0) for rank in ranks), 0.0)
+
+    def busy(name: str) -> Use:
+        return Use.of([min(max(rank.get(name, 0.0), 0.0) / length_s, 1.0) for rank in ranks])
+
+    return TierUse(
+        pool,
+        tier,
+        1 if tier == "store" else len(ranks),
+        capacity_bytes=capacity,
+        capacity_tokens=capacity / host.chunk_bytes * tokens_per_chunk,
+        full=used / capacity if capacity else 0.0,
+        read=Traffic(count("read_bytes"), count("reads"), busy("read_time")),
+        written=Traffic(count("write_bytes"), count("writes"), busy("write_time")),
+        evicted_chunks=count("chunk_evictions"),
+        refused=count("allocation_failure"),
+        flushes=count("flushes"),
+        stall_s=count("stall_time"),
+        stalled=busy("stall_time"),
+    )
