@@ -203,14 +203,13 @@ def test_what_leaves_host_memory_while_the_rest_is_fetched_is_fetched_too():
                         late.append(work)
                     case Write():
                         core.end_write(work)
-            if (
-                (step := core.schedule(now)) is None
-                and core.wake_s == math.inf
-                and not core.scheduler.offload.tier_work
-            ):
+            step = core.schedule(now)
+            if step is not None:
+                now = core.complete().end
+            elif core.wake_s < math.inf:
+                now = core.wake_s
+            elif not core.scheduler.offload.tier_work:
                 return
-            now = core.wake_s if step is None and core.wake_s < math.inf else now
-            now = now if step is None else core.complete().end
 
     sequence = None
     for name in "ab":
@@ -236,10 +235,8 @@ def test_a_chunk_that_left_host_memory_is_computed_again():
         now = run(core, prompt(name), now)[1]
     stored = core.host_link.stores.num_bytes
     steps, _ = run(core, again("b"), now)
-    assert [chunks for chunks, _ in steps] == [
-        {"b again": 48},
-        {},
-    ]  # 2 blocks are on the GPU, and only those in host memory
+    # 2 blocks are on the GPU, and only those in host memory.
+    assert [chunks for chunks, _ in steps] == [{"b again": 48}, {}]
     assert core.host_link.loads.num_bytes == 0
     assert core.host_link.stores.num_bytes == stored + 3
 
