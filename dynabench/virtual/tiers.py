@@ -80,7 +80,7 @@ def connect_tiers(
         workers: those of a cluster.
         traffic: its links, on which storage gets a place.
         clock: the time.
-        publish: whom to tell of tiers' events, if anybody wants to know.
+        publish: is called with the events of tiers (default: nobody listens).
 
     Returns:
         the tiers of each worker that has any behind its host memory, by its number.
@@ -125,7 +125,7 @@ class Tiers:
             storages: what the tiers hold, nearest first.
             traffic: the links.
             clock: the time.
-            publish: whom to tell of tiers' events, if anybody wants to know.
+            publish: is called with the events of tiers (None: nobody listens).
         """
         self.storages: dict[TierName, Storage] = {storage.tier.name: storage for storage in storages}
         self._worker = worker

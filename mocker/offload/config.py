@@ -152,7 +152,7 @@ def whole_chunks(setting: str, size: float, *, chunk_bytes: float, blocks_per_ch
     num_chunks = int(size * GIB // chunk_bytes)
     if not num_chunks:
         raise ValueError(
-            f"{setting} is {size:g} GiB; expected at least {chunk_bytes / GIB:.4g}, one chunk of {blocks_per_chunk} blocks, "
+            f"{setting} is {size:g} GiB; expected at least {chunk_bytes / GIB:.4g}, one chunk (blocks_per_chunk is {blocks_per_chunk}), "
             "or 0 for none"
         )
     return num_chunks

@@ -310,7 +310,7 @@ def test_sizes_of_tiers_that_cannot_be_are_refused(changes, message):
 
 def test_a_disk_or_store_smaller_than_a_chunk_is_refused():
     with pytest.raises(
-        ValueError, match=r"kv_disk_size is 0.001 GiB; expected at least 0.007812, one chunk of 1 blocks"
+        ValueError, match=r"kv_disk_size is 0.001 GiB; expected at least 0.007812, one chunk \(blocks_per_chunk is 1\)"
     ):
         resolve(EngineConfig(block_size=BLOCK, kv_offloading_size=1, kv_disk_size=0.001))
     with pytest.raises(ValueError, match=r"kv_store_size is 0.001 GiB; expected at least 0.007812"):

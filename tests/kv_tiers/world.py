@@ -2,12 +2,9 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.files import FileTier
@@ -16,6 +13,7 @@ from serving.kv_tiers.store import StoreServer
 from serving.kv_tiers.store_client import StoreTier
 from serving.kv_tiers.tier import ChunkFormat
 from serving.kv_tiers.wire import ENTRY_BYTES
+from tests.support import world
 
 TOKEN = b"a token that the whole cluster knows"
 KINDS = ["host", "files", "store"]
@@ -59,12 +57,8 @@ def free_port():
         return listener.getsockname()[1]
 
 
-class World:
+class World(world.World):
     """A folder, and the tiers and stores in it."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.processes = []
 
     @contextlib.asynccontextmanager
     async def tier(self, kind, num_chunks, format=FORMAT, **options):
@@ -105,20 +99,3 @@ class World:
         )
         self.processes.append(process)
         return process
-
-    def close(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-            process.communicate()
-
-
-@contextlib.contextmanager
-def new_world():
-    with tempfile.TemporaryDirectory(prefix="kv-") as folder:  # short: sockets' names are
-        world = World(Path(folder))
-        try:
-            yield world
-        finally:
-            world.close()

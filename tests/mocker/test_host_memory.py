@@ -138,7 +138,8 @@ def test_chunks_follow_from_the_kv_of_the_model():
 
 def test_host_memory_smaller_than_a_chunk_is_refused():
     with pytest.raises(
-        ValueError, match=r"kv_offloading_size is 0.001 GiB; expected at least 0.001953, one chunk of 1 blocks"
+        ValueError,
+        match=r"kv_offloading_size is 0.001 GiB; expected at least 0.001953, one chunk \(blocks_per_chunk is 1\)",
     ):
         resolve(EngineConfig(block_size=16, kv_offloading_size=0.001), TIMING)
 

@@ -3,10 +3,8 @@
 import contextlib
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 from serving.transfer.make import make_agent
+from tests.support import world
 
 TOKEN = b"a token that the whole cluster knows"
 MIB = 1 << 20
@@ -35,12 +34,8 @@ def fill(memory):
     memory[:] = pattern(len(memory))
 
 
-class World:
+class World(world.World):
     """A folder and the agents in it."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.processes = []
 
     @contextlib.asynccontextmanager
     async def agent(self, kind, num_bytes=MIB, *, on_notice=lambda notice: None, token=TOKEN):
@@ -66,20 +61,3 @@ class World:
         )
         self.processes.append(process)
         return process, msgspec.json.decode(process.stdout.readline())
-
-    def close(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-            process.communicate()
-
-
-@contextlib.contextmanager
-def new_world():
-    with tempfile.TemporaryDirectory(prefix="kv-") as folder:  # short: sockets' names are
-        world = World(Path(folder))
-        try:
-            yield world
-        finally:
-            world.close()
