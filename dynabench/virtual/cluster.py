@@ -16,7 +16,7 @@ from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.handover import Disaggregation, Handover
 from dynabench.virtual.links import Links
 from dynabench.virtual.routing import Routing
-from dynabench.virtual.tiers import connect_tiers
+from dynabench.virtual.tiers import SourceColumns, connect_tiers
 from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Lockstep, Worker
 from mocker import BlockChain, Engine, StepOutput
@@ -89,7 +89,7 @@ class Cluster:
         self._held: dict[int, EngineSequence] = {}
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
-        self._has_tiers = any(engine.host is not None for engine in engines)
+        self._sources = SourceColumns(self.workers, self.log)
         self._context = context_of(engines)
         self.traffic = Traffic(links or _unlimited(len(self.workers)), self.clock)
         wants_events = router.wants_events or (apart is not None and apart.router.wants_events)
@@ -200,10 +200,7 @@ class Cluster:
             router.on_finish(number)
             log.worker[number] = worker.number
             log.cached_tokens[number] = sequence.cached_tokens
-            if self._has_tiers:
-                log.host_tokens[number] = sequence.host_tokens
-                log.disk_tokens[number] = sequence.disk_tokens
-                log.store_tokens[number] = sequence.store_tokens
+            self._sources.note(number, sequence)
             log.preemptions[number] = sequence.num_preemptions
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s

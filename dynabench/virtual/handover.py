@@ -17,6 +17,7 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.overlap import hidden_bytes
 from dynabench.virtual.routing import Routing
+from dynabench.virtual.tiers import SourceColumns
 from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Worker
 from mocker import BlockChain, StepOutput
@@ -106,7 +107,7 @@ class Handover:
         self._sends_chunks = settings.transfer.overlap == "chunk"
         self._is_destination_first = settings.config.flow == "destination-first"
         self._workers = workers
-        self._has_tiers = any(worker.engine.host_link is not None for worker in workers)
+        self._sources = SourceColumns(workers, log)
         self._decoding = decoding
         self._clock = clock
         self._log = log
@@ -353,8 +354,5 @@ class Handover:
         if (prefilled := journey.prefilled) is not None:
             log.admitted_s[number] = prefilled.first_scheduled_s
             log.cached_tokens[number] = prefilled.cached_tokens
-            if self._has_tiers:
-                log.host_tokens[number] = prefilled.host_tokens
-                log.disk_tokens[number] = prefilled.disk_tokens
-                log.store_tokens[number] = prefilled.store_tokens
+            self._sources.note(number, prefilled)
             log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions

@@ -14,11 +14,13 @@ from dynabench.virtual.clock import COMPLETION, Clock
 from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Worker
 from mocker import BlockChain
+from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
 from mocker.offload.chunk_cache import ChunkCache, Uses
 from mocker.offload.config import HostMemory, Tier, TierName
 from mocker.offload.ranges import Range, count
 from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
+from reports.records import RequestLog
 
 
 class Storage:
@@ -103,6 +105,21 @@ def connect_tiers(
             storages.append(storage)
         connected[worker.number] = Tiers(worker, memory, storages, traffic, clock, publish)
     return connected
+
+
+class SourceColumns:
+    """Which tiers prompt tokens came from, in the columns of those tiers that any of some workers has."""
+
+    def __init__(self, workers: Sequence[Worker], log: RequestLog) -> None:
+        memories = [memory for worker in workers if (memory := worker.engine.host_memory) is not None]
+        names = {"host": None} if memories else {}
+        names |= dict.fromkeys(tier.name for memory in memories for tier in memory.tiers)
+        self._columns = [(f"{name}_tokens", getattr(log, f"{name}_tokens")) for name in names]
+
+    def note(self, number: int, sequence: EngineSequence) -> None:
+        """Note where the tokens of a request's prompt came from."""
+        for name, column in self._columns:
+            column[number] = getattr(sequence, name)
 
 
 class Tiers:

@@ -59,6 +59,12 @@ def test_a_link_is_busy_while_it_carries_chunks():
     assert found.written.busy.highest == pytest.approx(3 * 0.5 / end_s)
 
 
+def test_of_tiers_that_no_worker_has_nothing_is_known():
+    made = simulate(TURNS, engine=engine(), timing=TIMING)
+    assert made.requests.disk_tokens.mask.all()
+    assert made.requests.store_tokens.mask.all()
+
+
 def test_without_tiers_nothing_is_known_of_them():
     made = simulate(TURNS, engine=engine(0.0), timing=TIMING)
     assert made.tiers == ()
