@@ -1,0 +1,103 @@
+"""What a planner sees: the pools, the work that waits in them, and the requests that have come since it last looked.
+
+The same on every clock. The simulated fleet, the processes of `dynabench serve` and a cluster of Kubernetes fill it in.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from serving.model.card import Role
+from serving.planner.capacity import StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFacts:
+    """What does not change about a pool while it is planned."""
+
+    name: str
+    role: Role = "aggregated"
+    gpus_per_worker: int = 1
+    num_ranks: int = 1
+    """Data-parallel ranks of a worker; each of them reports its load."""
+    max_num_seqs: int
+    """Requests that a rank runs at once."""
+    max_num_batched_tokens: int
+    """Tokens that a step of a rank computes at most."""
+    max_kv_tokens: int
+    """Tokens that the KV cache of a rank holds."""
+    startup_s: float = 0.0
+    """How long a worker is expected to take until it is ready (s)."""
+    times: StepTimes | None = None
+    """How long the steps of a rank take, if that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    """What a rank has to do now."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_tokens: int = 0
+    """Tokens whose KV blocks are in use."""
+    queued_prefill_tokens: int = 0
+    """Prompt tokens that are still to be computed."""
+    decode_kv_tokens: int = 0
+    """Context of the requests that are decoding."""
+    queued_decode_kv_tokens: int = 0
+    """Context of those that wait to decode: their prompt is computed elsewhere, or they were preempted."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that it has."""
+        return self.num_running + self.num_waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """The workers of a pool now."""
+
+    num_ready: int
+    num_starting: int = 0
+    num_draining: int = 0
+    loads: tuple[RankLoad, ...] = ()
+    """Of the ready workers, rank by rank; fewer where some have not reported."""
+
+    @property
+    def size(self) -> int:
+        """Workers that it has or will have: those that are draining have left it."""
+        return self.num_ready + self.num_starting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """The requests of a time: all that came in it, and what is known of those that ended in it.
+
+    What no request has shown is None, such as the output length while none has ended.
+    """
+
+    duration_s: float
+    num_requests: int
+    """That came."""
+    isl: float | None = None
+    """Mean prompt length of those that came (tokens)."""
+    osl: float | None = None
+    """Mean output length of those that ended (tokens)."""
+    hit_share: float | None = None
+    """Share of the prompt tokens of those that ended which were in a cache."""
+    ttft_s: float | None = None
+    """Mean time to first token of those that got it (s)."""
+    itl_s: float | None = None
+    """Mean time between tokens of those that ended (s)."""
+    e2e_s: float | None = None
+    """Mean time from arrival to end of those that ended (s)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """All that a planner sees at one time."""
+
+    now: float
+    pools: Mapping[str, PoolState]
+    """By name."""
+    traffic: Traffic | None
+    """Since the last observation; None where nobody can say."""
