@@ -1,13 +1,17 @@
 """How many of the KV blocks of some workers were in use over time, in little memory however long the run is."""
 
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
 
 class KvUse:
     """The share in use in windows of time, which double when the run outlasts them."""
 
     WINDOWS = 256
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+    def __init__(self) -> None:
         self.window_s = 0.125
         """How long a window is."""
         self._areas = [0.0] * self.WINDOWS  # share times seconds, all workers together
@@ -28,8 +32,18 @@ class KvUse:
             areas[window] += share * width
         areas[last] += share * (end - last * width)
 
-    def shares(self, end: float) -> tuple[float, tuple[float, ...]]:
-        """Return the length of a window (s), and the mean share in each that was over by the end (s)."""
-        count = min(int(end / self.window_s), self.WINDOWS)
-        whole = self.window_s * self._num_workers
-        return self.window_s, tuple(round(area / whole, 4) for area in self._areas[:count])
+    def shares(self, end: float, there: Iterable[tuple[float, float]]) -> tuple[float, tuple[float, ...]]:
+        """Return the length of a window (s), and the mean share in each that was over by the end (s).
+
+        Args:
+            end: when the run ended.
+            there: from when until when each worker was there.
+        """
+        width = self.window_s
+        edges = np.arange(min(int(end / width), self.WINDOWS) + 1) * width
+        presence = np.zeros(len(edges) - 1)
+        for (since, until), count in Counter(there).items():
+            presence += count * np.diff(np.clip(edges, since, max(since, until)))
+        areas = np.array(self._areas[: len(presence)])
+        shares = np.divide(areas, presence, out=np.zeros_like(areas), where=presence > 0)
+        return width, tuple(round(min(share, 1.0), 4) for share in shares.tolist())

@@ -110,6 +110,30 @@ class Engine:
         """When there may be something to do though nothing is added (s): the next copy between GPU and host ends."""
         return math.inf if self.host_link is None else self.host_link.next_end_s
 
+    @property
+    def known_until_s(self) -> float:
+        """When the last iteration ended that is accounted for (s)."""
+        return self._last_end if self.step is None else self.step.start
+
+    def num_known_tokens(self, sequence: Sequence) -> int:
+        """Count a sequence's tokens, prompt and output, that steps which have ended brought.
+
+        What the scheduler knows is ahead of that by the batches that are closed and have not ended.
+        """
+        count, step, ahead = self.scheduler.num_tokens(sequence), self.step, self._ahead
+        if step is None:
+            return count
+        if ahead is not None and sequence in ahead.admitted:
+            return count - sequence.is_token_shipped
+        if sequence.decoding:
+            return count + sum(sequence in batch.starved for batch in (step.batch, ahead) if batch is not None)
+        return count - (ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes)
+
+    def change_timing(self, timing: TimingModel) -> None:
+        """Let steps take other times, from the next one on."""
+        self.timing = timing
+        self._ramp_batch = None
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it takes part from the next `schedule` on.
 
@@ -396,7 +420,11 @@ class Engine:
         for sequence in batch.admitted:
             sequence.first_scheduled_s = closed_s
             if sequence.is_token_shipped:
-                sequence.first_token_s = sequence.waited_since_s = closed_s
+                if sequence.first_token_s < 0:
+                    sequence.first_token_s = closed_s
+                else:  # it continues an answer that another engine began
+                    self.log.add_gap(closed_s - sequence.waited_since_s)
+                sequence.waited_since_s = closed_s
         if batch.preempted or batch.starved:
             self._mark_waiting((*batch.preempted, *batch.starved))
 

@@ -8,6 +8,7 @@
       kv_transfer               the same of processes
       kv_store                  what keeps KV for all workers
       disaggregation            how requests are spread over these two
+      fleet                     in virtual time, how workers come and go
       pools                     workers that are alike; pools with one model name serve that model together
         role, router_mode       which part of a request they do, and how requests are spread over them
         replicas, engine        how many, and which engine
@@ -27,6 +28,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
@@ -192,6 +194,7 @@ class Deployment:
     kv_transfer: TransferRunConfig = TransferRunConfig()  # noqa: RUF009
     kv_store: KvStoreConfig = KvStoreConfig()  # noqa: RUF009
     disaggregation: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009
+    fleet: FleetConfig = FleetConfig()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         """Refuse what cannot be deployed; messages begin with the path of what is wrong."""

@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.kv_store import KvStoreConfig
 from mocker.timing.choose import SimulatedEngine, resolve
+from serving.model.card import Role
 from workloads import Workload, WorkloadError
 
 PARTS = {None: "an", "kv_producer": "a prefill", "kv_consumer": "a decode"}
@@ -23,21 +24,52 @@ def check_one_model(deployment: Deployment) -> None:
         raise ValueError(f"pools serve {', '.join(deployment.models)}; an experiment sends its requests to one model")
 
 
-def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
-    """Return the engine of each worker, in the order of `Deployment.worker_pools`.
+@dataclass(frozen=True, slots=True)
+class SimulatedPool:
+    """A pool as it is simulated."""
+
+    name: str
+    role: Role
+    engine: SimulatedEngine
+    """That of each worker."""
+    replicas: int
+    """Workers that it begins with."""
+    gpus_per_worker: int
+    startup_s: float
+    """What starting a worker takes on average (s)."""
+
+    @property
+    def gpus_per_rank(self) -> int:
+        """GPUs of each data-parallel rank of a worker."""
+        return self.gpus_per_worker // self.engine.config.dp_size
+
+
+def pools_of(deployment: Deployment) -> list[SimulatedPool]:
+    """Return the pools of a deployment as they are simulated.
 
     Raises:
         ValueError: a pool is not simulated, pools serve several models, or a setting cannot be used.
     """
     check_one_model(deployment)
-    engines: list[SimulatedEngine] = []
+    pools: list[SimulatedPool] = []
     for pool in deployment.pools:
         if pool.engine != "mocker":
             raise ValueError(f"pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker': only that is simulated")
-        engines += [_with_store(resolve(pool.engine_config, pool.timing), deployment.kv_store)] * pool.replicas
+        engine = _with_store(resolve(pool.engine_config, pool.timing), deployment.kv_store)
+        startup_s = deployment.fleet.mean_startup_s(pool.timing)
+        pools.append(SimulatedPool(pool.name, pool.role, engine, pool.replicas, pool.gpus_per_worker, startup_s))
     if deployment.kv_store.kv_store_size:
-        _check_store(deployment, engines)
-    return engines
+        _check_store(deployment, [pool.engine for pool in pools if pool.replicas])
+    return pools
+
+
+def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
+    """Return the engine of each worker that a deployment begins with, in the order of `Deployment.worker_pools`.
+
+    Raises:
+        ValueError: as `pools_of`.
+    """
+    return [pool.engine for pool in pools_of(deployment) for _ in range(pool.replicas)]
 
 
 def _with_store(engine: SimulatedEngine, store: KvStoreConfig) -> SimulatedEngine:

@@ -34,7 +34,8 @@ class KvWatch:
 
     def shares(self) -> dict[str, tuple[float, tuple[float, ...]]]:
         """Return the length of a window (s) and the mean share in each, by role; roles of which nothing was heard are left out."""
-        return {role: use.shares(self._until_s - self._start_s) for role, use in self._uses.items()}
+        length_s = self._until_s - self._start_s
+        return {role: use.shares(length_s, [(0.0, length_s)]) for role, use in self._uses.items()}
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator["KvWatch"]:
@@ -66,7 +67,7 @@ class KvWatch:
         for role, num_ranks in self._num_ranks.items():
             totals = blocks.get(("total", role), [])
             if len(totals) >= num_ranks:
-                self._uses.setdefault(role, KvUse(1))
+                self._uses.setdefault(role, KvUse())
             if role in self._uses and sum(totals) > 0:
                 share = min(max(sum(blocks.get(("active", role), ())) / sum(totals), 0.0), 1.0)
                 self._uses[role].add(self._until_s - self._start_s, now - self._start_s, share)

@@ -6,17 +6,22 @@ of the iterations that have ended.
 """
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dynabench.deployment.engines import context_of
+from dynabench.deployment.engines import SimulatedPool, context_of
+from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.overhead import Overhead
 from dynabench.deployment.transfer import TransferConfig
+from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.fleet import Fleet, Hands, Member
 from dynabench.virtual.handover import Disaggregation, Handover
 from dynabench.virtual.links import Links
+from dynabench.virtual.losses import Losses
 from dynabench.virtual.routing import Routing
-from dynabench.virtual.tiers import SourceColumns, connect_tiers
+from dynabench.virtual.tiers import SourceColumns, Tiering
 from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Lockstep, Worker
 from mocker import BlockChain, Engine, StepOutput
@@ -24,9 +29,13 @@ from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
 from mocker.timing.choose import SimulatedEngine
 from reports.records import RequestLog
+from serving.life import DisaggregationConfig
 from serving.router import Decision, Prompt, PromptBlocks, Router
+from serving.router.router import NoWorkersError
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig, Pacer
+
+NOBODY = "it waited at the router, and no worker came"
 
 
 class StalledError(RuntimeError):
@@ -39,7 +48,7 @@ class Cluster:
     def __init__(
         self,
         workload: Workload,
-        engines: Sequence[SimulatedEngine],
+        pools: Sequence[SimulatedPool],
         router: Router,
         *,
         load: LoadConfig = LoadConfig(),  # noqa: B008 (frozen)
@@ -49,12 +58,16 @@ class Cluster:
         on_progress: Callable[[int], None] | None = None,
         apart: Disaggregation | None = None,
         links: Links | None = None,
+        fleet: FleetConfig = FleetConfig(),  # noqa: B008
+        gpus: int | None = None,
+        migration_limit: int = 3,
+        rng: random.Random | None = None,
     ) -> None:
         """Build an idle cluster.
 
         Args:
             workload: what is sent.
-            engines: that of each worker; their KV blocks are of one size.
+            pools: the workers; their KV blocks are of one size.
             router: spreads the requests over the workers that decode.
             load: how they are sent.
             overhead: what lies between a client and the engines.
@@ -62,25 +75,26 @@ class Cluster:
             choose: names the worker of a request by its number, instead of the router.
             on_progress: is told how many requests have ended.
             apart: how requests get from workers that only prefill to those that decode, where there are such.
-            links: what KV travels over between workers, and between them and storage (default: as fast as can be).
+            links: what KV travels over between workers, and between them and storage (default: as fast as can be); empty.
+            fleet: how workers come and go.
+            gpus: how many there are (None: always enough).
+            migration_limit: how often a request may go on elsewhere whose worker is gone.
+            rng: what times of starts are drawn from.
         """
         self.clock = Clock()
         self.choose = choose
         self.workers: list[Worker] = []
-        for engine in engines:
-            prefills = engine.config.kv_role == "kv_producer"
-            self._add_worker(engine, apart.router if apart is not None and prefills else router)
-        answering = [worker for worker in self.workers if not worker.prefills]
-        self.routing = Routing(router, answering, self.clock, kv_event_delay_s=kv_event_delay_s)
-        self._sends_events = self.routing.sends_events_at_once
+        """Every rank that there was so far, by its number."""
+        self.engines: list[SimulatedEngine] = []
+        """That of each."""
         self.pacer = Pacer(workload, load)
         self.log = RequestLog(len(workload))
         self.num_finished = 0
-        self.first_gap_rows = [0] * len(self.workers)
+        self.first_gap_rows: list[int] = []
         self.delays_s = 0.0
         """What all requests together spent between their clients and the router."""
         self.workload = workload
-        self.block_size = engines[0].config.block_size
+        self.block_size = pools[0].engine.config.block_size
         self.overhead = overhead
         self._grouping = _Grouping(workload.block_size, self.block_size)
         self._on_progress = on_progress
@@ -89,29 +103,40 @@ class Cluster:
         self._held: dict[int, EngineSequence] = {}
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
-        self._sources = SourceColumns(self.workers, self.log)
-        self._context = context_of(engines)
-        self.traffic = Traffic(links or _unlimited(len(self.workers)), self.clock)
+        self.kv_uses = {pool.name: KvUse() for pool in pools}
+        """How much of its KV each pool had in use."""
+        engines = [pool.engine for pool in pools]
+        self._sources = SourceColumns(engines, self.log)
+        self._context = context_of(pool.engine for pool in pools if pool.replicas)
+        self.traffic = Traffic(links or Links(TransferConfig(bandwidth_gb_s=0.0)), self.clock)
         wants_events = router.wants_events or (apart is not None and apart.router.wants_events)
         publish = self._on_tier_events if wants_events else None
-        self.tiers = connect_tiers(self.workers, self.traffic, self.clock, publish)
-        """Of each worker that has any behind its host memory, by its number."""
+        self.tiering = Tiering(self.traffic, self.clock, publish)
+        self.routing = Routing(router, self.clock, kv_event_delay_s=kv_event_delay_s)
+        roles = DisaggregationConfig() if apart is None else apart.config
+        self.losses = Losses(self.clock, migration_limit, roles, dispatch=self._dispatch, fail=self._fail)
+        """Requests whose worker is gone."""
         self.handover: Handover | None = None
         """Brings requests from workers that prefill to those that decode, where there are such."""
         if apart is not None:
             self.handover = Handover(
                 apart,
+                engines,
                 self.workers,
                 self.routing,
                 self.clock,
                 self.traffic,
                 self.log,
+                self.losses,
                 kv_event_delay_s=kv_event_delay_s,
                 delay_s=overhead.handover_s,
                 decode=self._decode,
                 sequence=self._sequence,
                 note=self._note,
+                forget=self._forget,
             )
+        hands = Hands(self._employ, self._dismiss, self._abandon)
+        self.fleet = Fleet(pools, fleet, self.clock, hands, gpus=gpus, rng=rng or random.Random(0))
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -129,6 +154,8 @@ class Cluster:
         if self._warmup_s:
             self.clock.at(self._warmup_s, ARRIVAL, self._end_warmup)
         self.clock.run()
+        for number in list(self._held) if not self.routing.workers else ():
+            self._fail(number, NOBODY)
         if self.num_finished != count:
             schedulers = [worker.engine.scheduler for worker in self.workers]
             waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.waiting)]
@@ -149,25 +176,57 @@ class Cluster:
         assert decision is not None, "only what is routed freely can wait at the router"
         self._send(number, self._sequence(number, chain), decision)
 
-    def _add_worker(self, engine: SimulatedEngine, router: Router) -> None:
+    def _employ(self, member: Member) -> list[Worker]:
         """Put the ranks of a worker on the clock, each routed to by itself."""
-        first = len(self.workers)
-        for number in range(first, first + engine.config.dp_size):
-            core = Engine(
-                engine.config,
-                engine.timing,
-                num_blocks=engine.num_blocks,
-                host=engine.host,
-                kv_events=router.wants_events,
-                ordered_events=False,
-            )
-            prefills = engine.config.kv_role == "kv_producer"
-            on_step = self._on_prefill_step if prefills else self._on_step
-            self.workers.append(
-                Worker(number, core, self.clock, on_step=on_step, on_second_token=self._note_second_token)
-            )
+        pool, engine = member.pool, member.pool.engine
+        is_apart = engine.config.kv_role == "kv_producer" and self.handover is not None
+        routing = self.handover.routing if is_apart and self.handover is not None else self.routing
+        ranks = [self._rank(engine, routing.router) for _ in range(engine.config.dp_size)]
+        for rank in ranks:
+            self.traffic.links.add_worker(pool.gpus_per_rank, self.clock.now)
+            self.tiering.connect(rank)
+            rank.kv_use = self.kv_uses[pool.name]
+            routing.add(rank)
+            if self.handover is not None and not is_apart:
+                self.handover.connect(rank)
         if engine.is_lockstep:
-            Lockstep(self.clock, self.workers[first:])
+            Lockstep(self.clock, ranks)
+        self.losses.on_worker()
+        self._release_all()
+        return ranks
+
+    def _rank(self, engine: SimulatedEngine, router: Router) -> Worker:
+        core = Engine(
+            engine.config,
+            engine.timing,
+            num_blocks=engine.num_blocks,
+            host=engine.host,
+            kv_events=router.wants_events,
+            ordered_events=False,
+        )
+        on_step = self._on_prefill_step if engine.config.kv_role == "kv_producer" else self._on_step
+        number = len(self.workers)
+        rank = Worker(number, core, self.clock, on_step=on_step, on_second_token=self._note_second_token)
+        self.workers.append(rank)
+        self.engines.append(engine)
+        self.first_gap_rows.append(0)
+        return rank
+
+    def _dismiss(self, worker: Worker) -> None:
+        """Send a worker no more requests."""
+        self.routing.remove(worker)
+        if self.handover is not None:
+            self.handover.routing.remove(worker)
+
+    def _abandon(self, worker: Worker) -> None:
+        """Let the requests of a worker that is gone go on elsewhere."""
+        worker.stop()
+        if self.handover is not None:
+            self.handover.on_gone(worker)
+        else:
+            for sequence in worker.sequences:
+                self.losses.on_lost(sequence, worker)
+        self._release_all()
 
     def _on_tier_events(self, worker: int, events: list[TierEvent]) -> None:
         """Tell the routers what came into a tier, or left it, behind a worker's host memory."""
@@ -177,7 +236,7 @@ class Cluster:
 
     def _on_step(self, worker: Worker, output: StepOutput) -> None:
         """Take in what a worker's step brought."""
-        if self._sends_events and worker.engine.has_events:
+        if self.routing.sends_events_at_once and worker.engine.has_events:
             self.routing.on_events(worker)
         if output.sampled or output.finished:
             self._on_output(worker, output)
@@ -204,6 +263,9 @@ class Cluster:
             log.preemptions[number] = sequence.num_preemptions
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s
+            if self.losses.said:
+                isl = self.workload.requests[number].input_length
+                self.losses.amend(sequence, output.end, log, worker.engine.log, isl)
             if not sequence.is_failed:  # a token that came with the KV may be all that was asked for
                 first_s = sequence.first_token_s if sequence.first_token_s >= 0 else output.end
                 log.first_token_s[number] = first_s + answer_s
@@ -253,33 +315,49 @@ class Cluster:
         return turn + overhead.before(self.workload.requests[number].input_length)
 
     def _prepared(self, number: int) -> tuple[Prompt, BlockChain]:
-        """Return a request's prompt as the router takes it, and its blocks."""
+        """Return a request's prompt as the router takes it, with what was said already, and its blocks."""
         request = self.workload.requests[number]
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
-        return Prompt(request.input_length, blocks, request.session or None), chain
+        num_tokens = request.input_length + self.losses.num_said(number)
+        return Prompt(num_tokens, blocks, request.session or None), chain
 
     def _sequence(self, number: int, chain: BlockChain) -> EngineSequence:
         """Return a request as an engine takes it that answers it; one that ends by EOS has a limit beyond that."""
-        request = self.workload.requests[number]
-        return EngineSequence(
+        request, num_said = self.workload.requests[number], self.losses.num_said(number)
+        sequence = EngineSequence(
             number,
-            num_prompt=request.input_length,
-            max_tokens=request.max_tokens(self._context),
-            stop_after=request.output_length if request.ends == "stop" else None,
+            num_prompt=request.input_length + num_said,
+            max_tokens=request.max_tokens(self._context) - num_said,
+            stop_after=request.output_length - num_said if request.ends == "stop" else None,
             chain=chain,
             arrival=self.clock.now,
         )
+        if num_said:
+            self.losses.go_on(sequence)
+        return sequence
 
     def _dispatch(self, number: int) -> None:
-        prompt, chain = self._prepared(number)
-        if self.handover is not None:
-            self.handover.begin(number, prompt, chain, self.workload.requests[number].output_length)
-        elif self.choose is not None:
-            self.routing.catch_up(prompt)
-            self.send_to(number, self.choose(self, number))
-        else:
-            self._decode(number, prompt, self._sequence(number, chain))
+        """Send a request on its way, for the first time or again."""
+        try:
+            prompt, chain = self._prepared(number)
+            if self.handover is not None:
+                self.handover.begin(number, prompt, chain, self.workload.requests[number].output_length)
+            elif self.choose is not None:
+                self.routing.catch_up(prompt)
+                self.send_to(number, self.choose(self, number))
+            else:
+                self._decode(number, prompt, self._sequence(number, chain))
+        except NoWorkersError as error:
+            self.losses.on_nobody(number, str(error))
+
+    def _fail(self, number: int, message: str) -> None:
+        """End a request that nobody answers."""
+        self.log.error[number] = message
+        self.num_finished += 1
+        self.pacer.on_end(number, self.clock.now)
+        if self._is_paced:
+            self._await_arrivals()
 
     def _decode(self, number: int, prompt: Prompt, sequence: EngineSequence, only: int | None = None) -> None:
         """Send a request to a worker that answers it, or let it wait at the router."""
@@ -296,13 +374,28 @@ class Cluster:
         for number, decision in self.routing.release():
             self._send(number, self._held.pop(number), decision)
 
+    def _forget(self, number: int) -> None:
+        """Take a request back from the router."""
+        self._held.pop(number, None)
+        self.routing.forget(number)
+
+    def _release_all(self) -> None:
+        """Release what waits at any router, after a worker has come or gone."""
+        if self._held:
+            self._release()
+        if self.handover is not None:
+            self.handover.release()
+
     def _send(self, number: int, sequence: EngineSequence, decision: Decision) -> None:
         """Send a request where it was placed."""
         if not sequence.is_remote_prefill:
             self._note(number, decision, self.routing.router)
         if self.handover is not None:
             self.handover.on_sent(number, sequence, decision.worker)
-        self.workers[decision.worker].add(sequence)
+        worker = self.workers[decision.worker]
+        worker.add(sequence)
+        if self.losses.said and self.losses.num_said(number) == 1:
+            worker.await_second_token(sequence)
 
     def _note(self, number: int, decision: Decision, router: Router) -> None:
         """Record what a router knew when it placed a request."""
@@ -316,13 +409,6 @@ class Cluster:
         """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
         for place, worker in enumerate(self.workers):
             self.first_gap_rows[place] = worker.engine.split_log(self.clock.now)
-
-
-def _unlimited(num_workers: int) -> Links:
-    links = Links(TransferConfig(bandwidth_gb_s=0.0))
-    for _ in range(num_workers):
-        links.add_worker(1)
-    return links
 
 
 class _Grouping:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.losses import Losses
 from dynabench.virtual.overlap import hidden_bytes
 from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns
@@ -22,13 +23,16 @@ from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.worker import Worker
 from mocker import BlockChain, StepOutput
 from mocker import Sequence as EngineSequence
+from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import KvSize
 from reports.records import RequestLog
-from serving.life import DisaggregationConfig, Life, PlaceAgain
+from serving.life import DisaggregationConfig, Life, PlaceAgain, Refused
 from serving.life.bypass import bypasses
 from serving.router import Decision, Prompt, Router
+from serving.router.router import NoWorkersError
 
 EXPIRED = "its KV was no longer at the prefill worker when the decode worker could read it: the lease had run out"
+GONE = "its KV was no longer at the prefill worker when the decode worker could read it: that worker was gone"
 
 
 class Disaggregation(NamedTuple):
@@ -72,65 +76,79 @@ class Handover:
     def __init__(
         self,
         settings: Disaggregation,
+        engines: Sequence[SimulatedEngine],
         workers: Sequence[Worker],
         decoding: Routing,
         clock: Clock,
         traffic: Traffic,
         log: RequestLog,
+        losses: Losses,
         *,
         kv_event_delay_s: float,
         delay_s: float,
         decode: Callable[[int, Prompt, EngineSequence, int | None], None],
         sequence: Callable[[int, BlockChain], EngineSequence],
         note: Callable[[int, Decision, Router], None],
+        forget: Callable[[int], None],
     ) -> None:
         """Connect workers.
 
         Args:
             settings: how requests and their KV travel.
-            workers: all, by their numbers.
+            engines: those that there may be.
+            workers: all that there are, by their numbers; more may come.
             decoding: the router of those that decode.
             clock: the time.
             traffic: the links between workers.
             log: is told when what happened to each request.
+            losses: what becomes of requests whose worker is gone.
             kv_event_delay_s: time until a KV event reaches a router (s).
             delay_s: time from the end of a prefill until it is placed for decoding (s).
             decode: sends a request to a worker that answers it, the router's choice or this one.
             sequence: makes a request's sequence for that worker.
             note: records what a router knew when it placed a request.
+            forget: takes a request back from the router of those that decode.
         """
         self.settings = settings
-        prefilling = [worker for worker in workers if worker.prefills]
-        self.routing = Routing(settings.router, prefilling, clock, kv_event_delay_s=kv_event_delay_s)
+        self.routing = Routing(settings.router, clock, kv_event_delay_s=kv_event_delay_s)
         self.traffic = traffic
         self._config = settings.config
         self._sends_chunks = settings.transfer.overlap == "chunk"
         self._is_destination_first = settings.config.flow == "destination-first"
         self._workers = workers
-        self._sources = SourceColumns(workers, log)
+        self._sources = SourceColumns(engines, log)
+        self._losses = losses
         self._decoding = decoding
         self._clock = clock
         self._log = log
         self._delay_s = delay_s
         self.delays_s = 0.0
         """What all requests together have met of it (s)."""
-        self._decode, self._sequence, self._note = decode, sequence, note
+        self._decode, self._sequence, self._note, self._forget = decode, sequence, note, forget
         self._journeys: dict[int, Journey] = {}
-        self._block_size = workers[0].engine.config.block_size
-        for worker in decoding.workers:
-            worker.on_loads = self._on_loads
+        self._block_size = engines[0].config.block_size
+
+    def connect(self, worker: Worker) -> None:
+        """Carry KV to a worker that decodes."""
+        worker.on_loads = self._on_loads
 
     def begin(self, number: int, prompt: Prompt, chain: BlockChain, output_length: int) -> None:
         """Take a request that has arrived."""
-        journey = self._journeys[number] = Journey(prompt, chain, Life(0, config=self._config))
-        local = self._bypass(prompt, output_length)
-        if journey.life.next_stage(has_prefill=True, bypasses=local is not None) == "decode":
+        journey = self._journeys[number] = Journey(prompt, chain, self._losses.life(number))
+        has_prefill = bool(self.routing.workers)
+        local = self._bypass(prompt, output_length) if has_prefill else None
+        stage = journey.life.next_stage(has_prefill=has_prefill, bypasses=local is not None)
+        if isinstance(stage, Refused):
+            self._give_up(number, journey)
+            self._losses.on_nobody(number, stage.message, journey.life)
+            return
+        if stage == "decode":
             self._send_to_decode(number, journey, local)
             return
         # Were one with blocks to wait here for one without, these might be the blocks that the other waits for.
         if not (self._is_destination_first and self.routing.router.may_hold):
             self._choose_prefill(number, prompt)
-        if self._is_destination_first:
+        if self._is_destination_first and number in self._journeys:
             self._send_to_decode(number, journey, None)
 
     def _bypass(self, prompt: Prompt, output_length: int) -> int | None:
@@ -153,7 +171,13 @@ class Handover:
 
     def _choose_prefill(self, number: int, prompt: Prompt) -> None:
         """Choose who is to compute a prompt, unless it is to wait at the router."""
-        decision = self.routing.place(number, prompt, 1)
+        try:
+            decision = self.routing.place(number, prompt, 1)
+        except NoWorkersError as error:
+            journey = self._journeys[number]
+            self._give_up(number, journey)
+            self._losses.on_nobody(number, str(error), journey.life)
+            return
         if decision is not None:
             self._place_prefill(number, decision)
 
@@ -208,27 +232,41 @@ class Handover:
                 self._send_to_decode(number, journey, None)
             if journey.decoded is None or not self._config.kv_lease_renewal:
                 end = output.end + self._config.kv_lease_duration_s
-                self._clock.at(end, ARRIVAL, partial(self._end_lease, number))
+                self._clock.at(end, ARRIVAL, partial(self._end_lease, number, journey))
         if output.finished:
-            for held, decision in self.routing.release():
-                self._place_prefill(held, decision)
+            self.release()
+
+    def release(self) -> None:
+        """Send what waits at the router of prefill workers and need not wait any longer."""
+        for number, decision in self.routing.release():
+            self._place_prefill(number, decision)
+        if not self.routing.workers:
+            for held in self.routing.router.held:
+                assert isinstance(held, int)
+                self._give_up(held, self._journeys[held])
+                self._losses.begin_again(held)
 
     def _send_to_decode(self, number: int, journey: Journey, worker: int | None) -> None:
+        if self._journeys.get(number) is not journey:
+            return  # it has begun again
         self._log.decode_queued_s[number] = self._clock.now
         sequence = self._sequence(number, journey.chain)
         sequence.is_remote_prefill = journey.life.stage == "prefill" or journey.life.is_prefilled
         sequence.is_token_shipped = sequence.is_remote_prefill and self._is_destination_first
-        self._decode(number, journey.prompt, sequence, worker)
+        try:
+            self._decode(number, journey.prompt, sequence, worker)
+        except NoWorkersError as error:
+            self._give_up(number, journey)
+            self._losses.on_nobody(number, str(error), journey.life)
 
     def on_sent(self, number: int, sequence: EngineSequence, worker: int) -> None:
         """Take note that a decode worker has a request."""
         journey = self._journeys[number]
         journey.decoded, journey.target = sequence, worker
 
-    def _end_lease(self, number: int) -> None:
+    def _end_lease(self, number: int, journey: Journey) -> None:
         """Let a prefill worker use blocks again that nobody has read in time."""
-        journey = self._journeys.get(number)
-        if journey is None or not journey.is_held:
+        if not journey.is_held:
             return
         if journey.decoded is not None and self._config.kv_lease_renewal:
             return
@@ -303,7 +341,7 @@ class Handover:
         """
         for sequence, count in output.chunks:
             is_last = sequence in output.finished
-            if sequence.num_preemptions and not is_last:
+            if (sequence.is_over or sequence.num_preemptions) and not is_last:
                 continue
             number = sequence.id
             assert isinstance(number, int)
@@ -349,10 +387,56 @@ class Handover:
         """Complete what is known of a request that has ended, whose tokens reach their client this much later (s)."""
         log, journey = self._log, self._journeys.pop(number)
         if sequence.is_failed:
-            log.error[number] = EXPIRED
+            log.error[number] = GONE if self._workers[journey.source].is_gone else EXPIRED
         log.decode_start_s[number] = sequence.first_scheduled_s
         if (prefilled := journey.prefilled) is not None:
             log.admitted_s[number] = prefilled.first_scheduled_s
             log.cached_tokens[number] = prefilled.cached_tokens
             self._sources.note(number, prefilled)
             log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions
+
+    def on_gone(self, worker: Worker) -> None:
+        """Let the requests of a worker that is gone go on elsewhere, and those whose KV was there do without it."""
+        if worker.prefills:
+            self._on_prefill_gone(worker)
+            return
+        for sequence in worker.sequences:
+            number = sequence.id
+            assert isinstance(number, int)
+            journey = self._journeys.get(number)
+            if journey is not None and journey.decoded is sequence:  # and not given up before
+                self._give_up(number, journey)
+                self._losses.on_lost(sequence, worker, journey.life)
+
+    def _on_prefill_gone(self, worker: Worker) -> None:
+        lost = [(n, journey) for n, journey in self._journeys.items() if journey.source == worker.number]
+        for number, journey in lost:
+            prefilled = journey.prefilled
+            if journey.is_held:
+                journey.is_held = False
+                if journey.is_under_way:
+                    self.traffic.drop(number)
+                    self._arrive(number, journey, 0)
+            elif prefilled is None:
+                self._give_up(number, journey)
+                self._losses.begin_again(number)
+            elif not prefilled.is_over:
+                self._give_up(number, journey)
+                self._losses.on_lost(prefilled, worker, journey.life)
+
+    def _give_up(self, number: int, journey: Journey) -> None:
+        """End what is under way for a request that begins again."""
+        del self._journeys[number]
+        if journey.is_under_way:
+            self.traffic.drop(number)
+        if journey.is_held:
+            self._let_go(journey)
+        elif journey.prefilled is not None and not journey.prefilled.is_over:
+            self._workers[journey.source].abort(journey.prefilled)
+        if journey.decoded is not None and not journey.decoded.is_over:
+            target = self._workers[journey.target]
+            target.abort(journey.decoded)
+            if journey.has_blocks:
+                target.arrive(journey.decoded, 0)  # what it waited for comes no more
+        self.routing.forget(number)
+        self._forget(number)

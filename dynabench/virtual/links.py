@@ -82,6 +82,11 @@ class Links:
         self._storages.append((_Port(Link(bandwidth), Link(bandwidth), now), worker))
         return -len(self._storages)
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether what a worker sends and receives is."""
+        return self._config.gpu_bandwidth < math.inf
+
     def bandwidth(self, source: int, target: int) -> float:
         """Return what a transfer between two workers gets while it is alone (bytes/s)."""
         return self._path(source, target).bandwidth

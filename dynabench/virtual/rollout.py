@@ -24,8 +24,8 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
             f"oracle-rollout copies the simulation for every request; expected {MAX_REQUESTS} requests or fewer"
         )
     until = cluster.clock.now + HORIZON_S
-    waits = []
-    for worker in range(len(cluster.workers)):
+    waits = {}
+    for worker in [worker.number for worker in cluster.routing.workers]:
         try:
             fork = copy.deepcopy(cluster, {id(shared): shared for shared in cluster.shared})
         except TypeError as error:
@@ -35,8 +35,8 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
         fork.choose = None
         fork.send_to(number, worker)
         fork.resume(until)
-        waits.append(_waited(fork, until))
-    return min(range(len(waits)), key=waits.__getitem__)
+        waits[worker] = _waited(fork, until)
+    return min(waits, key=waits.__getitem__)
 
 
 def _waited(cluster: Cluster, until: float) -> float:

@@ -17,20 +17,32 @@ FEW_WORKERS = 16
 class Routing:
     """Places requests among the workers that one router knows, which it knows by their number in the cluster."""
 
-    def __init__(self, router: Router, workers: Sequence[Worker], clock: Clock, *, kv_event_delay_s: float) -> None:
+    def __init__(self, router: Router, clock: Clock, *, kv_event_delay_s: float) -> None:
         self.router = router
-        self.workers = workers
+        self.workers: list[Worker] = []
         self._clock = clock
         self._index = router.index if isinstance(router.index, PrefixIndex) else None
         self._caught_up_s = -1.0
         self._delay_s = 0.0 if router.is_oracle else kv_event_delay_s
-        # With few workers, events wait in their engine until a decision asks for them: fewer, larger batches.
-        self.sends_events_at_once = self._delay_s > 0 or len(workers) > FEW_WORKERS
+        self.sends_events_at_once = self._delay_s > 0
+        """Whether events of workers are to be passed on as they come, rather than be asked for before a decision: that gives
+        fewer, larger batches among few workers."""
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
         self._output_lengths: dict[int, int] = {}  # of those that wait at the router
-        self._by_number = {worker.number: worker for worker in workers}
-        for worker in workers:
-            router.add_worker(worker.number)
+        self._by_number: dict[int, Worker] = {}
+
+    def add(self, worker: Worker) -> None:
+        """Send requests to a worker, too."""
+        self.workers.append(worker)
+        self._by_number[worker.number] = worker
+        self.sends_events_at_once = self._delay_s > 0 or len(self.workers) > FEW_WORKERS
+        self.router.add_worker(worker.number)
+
+    def remove(self, worker: Worker) -> None:
+        """Send no more requests to a worker, if any were, and forget what it has cached."""
+        if self._by_number.pop(worker.number, None) is not None:
+            self.workers.remove(worker)
+            self.router.remove_worker(worker.number)
 
     def place(
         self, number: int, prompt: Prompt, output_length: int, only: int | None = None, *, is_local: bool = False
@@ -47,6 +59,11 @@ class Routing:
         if decision is None:
             self._output_lengths[number] = output_length
         return decision
+
+    def forget(self, number: int) -> None:
+        """Release what is booked of a request, or let it wait at the router no longer."""
+        self._output_lengths.pop(number, None)
+        self.router.on_finish(number)
 
     def release(self) -> Iterator[tuple[int, Decision]]:
         """Yield what waits at the router no longer; each is to be sent before the next, which is placed with that in mind."""
@@ -123,16 +140,21 @@ class Routing:
         """Enter KV events into the index; blocks that only their own request could ask for are left out."""
         index = self._index
         assert index is not None
+        is_known = worker in self._by_number
         for event in events:
             assert not isinstance(event, AllBlocksCleared)
             chain = event.chain
             if isinstance(event, (TierStored, TierRemoved)):
+                if not is_known and event.medium != "SHARED":
+                    continue
                 size = event.blocks_per_chunk
                 start, stop = event.start * size, min(event.stop, chain.num_named // size) * size
                 if start < stop:
                     change = index.tiers.store if isinstance(event, TierStored) else index.tiers.remove
                     change(worker, event.medium, chain.ids, start, stop, chain.blocks_per_id)
                 continue
+            if not is_known:
+                continue  # it left while they were on their way
             stop = event.stop if event.stop < chain.num_named else chain.num_named
             if event.start < stop:
                 if isinstance(event, BlockStored):

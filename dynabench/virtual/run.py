@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.deployment.engines import check_fits, engines_of, pools_of
 from dynabench.deployment.overhead import Overhead, overhead_of
 from dynabench.interrupt import InterruptError
 from dynabench.plan import Plan
@@ -17,7 +17,7 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.links import Links
 from dynabench.virtual.rollout import best_by_rollout
-from dynabench.virtual.use import kv_use, link_use, pool_use, tier_use, watch_kv
+from dynabench.virtual.use import kv_use, link_use, pool_use, tier_use
 from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import kv_size_of
@@ -63,15 +63,13 @@ def run(
         StalledError: the simulation ended with unfinished requests (a defect).
     """
     cluster = cluster_of(plan, workload, on_progress=_progress(on_progress, is_interrupted))
-    kv_uses = watch_kv(plan.deployment, cluster)
     started, is_complete = time.perf_counter(), True
     try:
         cluster.run()
     except InterruptError:
         is_complete = False
     wall_s = time.perf_counter() - started
-    engines = engines_of(plan.deployment)
-    requests = _requests(cluster, workload, engines, plan.settings.load)
+    requests = _requests(cluster, workload, plan.settings.load)
     facts, overhead = {}, cluster.overhead
     if _is_sync_free(plan.deployment):
         facts["without_host_time"] = 1.0
@@ -86,16 +84,16 @@ def run(
     return Record(
         plan.arm.name,
         requests,
-        _gaps(cluster, engines),
+        _gaps(cluster),
         wall_s,
         len(cluster.workers),
         repeat=plan.repeat,
         is_complete=is_complete,
         facts=facts,
-        pools=pool_use(plan.deployment, cluster),
-        links=link_use(plan.deployment, cluster),
-        tiers=tier_use(plan.deployment, cluster, engines),
-        kv=kv_use(kv_uses, cluster),
+        pools=pool_use(cluster),
+        links=link_use(cluster),
+        tiers=tier_use(cluster),
+        kv=kv_use(cluster),
     )
 
 
@@ -122,15 +120,15 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
         ValueError: the deployment cannot be simulated.
     """
     deployment = plan.deployment
-    engines = engines_of(deployment)
-    for engine in set(engines):
-        check_fits(workload, engine)
+    pools, engines = pools_of(deployment), engines_of(deployment)
+    for pool in pools:
+        check_fits(workload, pool.engine)
     if deployment.is_disaggregated:
         _check_apart(deployment, engines)
     router = _router(plan, engines, "decode" if deployment.is_disaggregated else "aggregated")
     return Cluster(
         workload,
-        engines,
+        pools,
         router,
         load=plan.settings.load,
         overhead=mean_overhead(deployment),
@@ -138,17 +136,12 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
         choose=best_by_rollout if router.policy.needs_rollout else None,
         on_progress=on_progress,
         apart=_disaggregation(plan, engines) if deployment.is_disaggregated else None,
-        links=links_of(deployment),
+        links=Links(deployment.transfer),
+        fleet=deployment.fleet,
+        gpus=deployment.gpus,
+        migration_limit=max(pool.worker.migration_limit for pool in deployment.pools),
+        rng=random.Random(f"fleet {plan.seed}"),
     )
-
-
-def links_of(deployment: Deployment) -> Links:
-    """Return the links of the workers of a deployment, of which each data-parallel rank is one."""
-    links = Links(deployment.transfer)
-    for pool in deployment.worker_pools:
-        for _ in range(pool.mocker.dp_size):
-            links.add_worker(pool.timing.tensor_parallel_size)
-    return links
 
 
 def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> None:
@@ -273,13 +266,12 @@ def _progress(on_progress: Callable[[int], None] | None, is_interrupted: Callabl
     return progressed
 
 
-def _requests(cluster: Cluster, workload: Workload, engines: Sequence[SimulatedEngine], load: LoadConfig) -> Requests:
-    """Return what became of the requests that were answered."""
+def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Requests:
+    """Return what became of the requests that have ended."""
     log = cluster.log
     isl = np.array([request.input_length for request in workload.requests], np.int32)
     planned = np.array([request.output_length for request in workload.requests], np.int32)
-    limits = np.array([engine.config.max_model_len or np.iinfo(np.int32).max for engine in engines])
-    ranks = np.repeat(limits, [engine.config.dp_size for engine in engines])
+    ranks = np.array([engine.config.max_model_len or np.iinfo(np.int32).max for engine in cluster.engines])
     requests = log.finish(
         sent_s=log.intended_s,
         first_byte_s=log.first_token_s,
@@ -294,16 +286,16 @@ def _requests(cluster: Cluster, workload: Workload, engines: Sequence[SimulatedE
     )
     if not workload.knows_prefixes:  # what made-up ids hit says nothing
         requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
-    requests = requests if cluster.num_finished == len(log) else requests[~requests.worker.mask]
-    room = ranks[requests.worker.data] - requests.isl
-    return requests.replace(osl=np.minimum(requests.osl, room))
+    if cluster.num_finished < len(log):
+        requests = requests[~requests.worker.mask | ~requests.succeeded]
+    room = ranks[requests.worker.filled(0)] - requests.isl
+    return requests.replace(osl=np.where(requests.succeeded, np.minimum(requests.osl, room), 0))
 
 
-def _gaps(cluster: Cluster, engines: Sequence[SimulatedEngine]) -> Floats:
+def _gaps(cluster: Cluster) -> Floats:
     """Return the gaps between tokens after the warm-up, scattered as each engine's steps are."""
-    noise = [engine.noise for engine in engines for _ in range(engine.config.dp_size)]
     rows = [
-        spread(np.array(worker.engine.log.rows).reshape(-1, 5)[first:], factors)
-        for worker, first, factors in zip(cluster.workers, cluster.first_gap_rows, noise, strict=True)
+        spread(np.array(worker.engine.log.rows).reshape(-1, 5)[first:], engine.noise)
+        for worker, first, engine in zip(cluster.workers, cluster.first_gap_rows, cluster.engines, strict=True)
     ]
     return np.concatenate(rows)

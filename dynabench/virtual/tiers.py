@@ -7,7 +7,7 @@
 A read that is in a hurry, or that lasts too long, brings the chunks that have come by then.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from dynabench.virtual.clock import COMPLETION, Clock
@@ -20,6 +20,7 @@ from mocker.offload.chunk_cache import ChunkCache, Uses
 from mocker.offload.config import HostMemory, Tier, TierName
 from mocker.offload.ranges import Range, count
 from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
+from mocker.timing.choose import SimulatedEngine
 from reports.records import RequestLog
 
 
@@ -73,45 +74,47 @@ Publish = Callable[[int, list[TierEvent]], object]
 """Is told by which worker what came into a tier or left it."""
 
 
-def connect_tiers(
-    workers: Sequence[Worker], traffic: Traffic, clock: Clock, publish: Publish | None = None
-) -> dict[int, "Tiers"]:
-    """Connect each worker with its disk, and all with the store that they share.
+class Tiering:
+    """What is behind the host memory of every worker: a disk of its own, and the store that all share."""
 
-    Args:
-        workers: those of a cluster.
-        traffic: its links, on which storage gets a place.
-        clock: the time.
-        publish: is called with the events of tiers (default: nobody listens).
+    def __init__(self, traffic: Traffic, clock: Clock, publish: Publish | None = None) -> None:
+        """Connect nobody yet.
 
-    Returns:
-        the tiers of each worker that has any behind its host memory, by its number.
-    """
-    connected: dict[int, Tiers] = {}
-    shared: Storage | None = None
-    for worker in workers:
+        Args:
+            traffic: the links of a cluster, on which storage gets a place.
+            clock: the time.
+            publish: is called with the events of tiers (default: nobody listens).
+        """
+        self.of: dict[int, Tiers] = {}
+        """The tiers of each worker that has any, by its number."""
+        self._traffic = traffic
+        self._clock = clock
+        self._publish = publish
+        self._store: Storage | None = None
+
+    def connect(self, worker: Worker) -> None:
+        """Connect a worker with its tiers, if there are any behind its host memory."""
         memory = worker.engine.host_memory
-        if memory is None or not memory.tiers:
-            continue
-        storages = []
-        for tier in memory.tiers:
-            is_shared = tier.name == "store"
-            storage = shared if is_shared else None
-            if storage is None:
-                place = traffic.links.add_storage(tier.bandwidth, None if is_shared else worker.number)
-                storage = Storage(tier, memory, place=place, has_listener=publish is not None)
-            if is_shared:
-                shared = storage
-            storages.append(storage)
-        connected[worker.number] = Tiers(worker, memory, storages, traffic, clock, publish)
-    return connected
+        if memory is not None and memory.tiers:
+            storages = [self._storage(tier, memory, worker.number) for tier in memory.tiers]
+            self.of[worker.number] = Tiers(worker, memory, storages, self._traffic, self._clock, self._publish)
+
+    def _storage(self, tier: Tier, memory: HostMemory, worker: int) -> "Storage":
+        is_shared = tier.name == "store"
+        if is_shared and self._store is not None:
+            return self._store
+        place = self._traffic.links.add_storage(tier.bandwidth, None if is_shared else worker, self._clock.now)
+        storage = Storage(tier, memory, place=place, has_listener=self._publish is not None)
+        if is_shared:
+            self._store = storage
+        return storage
 
 
 class SourceColumns:
-    """Which tiers prompt tokens came from, in the columns of those tiers that any of some workers has."""
+    """Which tiers prompt tokens came from, in the columns of those tiers that any of some engines has."""
 
-    def __init__(self, workers: Sequence[Worker], log: RequestLog) -> None:
-        memories = [memory for worker in workers if (memory := worker.engine.host_memory) is not None]
+    def __init__(self, engines: Iterable[SimulatedEngine], log: RequestLog) -> None:
+        memories = [engine.host for engine in engines if engine.host is not None]
         names = {"host": None} if memories else {}
         names |= dict.fromkeys(tier.name for memory in memories for tier in memory.tiers)
         self._columns = [(f"{name}_tokens", getattr(log, f"{name}_tokens")) for name in names]

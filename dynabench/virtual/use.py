@@ -3,50 +3,59 @@
 The clock may run on after that: leases end later. Nothing is computed or sent then.
 """
 
-import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from dynabench.deployment.description import Deployment, Pool
-from dynabench.kv_use import KvUse
+from dynabench.deployment.engines import SimulatedPool
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.tiers import Storage
+from dynabench.virtual.worker import Worker
 from mocker.offload.host_link import Direction
-from mocker.timing.choose import SimulatedEngine
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
 
 
-def pool_use(deployment: Deployment, cluster: Cluster) -> tuple[PoolUse, ...]:
+class Crew(NamedTuple):
+    """The ranks that a pool had."""
+
+    pool: SimulatedPool
+    ranks: list[Worker]
+    there_s: list[float]
+    """How long each of them took requests (s)."""
+    size: int
+    """How many there were at once, at most."""
+
+
+def pool_use(cluster: Cluster) -> tuple[PoolUse, ...]:
     """Return how busy the workers of each pool were."""
-    length_s, found = _length_s(cluster), []
-    for pool, places in _places(deployment):
-        busy_s = [cluster.workers[place].busy_s for place in places]
-        gpu_s = sum(busy_s) * pool.num_gpus / len(places)
-        found.append(PoolUse(pool.name, pool.role, len(places), pool.num_gpus, _shares(busy_s, length_s), gpu_s))
+    found = []
+    for pool, ranks, there_s, size in _crews(cluster):
+        busy_s, gpus = [rank.busy_s for rank in ranks], pool.gpus_per_rank
+        shares = [min(busy / there, 1.0) if there else 0.0 for busy, there in zip(busy_s, there_s, strict=True)]
+        found.append(PoolUse(pool.name, pool.role, size, size * gpus, Use.of(shares), sum(busy_s) * gpus))
     return tuple(found)
 
 
-def tier_use(deployment: Deployment, cluster: Cluster, engines: Sequence[SimulatedEngine]) -> tuple[TierUse, ...]:
-    """Return what the KV tiers of each pool held and moved; `engines` are those of the workers, as of `engines_of`."""
+def tier_use(cluster: Cluster) -> tuple[TierUse, ...]:
+    """Return what the KV tiers of each pool held and moved."""
     length_s, found = _length_s(cluster), []
-    ranks = [engine for engine in engines for _ in range(engine.config.dp_size)]
-    for pool, places in _places(deployment):
-        memory = ranks[places[0]].host
+    for pool, ranks, _, _ in _crews(cluster):
+        memory = pool.engine.host
         if memory is None:
             continue
-        cores = [cluster.workers[place].engine for place in places]
+        cores = [rank.engine for rank in ranks]
         links = [core.host_link for core in cores if core.host_link is not None]
         offloads = [core.scheduler.offload for core in cores if core.scheduler.offload is not None]
-        num_chunks = memory.num_chunks * len(places)
+        num_chunks = memory.num_chunks * len(ranks)
         found.append(
             TierUse(
                 pool.name,
                 "host",
-                len(places),
+                len(ranks),
                 capacity_bytes=num_chunks * memory.chunk_bytes,
-                capacity_tokens=num_chunks * memory.blocks_per_chunk * pool.mocker.block_size,
+                capacity_tokens=num_chunks * memory.blocks_per_chunk * cluster.block_size,
                 full=sum(offload.host.num_used for offload in offloads) / num_chunks,
                 read=_traffic([link.loads for link in links], length_s),
                 written=_traffic([link.stores for link in links], length_s),
@@ -57,10 +66,11 @@ def tier_use(deployment: Deployment, cluster: Cluster, engines: Sequence[Simulat
                 stalled=_shares([link.stall_s for link in links], length_s),
             )
         )
-        disks = [cluster.tiers[place].storages.get("disk") for place in places if place in cluster.tiers]
+        tiers = [cluster.tiering.of[rank.number] for rank in ranks if rank.number in cluster.tiering.of]
+        disks = [each.storages.get("disk") for each in tiers]
         if known := [disk for disk in disks if disk is not None]:
             found.append(_storage(cluster, pool.name, known))
-    shared = (tiers.storages["store"] for tiers in cluster.tiers.values() if "store" in tiers.storages)
+    shared = (tiers.storages["store"] for tiers in cluster.tiering.of.values() if "store" in tiers.storages)
     if (store := next(shared, None)) is not None:
         found.append(_storage(cluster, "all", [store]))
     return tuple(found)
@@ -104,32 +114,27 @@ def _shares(seconds: Sequence[float], length_s: float) -> Use:
     return Use.of([min(each / length_s, 1.0) if length_s else 0.0 for each in seconds])
 
 
-def watch_kv(deployment: Deployment, cluster: Cluster) -> dict[str, KvUse]:
-    """Let the workers of each pool note their KV in use, from now on; return where, by the pool's name."""
-    uses = {}
-    for pool, places in _places(deployment):
-        uses[pool.name] = KvUse(len(places))
-        for place in places:
-            cluster.workers[place].kv_use = uses[pool.name]
-    return uses
-
-
-def kv_use(uses: dict[str, KvUse], cluster: Cluster) -> tuple[KvOverTime, ...]:
+def kv_use(cluster: Cluster) -> tuple[KvOverTime, ...]:
     """Return the share of its KV blocks that each pool had in use over time, until its last answer ended."""
-    length_s = _length_s(cluster)
-    return tuple(KvOverTime(name, *use.shares(length_s)) for name, use in uses.items())
+    length_s, found = _length_s(cluster), []
+    for name, use in cluster.kv_uses.items():
+        members = [each for each in cluster.fleet.members if each.pool.name == name and each.ranks]
+        there = [(each.ready_s, min(each.until_s, length_s)) for each in members]
+        num_ranks = cluster.fleet.pools[name].engine.config.dp_size
+        found.append(KvOverTime(name, *use.shares(length_s, there * num_ranks)))
+    return tuple(found)
 
 
-def link_use(deployment: Deployment, cluster: Cluster) -> tuple[LinkUse, ...]:
+def link_use(cluster: Cluster) -> tuple[LinkUse, ...]:
     """Return how much of what links could have carried they did; those that carry any amount are left out."""
     if cluster.handover is None:
         return ()
     now, length_s = cluster.clock.now, _length_s(cluster)
     found, stretch = cluster.traffic.links.utilisation(now), now / length_s if length_s else 1.0
     sides = [("nodes", found.nodes), ("racks", found.racks)]
-    if deployment.transfer.gpu_bandwidth < math.inf:
+    if cluster.traffic.links.is_limited:
         workers = found.workers
-        sides = [(pool.name, [workers[place] for place in places]) for pool, places in _places(deployment)] + sides
+        sides = [(crew.pool.name, [workers[rank.number] for rank in crew.ranks]) for crew in _crews(cluster)] + sides
     return tuple(_side(name, uses, stretch) for name, uses in sides if uses)
 
 
@@ -141,17 +146,18 @@ def _side(name: str, uses: list[links.Use], stretch: float) -> LinkUse:
 def _length_s(cluster: Cluster) -> float:
     """Return how long the run took: until its last answer ended, or it was interrupted."""
     ends, now = np.asarray(cluster.log.last_token_s), cluster.clock.now
-    if cluster.num_finished < len(ends) or not len(ends):
+    if cluster.num_finished < len(ends) or np.isnan(ends).all():
         return now
-    last_s = float(ends.max()) - cluster.overhead.answer_s
+    last_s = float(np.nanmax(ends)) - cluster.overhead.answer_s
     return last_s if last_s > 0 else now
 
 
-def _places(deployment: Deployment) -> Iterator[tuple[Pool, range]]:
-    """Yield each pool that has workers, and the numbers of these."""
-    first = 0
-    for pool in deployment.pools:
-        count = pool.replicas * pool.mocker.dp_size
-        if count:
-            yield pool, range(first, first + count)
-        first += count
+def _crews(cluster: Cluster) -> Iterator[Crew]:
+    """Yield the ranks of each pool that had any."""
+    length_s = _length_s(cluster)
+    for pool in cluster.fleet.pools.values():
+        members = [member for member in cluster.fleet.members if member.pool is pool and member.ranks]
+        there_s = [max(min(member.until_s, length_s) - member.ready_s, 0.0) for member in members for _ in member.ranks]
+        if members:
+            size = cluster.fleet.most(pool.name) * pool.engine.config.dp_size
+            yield Crew(pool, [rank for member in members for rank in member.ranks], there_s, size)

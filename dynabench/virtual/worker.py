@@ -8,6 +8,7 @@ from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
 from mocker import Engine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
 from mocker.offload.tiers import TierWork
+from mocker.timing.model import Faster
 
 
 class Worker:
@@ -45,6 +46,10 @@ class Worker:
         """Where the share of the KV blocks in use is noted."""
         self.lockstep: Lockstep | None = None
         """The ranks it takes its steps with."""
+        self.on_idle: Callable[[], object] | None = None
+        """Is told when it has nothing to do."""
+        self.is_gone = False
+        """Whether it takes no more steps."""
         self._kv_since = (0.0, 0.0)  # when its share of the KV blocks in use was last noted, and the share
         self._kv_due = 0.0  # when to note it next
         self._clock = clock
@@ -56,6 +61,7 @@ class Worker:
         self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
         self._is_starting = False
         self._copy_s = math.inf  # the next appointment with a copy that ends while it is idle
+        self._usual_timing = engine.timing
 
     @property
     def kv_usage(self) -> float:
@@ -68,26 +74,67 @@ class Worker:
         scheduler = self.engine.scheduler
         return len(scheduler.waiting) + len(scheduler.holding)
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Its requests, in no order that matters."""
+        scheduler = self.engine.scheduler
+        return [*scheduler.running, *scheduler.holding, *scheduler.waiting]
+
     def add(self, sequence: Sequence) -> None:
         """Take a request."""
         self.engine.add(sequence)
         self._tell_tier_work()
         self.wake()
 
+    def abort(self, sequence: Sequence) -> None:
+        """Give up a request."""
+        if not self.is_gone:
+            self.engine.abort(sequence)
+            self.wake()
+
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
         """Take the KV that a sequence waits for, or the news that only so many of its blocks are good."""
+        if self.is_gone:
+            return
         if over := self.engine.arrive(sequence, num_valid_blocks):
             self._on_step(self, StepOutput(self._clock.now, [], over, []))
         self.wake()
 
     def let_go(self, sequence: Sequence) -> None:
         """Free blocks that were held for other workers, and for which requests may wait here."""
+        if self.is_gone:
+            return
         self.engine.let_go(sequence)
         if self.num_waiting:
             self.wake()
+        elif self.on_idle is not None:
+            self.on_idle()
+
+    def stop(self) -> None:
+        """Take no more steps; the one in flight counts for nothing, but for its iterations that have ended."""
+        self.engine.advance(self._clock.now)
+        self.is_gone = True
+        if not self._is_idle:
+            self._is_idle = True
+            self._idle_s -= self._clock.now
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has no request, and holds no blocks for other workers."""
+        return self.engine.step is None and self.engine.is_idle and not self.engine.scheduler.retention.held
+
+    def slow_down(self, factor: float) -> None:
+        """Let each step from the next one on take so many times as long as usual."""
+        self.engine.advance(self._clock.now)
+        self.engine.change_timing(
+            Faster(self._usual_timing, 1 / factor, 1 / factor) if factor != 1 else self._usual_timing
+        )
+        self.wake()
 
     def wake(self) -> None:
         """Schedule as soon as the iteration under way allows: something has come, or become free."""
+        if self.is_gone:
+            return
         if self.lockstep is not None:
             self.lockstep.wake()
             return
@@ -113,6 +160,8 @@ class Worker:
         if (step is None) is not self._is_idle:
             self._is_idle = step is None
             self._idle_s += now if step is not None else -now
+        if step is None and self.on_idle is not None:
+            self.on_idle()
         return step
 
     def _await_copy(self) -> None:
@@ -141,6 +190,10 @@ class Worker:
                 self._on_second_token(sequence, output.end)
             elif sequence.first_token_s == output.end:
                 self._has_first_token.append(sequence)
+
+    def await_second_token(self, sequence: Sequence) -> None:
+        """Take note that the next token of a sequence is the second of its answer: another worker gave the first."""
+        self._has_first_token.append(sequence)
 
     def _tell_second_tokens(self, step: Step) -> None:
         waiting = []
@@ -174,6 +227,8 @@ class Worker:
 
     def _start(self) -> None:
         self._is_starting = False
+        if self.is_gone:
+            return
         step = self.schedule(self._clock.now, NO_LIMIT)
         if step is not None:
             self._wake_at = step.end
@@ -181,7 +236,7 @@ class Worker:
 
     def _complete(self) -> None:
         now = self._clock.now
-        if now != self._wake_at or self.engine.step is None:
+        if now != self._wake_at or self.engine.step is None or self.is_gone:
             return
         self.finish_step()
         if self._clock.peek() > now:
@@ -216,6 +271,8 @@ class Lockstep:
     def _start(self) -> None:
         now = self._clock.now
         self._is_due = False
+        if self._ranks[0].is_gone:  # they share a process
+            return
         steps = [step for rank in self._ranks if (step := rank.schedule(now, 1)) is not None]
         if not steps:
             self._is_busy = False
@@ -229,6 +286,6 @@ class Lockstep:
 
     def _complete(self) -> None:
         for rank in self._ranks:
-            if rank.engine.step is not None:
+            if rank.engine.step is not None and not rank.is_gone:
                 rank.finish_step()
         self._clock.at(self._clock.now, SCHEDULING, self._start)

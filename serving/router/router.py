@@ -242,7 +242,10 @@ class Router:
         """Choose a worker as `pick` does; with the addition late(H), None if the request waits at the router for now.
 
         Whoever calls this asks for `next_held` and calls `release`, until that returns None, whenever a request has its
-        first token or ends.
+        first token or ends, or a worker has come or gone.
+
+        Raises:
+            NoWorkersError: there is no worker.
         """
         if not self._mode.is_held:
             return self.pick(request_id, prompt, now)
@@ -252,8 +255,11 @@ class Router:
         return decision
 
     def next_held(self, now: float) -> tuple[Hashable, Prompt] | None:
-        """Return whose turn it is of the requests that wait here: by arrival or, with wspt(A), by least cost."""
-        if not self._held:
+        """Return whose turn it is of the requests that wait here: by arrival or, with wspt(A), by least cost.
+
+        None if nobody waits, or there is no worker that could be waited for.
+        """
+        if not (self._held and self._workers):
             return None
         request_id = next(iter(self._held))
         if self._mode.wspt is not None:
@@ -273,7 +279,13 @@ class Router:
         return missing - (self._mode.wspt or 0.0) * (now - arrived) * 1000
 
     def _place_now(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
-        """Place a request unless the queue at its best worker is too long."""
+        """Place a request unless the queue at its best worker is too long.
+
+        Raises:
+            NoWorkersError: there is none.
+        """
+        if not self._workers:
+            raise NoWorkersError("no worker is known to the router")
         is_remote = self.stage == "decode"
         candidates = self._candidates(self._workers, prompt, now, is_remote=is_remote)
         costs, place = self._score(candidates)
@@ -396,9 +408,10 @@ class Router:
             self._booked[request_id] = (worker, prompt, -1)
 
     def on_finish(self, request_id: Hashable) -> None:
-        """Release a booking, on whichever way the request ended; unknown requests change nothing."""
+        """Release a booking, or let a request wait here no longer, on whichever way it ended; unknown ones change nothing."""
         booking = self._booked.get(request_id)
         if booking is None:
+            self._held.pop(request_id, None)
             return
         worker, prompt, prefill_tokens = booking
         if prefill_tokens < 0 and (capacity := self._capacities.get(worker)) is not None:
@@ -417,6 +430,11 @@ class Router:
     def is_oracle(self) -> bool:
         """Whether it is to be told what no live router can know."""
         return self._mode.is_oracle
+
+    @property
+    def held(self) -> list[Hashable]:
+        """Those that wait at the router."""
+        return list(self._held)
 
     @property
     def num_held(self) -> int:

@@ -382,7 +382,7 @@ def check_conserved(made, deployment, requests):
         held_s = np.array(log.transfer_end_s) - np.array(log.prefill_end_s)
         is_whole = is_apart & np.array(read) & (deployment.pools[1].mocker.kv_load_failure_policy == "fail")
         assert (held_s[is_whole] <= config.kv_lease_duration_s + 1e-9).all()
-    for pool, use in zip(deployment.pools, pool_use(deployment, made), strict=True):
+    for pool, use in zip(deployment.pools, pool_use(made), strict=True):
         assert (use.gpus, use.workers) == (pool.num_gpus, pool.replicas)
     for worker in made.workers:
         assert worker.busy_s <= max(log.last_token_s) + 1e-9

@@ -15,17 +15,17 @@ from workloads import Request, Workload
 
 
 def test_what_is_noted_lands_in_its_windows():
-    use = KvUse(2)
+    use = KvUse()
     use.add(0.0, 0.25, 1.0)
     use.add(0.1875, 0.4375, 0.5)
-    assert use.shares(0.5) == (0.125, (0.5, 0.625, 0.25, 0.125))
+    assert use.shares(0.5, [(0.0, 0.5)] * 2) == (0.125, (0.5, 0.625, 0.25, 0.125))
 
 
 def test_windows_double_when_the_run_outlasts_them():
-    use = KvUse(1)
+    use = KvUse()
     use.add(0.0, 1000.0, 0.25)
     use.add(1000.0, 3000.0, 0.75)
-    window_s, shares = use.shares(3000.0)
+    window_s, shares = use.shares(3000.0, [(0.0, 3000.0)])
     assert window_s == 16.0
     assert len(shares) == 187
     assert shares[:62] == (0.25,) * 62

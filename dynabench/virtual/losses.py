@@ -1,0 +1,141 @@
+"""Requests whose worker is gone: what they have said becomes part of their prompt, and they go on at another worker.
+
+How often, and how long they wait for a worker while there is none, is what the life of a request says (`serving.life`), as it
+is on the wall clock.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import NamedTuple
+
+from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.worker import Worker
+from mocker import Engine, Sequence
+from mocker.step import StepLog
+from reports.records import RequestLog
+from serving.life import DisaggregationConfig, Life, PlaceAgain, Refused
+
+
+class Said(NamedTuple):
+    """The part of an answer that has been given."""
+
+    num_tokens: int
+    first_token_s: float
+    """When its first token came."""
+    last_token_s: float
+    admitted_s: float
+    """When the request was first scheduled."""
+
+
+class Losses:
+    """What has become of requests that have lost a worker."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        limit: int,
+        config: DisaggregationConfig,
+        *,
+        dispatch: Callable[[int], object],
+        fail: Callable[[int, str], object],
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            clock: the time.
+            limit: how often a request may lose its worker.
+            config: how requests are spread over prefill and decode workers.
+            dispatch: sends a request on its way again.
+            fail: ends a request, with a message.
+        """
+        self.said: dict[int, Said] = {}
+        """Of requests that had begun."""
+        self.num_lost = 0
+        """Times that a request lost its worker."""
+        self._lives: dict[int, Life] = {}
+        self._waiting: dict[int, None] = {}  # for a worker, in order
+        self._clock = clock
+        self._limit = limit
+        self._config = config
+        self._dispatch = dispatch
+        self._fail = fail
+
+    def _note(self, sequence: Sequence, engine: Engine) -> None:
+        """Note what an engine has said of a request."""
+        number = _number(sequence.id)
+        before = self.said.get(number)
+        num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
+        if num_new <= 0 or sequence.first_token_s < 0:
+            return
+        last_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
+        admitted_s = before.admitted_s if before else sequence.first_scheduled_s
+        num_said = num_new + (before.num_tokens if before else 0)
+        self.said[number] = Said(num_said, sequence.first_token_s, last_s, admitted_s)
+
+    def num_said(self, number: int) -> int:
+        """Return how many tokens of a request's answer were given by workers that are gone."""
+        said = self.said.get(number)
+        return 0 if said is None else said.num_tokens
+
+    def go_on(self, sequence: Sequence) -> None:
+        """Let a sequence continue an answer: its first token came before, and it has waited since the last one."""
+        said = self.said[_number(sequence.id)]
+        sequence.first_token_s, sequence.waited_since_s = said.first_token_s, said.last_token_s
+
+    def amend(self, sequence: Sequence, end: float, log: RequestLog, gaps: StepLog, input_length: int) -> None:
+        """Correct what was logged of a request that has ended, whose answer several workers gave, as if it were one."""
+        number = _number(sequence.id)
+        if (said := self.said.get(number)) is not None:
+            log.admitted_s[number] = said.admitted_s
+            log.cached_tokens[number] = min(log.cached_tokens[number], input_length)
+            if sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
+                gaps.add_gap(end - said.last_token_s)
+
+    def life(self, number: int) -> Life:
+        """Return what a request may still do."""
+        return self._lives.get(number) or Life(self._limit, config=self._config)
+
+    def on_lost(self, sequence: Sequence, worker: Worker, life: Life | None = None) -> None:
+        """Let a request go on elsewhere whose worker is gone, if it may."""
+        self._note(sequence, worker.engine)
+        self.num_lost += 1
+        self._follow(_number(sequence.id), "its worker is gone", "lost", worker.number, life)
+
+    def on_nobody(self, number: int, message: str, life: Life | None = None) -> None:
+        """Let a request that no worker takes wait for one, if it may."""
+        self._follow(number, message, "unavailable", -1, life)
+
+    def begin_again(self, number: int) -> None:
+        """Send a request on its way again, at this instant."""
+        self._clock.at(self._clock.now, ARRIVAL, partial(self._dispatch, number))
+
+    def on_worker(self) -> None:
+        """Let those go on that wait for a worker: there is one."""
+        waiting, self._waiting = self._waiting, {}
+        for number in waiting:
+            self.begin_again(number)
+
+    def _stop_waiting(self, number: int, message: str) -> None:
+        if number in self._waiting:
+            del self._waiting[number]
+            self._fail(number, message)
+
+    def _follow(self, number: int, message: str, kind: str, worker: int, life: Life | None) -> None:
+        now = self._clock.now
+        life = self._lives[number] = life or self.life(number)
+        follows = life.on_end(message, kind, worker, now=now)
+        match follows:
+            case PlaceAgain(after_s) if after_s:  # live it asks again and again
+                self._waiting[number] = None
+                self._clock.at(life.waits_until, ARRIVAL, partial(self._stop_waiting, number, message))
+            case PlaceAgain():
+                self.begin_again(number)
+            case Refused(reason, _):
+                self._fail(number, reason)
+            case _:
+                raise AssertionError(f"request {number} has not ended")
+
+
+def _number(id: Hashable) -> int:
+    assert isinstance(id, int)
+    return id

@@ -1,0 +1,258 @@
+"""A simulated fleet that changes: workers start, leave, die and slow down while requests are served."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.fleet import FleetConfig
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import cluster_of, run
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from tests.dynabench.test_handover import BLOCK, apart, clusters, workload
+
+TIMING = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0)
+
+
+def aggregated(events="", *, replicas=2, mode="round-robin", gpus=None, startup_s=5.0, **fleet):
+    engine = EngineConfig(block_size=BLOCK, num_gpu_blocks=200)
+    return Deployment(
+        pools=(Pool(replicas=replicas, mocker=engine, timing=TIMING),),
+        router_mode=mode,
+        gpus=gpus,
+        fleet=FleetConfig(events=events, startup_s=startup_s, **fleet),
+    )
+
+
+def simulated(deployment, requests):
+    """Return the finished cluster and the record of a run."""
+    plan = Plan.alone(Settings(deployment))
+    made = cluster_of(plan, requests)
+    made.run()
+    return made, run(plan, requests)
+
+
+def counts(made, pool="worker"):
+    """Return the history of a pool as (time, starting, ready, draining)."""
+    return [(row.time_s, row.starting, row.ready, row.draining) for row in made.fleet.history[pool]]
+
+
+STEADY = workload(*[(0.1 * place, 96, 100) for place in range(100)])
+
+
+def test_workers_that_are_added_take_requests_once_they_are_ready():
+    made, record = simulated(aggregated("at 1s: +2"), STEADY)
+    assert counts(made) == [(0, 0, 2, 0), (1, 2, 2, 0), (6, 0, 4, 0)]
+    assert set(record.requests.worker[record.requests.sent_s < 6]) == {0, 1}
+    assert set(record.requests.worker[record.requests.sent_s > 6]) == {0, 1, 2, 3}
+
+
+def test_workers_that_leave_finish_their_requests_first():
+    made, record = simulated(aggregated("at 2s: -1"), STEADY)
+    history = counts(made)
+    assert history[1] == (2, 0, 1, 1)
+    gone = 1 if made.fleet.members[1].state == "gone" else 0
+    left_s = made.fleet.members[gone].until_s
+    assert history[2] == (left_s, 0, 1, 0)
+    mine = record.requests.worker == gone
+    assert left_s == pytest.approx(record.requests.last_token_s[mine].max())
+    assert (record.requests.sent_s[mine] <= 2).all()
+    assert made.losses.num_lost == 0
+
+
+def test_a_worker_that_leaves_within_a_limit_passes_on_what_it_has_not_finished():
+    made, record = simulated(aggregated("at 2s: -1", drain_policy="bounded", drain_limit_s=0.25), STEADY)
+    assert counts(made)[1:] == [(2, 0, 1, 1), (2.25, 0, 1, 0)]
+    assert made.losses.num_lost > 0
+    assert record.requests.succeeded.all()
+
+
+def test_a_worker_that_dies_is_replaced_and_its_answers_go_on_where_they_stopped():
+    """One request, which has 80 of its 100 tokens when its worker dies, and needs another prefill."""
+    made, record = simulated(aggregated("at 1s: kill worker 0"), workload((0.0, 96, 100)))
+    assert counts(made) == [(0, 0, 2, 0), (1, 1, 1, 0), (6, 0, 2, 0)]
+    assert made.losses.said[0].num_tokens == 81
+    [last_s] = record.requests.last_token_s
+    assert last_s == pytest.approx(1.0 + 0.2 + 18 * 0.01)
+    assert record.requests.first_token_s[0] == pytest.approx(0.2)
+    gaps = [row[0] for row in record.gaps for _ in range(int(row[3]))]
+    assert sorted(gaps) == pytest.approx([0.01] * 98 + [0.2])
+    assert record.requests.osl.tolist() == [100]
+
+
+def test_what_is_lost_is_not_replaced():
+    made, _ = simulated(aggregated("at 1s: lose worker 0; at 2s: lose worker 1; at 3s: =1"), STEADY)
+    assert counts(made) == [(0, 0, 2, 0), (1, 0, 1, 0), (2, 0, 0, 0), (3, 1, 0, 0), (8, 0, 1, 0)]
+
+
+def test_requests_that_come_while_there_is_no_worker_fail_and_those_that_had_one_wait():
+    made, record = simulated(aggregated("at 1s: kill worker 0, kill worker 1"), STEADY)
+    sent_s, failed = record.requests.sent_s, ~record.requests.succeeded
+    assert set(record.requests.error[failed]) == {"no worker is known to the router"}
+    assert failed.tolist() == [bool(1 <= time < 6) for time in sent_s]
+    assert made.losses.num_lost == 10
+    assert record.requests.osl[failed].sum() == 0
+
+
+def test_a_request_that_loses_its_worker_too_often_fails():
+    kills = "; ".join(f"at {1 + place}s: kill worker {place}" for place in range(6))
+    deployment = aggregated(kills, replicas=1, startup_s=0.0)
+    _, record = simulated(deployment, workload((0.9, 96, 1000)))
+    assert record.requests.error.tolist() == ["its worker is gone and the migration limit of 3 is exhausted"]
+
+
+def test_a_slow_worker_takes_longer_until_it_has_recovered():
+    made, record = simulated(aggregated("at 1s: slow worker 0 x3 for 0.6s", replicas=1), workload((0.0, 96, 200)))
+    assert made.workers[0].busy_s == pytest.approx(0.2 + 199 * 0.01 + 0.4)
+    assert record.requests.last_token_s[0] == pytest.approx(0.2 + 199 * 0.01 + 0.4)
+
+
+def test_workers_wait_for_gpus_and_take_those_of_one_that_has_left():
+    deployment = aggregated("at 1s: +2", replicas=2, gpus=3)
+    made, _ = simulated(deployment, STEADY)
+    assert [row.pending for row in made.fleet.history["worker"]] == [0, 1, 1]
+    made, _ = simulated(aggregated("at 1s: +2; at 7s: lose worker 0", replicas=2, gpus=3), STEADY)
+    assert [tuple(row) for row in made.fleet.history["worker"]][-2:] == [(7, 0, 1, 2, 0), (12, 0, 0, 3, 0)]
+
+
+def test_gpus_are_taken_from_the_start_of_a_worker_until_it_is_gone():
+    made, _ = simulated(aggregated("at 1s: +1; at 3s: lose worker 0"), STEADY)
+    assert made.fleet.gpu_s("worker", 10.0) == pytest.approx(3 + 10 + 9)
+
+
+def test_a_start_that_fails_is_tried_again():
+    deployment = aggregated("at 0s: +40", replicas=1, start_failure_rate=0.5, startup_s=1.0)
+    made, _ = simulated(deployment, STEADY)
+    assert 20 < made.fleet.num_failed_starts["worker"] < 70
+    assert made.fleet.of("worker", "ready")[-1].ready_s == pytest.approx(round(made.fleet.members[-1].ready_s))
+    assert len(made.fleet.of("worker", "ready")) == 41
+
+
+def test_times_of_starts_are_spread_around_their_mean():
+    deployment = aggregated("at 0s: +400", replicas=1, startup_spread=0.5, startup_s=10.0)
+    made, _ = simulated(deployment, STEADY)
+    lasted = [member.ready_s - member.since_s for member in made.fleet.members[1:]]
+    assert np.mean(lasted) == pytest.approx(10.0, rel=0.1)
+    assert np.std(lasted) == pytest.approx(5.0, rel=0.2)
+
+
+def test_a_start_takes_its_fixed_part_and_the_time_to_read_the_weights():
+    config = FleetConfig(startup_fixed_s=40.0, weights_gb_s=4.0)
+    model = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
+    assert config.mean_startup_s(model) == pytest.approx(40 + 16.06e9 / 4e9, rel=0.01)
+    halves = replace(model, tensor_parallel_size=2)
+    assert config.mean_startup_s(halves) == pytest.approx(40 + 8.03e9 / 4e9, rel=0.01)
+    assert config.mean_startup_s(TIMING) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ("60s: +2", "events: '60s: +2' is not understood; expected 'at TIME: ACTION', such as 'at 60s: +2 decode'"),
+        ("at 5s: jump", "events: 'jump' is not understood; expected +N POOL, -N POOL, =N POOL, kill worker N"),
+        ("at 5s: slow worker 1 x0", "events: 'slow worker 1 x0' is not understood"),
+    ],
+)
+def test_events_that_are_not_understood_are_refused(events, message):
+    with pytest.raises(ValueError, match="events") as refused:
+        FleetConfig(events=events)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ("at 1s: +1 decode", "events: pool 'decode' is unknown; expected one of worker"),
+        ("at 1s: kill worker 7", "events: at 1s: kill worker 7: worker 7 is not there then; expected one of 0, 1"),
+        (
+            "at 1s: kill worker 0; at 2s: drain worker 0",
+            "events: at 2s: drain worker 0: worker 0 is gone then; expected one of 1, 2",
+        ),
+        (
+            "at 1s: +1; at 2s: slow worker 2 x2",
+            "events: at 2s: slow worker 2 x2: worker 2 is starting then; expected one of 0, 1",
+        ),
+    ],
+)
+def test_events_that_name_who_is_not_there_are_refused(events, message):
+    with pytest.raises(ValueError, match="events") as refused:
+        simulated(aggregated(events), STEADY)
+    assert str(refused.value) == message
+
+
+def test_a_pool_that_could_be_any_of_several_is_to_be_named():
+    deployment = replace(apart(), fleet=FleetConfig(events="at 1s: +1"))
+    with pytest.raises(ValueError, match=r"events: \+1 names no pool; expected one of prefill, decode"):
+        simulated(deployment, STEADY)
+
+
+ACTIONS = (
+    "+1 {pool}",
+    "+2 {pool}",
+    "-1 {pool}",
+    "kill worker {number}",
+    "drain worker {number}",
+    "lose worker {number}",
+)
+
+
+@st.composite
+def changing(draw):
+    """Return a world of prefill and decode workers, or of workers that do both, and what happens to them."""
+    deployment, requests = draw(clusters())
+    rng = random.Random(draw(st.integers(0, 1 << 32)))
+    if rng.random() < 0.4:
+        one = replace(deployment.pools[1], name="worker", role="aggregated", replicas=rng.randint(1, 3))
+        deployment = replace(deployment, pools=(one,), transfer=replace(deployment.transfer, overlap="none"))
+    length = requests.requests[-1].arrival_s + 1.0
+    names, first = [pool.name for pool in deployment.pools], deployment.num_workers
+    picks = rng.sample(range(first), k=rng.randint(0, first))
+    events = [f"at {rng.random() * length:.4f}s: {rng.choice(ACTIONS[3:]).format(number=n)}" for n in picks]
+    pools = [rng.choice(names) for _ in range(rng.randint(0, 3))]
+    events += [f"at {rng.random() * length:.4f}s: {rng.choice(ACTIONS[:2]).format(pool=pool)}" for pool in pools]
+    fleet = FleetConfig(
+        events="; ".join(events),
+        startup_s=rng.choice([0.0, 0.05, 1.0]),
+        drain_policy=rng.choice(["wait", "bounded"]),
+        drain_limit_s=rng.choice([0.0, 0.1]),
+        start_failure_rate=rng.choice([0.0, 0.3]),
+    )
+    return replace(deployment, fleet=fleet), requests
+
+
+@settings(max_examples=150, deadline=None)
+@given(changing())
+def test_nothing_is_lost_while_the_fleet_changes(world):
+    """Every request ends once, with all its tokens or one error; who is there at the end holds nothing; GPU time adds up."""
+    deployment, requests = world
+    made, record = simulated(deployment, requests)
+    assert record.requests.request.tolist() == list(range(len(requests)))
+    for worker in made.workers:
+        engine = worker.engine
+        if not worker.is_gone:
+            assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
+            assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
+    assert made.traffic.links.next_s() is None
+    good = record.requests.succeeded
+    planned = np.array([request.output_length for request in requests.requests])
+    assert record.requests.osl[good].tolist() == planned[good].tolist()
+    assert (record.requests.last_token_s >= record.requests.first_token_s)[good].filled(False).all()
+    failed = [number for number, error in enumerate(record.requests.error) if error]
+    tokens = planned[good].sum() - good.sum()
+    gaps = sum(int(row[3]) * int(row[4]) for row in record.gaps)
+    assert gaps >= tokens
+    if not failed:
+        assert gaps == tokens
+    for pool in deployment.pools:
+        members = [member for member in made.fleet.members if member.pool.name == pool.name]
+        end = made.clock.now
+        taken = sum(min(m.until_s, end) - m.since_s for m in members if m.since_s < end) * pool.gpus_per_worker
+        assert made.fleet.gpu_s(pool.name, end) == pytest.approx(taken)
+        assert (
+            sum(member.state in ("ready", "draining") for member in members) == made.fleet.history[pool.name][-1].ready
+        )
