@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from reports.cells import milliseconds
 from reports.grid import Grid
 from reports.key import Key, key_of
 from reports.outcomes import Outcome, State, binding, percent
-from reports.tables import milliseconds
 
 SCHEMA = "dynabench.plan/1"
 

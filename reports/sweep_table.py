@@ -13,6 +13,7 @@ from rich.table import Table
 
 from foundation.settings import short
 from reports import grid
+from reports.cells import milliseconds, number, saving, share
 from reports.foreign import csv_cell
 from reports.grid import Column, Grid
 from reports.outcomes import Outcome, binding, percent, told
@@ -20,8 +21,8 @@ from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.pools import TierUse
 from reports.slo import parse
 from reports.split import LABELS as PARTS
-from reports.tables import milliseconds, number, saving, share, split_note
 from reports.tiers import FORMULAS, SOURCES, Hits, Saving, saved, smallest
+from reports.use_tables import split_note
 
 SCHEMA = "dynabench.sweep/2"
 

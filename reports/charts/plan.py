@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from reports.cells import milliseconds
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel
 from reports.key import PALETTE, Key, key_of
-from reports.tables import milliseconds
 
 if TYPE_CHECKING:
     from reports.capacity import Answer, Ranked

@@ -4,7 +4,7 @@ import pytest
 
 from reports import fidelity, gate, slo
 from reports.conditions import Condition, read
-from reports.summary import summarize
+from reports.summarize import summarize
 from tests.reports.runs import run
 
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from reports import folder, sweep_table, tables, tiers
+from reports import folder, sweep_table, tables, tiers, use_tables
 from reports.points import Point
 from reports.pools import Use
-from reports.summary import summarize
+from reports.summarize import summarize
 from reports.tiers import Hits, Saving, Spent
 from tests.reports.runs import HOST, busy, run, tiered
 from tests.reports.test_results_folder import MANIFEST as SMALL
@@ -91,7 +91,7 @@ def test_without_tiers_nothing_is_said_of_them():
     assert "gpu_s" not in summary.formulas
     labels = [label for label, _ in tables.rows(summary)]
     assert not [label for label in labels if "GPU" in label or label == "computed"]
-    assert all(grid.title != "What did KV tiers hold and move?" for grid in tables.grids(summary))
+    assert all(grid.title != "What did KV tiers hold and move?" for grid in use_tables.grids(summary))
 
 
 def test_tiers_are_averaged_over_repeats():
@@ -120,7 +120,7 @@ def test_the_terminal_shows_where_tokens_came_from_and_what_was_saved():
 
 
 def test_the_terminal_shows_what_tiers_held_and_moved():
-    grid = tables.grids(summarize([without(), tiered()]))[-1]
+    grid = use_tables.grids(summarize([without(), tiered()]))[-1]
     (line,) = grid.rows
     assert line[0] == "tiered: host memory"
     assert dict(zip(grid.columns, line[1], strict=True)) == {
