@@ -13,12 +13,11 @@ def heading(manifest: dict[str, Any]) -> list[str]:
     """Say what was run: the workload, the deployment, the step times and how far off they may be."""
     said = manifest.get("head") or {}
     layout = "; ".join(f"{name}: {said[name]}" for name in ("Layout", "Chunk") if name in said)
-    error = f"Model error: {said['Model error']}." if "Model error" in said else ""
     return [
         f"{manifest['title']}: {manifest['subtitle']}.",
         f"{layout}." * bool(layout),
         step_times(manifest).strip(),
-        error,
+        *(f"{name}: {said[name]}." for name in ("KV tiers", "Cut trace", "Model error") if name in said),
     ]
 
 

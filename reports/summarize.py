@@ -36,6 +36,7 @@ from reports.summary import (
     Summary,
     Verdict,
 )
+from reports.tier_sizes import bases
 from reports.tiers import Hits, Saving
 from reports.verdict import verdict
 
@@ -183,10 +184,10 @@ def _with_tiers(
     by_arm = {arm: [run for run in runs if run.arm == arm] for arm in figures}
     spent = {arm: [tiers.spent(run) for run in its] for arm, its in by_arm.items()}
     sizes = {arm: sum(use.capacity_bytes for use in its.tiers or ()) for arm, its in figures.items()}
-    bases = tiers.bases(sizes)
+    against = bases(sizes)
     found = {}
     for arm, its in figures.items():
-        hits, gpu_s, base = tiers.hits(by_arm[arm]), tiers.gpu_seconds(spent[arm]), bases[arm]
+        hits, gpu_s, base = tiers.hits(by_arm[arm]), tiers.gpu_seconds(spent[arm]), against[arm]
         saved = None if sizes[arm] == sizes[base] else tiers.saved(base, spent[base], spent[arm])
         if saved is not None:
             is_stable = its.stability.is_stable and figures[base].stability.is_stable
@@ -198,6 +199,7 @@ def _with_tiers(
             its,
             remarks=its.remarks + tiers.remarks(its.tiers or (), hits or Hits()),
             hits=hits or UNSET,
+            avoided=tiers.avoided(spent[arm]) or UNSET,
             gpu_s=UNSET if gpu_s is None else gpu_s,
             saved=saved or UNSET,
         )

@@ -13,7 +13,7 @@ from reports.pools import LinkUse, PoolUse, TierUse
 from reports.split import Split
 from reports.stability import Stability
 from reports.statistics import PairedDifference
-from reports.tiers import Hits, Saved
+from reports.tiers import Avoided, Hits, Saved
 
 SCHEMA = "dynabench.summary/2"
 PAIRED = ("ttft_sched", "tpot", "e2e_sched")
@@ -82,7 +82,9 @@ class ArmSummary(msgspec.Struct, frozen=True):
     tiers: list[TierUse] | UnsetType = UNSET
     """Only where it has KV tiers beyond the GPUs."""
     hits: Hits | UnsetType = UNSET
-    """Where prompt tokens came from; only where one of the arms has tiers, as the next two."""
+    """Where prompt tokens came from; only where one of the arms has tiers, as the next three."""
+    avoided: Avoided | UnsetType = UNSET
+    """The prefill that hits in its tiers made unnecessary."""
     gpu_s: float | UnsetType = UNSET
     """GPU-seconds."""
     saved: Saved | UnsetType = UNSET

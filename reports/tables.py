@@ -16,7 +16,8 @@ from reports.metrics import LABELS
 from reports.records import Record
 from reports.slo import parse
 from reports.summary import PAIRED, ArmSummary, Difference, Summary
-from reports.tiers import FORMULAS, SOURCES
+from reports.tier_table import tiers_note
+from reports.tiers import SOURCES
 from reports.use_tables import grids
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -215,21 +216,6 @@ def figures_note(summary: Summary) -> str:
     return text
 
 
-def tiers_note(summary: Summary) -> str:
-    """Say how figures of KV tiers are to be read."""
-    text = f"Hits, computed: shares of all prompt tokens. GPU-seconds: {FORMULAS['gpu_s']}."
-    known = [arm.saved for arm in summary.arms.values() if arm.saved]
-    if not known:
-        return text
-    repeats = known[0].gpu_s.repeats
-    how = (
-        f"the mean over {repeats} repeats, with its 95% interval"
-        if repeats > 1
-        else "of one run each, so without an interval"
-    )
-    return f"{text} Saved: {FORMULAS['gpu_s_saved']}; {how}."
-
-
 ACROSS = 8
 """Columns that a page has room for."""
 
@@ -317,6 +303,8 @@ TIERED: tuple[Line, ...] = (
         )
         for name, label in SOURCES.items()
     ),
+    ("prefill avoided (tokens)", lambda arm: arm.avoided.tokens if arm.avoided else None, number),
+    ("prefill avoided (GPU-s)", lambda arm: arm.avoided.gpu_s if arm.avoided else None, number),
     ("GPU-seconds", lambda arm: arm.gpu_s or None, number),
 )
 """Where prompt tokens came from, and what all the work took."""

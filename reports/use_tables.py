@@ -1,14 +1,12 @@
-"""Small tables: where TTFT goes, how busy workers and links were, what KV tiers held and moved."""
+"""Small tables beside the figures: where TTFT goes, how busy workers and links were; those of KV tiers are in tier_table.py."""
 
-from collections.abc import Callable
-
-from reports.cells import gigabytes, milliseconds, number, share
+from reports.cells import milliseconds, number, share
 from reports.grid import Grid
-from reports.pools import TIERS, TierUse, Traffic, Use
+from reports.pools import Use
 from reports.split import LABELS as PARTS
 from reports.split import Split
 from reports.summary import ArmSummary, Summary
-from reports.tiers import GIB
+from reports.tier_table import tier_grid
 
 
 def grids(summary: Summary) -> list[Grid]:
@@ -92,44 +90,3 @@ def _pool_lines(arm: ArmSummary) -> list[tuple[str, list[str]]]:
 def _use(use: Use) -> str:
     """Show mean and highest share; a link that carries nothing in a direction has none."""
     return f"{use.mean:.0%} / {use.highest:.0%}" if use.highest else "-"
-
-
-def tier_grid(summary: Summary) -> Grid | None:
-    """Lay out what KV tiers held and moved; None where no arm has any."""
-    if not summary.has_tiers:
-        return None
-    columns: dict[str, Callable[[TierUse], str]] = {
-        "caches": lambda use: number(use.caches),
-        "GiB each": lambda use: number(use.capacity_bytes / use.caches / GIB, 1),
-        "tokens each": lambda use: number(use.capacity_tokens / use.caches),
-        "full at the end": lambda use: f"{use.full:.0%}",
-        "read (GB)": lambda use: gigabytes(use.read),
-        "written (GB)": lambda use: gigabytes(use.written),
-        "reading": lambda use: _share_of(use.read),
-        "writing": lambda use: _share_of(use.written),
-        "waited for": lambda use: number(use.flushes),
-        "waited (s)": lambda use: number(use.stall_s, 2),
-        "evicted chunks": lambda use: number(use.evicted_chunks),
-    }
-    lines = [
-        (f"{arm}: {_tier_label(use, figures)}", [shown(use) for shown in columns.values()])
-        for arm, figures in summary.arms.items()
-        for use in figures.tiers or ()
-    ]
-    return Grid(
-        "What did KV tiers hold and move?",
-        list(columns),
-        lines,
-        "Reading and writing: the mean / highest share of the run in which a link carried KV out of the tier, or into it. "
-        "Waited for: copies that steps had to wait for, as their blocks were taken again; all workers together.",
-    )
-
-
-def _tier_label(use: TierUse, arm: ArmSummary) -> str:
-    has_pools = len({other.pool for other in arm.tiers or ()}) > 1
-    return f"{use.pool}, {TIERS[use.tier]}" if has_pools else TIERS[use.tier]
-
-
-def _share_of(traffic: Traffic) -> str:
-    """Show mean and highest share of the run in which links carried it."""
-    return f"{traffic.busy.mean:.1%} / {traffic.busy.highest:.1%}"

@@ -94,7 +94,7 @@ def compare(
     else:
         print_summary(manifest, summary, console, is_whole=output.all_metrics)
         for result in found:
-            console.say(f"{'failed' if result.has_failed else 'passed'}: {result.text}")
+            console.say(f"{result.word}: {result.text}")
     if out is not None:
         print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown or output.json else sys.stdout)
     output.document(out, summary.as_json())

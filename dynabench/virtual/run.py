@@ -94,7 +94,7 @@ def run(
         facts=facts,
         pools=pool_use(plan.deployment, cluster),
         links=link_use(plan.deployment, cluster),
-        tiers=tier_use(plan.deployment, cluster, engines),
+        tiers=tier_use(plan.deployment, cluster, engines, requests),
         kv=kv_use(kv_uses, cluster),
     )
 

@@ -4,9 +4,11 @@ The clock may run on after that: leases end later. Nothing is computed or sent t
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.kv_use import KvUse
@@ -15,7 +17,9 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.tiers import Storage
 from mocker.offload.host_link import Direction
 from mocker.timing.choose import SimulatedEngine
+from mocker.timing.prefill import prefill_s
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
+from reports.records import Requests
 
 
 def pool_use(deployment: Deployment, cluster: Cluster) -> tuple[PoolUse, ...]:
@@ -28,8 +32,17 @@ def pool_use(deployment: Deployment, cluster: Cluster) -> tuple[PoolUse, ...]:
     return tuple(found)
 
 
-def tier_use(deployment: Deployment, cluster: Cluster, engines: Sequence[SimulatedEngine]) -> tuple[TierUse, ...]:
-    """Return what the KV tiers of each pool held and moved; `engines` are those of the workers, as of `engines_of`."""
+def tier_use(
+    deployment: Deployment, cluster: Cluster, engines: Sequence[SimulatedEngine], requests: Requests
+) -> tuple[TierUse, ...]:
+    """Return what the KV tiers of each pool held, moved and gave.
+
+    Args:
+        deployment: what was deployed.
+        cluster: its workers, after the run.
+        engines: those of the workers, as of `engines_of`.
+        requests: what became of the requests.
+    """
     length_s, found = _length_s(cluster), []
     ranks = [engine for engine in engines for _ in range(engine.config.dp_size)]
     for pool, places in _places(deployment):
@@ -63,7 +76,34 @@ def tier_use(deployment: Deployment, cluster: Cluster, engines: Sequence[Simulat
     shared = (tiers.storages["store"] for tiers in cluster.tiers.values() if "store" in tiers.storages)
     if (store := next(shared, None)) is not None:
         found.append(_storage(cluster, "all", [store]))
-    return tuple(found)
+    return tuple(_with_hits(found, deployment, ranks, requests)) if found else ()
+
+
+def _with_hits(
+    uses: Sequence[TierUse], deployment: Deployment, ranks: Sequence[SimulatedEngine], requests: Requests
+) -> Iterator[TierUse]:
+    """Say of tiers how many prompt tokens came from them, and how much prefill that avoided."""
+    by_tier = {tier: getattr(requests, f"{tier}_tokens") for tier in {use.tier for use in uses}}
+    known = {tier: tokens.filled(0) for tier, tokens in by_tier.items() if not tokens.mask.all()}
+    beyond = np.sum(list(known.values()), axis=0) if known else np.zeros(len(requests))
+    pools = {
+        place: (pool.name, pool.num_gpus / len(places)) for pool, places in _places(deployment) for place in places
+    }
+    tokens: dict[tuple[str, str], int] = defaultdict(int)
+    gpu_s: dict[tuple[str, str], float] = defaultdict(float)
+    workers, lengths, cached = requests.prompt_worker.data, requests.isl, requests.cached_tokens.filled(0)
+    for row in np.flatnonzero(beyond).tolist():
+        place, length, num_beyond = int(workers[row]), int(lengths[row]), int(beyond[row])
+        name, num_gpus = pools[place]
+        found = min(int(cached[row]), length - 1)  # the last token is always computed
+        saved_s = prefill_s(ranks[place], length, max(found - num_beyond, 0)) - prefill_s(ranks[place], length, found)
+        for tier, its in known.items():
+            owner = "all" if tier == "store" else name
+            tokens[owner, tier] += int(its[row])
+            gpu_s[owner, tier] += max(saved_s, 0.0) * num_gpus * int(its[row]) / num_beyond
+    for use in uses:
+        key = use.pool, use.tier
+        yield structs.replace(use, tokens=tokens[key], avoided_gpu_s=gpu_s[key]) if use.tier in known else use
 
 
 def _storage(cluster: Cluster, pool: str, storages: Sequence[Storage]) -> TierUse:
