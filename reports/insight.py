@@ -140,7 +140,7 @@ def remarks(repeats: list[Record]) -> list[str]:
             "have the workload's lengths"
         )
     if len(repeats) > 1 and all(_is_equal(run.requests, repeats[0].requests) for run in repeats[1:]):
-        found.append(f"deterministic: its {len(repeats)} repeats are equal")
+        found.append(f"deterministic, so its {len(repeats)} repeats are equal")
     if any(run.facts.get("without_host_time") for run in repeats):
         found.append(
             "its step times have no host time, so synchronous scheduling costs nothing here; with --model and --gpu it does"

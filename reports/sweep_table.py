@@ -55,7 +55,7 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         limits=manifest["limits"],
         points=rows,
         split=_split(rows),
-        tiers=tier_table.swept(_points(rows)),
+        tiers=tier_table.swept(_points(rows), _axes(rows)),
     )
 
 
@@ -63,6 +63,12 @@ def _points(rows: Rows) -> dict[str, Point]:
     """Return the points of the table by the names of its lines."""
     named = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in rows]
     return {name: point for name, point in named if isinstance(point, Point)}
+
+
+def _axes(rows: Rows) -> list[str]:
+    """Return the settings that set lines apart."""
+    names = dict.fromkeys(name for row in rows for name in row.changes)
+    return [name for name in names if len({str(row.changes.get(name)) for row in rows}) > 1]
 
 
 def _part(name: str, point: Point) -> str:
@@ -152,8 +158,7 @@ def _margin(row: AnyPoint) -> str:
 
 def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the table of every combination."""
-    names = dict.fromkeys(name for point in points for name in point.changes)
-    axes = [name for name in names if len({str(point.changes.get(name)) for point in points}) > 1] or ["router_mode"]
+    axes = _axes(points) or ["router_mode"]
     rest = _without(FIGURES, limited)
     columns = [("limits", _margin), *limited, *rest, GOODPUT] if manifest["limits"] else [*WITHOUT_LIMITS, *rest]
     possible = [point for point in points if isinstance(point, Point)]

@@ -146,7 +146,7 @@ def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) ->
         lines += ["", f"**{grid.title}**", "", *grid.markdown()]
     lines += [
         "",
-        f"<sub>{markdown_cell(manifest['subtitle'])}.{markdown_cell(step_times(manifest))} Differences in % [95% interval], ~ may be noise, = is less than is worth telling.</sub>",
+        f"<sub>{markdown_cell(manifest['subtitle'])}.{markdown_cell(step_times(manifest))} Differences in % [95% interval], ~ may be noise, = is too small to matter.</sub>",
     ]
     return "\n".join(lines)
 
@@ -182,7 +182,7 @@ def difference_grid(summary: Summary) -> Grid | None:
         list(summary.differences),
         _known(lines),
         f"In %, paired by request, with a 95% block-bootstrap interval ({summary.num_blocks} blocks). Better or worse: the "
-        f"interval excludes zero{floor}. Equal: smaller than is worth telling. {summary.power}",
+        f"interval excludes zero{floor}. Equal: too small to matter. {summary.power}",
     )
 
 
@@ -204,7 +204,9 @@ def figures_note(summary: Summary) -> str:
     """Say how figures are to be read."""
     text = "Times in ms; n/a: not known, or too few samples."
     if summary.differences:
-        text += f" vs {summary.baseline}: difference in % with its 95% interval; ~ may be noise, = is too small to be worth telling."
+        text += (
+            f" vs {summary.baseline}: difference in % with its 95% interval; ~ may be noise, = is too small to matter."
+        )
     if summary.has_tiers:
         text += f" {tiers_note(summary)}"
     if summary.bound.ttft_mean_s:

@@ -11,7 +11,7 @@ from reports.points import Point
 from reports.pools import TIERS, TierUse, Traffic
 from reports.summary import ArmSummary, Summary
 from reports.tier_sizes import smallest
-from reports.tiers import FORMULAS, GIB, SOURCES, Hits, Saved, Saving, avoided, overlap, saved
+from reports.tiers import FORMULAS, GIB, SOURCES, Hits, Saved, Saving, avoided, saved
 
 
 def tier_grid(summary: Summary) -> Grid | None:
@@ -42,7 +42,7 @@ def tier_grid(summary: Summary) -> Grid | None:
         "What did KV tiers hold and move?",
         *_said(list(columns), lines),
         "Reading and writing: the mean / highest share of the run in which a link carried KV out of the tier, or into it. "
-        "Waited for, waited: copies that steps had to wait for because their GPU blocks were reused, and for how long, all "
+        "Waited for: copies that steps had to wait for, because the GPU blocks were needed again; waited: for how long; both of all "
         "workers together. Columns without any value are left out.",
     )
 
@@ -82,11 +82,16 @@ def tiers_note(summary: Summary) -> str:
         how = f"the mean over {repeats} repeats, with its 95% interval"
     else:
         how = f"the mean over {repeats} repeats, which are equal, so without an interval"
-    return f"{text} Prefill avoided: {FORMULAS['avoided']}. Saved: {FORMULAS['gpu_s_saved']}; {how}. {overlap(known)}".strip()
+    return f"{text} Prefill avoided: {FORMULAS['avoided']}. Saved: {FORMULAS['gpu_s_saved']}; {how}."
 
 
-def swept(points: Mapping[str, Point]) -> Grid | None:
-    """Lay out what KV tiers gave at each point, and saved against the smallest that is else alike; None where there are none."""
+def swept(points: Mapping[str, Point], axes: Sequence[str]) -> Grid | None:
+    """Lay out what KV tiers gave at each point, and saved against the smallest that is otherwise alike; None without tiers.
+
+    Args:
+        points: by the names of their lines.
+        axes: the settings that set lines apart.
+    """
     if not any(point.tiers for point in points.values()):
         return None
     savings = saved_along(points.values())
@@ -99,16 +104,14 @@ def swept(points: Mapping[str, Point]) -> Grid | None:
         )
         for name, point in points.items()
     ]
-    names = dict.fromkeys(name for point in points.values() for name in point.changes)
-    varied = [name for name in names if len({str(point.changes.get(name)) for point in points.values()}) > 1]
     return Grid(
         "What did KV tiers give?",
         *_said([*(SOURCES[name] for name in sources), *SPENT], lines),
-        "GPU, tiers and computed: shares of all prompt tokens. Waited: how long steps waited for copies because their GPU "
-        f"blocks were reused. Avoided: {FORMULAS['avoided']}. Saved: against the smallest tiers where all else is alike. "
+        "GPU, tiers and computed: shares of all prompt tokens. Waited: how long steps waited for copies of GPU "
+        f"blocks that were needed again. Avoided: {FORMULAS['avoided']}. Saved: against the smallest tiers with the same settings otherwise. "
         f"GPU-s: {FORMULAS['gpu_s']}. TTFT: the mean; not compared where a queue grew. In brackets: 95% intervals over "
         "repeats that differ.",
-        ", ".join(varied).replace("_", " "),
+        ", ".join(axes).replace("_", " "),
     )
 
 

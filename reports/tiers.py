@@ -23,7 +23,7 @@ FORMULAS = {
     "avoided": "prompt tokens that came from host memory, disk or the shared store, and the time in which a worker that does "
     "nothing else computes them x its GPUs, the warm-up included; what loading them took is not taken off",
     "gpu_s": "time during which a worker took steps x its GPUs, all workers together, the warm-up included",
-    "gpu_s_saved": "GPU-seconds of the arm with the smallest tiers that is otherwise the same (or the first) - those of this one",
+    "gpu_s_saved": "GPU-seconds of the arm with the smallest tiers and otherwise the same settings (or of the first arm) - those of this one",
 }
 LABELS = {
     "hits": "hits by tier",
@@ -228,17 +228,16 @@ def _remarks(use: TierUse, share: float | None) -> Iterator[str]:
         if way.busy.highest > BUSY:
             yield (
                 f"the link {said} {what} was busy for {way.busy.highest:.0%} of the run at the busiest worker, so copies "
-                "waited for each other"
+                "waited for one another"
             )
     if use.stalled.highest > STALLED:
         yield (
             f"steps waited {use.stall_s:,.3g} s for {use.flushes:,.0f} copies to {what}, at one worker for "
-            f"{use.stalled.highest:.1%} of the run, because blocks of the GPU were taken again before they were copied"
+            f"{use.stalled.highest:.1%} of the run, because GPU blocks were needed again before their copies had ended"
         )
     if use.refused:
         yield (
-            f"{memory} had no room {use.refused:,.0f} times for what a request had computed, because all that it held was being "
-            "copied"
+            f"{memory} had no room for what a request had computed ({use.refused:,.0f} times), because all it held was being copied"
         )
     if share is not None and share < FEW and use.written.bytes:
         evicted = f" and {use.evicted_chunks:,.0f} chunks evicted from it" if use.evicted_chunks else ""

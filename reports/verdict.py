@@ -2,6 +2,7 @@
 
 from reports import insight
 from reports.summary import NOISE_FLOOR, WAYS, Difference, Summary
+from reports.tiers import overlap
 
 
 def verdict(summary: Summary) -> str:
@@ -18,6 +19,7 @@ def verdict(summary: Summary) -> str:
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable
     ]
+    parts.append(overlap(arm.saved or None for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(
             f"Two runs of {summary.baseline} are exactly equal: nothing in them is drawn at random, so there is no noise."
@@ -26,7 +28,7 @@ def verdict(summary: Summary) -> str:
         parts.append(ways)
     if not summary.is_complete:
         parts.append("The run was interrupted, so this is not the whole workload.")
-    return " ".join(parts) or "No request succeeded."
+    return " ".join(filter(None, parts)) or "No request succeeded."
 
 
 def _winner(summary: Summary, name: str, label: str) -> str | None:

@@ -50,7 +50,7 @@ def layouts(answer: "Answer", key: Key) -> Chart | None:
     for panel, limit in zip(panels[1:], limits, strict=True):
         _uses(panel, shown, limit, key)
     text = (
-        "Cheapest first. Filled: seen to meet the limits; pale: it would need at least so many. Left of the dashed line a limit is "
+        "Cheapest first. Filled: seen to meet the limits; pale: needs at least that many. Left of the dashed line a limit is "
         "met."
     )
     return Chart(canvas.figure, "Which layout needs the fewest GPUs, and what binds it?", text, panels, is_wide=True)

@@ -137,7 +137,7 @@ class Measure(NamedTuple):
 
 MEASURES = (
     Measure("mean TTFT saved", "ms", 1000.0, lambda saved: saved.ttft_s),
-    Measure("prefill avoided", "GPU-s", 1.0, lambda saved: saved.avoided_gpu_s),
+    Measure("prefill avoided (GPU-s)", "GPU-s", 1.0, lambda saved: saved.avoided_gpu_s),
     Measure("GPU-seconds saved", "GPU-s", 1.0, lambda saved: saved.gpu_s),
 )
 PALE: Any = {"linewidth": 4, "alpha": 0.35}
@@ -165,7 +165,7 @@ def savings(shown: Comparison) -> Chart | None:
         measure.scale_axis(panel.axes, "x", [found for _, saved in known if (found := measure.of(saved))])
     every = [saved for _, saved in known]
     others = dict.fromkeys(shown.key[one.against].name for one in every)
-    text = f"Against {' and '.join(others)}{', each with the arm that is otherwise the same' * (len(others) > 1)}; "
+    text = f"Against {' and '.join(others)}{', each with the same settings otherwise' * (len(others) > 1)}; "
     text += f"right of 0 is better. {_reading(every)}"
     if not any(one.ttft_s for one in every):
         text += " TTFT is not compared, because a queue grew."
@@ -233,5 +233,5 @@ def _reading(saved: Sequence[Saved]) -> str:
     runs = "one run" if saved[0].gpu_s.repeats == 1 else f"the mean of {saved[0].gpu_s.repeats} runs"
     text = f"Of {runs} of {saved[0].requests:,} requests each. GPU-seconds: {tiers.FORMULAS['gpu_s']}."
     if any(one.avoided_gpu_s for one in saved):
-        text += f" Prefill avoided: {tiers.FORMULAS['avoided']}. {tiers.overlap(saved)}"
+        text += f" Prefill avoided: {tiers.FORMULAS['avoided']}."
     return text.strip()

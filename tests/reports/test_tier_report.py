@@ -166,11 +166,11 @@ QUIET = structs.replace(HOST, flushes=0.0, stall_s=0.0)
     [
         ({}, 0.2, None),
         ({"read": structs.replace(HOST.read, busy=Use(0.5, 0.95))}, 0.2,
-         "the link from host memory was busy for 95% of the run at the busiest worker, so copies waited for each other"),
+         "the link from host memory was busy for 95% of the run at the busiest worker, so copies waited for one another"),
         ({"written": structs.replace(HOST.written, busy=Use(0.5, 0.91))}, 0.2, "the link to host memory was busy for 91%"),
         ({"stalled": Use(0.01, 0.02), "stall_s": 3.0, "flushes": 1200.0}, 0.2,
-         "steps waited 3 s for 1,200 copies to host memory, at one worker for 2.0% of the run, because blocks"),
-        ({"refused": 5.0}, 0.2, "host memory (2 x 1 GiB) had no room 5 times for what a request had computed"),
+         "steps waited 3 s for 1,200 copies to host memory, at one worker for 2.0% of the run, because GPU blocks were needed again"),
+        ({"refused": 5.0}, 0.2, "host memory (2 x 1 GiB) had no room for what a request had computed (5 times), because"),
         ({}, 0.004, "host memory (2 x 1 GiB) gave 0.40% of the prompt tokens, though 8 GB were written to it and 7 chunks"),
         ({"written": structs.replace(HOST.written, bytes=0.0)}, 0.0, None),
     ],
@@ -260,12 +260,12 @@ def test_what_hits_beyond_the_gpu_avoided_is_shown_in_tokens_and_gpu_seconds():
     assert found["prefill avoided (tokens)"] == ["0", "40"]
     assert found["prefill avoided (GPU-s)"] == ["0", "6"]
     assert summary.arms["tiered"].saved.avoided_gpu_s.value == 6
-    assert "a worker that decodes is busy" in tables.figures(summary).note  # 2 GPU-seconds less, for 6 of prefill
+    assert "a worker that decodes is busy" in summary.verdict  # 2 GPU-seconds less, for 6 of prefill
 
 
 def test_gpu_seconds_that_fall_with_the_prefill_need_no_remark():
     summary = summarize([without(), tiered(tiers=(structs.replace(HOST, tokens=40.0, avoided_gpu_s=2.5),))])
-    assert "a worker that decodes is busy" not in tables.figures(summary).note
+    assert "a worker that decodes is busy" not in summary.verdict
 
 
 def test_what_is_not_known_of_a_live_run_is_not_shown_as_nothing():
@@ -318,5 +318,5 @@ def test_repeats_that_are_equal_have_no_interval():
 
 def test_an_arm_whose_repeats_are_equal_is_called_deterministic():
     summary = summarize([without(), without(repeat=1), tiered(), tiered(repeat=1, ttft=(1.0, 2.5))])
-    assert summary.arms["without"].remarks == ["deterministic: its 2 repeats are equal"]
+    assert summary.arms["without"].remarks == ["deterministic, so its 2 repeats are equal"]
     assert summary.arms["tiered"].remarks == []
