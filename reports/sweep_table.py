@@ -290,7 +290,8 @@ def _remarks(points: Sequence[Point]) -> str:
     """Say why GPU-seconds fell by little, and which repeats are equal."""
     repeated = [point for point in points if len(point.spent) > 1]
     equal = [point.name for point in repeated if all(one == point.spent[0] for one in point.spent)]
-    text = overlap(saved_along(points).values())
+    savings = saved_along(points)
+    text = overlap((savings[point.name], point.gpu_s) for point in points)
     if len(equal) == len(repeated) > 0:
         text += " Deterministic: all repeats are equal, so they have no interval."
     elif equal:

@@ -202,13 +202,13 @@ BUSY = 0.9
 STALLED = 0.01
 """The share of a run during which steps may wait for copies without one."""
 FEW = 0.01
-"""The share of the prompt tokens that a tier gives at least without one."""
+"""The share of the prompt tokens that a tier gives at least without one, and of GPU-seconds that is worth a word."""
 
 
-def overlap(each: Iterable[Saved | None]) -> str:
-    """Say why GPU-seconds fell by less than the prefill that was avoided; nothing where they did not."""
-    known = [(one.gpu_s.value, one.avoided_gpu_s.value) for one in each if one and one.avoided_gpu_s]
-    if not any(gpu_s < OVERLAPPED * avoided_s for gpu_s, avoided_s in known):
+def overlap(each: Iterable[tuple[Saved | None, float | None]]) -> str:
+    """Say why GPU-seconds fell by less than the prefill that was avoided, from what was saved and is left; nothing if they did not."""
+    known = [(one.gpu_s.value, one.avoided_gpu_s.value, left or 0.0) for one, left in each if one and one.avoided_gpu_s]
+    if not any(gpu_s < OVERLAPPED * avoided_s and avoided_s > FEW * left for gpu_s, avoided_s, left in known):
         return ""
     return (
         "GPU-seconds fell by less than the prefill avoided: a worker that decodes is busy whether or not it computes prompts "
@@ -237,7 +237,7 @@ def _remarks(use: TierUse, share: float | None) -> Iterator[str]:
         )
     if use.refused:
         yield (
-            f"{memory} had no room for what a request had computed ({use.refused:,.0f} times), because all it held was being copied"
+            f"{memory} had no room for what a request had computed ({'once' if use.refused == 1 else f'{use.refused:,.0f} times'}), because all it held was being copied"
         )
     if share is not None and share < FEW and use.written.bytes:
         evicted = f" and {use.evicted_chunks:,.0f} chunks evicted from it" if use.evicted_chunks else ""

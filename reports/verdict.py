@@ -19,7 +19,7 @@ def verdict(summary: Summary) -> str:
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable
     ]
-    parts.append(overlap(arm.saved or None for arm in summary.arms.values()))
+    parts.append(overlap((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(
             f"Two runs of {summary.baseline} are exactly equal: nothing in them is drawn at random, so there is no noise."

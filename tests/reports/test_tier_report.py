@@ -171,6 +171,7 @@ QUIET = structs.replace(HOST, flushes=0.0, stall_s=0.0)
         ({"stalled": Use(0.01, 0.02), "stall_s": 3.0, "flushes": 1200.0}, 0.2,
          "steps waited 3 s for 1,200 copies to host memory, at one worker for 2.0% of the run, because GPU blocks were needed again"),
         ({"refused": 5.0}, 0.2, "host memory (2 x 1 GiB) had no room for what a request had computed (5 times), because"),
+        ({"refused": 1.0}, 0.2, "host memory (2 x 1 GiB) had no room for what a request had computed (once), because"),
         ({}, 0.004, "host memory (2 x 1 GiB) gave 0.40% of the prompt tokens, though 8 GB were written to it and 7 chunks"),
         ({"written": structs.replace(HOST.written, bytes=0.0)}, 0.0, None),
     ],
@@ -265,6 +266,11 @@ def test_what_hits_beyond_the_gpu_avoided_is_shown_in_tokens_and_gpu_seconds():
 
 def test_gpu_seconds_that_fall_with_the_prefill_need_no_remark():
     summary = summarize([without(), tiered(tiers=(structs.replace(HOST, tokens=40.0, avoided_gpu_s=2.5),))])
+    assert "a worker that decodes is busy" not in summary.verdict
+
+
+def test_prefill_that_is_hardly_avoided_is_not_worth_a_remark():
+    summary = summarize([without(), tiered(gpu_s=10.0, tiers=(structs.replace(HOST, tokens=1.0, avoided_gpu_s=0.05),))])
     assert "a worker that decodes is busy" not in summary.verdict
 
 
