@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
+from reports.cells import milliseconds
 from reports.grid import Grid
 from reports.key import Key, key_of
 from reports.outcomes import Outcome, State, binding, percent
-from reports.tables import milliseconds
+from reports.tier_sizes import NEAR, Sized, enough, is_size
 
 SCHEMA = "dynabench.plan/1"
 
@@ -262,7 +263,25 @@ def modes_told(modes: Sequence[Alternative]) -> str:
     (least, best), (second, other) = known[:2]
     if second < least * 1.001:
         return f"By mean TTFT the router modes {best} and {other} are equal, and none is better."
+    if near := [name for time, name in known[1:] if time <= least * (1 + NEAR)]:
+        who = f"{', '.join(near)} {'is' if len(near) == 1 else 'are'}"
+        return f"By mean TTFT the router mode {best} is best, but {who} within {NEAR:.0%} of it, which another seed may reverse."
     return f"By mean TTFT the router mode {best} is best, by {percent(1 - least / second)} before {other}."
+
+
+def sizes_told(layouts: Sequence[Ranked]) -> str:
+    """Say from which size of KV tiers on more saves nothing; nothing where no sizes were tried."""
+    sized = [
+        Sized(
+            layout.changes,
+            sum(float(value or 0) for name, value in layout.changes.items() if is_size(name)),
+            layout.gpus if layout.cost is None else layout.cost,
+            f"{layout.gpus} GPU{'s' * (layout.gpus != 1)}",
+        )
+        for layout in layouts
+        if layout.gpus is not None
+    ]
+    return enough(sized, "lowest cost", is_lower_better=True)
 
 
 def _load_cells(at: AtLoad, limits: list[str], *, has_price: bool) -> list[str]:

@@ -14,7 +14,8 @@ from reports.foreign import csv_cell
 from reports.metrics import Statistics
 from reports.records import Record, to_table
 from reports.slo import parse
-from reports.summary import SMALLEST, ArmSummary, Summary, summarize
+from reports.summarize import summarize
+from reports.summary import SMALLEST, ArmSummary, Summary
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,13 +23,14 @@ from foundation.errors import UserError
 from foundation.files import replace_text
 from foundation.settings import FINITE
 from foundation.text import one_line, printable
-from reports import charts, page, tables, tiers
+from reports import charts, fidelity_table, headline, page, tables, tiers, use_tables
 from reports.fidelity import Fidelity
 from reports.metrics import LABELS
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
-from reports.summary import SMALLEST, Summary, summarize
+from reports.summarize import summarize
+from reports.summary import SMALLEST, Summary
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -379,9 +380,9 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
     pictures = charts.draw({arm: shown[arm] for arm in summary.arms}, summary, folder / "charts")
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     validated = {} if fidelity is None else fidelity.arms
-    verdict = [tables.lead(arm, found) for arm, found in validated.items()] or [
-        tables.answer(summary),
-        tables.alone(summary),
+    verdict = [fidelity_table.lead(arm, found) for arm, found in validated.items()] or [
+        headline.answer(summary),
+        headline.alone(summary),
         summary.verdict,
     ]
     differences = None if validated else tables.difference_grid(summary)
@@ -393,7 +394,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         title=experiment["title"],
         subtitle=experiment["subtitle"],
         head=page.head(experiment),
-        alerts=tables.alerts(summary),
+        alerts=headline.alerts(summary),
         verdict=" ".join(filter(None, verdict)),
         remarks=[
             *(f"Left out: {reason}" for reason in experiment.get("left_out", [])),
@@ -401,11 +402,11 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         ],
         summary=summary,
         limits=tables.for_page(limits) if limits else [],
-        fidelity=[tables.fidelity_grid(arm, found) for arm, found in validated.items()],
+        fidelity=[fidelity_table.fidelity_grid(arm, found) for arm, found in validated.items()],
         figures=tables.for_page(tables.figures(summary)),
         differences=tables.for_page(differences) if differences else [],
         every=[part for grid in tables.sections(summary) for part in tables.for_page(grid)],
-        grids=[part for grid in tables.grids(summary) for part in tables.for_page(grid)],
+        grids=[part for grid in use_tables.grids(summary) for part in tables.for_page(grid)],
         labels=LABELS | tiers.LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),

@@ -45,6 +45,13 @@ class Result(NamedTuple):
 
     has_failed: bool
     text: str
+    is_open: bool = False
+    """Whether the 95% interval holds the limit, so that noise decides; it does not fail then."""
+
+    @property
+    def word(self) -> str:
+        """What it comes to."""
+        return "failed" if self.has_failed else "undecided" if self.is_open else "passed"
 
 
 def results(summary: Summary, gates: list[Condition]) -> list[Result]:
@@ -70,8 +77,9 @@ def _result(summary: Summary, gate: Condition, arm: str) -> Result:
         return Result(is_over, text)
     low, high = difference.shares()
     is_noise = difference.verdict == "inconclusive"  # what is no more than noise fails nothing
+    has_failed, is_open = is_over and not is_noise, low * 100 <= gate.number <= high * 100 or (is_over and is_noise)
     noise = ", which is no more than noise" * (is_over and is_noise)
-    return Result(is_over and not is_noise, f"{text}, 95% interval {low * 100:+.1f} to {high * 100:+.1f}%{noise}")
+    return Result(has_failed, f"{text}, 95% interval {low * 100:+.1f} to {high * 100:+.1f}%{noise}", is_open)
 
 
 def _value(arm: ArmSummary, gate: Condition) -> float | None:

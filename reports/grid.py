@@ -88,7 +88,14 @@ class Grid:
 
 
 def _short(text: str, key: Key) -> str:
-    return key[text].name if text in key else text
+    """Shorten the name of an arm: alone, before a colon, or what a difference is against."""
+    if text in key:
+        return key[text].name
+    name, colon, rest = text.partition(": ")
+    if name in key:
+        return f"{key[name].name}{colon}{rest}"
+    what, against, name = text.partition(" vs ")
+    return f"{what}{against}{key[name].name}" if name in key else text
 
 
 def tables(

@@ -139,6 +139,8 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"{unstated:,} answers came without usage: each of their events with text counts as a token, and their prompts "
             "have the workload's lengths"
         )
+    if len(repeats) > 1 and all(_is_equal(run.requests, repeats[0].requests) for run in repeats[1:]):
+        found.append(f"deterministic, so its {len(repeats)} repeats are equal")
     if any(run.facts.get("without_host_time") for run in repeats):
         found.append(
             "its step times have no host time, so synchronous scheduling costs nothing here; with --model and --gpu it does"
@@ -163,6 +165,14 @@ def remarks(repeats: list[Record]) -> list[str]:
             "verdict on caching or on modes that follow prefixes is possible"
         )
     return found
+
+
+def _is_equal(one: Requests, other: Requests) -> bool:
+    """Tell whether two runs had the same requests in the same times."""
+    return len(one) == len(other) and all(
+        np.array_equal(getattr(one, name).filled(-1), getattr(other, name).filled(-1))
+        for name in ("first_token_s", "last_token_s")
+    )
 
 
 def blocked_share(run: Record) -> float:

@@ -10,6 +10,7 @@ from msgspec import structs
 from foundation.files import replace_text
 from reports import capacity, page
 from reports.capacity import Answer
+from reports.cells import milliseconds
 from reports.charts import drawing, plan
 from reports.charts import sweep as charts
 from reports.charts.drawing import STYLE
@@ -17,7 +18,6 @@ from reports.charts.sweep import Swept
 from reports.grid import Grid
 from reports.outcomes import percent
 from reports.points import Point
-from reports.tables import milliseconds
 
 
 def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:

@@ -14,7 +14,7 @@ Number = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Amount = Annotated[float, Meta(ge=0, le=FINITE)]
 """Also of what is counted: the mean over repeats is no whole number."""
 Tier = Literal["host", "disk", "store"]
-TIERS: dict[Tier, str] = {"host": "host memory", "disk": "disk", "store": "store"}
+TIERS: dict[Tier, str] = {"host": "host memory", "disk": "disk", "store": "shared store"}
 """Where KV is kept beyond the GPUs, and what it is called: each worker has its own, but for a store, which workers share."""
 
 
@@ -81,6 +81,10 @@ class TierUse(msgspec.Struct, frozen=True):
     written: Traffic
     """Into it."""
     evicted_chunks: Amount
+    tokens: Amount | UnsetType = UNSET
+    """Prompt tokens that came from it; unknown of live runs, as is the next."""
+    avoided_gpu_s: Amount | UnsetType = UNSET
+    """What computing them would have taken a worker that does nothing else, times its GPUs (s)."""
     refused: Amount = 0.0
     """How often nothing of what a request computed could be stored at first, as all the tier held was being copied."""
     flushes: Amount = 0.0

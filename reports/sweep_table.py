@@ -12,16 +12,18 @@ import msgspec
 from rich.table import Table
 
 from foundation.settings import short
-from reports import grid
+from reports import grid, tier_table
+from reports.cells import milliseconds, number, share
 from reports.foreign import csv_cell
 from reports.grid import Column, Grid
 from reports.outcomes import Outcome, binding, percent, told
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
-from reports.pools import TierUse
 from reports.slo import parse
 from reports.split import LABELS as PARTS
-from reports.tables import milliseconds, number, saving, share, split_note
-from reports.tiers import FORMULAS, SOURCES, Hits, Saving, saved, smallest
+from reports.tier_sizes import Sized, enough
+from reports.tier_table import saved_along
+from reports.tiers import overlap
+from reports.use_tables import split_note
 
 SCHEMA = "dynabench.sweep/2"
 
@@ -53,8 +55,20 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         limits=manifest["limits"],
         points=rows,
         split=_split(rows),
-        tiers=_tiers(rows),
+        tiers=tier_table.swept(_points(rows), _axes(rows)),
     )
+
+
+def _points(rows: Rows) -> dict[str, Point]:
+    """Return the points of the table by the names of its lines."""
+    named = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in rows]
+    return {name: point for name, point in named if isinstance(point, Point)}
+
+
+def _axes(rows: Rows) -> list[str]:
+    """Return the settings that set lines apart."""
+    names = dict.fromkeys(name for row in rows for name in row.changes)
+    return [name for name in names if len({str(row.changes.get(name)) for row in rows}) > 1]
 
 
 def _part(name: str, point: Point) -> str:
@@ -144,13 +158,12 @@ def _margin(row: AnyPoint) -> str:
 
 def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the table of every combination."""
-    names = dict.fromkeys(name for point in points for name in point.changes)
-    axes = [name for name in names if len({str(point.changes.get(name)) for point in points}) > 1] or ["router_mode"]
+    axes = _axes(points) or ["router_mode"]
     rest = _without(FIGURES, limited)
     columns = [("limits", _margin), *limited, *rest, GOODPUT] if manifest["limits"] else [*WITHOUT_LIMITS, *rest]
     possible = [point for point in points if isinstance(point, Point)]
     verdict = _answer(possible, len(points)) if manifest["limits"] and possible else ""
-    verdict += _best(possible, axes) if possible else ""
+    verdict += _best(possible, axes) + _remarks(possible) if possible else ""
     verdict += _impossible([point for point in points if isinstance(point, Impossible)])
     return {
         "title": "Every combination",
@@ -211,58 +224,6 @@ def _split(rows: Rows) -> Grid | None:
     return Grid("Where does TTFT go? (means in ms)", [head for head, _ in SPLIT], lines, note)
 
 
-def _tiers(rows: Rows) -> Grid | None:
-    """Lay out what KV tiers gave at each point, and saved against the smallest that is else alike; None where there are none."""
-    named = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in rows]
-    points = {name: point for name, point in named if isinstance(point, Point)}
-    if not any(point.tiers for point in points.values()):
-        return None
-    firsts = {point.name: first for point, first in smallest((point.changes, point) for point in points.values())}
-    sources = [name for name in SOURCES if any(getattr(point.hits or Hits(), name) for point in points.values())]
-    lines = [
-        (name, [share(getattr(point.hits or Hits(), source)) for source in sources] + _spent(point, firsts[point.name]))
-        for name, point in points.items()
-    ]
-    heads = [*(SOURCES[name] for name in sources), *SPENT]
-    said = [place for place in range(len(heads)) if any(cells[place] != "-" for _, cells in lines)]
-    return Grid(
-        "What did KV tiers give?",
-        [heads[place] for place in said],
-        [(name, [cells[place] for place in said]) for name, cells in lines],
-        "GPU, tiers and computed: shares of all prompt tokens. Waited: steps, for copies whose blocks were taken again. Saved: "
-        f"against the smallest tiers where all else is alike. GPU-s: {FORMULAS['gpu_s']}. TTFT: the mean, in ms; not compared "
-        "where a queue grew. In brackets: 95% intervals over the repeats.",
-    )
-
-
-SPENT = ("read (GB)", "written (GB)", "waited (s)", "GPU-s", "GPU-s saved", "TTFT saved")
-
-
-def _spent(point: Point, first: Point) -> list[str]:
-    """Show what the tiers of a point moved, and what it saved against the one with the smallest."""
-
-    def total(of: Callable[[TierUse], float], digits: int) -> str:
-        return number(sum(of(use) for use in point.tiers), digits) if point.tiers else "-"
-
-    is_larger = sum(use.capacity_bytes for use in point.tiers) > sum(use.capacity_bytes for use in first.tiers)
-    its = saved(first.name, first.spent, point.spent) if is_larger else None
-    ttft = its.ttft_s if its and point.is_stable and first.is_stable else None
-    return [
-        total(lambda use: use.read.bytes / 1e9, 1),
-        total(lambda use: use.written.bytes / 1e9, 1),
-        total(lambda use: use.stall_s, 2),
-        number(point.gpu_s),
-        saving(its.gpu_s) if its else "-",
-        _ttft_saved(ttft) if ttft else "-",
-    ]
-
-
-def _ttft_saved(found: Saving) -> str:
-    """Show what was saved of the mean TTFT, with its interval over repeats."""
-    value, *ends = (f"{'-' * (s < 0)}{milliseconds(abs(s))}" for s in (found.value, *(found.interval or ())))
-    return f"{value} [{', '.join(ends)}]" if ends else value
-
-
 def _answer(points: list[Point], count: int) -> str:
     """Say which of so many combinations meets the limits with the fewest GPUs, or which of those tried comes nearest."""
     met = [point for point in points if point.state == "met"]
@@ -281,18 +242,62 @@ def _headroom(point: Point) -> float:
 
 def _best(points: list[Point], axes: list[str]) -> str:
     """Say which mode was best how often, or where there is one only, which point."""
-    num_grew = sum(not point.is_stable for point in points)
-    text = f"{len(points)} point{'s' * (len(points) != 1)}, {num_grew} of them with a queue that grew."
+    text = _grew(points)
+    if near := enough(_sized(points), "lowest mean TTFT", is_lower_better=True):
+        return f"{text}{_lowest_ttft(points)} {near}"
     if "router_mode" in axes and len(axes) > 1:
         best = [_lowest(group, lambda point: point.e2e_sched.mean) for group in _by_rest(points).values()]
         wins = Counter(str(point.changes["router_mode"]) for point in best if point is not None)
         if wins:
-            text += (
-                f" Lowest mean E2E latency: {', '.join(f'{mode} in {count}' for mode, count in wins.most_common())}."
-            )
-    elif (lowest := _lowest(points, lambda point: point.ttft_sched.mean)) is not None:
-        text += f" Lowest mean TTFT: {lowest.name} ({milliseconds(lowest.ttft_sched.mean)} ms)."
-    return text
+            first, *others = [f"{mode} in {count}" for mode, count in wins.most_common()]
+            said = ", ".join([f"{first} of {wins.total()}", *others])
+            text += f" Lowest mean E2E latency: {said}."
+        return text
+    return text + _lowest_ttft(points)
+
+
+def _grew(points: list[Point]) -> str:
+    """Say in how many combinations a queue grew."""
+    num_grew = sum(not point.is_stable for point in points)
+    if len(points) == 1:
+        return "The queue grew." if num_grew else "The queue did not grow."
+    if not num_grew:
+        return f"No queue grew in any of the {len(points)} combinations."
+    return f"The queue grew in {num_grew} of {len(points)} combinations."
+
+
+def _lowest_ttft(points: list[Point]) -> str:
+    lowest = _lowest(points, lambda point: point.ttft_sched.mean)
+    if lowest is None:
+        return ""
+    return f" Lowest mean TTFT: {lowest.name} ({milliseconds(lowest.ttft_sched.mean)} ms)."
+
+
+def _sized(points: list[Point]) -> list[Sized]:
+    """Return the mean TTFT of stable points, by what their tiers hold."""
+    return [
+        Sized(point.changes, _capacity(point), mean, f"{milliseconds(mean)} ms")
+        for point in points
+        if point.is_stable and (mean := point.ttft_sched.mean) is not None
+    ]
+
+
+def _capacity(point: Point) -> float:
+    return sum(use.capacity_bytes for use in point.tiers)
+
+
+def _remarks(points: Sequence[Point]) -> str:
+    """Say why GPU-seconds fell by little, and which repeats are equal."""
+    repeated = [point for point in points if len(point.spent) > 1]
+    equal = [point.name for point in repeated if all(one == point.spent[0] for one in point.spent)]
+    savings = saved_along(points)
+    text = overlap((savings[point.name], point.gpu_s) for point in points)
+    if len(equal) == len(repeated) > 0:
+        text += " Deterministic: all repeats are equal, so they have no interval."
+    elif equal:
+        more = f" and {len(equal) - MOST:,} more" * (len(equal) > MOST)
+        text += f" Deterministic, so without an interval: the repeats of {'; '.join(equal[:MOST])}{more} are equal."
+    return f" {text.strip()}" if text else ""
 
 
 def _lowest(points: list[Point], of: Callable[[Point], float | None]) -> Point | None:
@@ -367,13 +372,18 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
     who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
     text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, _value(best))}"
     text += f", the {sense} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
-    if best.interval:
+    if best.interval and best.interval[0] == best.interval[1]:
+        text += " All repeats give the same."
+    elif best.interval:
         text += " The interval is of 95%, over the repeats."
     if best.missed is not None:
         text += f" At {_digits(best.missed_at or 0.0)}: {_why(best)}."
     if least.met != best.met and best.met and least.met:
         text += f" {least.arm} meets them {how.format('', _value(least)).replace('  ', ' ')}"
         text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
+    sized = [Sized(row.changes, _capacity(row.point), row.met, _value(row)) for row in known if row.point and row.met]
+    if near := enough(sized, f"{sense} {name}", is_lower_better=sense == "lowest"):
+        text += f" {near}"
     return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
 
 

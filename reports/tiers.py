@@ -5,9 +5,7 @@ saved      runs of two arms  GPU-seconds (and TTFT) of the one without, or with 
 remarks    an arm's runs     where a tier moved more than it saved
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -20,16 +18,19 @@ from reports.statistics import half_interval
 
 SOURCES: dict[str, str] = {"gpu": "GPU", **{str(tier): label for tier, label in TIERS.items()}, "computed": "computed"}
 """Where a prompt token can come from, as fields of `Hits` are named, and what that is called."""
-SIZES = ("kv_offloading_size", "kv_disk_size", "kv_store_size")
-"""Settings that say how much a tier holds, by their last words."""
-_SIZE = re.compile(rf"[\w.]*(?:{'|'.join(SIZES)}) \S+?(?=,|$| \()")
-"""What names of arms say of it."""
 FORMULAS = {
     "hits": "prompt tokens found on the GPU, in host memory, on disk or in the store, or computed / all prompt tokens",
+    "avoided": "prompt tokens that came from host memory, disk or the shared store, and the time in which a worker that does "
+    "nothing else computes them x its GPUs, the warm-up included; what loading them took is not taken off",
     "gpu_s": "time during which a worker took steps x its GPUs, all workers together, the warm-up included",
-    "gpu_s_saved": "GPU-seconds of the arm with the smallest tiers that is otherwise the same (or the first) - those of this one",
+    "gpu_s_saved": "GPU-seconds of the arm with the smallest tiers and otherwise the same settings (or of the first arm) - those of this one",
 }
-LABELS = {"hits": "hits by tier", "gpu_s": "GPU-seconds", "gpu_s_saved": "GPU-seconds saved"}
+LABELS = {
+    "hits": "hits by tier",
+    "avoided": "prefill avoided",
+    "gpu_s": "GPU-seconds",
+    "gpu_s_saved": "GPU-seconds saved",
+}
 
 
 class Hits(msgspec.Struct, frozen=True):
@@ -47,6 +48,14 @@ class Hits(msgspec.Struct, frozen=True):
         return {name: share for name in SOURCES if (share := getattr(self, name)) is not None}
 
 
+class Avoided(msgspec.Struct, frozen=True):
+    """The prefill that hits beyond the GPU made unnecessary."""
+
+    tokens: float
+    gpu_s: float
+    """GPU-seconds of a worker that does nothing else."""
+
+
 class Spent(msgspec.Struct, frozen=True):
     """What a run took for its work."""
 
@@ -59,6 +68,8 @@ class Spent(msgspec.Struct, frozen=True):
     """Mean, from the intended arrival."""
     gpu_s: float | None
     """GPU-seconds."""
+    avoided: Avoided | None = None
+    """Not known of live runs with tiers."""
 
 
 class Saving(msgspec.Struct, frozen=True):
@@ -69,7 +80,8 @@ class Saving(msgspec.Struct, frozen=True):
     """Of what the other took."""
     repeats: int
     interval: tuple[float, float] | None = None
-    """Of the value, 95%: over the repeats, None where there is one; in a comparison that of TTFT is paired by request."""
+    """Of the value, 95%: over the repeats, None where there is one or all are equal; in a comparison that of TTFT is paired by
+    request."""
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -82,6 +94,8 @@ class Saved(msgspec.Struct, frozen=True):
     gpu_s: Saving
     ttft_s: Saving | None
     """Of the mean; None in a comparison where a queue grew."""
+    avoided_gpu_s: Saving | None = None
+    """What this arm's prefill avoided is more than the other's."""
 
 
 def hits(repeats: Sequence[Record]) -> Hits | None:
@@ -119,7 +133,18 @@ def spent(run: Record) -> Spent:
         is_complete=run.is_complete,
         ttft_s=float(np.nanmean(ttft_s)) if np.isfinite(ttft_s).any() else None,
         gpu_s=_total([None if pool.gpu_s is UNSET else pool.gpu_s for pool in run.pools]),
+        avoided=_avoided(run.tiers),
     )
+
+
+def _avoided(uses: Sequence[TierUse]) -> Avoided | None:
+    """Add up what the tiers of a run gave; None where it is not known of one."""
+    tokens, gpu_s = 0.0, 0.0
+    for use in uses:
+        if use.tokens is UNSET or use.avoided_gpu_s is UNSET:
+            return None
+        tokens, gpu_s = tokens + use.tokens, gpu_s + use.avoided_gpu_s
+    return Avoided(tokens, gpu_s)
 
 
 def _total(values: Sequence[float | None]) -> float | None:
@@ -134,6 +159,14 @@ def gpu_seconds(runs: Sequence[Spent]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def avoided(runs: Sequence[Spent]) -> Avoided | None:
+    """Return the prefill that tiers made unnecessary, the mean over an arm's runs that know it."""
+    known = [run.avoided for run in runs if run.avoided is not None]
+    if not known:
+        return None
+    return Avoided(sum(one.tokens for one in known) / len(known), sum(one.gpu_s for one in known) / len(known))
+
+
 def saved(against: str, before: Sequence[Spent], after: Sequence[Spent]) -> Saved | None:
     """Return what runs took less than others, repeat by repeat; None where they did not do the same work, or it is not known."""
     pairs = list(zip(before, after, strict=False))
@@ -142,7 +175,12 @@ def saved(against: str, before: Sequence[Spent], after: Sequence[Spent]) -> Save
     gpu_s = _saving([(one.gpu_s, other.gpu_s) for one, other in pairs])
     if gpu_s is None:
         return None
-    return Saved(against, before[0].requests, gpu_s, _saving([(one.ttft_s, other.ttft_s) for one, other in pairs]))
+    prefill = [
+        (other.avoided.gpu_s if other.avoided else None, one.avoided.gpu_s if one.avoided else None)
+        for one, other in pairs
+    ]
+    ttft_s = _saving([(one.ttft_s, other.ttft_s) for one, other in pairs])
+    return Saved(against, before[0].requests, gpu_s, ttft_s, _saving(prefill))
 
 
 def _saving(pairs: Sequence[tuple[float | None, float | None]]) -> Saving | None:
@@ -152,52 +190,30 @@ def _saving(pairs: Sequence[tuple[float | None, float | None]]) -> Saving | None
     each = [before - after for before, after in known]
     value, base = (sum(values) / len(known) for values in (each, [before for before, _ in known]))
     half = half_interval(each)
-    interval = None if half is None else (value - half, value + half)
+    interval = (value - half, value + half) if half else None
     return Saving(value, value / base if base else 0.0, len(known), interval)
 
 
-def bases(sizes: Mapping[str, float]) -> dict[str, str]:
-    """Return the arm with which each is compared, itself perhaps, from what the tiers of each hold.
-
-    It is the one with the smallest tiers whose name is the same but for their size; where there is no such arm, the first.
-    """
-    groups: dict[str, list[str]] = {}
-    for arm in sizes:
-        groups.setdefault(_SIZE.sub("", arm), []).append(arm)
-    first, found = next(iter(sizes)), dict[str, str]()
-    for group in groups.values():
-        base = min(group, key=sizes.__getitem__) if len(group) > 1 or not sizes[group[0]] else first
-        found |= dict.fromkeys(group, base)
-    return found
-
-
-Changed = TypeVar("Changed")
-
-
-def is_size(setting: str) -> bool:
-    """Tell whether a setting, by its name or its path, says how much a tier holds."""
-    return setting.endswith(SIZES)
-
-
-def smallest(points: Iterable[tuple[Mapping[str, Any], Changed]]) -> Iterator[tuple[Changed, Changed]]:
-    """Yield each point, given with the settings that set it apart, and the one with the smallest tiers that is else alike."""
-    groups: dict[str, list[tuple[tuple[float, ...], Changed]]] = {}
-    for changes, point in points:
-        alike = str(sorted((name, str(value)) for name, value in changes.items() if not is_size(name)))
-        size = tuple(float(value) for name, value in sorted(changes.items()) if is_size(name))
-        groups.setdefault(alike, []).append((size, point))
-    for group in groups.values():
-        first = min(group, key=lambda each: each[0])[1]
-        yield from ((point, first) for _, point in group)
-
-
 GIB = 1 << 30
+OVERLAPPED = 0.5
+"""The share of the avoided prefill by which GPU-seconds fall at least without a word on why."""
 BUSY = 0.9
 """The share of a run during which a link may carry KV without a remark."""
 STALLED = 0.01
 """The share of a run during which steps may wait for copies without one."""
 FEW = 0.01
-"""The share of the prompt tokens that a tier gives at least without one."""
+"""The share of the prompt tokens that a tier gives at least without one, and of GPU-seconds that is worth a word."""
+
+
+def overlap(each: Iterable[tuple[Saved | None, float | None]]) -> str:
+    """Say why GPU-seconds fell by less than the prefill that was avoided, from what was saved and is left; nothing if they did not."""
+    known = [(one.gpu_s.value, one.avoided_gpu_s.value, left or 0.0) for one, left in each if one and one.avoided_gpu_s]
+    if not any(gpu_s < OVERLAPPED * avoided_s and avoided_s > FEW * left for gpu_s, avoided_s, left in known):
+        return ""
+    return (
+        "GPU-seconds fell by less than the prefill avoided: a worker that decodes is busy whether or not it computes prompts "
+        "as well."
+    )
 
 
 def remarks(uses: Iterable[TierUse], found: Hits) -> list[str]:
@@ -212,17 +228,16 @@ def _remarks(use: TierUse, share: float | None) -> Iterator[str]:
         if way.busy.highest > BUSY:
             yield (
                 f"the link {said} {what} was busy for {way.busy.highest:.0%} of the run at the busiest worker, so copies "
-                "waited for each other"
+                "waited for one another"
             )
     if use.stalled.highest > STALLED:
         yield (
             f"steps waited {use.stall_s:,.3g} s for {use.flushes:,.0f} copies to {what}, at one worker for "
-            f"{use.stalled.highest:.1%} of the run, because blocks of the GPU were taken again before they were copied"
+            f"{use.stalled.highest:.1%} of the run, because GPU blocks were needed again before their copies had ended"
         )
     if use.refused:
         yield (
-            f"{memory} had no room {use.refused:,.0f} times for what a request had computed, because all that it held was being "
-            "copied"
+            f"{memory} had no room for what a request had computed ({'once' if use.refused == 1 else f'{use.refused:,.0f} times'}), because all it held was being copied"
         )
     if share is not None and share < FEW and use.written.bytes:
         evicted = f" and {use.evicted_chunks:,.0f} chunks evicted from it" if use.evicted_chunks else ""

@@ -359,14 +359,16 @@ class _Planner:
         manifest = manifest_of(
             "virtual", self._files, workload, self._experiment, self._settings, chosen, []
         )  # the best arm names what is deployed
+        layouts = self._found.ranked()
+        verdict = self._found.verdict(is_complete=self.is_complete) + capacity.doubt(self._sureness)
         return Answer(
             schema=SCHEMA,
             title=manifest["title"].partition(":")[0],
             subtitle=f"{len(workload):,} requests in {workload.duration_s:,.0f} s; {manifest['step_times'] or ''}",
             is_complete=self.is_complete,
-            verdict=self._found.verdict(is_complete=self.is_complete) + capacity.doubt(self._sureness),
+            verdict=f"{verdict} {capacity.sizes_told(layouts)}".strip(),
             limits=self._limits(),
-            layouts=self._found.ranked(),
+            layouts=layouts,
             loads=[self._at_load(at) for at in self._config.multiples if at in self._searches] if best else [],
             modes=self._modes,
             caching=self._caching,

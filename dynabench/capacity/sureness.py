@@ -15,7 +15,7 @@ from reports.outcomes import of_requests, of_run, percent
 from reports.records import Floats, Record
 from reports.slo import good
 from reports.statistics import Blocks, blocks_of, mean_interval, quantile_interval
-from reports.summary import summarize
+from reports.summarize import summarize
 
 
 def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition], attainment: float) -> list[Sureness]:

@@ -12,10 +12,11 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
-from reports import exports, folder, gate, pictures, sweep_report, sweep_table, tables
+from reports import exports, folder, gate, headline, pictures, sweep_report, sweep_table, tables, use_tables
 from reports.key import key_of
 from reports.points import Sweep
-from reports.summary import Summary, summarize
+from reports.summarize import summarize
+from reports.summary import Summary
 
 
 def report(
@@ -93,7 +94,7 @@ def compare(
     else:
         print_summary(manifest, summary, console, is_whole=output.all_metrics)
         for result in found:
-            console.say(f"{'failed' if result.has_failed else 'passed'}: {result.text}")
+            console.say(f"{result.word}: {result.text}")
     if out is not None:
         print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown or output.json else sys.stdout)
     output.document(out, summary.as_json())
@@ -125,19 +126,19 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
 
 def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False) -> None:
     """Print what was run and what was found, and before all else whether it counts."""
-    for note in tables.notes(summary):
+    for note in headline.notes(summary):
         console.say(f"not valid: {note}", style="red")
-    for line in filter(None, tables.heading(manifest)):
+    for line in filter(None, headline.heading(manifest)):
         console.say(line)
     key = key_of(list(summary.arms))
-    for grid in (tables.comparison(summary, is_whole=is_whole), *tables.grids(summary)):
+    for grid in (tables.comparison(summary, is_whole=is_whole), *use_tables.grids(summary)):
         for table in grid.tables(console.width, key):
             console.print(table)
     for entry in key.values():
         if entry.name != entry.arm:
             console.say(f"{entry.name}: {entry.arm}")
     console.say(summary.verdict)
-    for line in tables.limits(summary):
+    for line in headline.limits(summary):
         console.say(line)
     for arm, figures in summary.arms.items():
         for remark in figures.remarks:
@@ -148,7 +149,7 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
 
 def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
     """Print what was swept, and what was found."""
-    for line in filter(None, tables.heading(manifest)):
+    for line in filter(None, headline.heading(manifest)):
         console.say(line)
     key, shown = sweep_report.key_of_rows(sweep)
     colours = [entry.dark if entry else "" for entry in shown]

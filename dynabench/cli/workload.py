@@ -2,14 +2,17 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import App, Parameter
 
+from dynabench.cli.groups import plain_errors
 from dynabench.experiment.workload_file import read_workload, write_workload
 from dynabench.terminal import Terminal
 from foundation.files import new_file
+from mocker.timing.catalog import find_model
+from mocker.timing.kv_size import kv_size
 from serving.cli.command_line import flat
 from workloads import Workload, WorkloadError, formats
 from workloads.anonymise import anonymise as anonymised
@@ -31,7 +34,10 @@ LABELS = {
     "isl": "isl (tokens)",
     "osl": "osl (tokens)",
     "ends": "answers end by",
+    "endless_cache_hit_share": "unlimited cache hit share",
+    "endless_cache_mean_share": "unlimited cache mean share",
     "best_hit_shares": "best share by cache size",
+    "kv_bytes_per_token": "KV of a token (bytes)",
 }
 """Labels of figures whose names say no unit, or too little."""
 
@@ -45,6 +51,9 @@ def inspect(
     columns: str | None = None,
     trace_block_size: int | None = None,
     tokenizer: str | None = None,
+    max_requests: int | None = None,
+    model: str | None = None,
+    kv_cache_dtype: Literal["bfloat16", "fp8"] = "bfloat16",
     json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Print what a workload is like.
@@ -55,10 +64,21 @@ def inspect(
         columns: which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens.
         trace_block_size: tokens each hash id stands for (default: the format's).
         tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
+        max_requests: look at the first N requests only.
+        model: Hugging Face id of a model, or a folder with its config.json, to print sizes of caches in GiB as well.
+        kv_cache_dtype: type of the KV cache.
         json_output: print JSON.
     """
     workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size, tokenizer=tokenizer)
+    with plain_errors():
+        if max_requests is not None:
+            workload = shape(workload, ShapeConfig(max_requests=max_requests))
+        token_bytes = (
+            None if model is None else int(kv_size(find_model(model), block_size=1, kv_dtype=kv_cache_dtype).block)
+        )
     facts: dict[str, Any] = dataclasses.asdict(describe(workload)) | {"best_hit_shares": best_shares(workload)}
+    if model is not None:
+        facts["kv_bytes_per_token"] = token_bytes
     hints = advice(workload)
     if json_output:
         print(
@@ -69,7 +89,7 @@ def inspect(
     for name, value in (facts | {"notes": "; ".join(workload.notes) or "-"}).items():
         label = LABELS.get(name, name.replace("_", " "))
         if name == "best_hit_shares" and value is not None:
-            text = "  ".join(f"{size >> 10:,}k tokens {share:.1%}" for size, share in value.items())
+            text = "  ".join(f"{_cache(size, token_bytes)} {share:.1%}" for size, share in value.items())
         elif isinstance(value, dict):
             text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
         elif value is None:
@@ -81,6 +101,13 @@ def inspect(
         console.print(f"{label:26} {text}", soft_wrap=True)
     for hint in hints:
         console.print(hint, soft_wrap=True)
+
+
+def _cache(tokens: int, token_bytes: float | None) -> str:
+    """Say how large a cache is."""
+    gib = tokens * (token_bytes or 0.0) / (1 << 30)
+    size = f"{gib:,.0f}" if gib >= 100 else f"{gib:.3g}"
+    return f"{tokens >> 10:,}k tokens{f' ({size} GiB)' * (gib > 0)}"
 
 
 @workload_app.command(name="formats")

@@ -18,6 +18,7 @@ from dynabench.plan import Arm
 from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import TimingModel, chunk
+from mocker.timing.prefill import prefill_s
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of
@@ -216,19 +217,3 @@ def token_s(timing: TimingModel, budget: int) -> float:
     base = timing.mixed(chunk(1), 0, 0)
     sizes = {min(size, budget) for size in (2, 64, 512, budget) if budget > 1}
     return min(((timing.mixed(chunk(size), 0, 0) - base) / (size - 1) for size in sizes), default=0.0)
-
-
-def prefill_s(engine: SimulatedEngine, length: int, cached: int) -> float:
-    """Return the least time (s) of a prompt that is alone on a worker; beside others, its chunks may have to be shorter."""
-    budget, threshold = engine.config.max_num_batched_tokens, engine.config.long_prefill_token_threshold
-    sizes = (budget, threshold) if 0 < threshold < budget else (budget,)
-    return min([_chunks_s(engine, length, cached, size) for size in sizes])
-
-
-def _chunks_s(engine: SimulatedEngine, length: int, cached: int, size: int) -> float:
-    timing, total = engine.timing, 0.0
-    for done in range(cached, length, size):
-        total += timing.mixed(chunk(min(size, length - done), done), 0, 0)
-    if engine.host is not None and done and done == length - 1:  # the GPU decodes that token
-        total += min(timing.decode(1, done).first - timing.mixed(chunk(1, done), 0, 0), 0.0)
-    return total

@@ -26,12 +26,25 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
         "Chunk": _each(
             f"{pool.mocker.max_num_batched_tokens:,} tokens" for pool in decoders if pool.engine == "mocker"
         ),
+        "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
         "Workload": _workload(workload),
         "Step times": step_times(deployments),
         "Model error": _each(_error(pool.timing) for pool in decoders if pool.engine == "mocker"),
     }
+    if said["KV tiers"] and said["Model error"]:
+        said["Model error"] += UNCHECKED
+    if said["KV tiers"] and any(note.startswith("cut to ") for note in workload.notes):
+        said["Cut trace"] = (
+            "prompts that would have come back later are missing, so the whole trace gives tiers more hits"
+        )
     return {name: text for name, text in said.items() if text}
+
+
+UNCHECKED = (
+    "; KV tiers not checked: their scheduling matches recordings of vLLM, their sizes and bandwidths are as given"
+)
+"""What is added of deployments with KV tiers, whose times nobody has compared with real ones."""
 
 
 def _decoder(deployment: Deployment) -> Pool:
@@ -67,6 +80,41 @@ def _layout(deployment: Deployment) -> str:
         f"{workers} worker{'s' * (deployment.num_workers != 1)}, TP {' and '.join(map(str, sizes))} "
         f"({gpus} GPU{'s' * (gpus != 1)})"
     )
+
+
+def kv_tiers(deployments: Sequence[Deployment]) -> str:
+    """Say how large and how fast the KV tiers of simulated workers are; nothing where there are none."""
+    settings = [pool.mocker for deployment in deployments for pool in deployment.pools if pool.engine == "mocker"]
+    hosts = [each for each in settings if each.has_host_memory]
+    disks = [each for each in hosts if each.kv_disk_size]
+    stores = [deployment.kv_store for deployment in deployments if hosts and deployment.kv_store.kv_store_size]
+    parts = []
+    if hosts:
+        sizes = _span(each.kv_offloading_size for each in settings if not each.num_host_blocks) + " GiB"
+        if blocks := [each.num_host_blocks for each in settings if each.num_host_blocks]:
+            sizes = f"{_span(blocks)} blocks"
+        speeds = _span(each.host_bandwidth_gb_s for each in hosts)
+        parts.append(f"host memory of {sizes} a worker at {speeds} GB/s a GPU")
+    if disks:
+        sizes, speeds = (
+            _span(each.kv_disk_size for each in hosts),
+            _span(each.kv_disk_bandwidth_gb_s for each in disks),
+        )
+        parts.append(f"disk of {sizes} GiB a worker at {speeds} GB/s")
+    if stores:
+        sizes = _span(deployment.kv_store.kv_store_size for deployment in deployments)
+        speeds = _span(store.kv_store_bandwidth_gb_s for store in stores)
+        parts.append(f"shared store of {sizes} GiB at {speeds} GB/s")
+    return f"{'; '.join(parts)}; each way" if parts else ""
+
+
+def _span(values: Iterable[float]) -> str:
+    """Name values, or the lowest and the highest where there are many."""
+    found = sorted(set(values))
+    shown = [f"{value:,.5g}" if value < 10_000 else f"{value:,.0f}" for value in found]
+    if len(found) > MOST:
+        return f"{shown[0]} to {shown[-1]}"
+    return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def _error(timing: TimingConfig) -> str:

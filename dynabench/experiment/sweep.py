@@ -29,7 +29,8 @@ from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
 from reports.records import Record
-from reports.summary import ArmSummary, summarize
+from reports.summarize import summarize
+from reports.summary import ArmSummary
 from workloads import WorkloadError
 
 ALONE = 4

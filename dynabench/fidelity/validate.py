@@ -26,7 +26,7 @@ from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
-from reports import fidelity, folder, tables
+from reports import fidelity, folder, headline
 from reports.fidelity import Fidelity, Runs, Speed
 from reports.records import Record
 from workloads import Workload
@@ -97,7 +97,7 @@ def validate(
     named = files or (() if config.real is None else (config.real,))
     manifest = manifest_of("virtual", named, workload, experiment, settings, arms, every)
     manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": msgspec.to_builtins(found)}
-    return Validation(out, found, tables.notes(folder.write(out, manifest, every)))
+    return Validation(out, found, headline.notes(folder.write(out, manifest, every)))
 
 
 def _simulated(

@@ -92,7 +92,7 @@ def run(
         facts=facts,
         pools=pool_use(cluster),
         links=link_use(cluster),
-        tiers=tier_use(cluster),
+        tiers=tier_use(cluster, requests),
         kv=kv_use(cluster),
     )
 

@@ -3,10 +3,12 @@
 The clock may run on after that: leases end later. Nothing is computed or sent then.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from dynabench.deployment.engines import SimulatedPool
 from dynabench.virtual import links
@@ -14,7 +16,9 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.tiers import Storage
 from dynabench.virtual.worker import Worker
 from mocker.offload.host_link import Direction
+from mocker.timing.prefill import prefill_s
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
+from reports.records import Requests
 
 
 class Crew(NamedTuple):
@@ -38,8 +42,13 @@ def pool_use(cluster: Cluster) -> tuple[PoolUse, ...]:
     return tuple(found)
 
 
-def tier_use(cluster: Cluster) -> tuple[TierUse, ...]:
-    """Return what the KV tiers of each pool held and moved."""
+def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
+    """Return what the KV tiers of each pool held, moved and gave.
+
+    Args:
+        cluster: the workers, after the run.
+        requests: what became of the requests.
+    """
     length_s, found = _length_s(cluster), []
     for pool, ranks, _, _ in _crews(cluster):
         memory = pool.engine.host
@@ -73,7 +82,29 @@ def tier_use(cluster: Cluster) -> tuple[TierUse, ...]:
     shared = (tiers.storages["store"] for tiers in cluster.tiering.of.values() if "store" in tiers.storages)
     if (store := next(shared, None)) is not None:
         found.append(_storage(cluster, "all", [store]))
-    return tuple(found)
+    return tuple(_with_hits(found, cluster, requests)) if found else ()
+
+
+def _with_hits(uses: Sequence[TierUse], cluster: Cluster, requests: Requests) -> Iterator[TierUse]:
+    """Say of tiers how many prompt tokens came from them, and how much prefill that avoided."""
+    by_tier = {tier: getattr(requests, f"{tier}_tokens") for tier in {use.tier for use in uses}}
+    known = {tier: tokens.filled(0) for tier, tokens in by_tier.items() if not tokens.mask.all()}
+    beyond = np.sum(list(known.values()), axis=0) if known else np.zeros(len(requests))
+    pools = {rank.number: crew.pool for crew in _crews(cluster) for rank in crew.ranks}
+    tokens: dict[tuple[str, str], int] = defaultdict(int)
+    gpu_s: dict[tuple[str, str], float] = defaultdict(float)
+    workers, lengths, cached = requests.prompt_worker.data, requests.isl, requests.cached_tokens.filled(0)
+    for row in np.flatnonzero(beyond).tolist():
+        pool, length, num_beyond = pools[int(workers[row])], int(lengths[row]), int(beyond[row])
+        found = min(int(cached[row]), length - 1)  # the last token is always computed
+        saved_s = prefill_s(pool.engine, length, max(found - num_beyond, 0)) - prefill_s(pool.engine, length, found)
+        for tier, its in known.items():
+            owner = "all" if tier == "store" else pool.name
+            tokens[owner, tier] += int(its[row])
+            gpu_s[owner, tier] += max(saved_s, 0.0) * pool.gpus_per_rank * int(its[row]) / num_beyond
+    for use in uses:
+        key = use.pool, use.tier
+        yield structs.replace(use, tokens=tokens[key], avoided_gpu_s=gpu_s[key]) if use.tier in known else use
 
 
 def _storage(cluster: Cluster, pool: str, storages: Sequence[Storage]) -> TierUse:

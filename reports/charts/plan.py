@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from reports.cells import milliseconds
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel
 from reports.key import PALETTE, Key, key_of
-from reports.tables import milliseconds
 
 if TYPE_CHECKING:
     from reports.capacity import Answer, Ranked
@@ -50,7 +50,7 @@ def layouts(answer: "Answer", key: Key) -> Chart | None:
     for panel, limit in zip(panels[1:], limits, strict=True):
         _uses(panel, shown, limit, key)
     text = (
-        "Cheapest first. Filled: seen to meet the limits; pale: it would need at least so many. Left of the dashed line a limit is "
+        "Cheapest first. Filled: seen to meet the limits; pale: needs at least that many. Left of the dashed line a limit is "
         "met."
     )
     return Chart(canvas.figure, "Which layout needs the fewest GPUs, and what binds it?", text, panels, is_wide=True)

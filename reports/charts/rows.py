@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 
 from reports import metrics, split
+from reports.cells import milliseconds
 from reports.charts import drawing
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import QUIET, REST, Canvas, Chart, Panel, duration, mark
 from reports.conditions import METRICS
 from reports.key import Entry
-from reports.tables import milliseconds
 
 ROW = 26
 """Units from one arm to the next where each has a row."""

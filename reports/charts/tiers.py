@@ -12,6 +12,7 @@ from reports.charts.drawing import LINE, QUIET, REST, WIDE, Canvas, Chart, Panel
 from reports.charts.sweep import Swept, along, dots
 from reports.key import Entry
 from reports.points import Point
+from reports.tier_sizes import is_size
 from reports.tiers import SOURCES, Hits, Saved, Saving
 
 COLOURS = {
@@ -136,6 +137,7 @@ class Measure(NamedTuple):
 
 MEASURES = (
     Measure("mean TTFT saved", "ms", 1000.0, lambda saved: saved.ttft_s),
+    Measure("prefill avoided (GPU-s)", "GPU-s", 1.0, lambda saved: saved.avoided_gpu_s),
     Measure("GPU-seconds saved", "GPU-s", 1.0, lambda saved: saved.gpu_s),
 )
 PALE: Any = {"linewidth": 4, "alpha": 0.35}
@@ -163,9 +165,9 @@ def savings(shown: Comparison) -> Chart | None:
         measure.scale_axis(panel.axes, "x", [found for _, saved in known if (found := measure.of(saved))])
     every = [saved for _, saved in known]
     others = dict.fromkeys(shown.key[one.against].name for one in every)
-    text = f"Against {' and '.join(others)}{', each with the arm that is otherwise the same' * (len(others) > 1)}; "
+    text = f"Against {' and '.join(others)}{', each with the same settings otherwise' * (len(others) > 1)}; "
     text += f"right of 0 is better. {_reading(every)}"
-    if len(measures) < len(MEASURES):
+    if not any(one.ttft_s for one in every):
         text += " TTFT is not compared, because a queue grew."
     if any(one.interval for saved in every for measure in measures if (one := measure.of(saved))):
         text += " Pale: 95% intervals, of TTFT paired by request, of GPU-seconds over the repeats."
@@ -174,20 +176,21 @@ def savings(shown: Comparison) -> Chart | None:
 
 def savings_swept(sweep: Swept) -> Chart | None:
     """What larger tiers saved, against the smallest of each line."""
-    if sweep.axis is None or not tiers.is_size(sweep.axis) or not any(point.tiers for point in sweep.points):
+    if sweep.axis is None or not is_size(sweep.axis) or not any(point.tiers for point in sweep.points):
         return None
     lines = {
         name: [(point, saved) for point in line if (saved := tiers.saved(line[0].name, line[0].spent, point.spent))]
         for name, line in sweep.lines.items()
     }
     every = [saved for line in lines.values() for _, saved in line]
-    if not any(found.value for saved in every for one in MEASURES if (found := one.of(saved))):
+    measures = [one for one in MEASURES if any(one.of(saved) for saved in every)]
+    if not any(found.value for saved in every for one in measures if (found := one.of(saved))):
         return None
     names, left = drawing.widest(entry.name for entry in sweep.key.values()) + 18, 66
-    height, cell = max(220, LINE * len(lines)), WIDE / len(MEASURES)
+    height, cell = max(220, LINE * len(lines)), WIDE / len(measures)
     canvas = Canvas(height + 72, is_wide=True)
     panels = []
-    for place, measure in enumerate(MEASURES):
+    for place, measure in enumerate(measures):
         x = place * cell + left
         panel = Panel(
             canvas.axes(x, 24, cell - left - names, height, heading=measure.name), sweep.axis_label, measure.unit
@@ -199,7 +202,7 @@ def savings_swept(sweep: Swept) -> Chart | None:
         panels.append(panel)
     base = drawing.plain(min(sweep.at(point) for point in sweep.points))
     text = f"Against {sweep.axis_label} {base}; higher is better. Hollow: a queue grew. {_reading(every)}"
-    if every[0].gpu_s.repeats > 1:
+    if any(one.interval for saved in every for measure in measures if (one := measure.of(saved))):
         text += " Pale: 95% intervals over the repeats."
     return Chart(canvas.figure, SAVED, text, panels, is_wide=True)
 
@@ -228,4 +231,7 @@ def _curves(
 
 def _reading(saved: Sequence[Saved]) -> str:
     runs = "one run" if saved[0].gpu_s.repeats == 1 else f"the mean of {saved[0].gpu_s.repeats} runs"
-    return f"Of {runs} of {saved[0].requests:,} requests each. GPU-seconds: {tiers.FORMULAS['gpu_s']}."
+    text = f"Of {runs} of {saved[0].requests:,} requests each. GPU-seconds: {tiers.FORMULAS['gpu_s']}."
+    if any(one.avoided_gpu_s for one in saved):
+        text += f" Prefill avoided: {tiers.FORMULAS['avoided']}."
+    return text.strip()

@@ -12,7 +12,7 @@ from dynabench.plan import ClientConfig, Plan, Settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.split import split
-from reports.summary import summarize
+from reports.summarize import summarize
 from serving.life import DisaggregationConfig
 from serving.transfer.config import TransferRunConfig
 from tests.dynabench.test_serve import finish, start

@@ -12,7 +12,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.store import PointStore
 from dynabench.plan import Settings
 from mocker.timing.config import TimingConfig
-from reports.capacity import Alternative, modes_told
+from reports.capacity import Alternative, Ranked, modes_told, sizes_told
 from reports.outcomes import Outcome
 from tests.reports.test_sweep_report import point
 
@@ -90,6 +90,10 @@ def test_an_interrupt_says_which_loads_are_finished(findings, finished, said):
     ("times", "said"),
     [
         ((0.5, 0.4), "By mean TTFT the router mode random is best, by 20% before kv."),
+        (
+            (0.41, 0.4),
+            "By mean TTFT the router mode random is best, but kv is within 5% of it, which another seed may reverse.",
+        ),
         ((0.5, 0.5), "By mean TTFT the router modes kv and random are equal, and none is better."),
         ((0.5, None), ""),
     ],
@@ -109,3 +113,16 @@ def test_gpus_of_a_single_worker_are_not_put_down_to_the_work(tmp_path):
     ):
         found.search = found.new_search({0: Floor(floor)})
         assert why in found.verdict(is_complete=True)
+
+
+def test_a_plan_names_the_smallest_tiers_that_cost_no_more():
+    layouts = [
+        Ranked(f"{size} {gpu}", {"kv_offloading_size": size, "gpu": gpu}, gpus)
+        for gpu, by_size in (("h100", (8, 4, 4)), ("h200", (2, 2, 2)))
+        for size, gpus in zip((0, 64, 256), by_size, strict=True)
+    ]
+    assert sizes_told(layouts) == (
+        "Smallest kv_offloading_size within 5% of each lowest cost: 0 (2 GPUs, so more buys little) with gpu h200; "
+        "64 (4 GPUs) with gpu h100."
+    )
+    assert sizes_told(layouts[:1]) == ""

@@ -11,7 +11,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import slo
 from reports.outcomes import state_of
-from reports.summary import summarize
+from reports.summarize import summarize
 from tests.support.workloads import bursty
 from workloads import Workload
 from workloads.shape import ShapeConfig, shape

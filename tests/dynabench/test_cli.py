@@ -276,7 +276,7 @@ def test_workloads_can_be_made_and_looked_at(tmp_path):
     assert dynabench("workload", "synth", file, "--requests", "50", "--turns", "2").returncode == 0
     facts = json.loads(dynabench("workload", "inspect", file, "--json").stdout)
     assert facts["requests"] == 50
-    assert "endless cache hit share" in dynabench("workload", "inspect", BUNDLED).stdout
+    assert "unlimited cache hit share" in dynabench("workload", "inspect", BUNDLED).stdout
     assert "best share by cache size" in dynabench("workload", "inspect", BUNDLED).stdout
 
 

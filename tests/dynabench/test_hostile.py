@@ -19,7 +19,7 @@ from foundation.text import one_line, printable
 from reports import folder, tables
 from reports.foreign import csv_cell, markdown_cell, script_json
 from reports.records import Record, Requests
-from reports.summary import summarize
+from reports.summarize import summarize
 from tests.support.commands import dynabench
 from tests.support.strange_server import answers, strange_server
 

@@ -1,6 +1,9 @@
 """What simulated KV tiers held, moved and gave: nothing comes from nowhere, and nothing is lost."""
 
+from dataclasses import replace
+
 import pytest
+from msgspec import UNSET
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
@@ -41,6 +44,22 @@ def test_a_prompt_that_the_gpu_has_lost_comes_from_host_memory():
     assert (found.written.copies, found.written.bytes) == (3, 3 * chunk_bytes())
     assert found.full == 3 / (found.capacity_tokens / 64)
     assert found.evicted_chunks == 0
+
+
+def test_the_prefill_that_a_hit_avoids_is_that_of_its_tokens_alone():
+    """A prompt of two steps of 0.2 s comes again; only its last token is computed, in a step of a decode, of 0.01 s."""
+    turns = Workload("w", 64, [Request(2.0 * n, 128, 2, ids) for n, ids in enumerate(((0, 1), (2, 3), (0, 1)))])
+    config = engine(max_num_batched_tokens=64, max_num_seqs=8)
+    timing = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0, tensor_parallel_size=2)
+    (found,) = simulate(turns, engine=config, timing=timing).tiers
+    assert found.tokens == 128
+    assert found.avoided_gpu_s == pytest.approx(2 * (0.4 - 0.01))
+
+
+def test_without_known_prefixes_nothing_is_known_of_what_tiers_avoided():
+    made = simulate(replace(TURNS, knows_prefixes=False), engine=engine(), timing=TIMING)
+    assert made.tiers[0].tokens is UNSET
+    assert tiers.spent(made).avoided is None
 
 
 def test_a_full_host_memory_evicts_and_says_how_much():

@@ -48,7 +48,7 @@ def lengths_only(tmp_path):
 
 def test_what_prompts_share_is_unknown_where_only_lengths_are_known(tmp_path):
     trace, own, lossy = lengths_only(tmp_path), tmp_path / "own.jsonl", tmp_path / "lossy.jsonl"
-    assert "endless cache hit share    unknown" in dynabench("workload", "inspect", trace).stdout
+    assert "unlimited cache hit share  unknown" in dynabench("workload", "inspect", trace).stdout
     done = dynabench("workload", "convert", trace, own)
     assert "unknown -> " in done.stdout
     assert "0.0%" not in done.stdout
@@ -125,3 +125,35 @@ def test_first_comparison_leads_with_the_readers_model_and_gpu():
     first = text[text.index("dynabench simulate") :].split("\n\n")[0]
     assert "--model" in first
     assert "--gpu" in first
+
+
+def shared_prompts(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": n, "input_length": 1024, "output_length": 5, "hash_ids": [n // 2 * 2, n // 2 * 2 + 1]}
+        for n in range(4)
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return trace
+
+
+def test_inspect_says_how_many_gib_a_cache_is_where_a_model_is_named(tmp_path):
+    """Llama 3.1 70B has 320 KiB of KV a token, so 16,384 tokens are 5 GiB."""
+    trace = shared_prompts(tmp_path)
+    plain = dynabench("workload", "inspect", trace).stdout
+    assert "best share by cache size   16k tokens 50.0%\n" in plain
+    named = dynabench("workload", "inspect", trace, "--model", "meta-llama/Llama-3.1-70B").stdout
+    assert "best share by cache size   16k tokens (5 GiB) 50.0%\n" in named
+    half = dynabench("workload", "inspect", trace, "--model", "meta-llama/Llama-3.1-70B", "--kv-cache-dtype", "fp8")
+    assert "16k tokens (2.5 GiB) 50.0%\n" in half.stdout
+    refused = dynabench("workload", "inspect", trace, "--model", "no/such-model")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+def test_inspect_looks_at_the_first_requests_only(tmp_path):
+    trace = shared_prompts(tmp_path)
+    done = dynabench("workload", "inspect", trace, "--max-requests", "3", "--json")
+    facts = json.loads(done.stdout)
+    assert (facts["requests"], facts["notes"]) == (3, ["cut to 3 requests"])
+    refused = dynabench("workload", "inspect", trace, "--max-requests", "0")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)

@@ -17,7 +17,7 @@ from reports.key import key_of
 from reports.outcomes import Outcome, of_run
 from reports.points import Found, Quantiles
 from reports.pools import KvOverTime
-from reports.summary import summarize
+from reports.summarize import summarize
 from tests.reports.runs import apart, run
 from tests.reports.test_sweep_report import point
 

@@ -12,7 +12,7 @@ from reports.charts.drawing import STYLE, duration, spread
 from reports.charts.rows import PART_COLOURS
 from reports.key import PALETTE, key_of
 from reports.pools import KvOverTime
-from reports.summary import summarize
+from reports.summarize import summarize
 from tests.reports.runs import apart, busy, run, tiered
 
 

@@ -1,10 +1,12 @@
 """Conditions: one form, and what limits, gates and thresholds take of it."""
 
+import random
+
 import pytest
 
 from reports import fidelity, gate, slo
 from reports.conditions import Condition, read
-from reports.summary import summarize
+from reports.summarize import summarize
 from tests.reports.runs import run
 
 
@@ -69,6 +71,21 @@ def test_gates_on_values_know_their_unit():
     assert failures(summary, [gate.parse("ttft.mean > 3s")]) == []
     assert failures(summary, [gate.parse("throughput < 1")]) == ["throughput < 1: b is at 0.1538"]
     assert failures(summary, [gate.parse("hit_share > +10%")]) == []
+
+
+def test_a_gate_whose_limit_lies_within_the_interval_is_undecided_and_fails_nothing():
+    rng = random.Random(1)
+    before = [1.0 + rng.random() for _ in range(200)]
+    after = [1.0 + rng.random() for _ in range(200)]
+    summary = summarize([run("a", ttft=before), run("b", ttft=after)])
+    low, high = summary.difference("b", "ttft_sched", "mean").shares()
+    assert low < 0 < high
+    words = {
+        limit: gate.results(summary, [gate.parse(f"ttft.mean > {limit:+.2f}%")])[0].word
+        for limit in (low * 100 + 0.1, high * 100 - 0.1, high * 100 + 0.1)
+    }
+    assert list(words.values()) == ["undecided", "undecided", "passed"]
+    assert failures(summary, [gate.parse(f"ttft.mean > {low * 100 + 0.1:+.2f}%")]) == []
 
 
 def test_a_value_that_is_not_known_fails():

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from reports import fidelity, tables
+from reports import fidelity, fidelity_table
 from reports.fidelity import Best, Distance, Fidelity, Runs, Speed
 from reports.records import Record, Requests
 
@@ -116,7 +116,7 @@ def test_errors_at_the_speed_of_the_real_runs_stand_beside_the_others():
     row = named(found.arms["kv"].deviations)["tpot.mean"]
     assert row.error == pytest.approx(1.1 / 1.005 - 1)
     assert row.error_at_speed == pytest.approx(1.02 / 1.005 - 1)
-    wide, plain = (tables.fidelity_grid(arm, part) for arm, part in found.arms.items())
+    wide, plain = (fidelity_table.fidelity_grid(arm, part) for arm, part in found.arms.items())
     assert wide.columns == [*plain.columns, "real runs differ by", "error at the runs' speed"]
     assert plain.columns == ["real", "simulated", "error"]  # of one real run
     assert all(len(cells) == len(shown.columns) for shown in (wide, plain) for _, cells in shown.rows)

@@ -97,3 +97,12 @@ def test_arms_have_the_names_and_colours_of_the_key():
     (table,) = Grid("", names, [("TTFT", ["1", "2"])]).tables(80, key)
     assert [column.header for column in table.columns][1:] == [key[name].name for name in names] == ["kv", "random"]
     assert [column.header_style for column in table.columns][1:] == [f"bold {key[name].dark}" for name in names]
+
+
+def test_the_short_name_of_an_arm_also_stands_before_a_colon_and_after_vs():
+    rows = [(f"{ARMS[0]}: host memory", ["1"]), (f"TTFT mean vs {ARMS[0]}", ["2"]), ("a: b", ["3"])]
+    (lines,) = printed(Grid("t", ["figure"], rows).tables(200, key_of(ARMS)), 200)
+    name = key_of(ARMS)[ARMS[0]].name
+    assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == [
+        f"{name}: host memory", f"TTFT mean vs {name}", "a: b",
+    ]  # fmt: skip

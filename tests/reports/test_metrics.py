@@ -5,7 +5,8 @@ import pytest
 
 from reports import metrics
 from reports.statistics import paired_difference
-from reports.summary import NOISE_FLOOR, summarize
+from reports.summarize import summarize
+from reports.summary import NOISE_FLOOR
 from tests.reports.runs import run
 
 

@@ -6,11 +6,11 @@ import pytest
 from rich.cells import cell_len
 
 from dynabench.terminal import Terminal
-from reports import capacity, slo, sweep_table, tables
+from reports import capacity, slo, sweep_table, tables, use_tables
 from reports.capacity import AtLoad, Ranked
 from reports.grid import UNBROKEN
 from reports.outcomes import Outcome
-from reports.summary import summarize
+from reports.summarize import summarize
 from tests.reports.runs import run
 from tests.reports.test_sweep_report import MANIFEST, point
 
@@ -54,7 +54,7 @@ def test_a_comparison_is_readable(count, width):
     turned = count > 2
     check(lines, [label for label, _ in grid.rows] if turned else grid.columns, width)
     assert len(lines) < 12 + 14 * count
-    check(lines_of((table for each in tables.grids(summary) for table in each.tables(width)), width), [], width)
+    check(lines_of((table for each in use_tables.grids(summary) for table in each.tables(width)), width), [], width)
     check(lines_of(tables.comparison(summary).tables(width), width), [], width)
 
 

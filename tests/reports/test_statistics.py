@@ -5,7 +5,8 @@ from msgspec import UNSET
 from reports import gate, slo
 from reports.stability import in_system, stability, waiting
 from reports.statistics import blocks_of, mean_interval, paired_difference, quantile_interval, student_t
-from reports.summary import NOISE_FLOOR, summarize
+from reports.summarize import summarize
+from reports.summary import NOISE_FLOOR
 from tests.reports.runs import apart, run
 
 

@@ -8,7 +8,7 @@ import pytest
 from reports import folder, slo
 from reports.metrics import Goodput
 from reports.outcomes import Outcome, binding, of_requests, state_of
-from reports.summary import summarize
+from reports.summarize import summarize
 from reports.tables import rows
 from tests.reports.runs import run
 

@@ -100,7 +100,8 @@ def test_hits_by_tier_have_a_row_for_each_combination_where_no_number_is_varied(
 def test_what_tiers_save_is_a_curve_from_nothing_at_the_smallest_size():
     points = [sized("kv", 64, 80.0, 0.3), sized("kv", 0, 100.0, 0.5), sized("kv", 16, 105.0, 0.45, is_stable=False)]
     chart = tiers.charts(sweep.swept(points, []))["tier_savings"]
-    of_ttft, of_gpus = chart.panels
+    of_ttft, of_prefill, of_gpus = chart.panels
+    assert of_prefill.series[0].y == pytest.approx([0, 2, 2])
     assert of_ttft.series[0].y == pytest.approx([0, 50, 200])
     assert (of_gpus.series[0].x, of_gpus.series[0].y) == ([0, 16, 64], [0, -5, 20])
     (hollow,) = [line for line in of_gpus.axes.get_lines() if line.get_markerfacecolor() == "none"]
@@ -118,7 +119,7 @@ def test_savings_have_intervals_over_repeats():
         for one in points
     ]
     chart = tiers.charts(sweep.swept(points, []))["tier_savings"]
-    pale = [line for line in chart.panels[1].axes.get_lines() if line.get_alpha() == 0.35 and len(line.get_xdata())]
+    pale = [line for line in chart.panels[-1].axes.get_lines() if line.get_alpha() == 0.35 and len(line.get_xdata())]
     assert list(pale[-1].get_ydata()) == pytest.approx([12 - 12.706 * 4, 12 + 12.706 * 4], rel=1e-3)  # of 16 and 8
     assert chart.description.endswith("Pale: 95% intervals over the repeats.")
 

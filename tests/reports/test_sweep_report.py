@@ -32,7 +32,7 @@ def point(name, mean, *, is_stable=True, outcomes=(), **changes):
 def test_every_combination_has_a_line_and_the_best_is_named(tmp_path):
     points = [point("2 workers", 0.2, workers=2), point("4 workers", 0.1, workers=4)]
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
-    assert found.verdict == "2 points, 0 of them with a queue that grew. Lowest mean TTFT: 4 workers (100.0 ms)."
+    assert found.verdict == "No queue grew in any of the 2 combinations. Lowest mean TTFT: 4 workers (100.0 ms)."
     assert found.columns[:4] == ["workers", "stable", "TTFT mean", "TTFT p99"]
     assert found.rows[1][:4] == ["4", "yes", "100.0", "n/a"]
     with (tmp_path / "table.csv").open() as file:
@@ -83,7 +83,7 @@ def test_a_point_at_which_every_request_failed_is_not_the_best(tmp_path):
         point("kv 4", None, router_mode="kv", workers=4),
     ]  # fmt: skip
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
-    assert found.verdict == "3 points, 0 of them with a queue that grew. Lowest mean E2E latency: random in 1."
+    assert found.verdict == "No queue grew in any of the 3 combinations. Lowest mean E2E latency: random in 1 of 1."
 
 
 def test_modes_are_counted_by_how_often_they_were_best(tmp_path):
@@ -92,7 +92,7 @@ def test_modes_are_counted_by_how_often_they_were_best(tmp_path):
         point("kv 4", 0.3, router_mode="kv", workers=4), point("random 4", 0.1, router_mode="random", workers=4, is_stable=False),
     ]  # fmt: skip
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=False)
-    assert found.verdict.startswith("4 points, 1 of them with a queue that grew. Lowest mean E2E latency: kv in 2.")
+    assert found.verdict.startswith("The queue grew in 1 of 4 combinations. Lowest mean E2E latency: kv in 2 of 2.")
     assert found.verdict.endswith("The sweep was interrupted; run the same command again to go on.")
 
 
@@ -178,7 +178,7 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
 def test_with_limits_the_verdict_answers_the_question_first_on_the_terminal_too(tmp_path, outcomes, answer):
     points = [point(f"workers {n}", 0.1, outcomes=[one], workers=n) for n, one in enumerate(outcomes, 1)]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
-    assert found.verdict.startswith(f"{answer}2 points, ")
+    assert found.verdict.startswith(f"{answer}No queue grew in any of the 2 combinations.")
 
 
 def test_what_is_impossible_is_marked_beside_what_is_not(tmp_path):

@@ -1,8 +1,8 @@
 """The tables: a line a figure, a cell an arm."""
 
-from reports import slo, tables
+from reports import cells, headline, slo, tables, use_tables
 from reports.pools import PoolUse, Use
-from reports.summary import summarize
+from reports.summarize import summarize
 from tests.reports.runs import apart, run
 
 
@@ -71,12 +71,12 @@ def test_markdown_has_the_small_tables_of_the_terminal():
 
 
 def test_milliseconds_have_as_many_digits_as_matter():
-    shown = [tables.milliseconds(seconds) for seconds in (None, 0.00123, 0.1234, 12.3456)]
+    shown = [cells.milliseconds(seconds) for seconds in (None, 0.00123, 0.1234, 12.3456)]
     assert shown == ["n/a", "1.23", "123.4", "12,346"]
 
 
 def test_a_small_table_says_where_ttft_goes_in_each_arm():
-    (grid, *_) = tables.grids(summarize([run("one", sent_s=[0.0, 1.0]), apart("two")]))
+    (grid, *_) = use_tables.grids(summarize([run("one", sent_s=[0.0, 1.0]), apart("two")]))
     assert grid.title == "Where does TTFT go? (means)"
     assert dict(grid.rows) == {
         "queue (ms)": ["0.00", "1,000"],
@@ -96,16 +96,16 @@ def test_a_small_table_says_where_ttft_goes_in_each_arm():
 
 def test_arms_that_took_blocks_before_the_prefill_are_named():
     early = apart("early", decode_queued_s=[0.0, 10.0], decode_blocks_s=[0.5, 10.5])
-    grid = tables.grids(summarize([early, apart()]))[0]
+    grid = use_tables.grids(summarize([early, apart()]))[0]
     assert grid.note.endswith("The decode queue comes before the prefill in early.")
 
 
 def test_a_run_over_http_has_no_small_table():
-    assert tables.grids(summarize([run(is_live=True, admitted_s=[None, None])])) == []
+    assert use_tables.grids(summarize([run(is_live=True, admitted_s=[None, None])])) == []
 
 
 def test_how_busy_pools_and_links_were_has_a_line_each():
-    grid = tables.grids(summarize([apart("a")]))[1]
+    grid = use_tables.grids(summarize([apart("a")]))[1]
     assert dict(grid.rows) == {
         "a: prefill": ["2", "4", "25% / 50%", "12% / 25%", "-"],
         "a: decode": ["2", "2", "75% / 100%", "-", "12% / 19%"],
@@ -115,8 +115,8 @@ def test_how_busy_pools_and_links_were_has_a_line_each():
 
 def test_pools_are_shown_only_where_one_prefills_for_others():
     alone = run("a", pools=(PoolUse("worker", "aggregated", 2, 2, Use(0.5, 0.5)),))
-    assert len(tables.grids(summarize([alone]))) == 1
-    assert len(tables.grids(summarize([alone, apart("b")]))) == 2
+    assert len(use_tables.grids(summarize([alone]))) == 1
+    assert len(use_tables.grids(summarize([alone, apart("b")]))) == 2
 
 
 def test_the_second_token_has_lines_where_some_workers_only_prefill():
@@ -139,23 +139,23 @@ def limited(**ttft):
 
 
 def test_the_answer_names_who_meets_the_limits_or_comes_nearest():
-    assert tables.answer(limited(a=[1.0, 1.0], b=[4.0, 4.0])) == (
+    assert headline.answer(limited(a=[1.0, 1.0], b=[4.0, 4.0])) == (
         "a meets every limit; b (ttft.mean <= 2000 ms missed by 100%) does not."
     )
-    assert tables.answer(limited(a=[3.0, 3.0], b=[4.0, 4.0])) == (
+    assert headline.answer(limited(a=[3.0, 3.0], b=[4.0, 4.0])) == (
         "No arm is known to meet every limit; a comes nearest: ttft.mean <= 2000 ms missed by 50%."
     )
-    assert tables.answer(limited(a=[3.0, 3.0])) == "a: ttft.mean <= 2000 ms missed by 50%."
-    assert tables.answer(summarize([run()])) == ""
+    assert headline.answer(limited(a=[3.0, 3.0])) == "a: ttft.mean <= 2000 ms missed by 50%."
+    assert headline.answer(summarize([run()])) == ""
     grid = tables.limit_grid(limited(a=[1.0, 1.0], b=[4.0, 4.0]))
     assert grid.rows == [("ttft.mean <= 2000 ms", ["met by 50%", "missed by 100%"])]
 
 
 def test_failures_are_an_alert_unless_a_note_tells_of_them():
     failed = run("a", ttft=[1.0] * 3, error=["reset", "", ""])
-    assert tables.alerts(summarize([failed])) == ["a: 1 of 3 requests failed, 1 of them with: reset"]
+    assert headline.alerts(summarize([failed])) == ["a: 1 of 3 requests failed, 1 of them with: reset"]
     noted = run("a", ttft=[1.0] * 3, error=["reset", "", ""], notes=("1 of 3 requests failed",))
-    assert tables.alerts(summarize([noted])) == ["Not valid: a: 1 of 3 requests failed"]
+    assert headline.alerts(summarize([noted])) == ["Not valid: a: 1 of 3 requests failed"]
 
 
 def test_many_arms_are_rows_on_a_page():

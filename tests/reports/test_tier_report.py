@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from reports import folder, sweep_table, tables, tiers
+from reports import folder, sweep_table, tables, tier_sizes, tiers, use_tables
 from reports.points import Point
 from reports.pools import Use
-from reports.summary import summarize
-from reports.tiers import Hits, Saving, Spent
+from reports.summarize import summarize
+from reports.tiers import Avoided, Hits, Saving, Spent
 from tests.reports.runs import HOST, busy, run, tiered
 from tests.reports.test_results_folder import MANIFEST as SMALL
 from tests.reports.test_sweep_report import MANIFEST, point
@@ -57,8 +57,8 @@ def test_each_arm_is_compared_with_the_smallest_tiers_where_all_else_is_alike():
     sizes = {"kv, kv_offloading_size 8": 8, "kv, kv_offloading_size 0": 0, "random, kv_offloading_size 0": 0}
     sizes |= {"random, kv_offloading_size 8": 8, "kv, kv_offloading_size 8 (A/A)": 8}
     kv, random = "kv, kv_offloading_size 0", "random, kv_offloading_size 0"
-    assert list(tiers.bases(sizes).values()) == [kv, kv, random, random, "kv, kv_offloading_size 8"]
-    assert tiers.bases({"before": 0, "after": 8, "other": 0}) == {
+    assert list(tier_sizes.bases(sizes).values()) == [kv, kv, random, random, "kv, kv_offloading_size 8"]
+    assert tier_sizes.bases({"before": 0, "after": 8, "other": 0}) == {
         "before": "before",
         "after": "before",
         "other": "other",
@@ -91,7 +91,7 @@ def test_without_tiers_nothing_is_said_of_them():
     assert "gpu_s" not in summary.formulas
     labels = [label for label, _ in tables.rows(summary)]
     assert not [label for label in labels if "GPU" in label or label == "computed"]
-    assert all(grid.title != "What did KV tiers hold and move?" for grid in tables.grids(summary))
+    assert all(grid.title != "What did KV tiers hold and move?" for grid in use_tables.grids(summary))
 
 
 def test_tiers_are_averaged_over_repeats():
@@ -120,7 +120,7 @@ def test_the_terminal_shows_where_tokens_came_from_and_what_was_saved():
 
 
 def test_the_terminal_shows_what_tiers_held_and_moved():
-    grid = tables.grids(summarize([without(), tiered()]))[-1]
+    grid = use_tables.grids(summarize([without(), tiered()]))[-1]
     (line,) = grid.rows
     assert line[0] == "tiered: host memory"
     assert dict(zip(grid.columns, line[1], strict=True)) == {
@@ -166,11 +166,12 @@ QUIET = structs.replace(HOST, flushes=0.0, stall_s=0.0)
     [
         ({}, 0.2, None),
         ({"read": structs.replace(HOST.read, busy=Use(0.5, 0.95))}, 0.2,
-         "the link from host memory was busy for 95% of the run at the busiest worker, so copies waited for each other"),
+         "the link from host memory was busy for 95% of the run at the busiest worker, so copies waited for one another"),
         ({"written": structs.replace(HOST.written, busy=Use(0.5, 0.91))}, 0.2, "the link to host memory was busy for 91%"),
         ({"stalled": Use(0.01, 0.02), "stall_s": 3.0, "flushes": 1200.0}, 0.2,
-         "steps waited 3 s for 1,200 copies to host memory, at one worker for 2.0% of the run, because blocks"),
-        ({"refused": 5.0}, 0.2, "host memory (2 x 1 GiB) had no room 5 times for what a request had computed"),
+         "steps waited 3 s for 1,200 copies to host memory, at one worker for 2.0% of the run, because GPU blocks were needed again"),
+        ({"refused": 5.0}, 0.2, "host memory (2 x 1 GiB) had no room for what a request had computed (5 times), because"),
+        ({"refused": 1.0}, 0.2, "host memory (2 x 1 GiB) had no room for what a request had computed (once), because"),
         ({}, 0.004, "host memory (2 x 1 GiB) gave 0.40% of the prompt tokens, though 8 GB were written to it and 7 chunks"),
         ({"written": structs.replace(HOST.written, bytes=0.0)}, 0.0, None),
     ],
@@ -190,14 +191,14 @@ def sized(mode, size, gpu_s, ttft_s=0.2, **changes):
     """Return a point of a sweep."""
     one = point(f"{mode} {size}", ttft_s, router_mode=mode, kv_offloading_size=size, **changes)
     uses = [HOST] if size else []
-    spent = [Spent(60, 6000, True, ttft_s, gpu_s)]
+    spent = [Spent(60, 6000, True, ttft_s, gpu_s, Avoided(400.0, 2.0) if size else Avoided(0.0, 0.0))]
     hits = Hits(0.3, 0.2 if size else None, None, None, 0.5 if size else 0.7)
     return structs.replace(one, hits=hits, tiers=uses, gpu_s=gpu_s, spent=spent)
 
 
 def test_a_point_is_compared_with_the_smallest_tiers_where_all_else_is_alike():
     points = [sized(mode, size, 1.0) for mode in ("kv", "random") for size in (16, 0, 64)]
-    found = {point.name: first.name for point, first in tiers.smallest((one.changes, one) for one in points)}
+    found = {point.name: first.name for point, first in tier_sizes.smallest((one.changes, one) for one in points)}
     assert found == {f"{mode} {size}": f"{mode} 0" for mode in ("kv", "random") for size in (0, 16, 64)}
 
 
@@ -205,28 +206,29 @@ def test_a_point_is_compared_with_the_smallest_tiers_where_all_else_is_alike():
     "name", ["kv_offloading_size", "pools.worker.mocker.kv_offloading_size", "decode_kv_offloading_size"]
 )
 def test_what_a_tier_holds_is_known_by_its_name(name):
-    assert tiers.is_size(name)
-    assert not tiers.is_size("block_size")
+    assert tier_sizes.is_size(name)
+    assert not tier_sizes.is_size("block_size")
 
 
 def test_the_table_of_a_sweep_says_what_tiers_gave_and_saved():
     points = [sized("kv", 0, 100.0, 0.5), sized("kv", 16, 90.0, 0.375), sized("kv", 64, 110.0, 0.75)]
     grid = sweep_table.lay_out(points, MANIFEST, is_complete=True).tiers
     assert grid.columns == [
-        "GPU", "host memory", "computed", "read (GB)", "written (GB)", "waited (s)", "GPU-s", "GPU-s saved", "TTFT saved",
+        "GPU", "host memory", "computed", "avoided (tokens)", "avoided (GPU-s)", "GPU-s", "GPU-s saved", "TTFT saved (ms)",
+        "read (GB)", "written (GB)", "waited (s)",
     ]  # fmt: skip
     assert dict(grid.rows) == {
-        "kv 0": ["30.0%", "n/a", "70.0%", "-", "-", "-", "100", "-", "-"],
-        "kv 16": ["30.0%", "20.0%", "50.0%", "2.0", "8.0", "0.50", "90", "10.0", "125.0"],
-        "kv 64": ["30.0%", "20.0%", "50.0%", "2.0", "8.0", "0.50", "110", "-10.0", "-250.0"],
+        "kv 0": ["30.0%", "n/a", "70.0%", "-", "-", "100", "-", "-", "-", "-", "-"],
+        "kv 16": ["30.0%", "20.0%", "50.0%", "400", "2", "90", "10.0", "125.0", "2.0", "8.0", "0.50"],
+        "kv 64": ["30.0%", "20.0%", "50.0%", "400", "2", "110", "-10.0", "-250.0", "2.0", "8.0", "0.50"],
     }
 
 
 def test_ttft_is_not_compared_in_the_table_where_a_queue_grew():
     points = [sized("kv", 0, 100.0, 0.5), sized("kv", 16, 90.0, 0.4, is_stable=False)]
     grid = sweep_table.lay_out(points, MANIFEST, is_complete=True).tiers
-    assert dict(grid.rows)["kv 16"][-1] == "10.0"
-    assert grid.columns[-1] == "GPU-s saved"
+    assert "TTFT saved (ms)" not in grid.columns
+    assert "10.0" in dict(grid.rows)["kv 16"]
 
 
 def test_a_sweep_without_tiers_has_no_table_of_them():
@@ -251,3 +253,76 @@ def test_gpu_seconds_that_are_not_known_of_all_pools_are_unknown():
     assert tiers.spent(run()).gpu_s is None
     assert tiers.spent(tiered(gpu_s=0.0)).gpu_s == 0
     assert math.isclose(tiers.spent(tiered()).ttft_s, 1.5)
+
+
+def test_what_hits_beyond_the_gpu_avoided_is_shown_in_tokens_and_gpu_seconds():
+    summary = summarize([without(), tiered(tiers=(structs.replace(HOST, tokens=40.0, avoided_gpu_s=6.0),))])
+    found = dict(tables.key_rows(summary))
+    assert found["prefill avoided (tokens)"] == ["0", "40"]
+    assert found["prefill avoided (GPU-s)"] == ["0", "6"]
+    assert summary.arms["tiered"].saved.avoided_gpu_s.value == 6
+    assert "a worker that decodes is busy" in summary.verdict  # 2 GPU-seconds less, for 6 of prefill
+
+
+def test_gpu_seconds_that_fall_with_the_prefill_need_no_remark():
+    summary = summarize([without(), tiered(tiers=(structs.replace(HOST, tokens=40.0, avoided_gpu_s=2.5),))])
+    assert "a worker that decodes is busy" not in summary.verdict
+
+
+def test_prefill_that_is_hardly_avoided_is_not_worth_a_remark():
+    summary = summarize([without(), tiered(gpu_s=10.0, tiers=(structs.replace(HOST, tokens=1.0, avoided_gpu_s=0.05),))])
+    assert "a worker that decodes is busy" not in summary.verdict
+
+
+def test_what_is_not_known_of_a_live_run_is_not_shown_as_nothing():
+    assert "prefill avoided (tokens)" not in dict(tables.rows(summarize([tiered()])))
+
+
+def test_columns_in_which_nothing_happened_are_left_out():
+    (grid,) = [grid for grid in use_tables.grids(summarize([tiered(tiers=(QUIET,))])) if "tiers" in grid.title]
+    assert not {"waited for", "waited (s)"} & set(grid.columns)
+
+
+def test_a_tier_is_named_with_its_pool_only_where_several_have_one():
+    store = structs.replace(HOST, pool="all", tier="store")
+    (grid,) = [grid for grid in use_tables.grids(summarize([tiered(tiers=(HOST, store))])) if "tiers" in grid.title]
+    assert [label for label, _ in grid.rows] == ["tiered: host memory", "tiered: shared store"]
+    other = structs.replace(HOST, pool="prefill")
+    (grid,) = [grid for grid in use_tables.grids(summarize([tiered(tiers=(HOST, other))])) if "tiers" in grid.title]
+    assert [label for label, _ in grid.rows] == ["tiered: worker, host memory", "tiered: prefill, host memory"]
+
+
+def of_size(mode, size, ttft_s, **changes):
+    """Return a point whose tiers hold so many GiB."""
+    one = sized(mode, size, 100.0, ttft_s, **changes)
+    return structs.replace(one, tiers=[structs.replace(HOST, capacity_bytes=float(size * tiers.GIB))] if size else [])
+
+
+def test_the_verdict_names_the_smallest_size_near_the_best():
+    curve = {0: 1.0, 16: 0.5, 64: 0.41, 256: 0.40}
+    points = [of_size("kv", size, ttft_s) for size, ttft_s in curve.items()]
+    points += [of_size("random", size, 0.8 - size / 1000) for size in curve]
+    assert sweep_table.lay_out(points, MANIFEST, is_complete=True).verdict.startswith(
+        "No queue grew in any of the 8 combinations. Lowest mean TTFT: kv 256 (400.0 ms). Smallest kv_offloading_size within 5% "
+        "of each lowest mean TTFT: 64 (410.0 ms) with kv; 256 (544.0 ms, the largest tried) with random."
+    )
+
+
+def test_sizes_that_change_little_are_called_so():
+    points = [of_size("kv", size, ttft_s) for size, ttft_s in ((0, 1.0), (16, 0.99))]
+    verdict = sweep_table.lay_out(points, MANIFEST, is_complete=True).verdict
+    assert "within 5% of the lowest mean TTFT: 0 (1,000 ms, so more buys little)." in verdict
+
+
+def test_repeats_that_are_equal_have_no_interval():
+    points = [sized("kv", 0, 100.0, 0.5), sized("kv", 16, 90.0, 0.375)]
+    points = [structs.replace(one, spent=one.spent * 2) for one in points]
+    found = sweep_table.lay_out(points, MANIFEST, is_complete=True)
+    assert dict(found.tiers.rows)["kv 16"][6:8] == ["10.0", "125.0"]
+    assert found.verdict.endswith("Deterministic: all repeats are equal, so they have no interval.")
+
+
+def test_an_arm_whose_repeats_are_equal_is_called_deterministic():
+    summary = summarize([without(), without(repeat=1), tiered(), tiered(repeat=1, ttft=(1.0, 2.5))])
+    assert summary.arms["without"].remarks == ["deterministic, so its 2 repeats are equal"]
+    assert summary.arms["tiered"].remarks == []

@@ -1,0 +1,104 @@
+"""What stands above the tables: what was run, what is wrong with it, and which limits are met."""
+
+import math
+from typing import Any
+
+from reports.cells import milliseconds, number, share
+from reports.outcomes import Outcome, binding, percent, told
+from reports.slo import parse
+from reports.summary import Summary
+
+
+def heading(manifest: dict[str, Any]) -> list[str]:
+    """Say what was run: the workload, the deployment, the step times and how far off they may be."""
+    said = manifest.get("head") or {}
+    layout = "; ".join(f"{name}: {said[name]}" for name in ("Layout", "Chunk") if name in said)
+    return [
+        f"{manifest['title']}: {manifest['subtitle']}.",
+        f"{layout}." * bool(layout),
+        step_times(manifest).strip(),
+        *(f"{name}: {said[name]}." for name in ("KV tiers", "Cut trace", "Model error") if name in said),
+    ]
+
+
+def step_times(manifest: dict[str, Any]) -> str:
+    """Say where the step times come from."""
+    text = manifest.get("step_times")
+    return f" Simulated step times: {text}." if text else ""
+
+
+def alerts(summary: Summary) -> list[str]:
+    """Say what is wrong with the runs: what makes them invalid, and failures."""
+    found = [f"Not valid: {note}" for note in notes(summary)]
+    for arm, figures in summary.arms.items():
+        if figures.failed and not any("failed" in note for note in figures.notes):
+            error, count = max(figures.errors.items(), key=lambda item: item[1])
+            found.append(
+                f"{arm}: {figures.failed:,} of {figures.requests:,} requests failed, {count:,} of them with: {error}"
+            )
+    return found
+
+
+def notes(summary: Summary) -> list[str]:
+    """Return what spoiled each arm."""
+    return [f"{arm}: {note}" for arm, figures in summary.arms.items() for note in figures.notes]
+
+
+def answer(summary: Summary) -> str:
+    """Say which arms meet the limits, or which is nearest to doing so; nothing without limits of a run."""
+    nearest = {arm: one for arm, figures in summary.arms.items() if (one := binding(figures.outcomes or ()))}
+    if not nearest:
+        return ""
+    met, unknown = ([arm for arm, one in nearest.items() if one.state == state] for state in ("met", "unknown"))
+    if met:
+        missed = [f"{arm} ({one.limit} {margin(one)})" for arm, one in nearest.items() if one.state == "missed"]
+        text = f"{listed(met)} meet{'s' * (len(met) == 1)} every limit"
+        text += f"; {listed(missed)} do{'es' * (len(missed) == 1)} not" * bool(missed)
+    else:
+        best = max(nearest, key=lambda arm: (nearest[arm].state == "unknown", nearest[arm].margin or -math.inf))
+        text = f"{nearest[best].limit} {margin(nearest[best])}"
+        text = (
+            f"No arm is known to meet every limit; {best} comes nearest: {text}"
+            if len(nearest) > 1
+            else f"{best}: {text}"
+        )
+    return f"{text}{f'; of {listed(unknown)} it is not known' if met and unknown else ''}."
+
+
+def alone(summary: Summary) -> str:
+    """Give the main figures of the only arm; nothing where there are several."""
+    if len(summary.arms) > 1:
+        return ""
+    ((arm, its),) = summary.arms.items()
+    if its.ttft_sched.mean is None:
+        return ""
+    return (
+        f"{arm}: TTFT {milliseconds(its.ttft_sched.mean)} ms on average, {milliseconds(its.ttft_sched.p99)} ms at p99; TPOT "
+        f"{milliseconds(its.tpot.mean)} ms on average; {number(its.throughput.requests_per_s, 2)} requests/s."
+    )
+
+
+def limits(summary: Summary) -> list[str]:
+    """Say of each arm which limits it meets, and by how much."""
+    each = [limit for limit in summary.limits if parse(limit).statistic is None]
+    lines = []
+    for arm, figures in summary.arms.items():
+        parts = [told(figures.outcomes)] if figures.outcomes else []
+        if each and figures.goodput:
+            parts.append(f"{share(figures.goodput.attainment)} of the requests within {' and '.join(each)}")
+        lines += [f"{arm}: {'; '.join(parts)}"] * bool(parts)
+    return lines
+
+
+def listed(names: list[str]) -> str:
+    """Join names by commas and `and`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+
+def margin(outcome: Outcome) -> str:
+    """Say whether a limit is met, and by how much."""
+    return (
+        f"{outcome.state}: {outcome.reason}"
+        if outcome.margin is None
+        else f"{outcome.state} by {percent(abs(outcome.margin))}"
+    )

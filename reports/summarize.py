@@ -1,0 +1,314 @@
+"""From the runs of an experiment to what summary.json says of them."""
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, structs
+
+from reports import insight, metrics, slo, tiers
+from reports.conditions import METRICS, Condition
+from reports.metrics import Goodput, Intervals
+from reports.outcomes import of_run
+from reports.pools import averaged
+from reports.records import Floats, Record, Texts
+from reports.split import split
+from reports.stability import stability
+from reports.statistics import (
+    Blocks,
+    PairedDifference,
+    blocks_of,
+    mean_interval,
+    paired_difference,
+    quantile_interval,
+)
+from reports.summary import (
+    NOISE_FLOOR,
+    PAIRED,
+    SCHEMA,
+    SHARES,
+    SMALLEST,
+    ArmSummary,
+    Bound,
+    Difference,
+    Summary,
+    Verdict,
+)
+from reports.tier_sizes import bases
+from reports.tiers import Hits, Saving
+from reports.verdict import verdict
+
+Table = dict[str, Floats]
+Figures = TypeVar("Figures", bound=msgspec.Struct)
+
+
+def summarize(
+    runs: list[Record],
+    limits: list[Condition] | None = None,
+    bound_s: float | None = None,
+    best_hit_shares: dict[str, dict[str, float]] | None = None,
+    *,
+    smallest: float = SMALLEST,
+    with_intervals: bool = True,
+) -> Summary:
+    """Summarize the runs of an experiment; repeats of an arm are pooled, differences averaged per request first.
+
+    Args:
+        runs: every run of every arm.
+        limits: what a good request, or run, is.
+        bound_s: what no router could have beaten as mean TTFT (s).
+        best_hit_shares: the same of hits, by arm and memory.
+        smallest: the relative difference below which two arms are equal in practice.
+        with_intervals: give each arm's own figures intervals, which takes a while.
+    """
+    arms: dict[str, list[Record]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run.measured)
+    size = max(int(run.requests.request.max(initial=-1)) for run in runs) + 1
+    tables = {arm: _by_request(repeats, size) for arm, repeats in arms.items()}
+    first = next(iter(arms))
+    blocks = blocks_of(tables[first]["intended_s"], tables[first]["e2e_sched"])
+    figures = {
+        arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [])
+        for arm, repeats in arms.items()
+    }
+    figures = _with_tiers(figures, runs, tables, blocks)
+    floor = _noise_floor(first, tables, blocks)
+    is_stable = {arm: value.stability.is_stable for arm, value in figures.items()}
+    summary = Summary(
+        schema=SCHEMA,
+        is_valid=not any(value.notes for value in figures.values()),
+        verdict="",
+        baseline=first,
+        arms=figures,
+        differences={
+            arm: _differences(
+                tables[first], table, blocks, floor, smallest=smallest, is_stable=is_stable[first] and is_stable[arm]
+            )
+            for arm, table in tables.items()
+            if arm != first
+        },
+        noise_floor=floor,
+        limits=[str(limit) for limit in limits or []],
+        bound=_bound(figures, bound_s, best_hit_shares or {}),
+        num_blocks=int(blocks.max(initial=0)) + 1,
+        formulas=metrics.FORMULAS,
+        is_complete=all(value.is_complete for value in figures.values()),
+        is_stable=all(is_stable.values()),
+    )
+    if summary.shows_ttst:
+        summary = structs.replace(summary, formulas=summary.formulas | {"ttst": metrics.TTST_FORMULA})
+    if summary.has_tiers:
+        summary = structs.replace(summary, formulas=summary.formulas | tiers.FORMULAS)
+    return structs.replace(summary, verdict=verdict(summary))
+
+
+def _bound(arms: dict[str, ArmSummary], bound_s: float | None, best: dict[str, dict[str, float]]) -> Bound:
+    means = {arm: figures.ttft_sched.mean for arm, figures in arms.items() if figures.ttft_sched.mean}
+    best = {arm: best[arm] for arm in arms if best.get(arm)}
+    actual = {arm: arms[arm].waterfall.actual for arm in best}
+    reached = {
+        arm: found / most
+        for arm, shares in best.items()
+        if (found := actual[arm]) is not None and (most := max(shares.values()))
+    }
+    return Bound(bound_s, insight.covered(means, bound_s), best or UNSET, reached or UNSET)
+
+
+def _differences(
+    baseline: Table,
+    other: Table,
+    blocks: Blocks,
+    floor: dict[str, dict[str, float | None]],
+    *,
+    smallest: float,
+    is_stable: bool,
+) -> dict[str, dict[str, Difference | None]]:
+    return {
+        name: {
+            statistic: _judged(
+                paired_difference(baseline[name], other[name], blocks, share=share),
+                floor.get(name, {}).get(statistic),
+                smallest=smallest,
+                is_stable=is_stable,
+            )
+            for statistic, share in SHARES.items()
+        }
+        for name in PAIRED
+    }
+
+
+def _judged(
+    difference: PairedDifference | None, floor_s: float | None, *, smallest: float, is_stable: bool
+) -> Difference | None:
+    if difference is None:
+        return None
+    is_noise = difference.is_noise or (floor_s is not None and abs(difference.mean) <= floor_s)
+    most = max(map(abs, difference.shares())) if is_noise else abs(difference.relative)
+    word: Verdict = "better" if difference.mean < 0 else "worse"
+    if not is_stable:
+        word = "unstable"
+    elif difference.is_exact or most < smallest:
+        word = "equal"
+    elif is_noise:
+        word = "inconclusive"
+    return Difference(**asdict(difference), verdict=word)
+
+
+def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[str, dict[str, float | None]]:
+    """Return by how much the first arm differs from itself, per metric and statistic (s)."""
+    again = tables.get(first + NOISE_FLOOR)
+    if again is None:
+        return {}
+    pairs = {
+        name: {
+            statistic: paired_difference(tables[first][name], again[name], blocks, share=share)
+            for statistic, share in SHARES.items()
+        }
+        for name in PAIRED
+    }
+    return {
+        name: {statistic: None if pair is None else abs(pair.mean) for statistic, pair in statistics.items()}
+        for name, statistics in pairs.items()
+    }
+
+
+def _with_tiers(
+    figures: dict[str, ArmSummary], runs: list[Record], tables: dict[str, Table], blocks: Blocks
+) -> dict[str, ArmSummary]:
+    """Where any arm has KV tiers, say of each where prompt tokens came from, what it took, and what less than without them."""
+    if not any(arm.tiers for arm in figures.values()):
+        return figures
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in figures}
+    spent = {arm: [tiers.spent(run) for run in its] for arm, its in by_arm.items()}
+    sizes = {arm: sum(use.capacity_bytes for use in its.tiers or ()) for arm, its in figures.items()}
+    against = bases(sizes)
+    found = {}
+    for arm, its in figures.items():
+        hits, gpu_s, base = tiers.hits(by_arm[arm]), tiers.gpu_seconds(spent[arm]), against[arm]
+        saved = None if sizes[arm] == sizes[base] else tiers.saved(base, spent[base], spent[arm])
+        if saved is not None:
+            is_stable = its.stability.is_stable and figures[base].stability.is_stable
+            pair = (
+                paired_difference(tables[base]["ttft_sched"], tables[arm]["ttft_sched"], blocks) if is_stable else None
+            )
+            saved = structs.replace(saved, ttft_s=pair and _saving(pair, len(by_arm[arm])))
+        found[arm] = structs.replace(
+            its,
+            remarks=its.remarks + tiers.remarks(its.tiers or (), hits or Hits()),
+            hits=hits or UNSET,
+            avoided=tiers.avoided(spent[arm]) or UNSET,
+            gpu_s=UNSET if gpu_s is None else gpu_s,
+            saved=saved or UNSET,
+        )
+    return found
+
+
+def _saving(pair: PairedDifference, repeats: int) -> Saving:
+    """Return a difference as what is saved."""
+    return Saving(-pair.mean, -pair.relative, repeats, (-pair.high, -pair.low))
+
+
+def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[Condition]) -> ArmSummary:
+    failed = sum(int((~run.requests.succeeded).sum()) for run in repeats)
+    values = [metrics.per_request(run.requests) for run in repeats]
+    latencies: dict[str, Any] = {
+        name: metrics.describe(np.concatenate([value[name] for value in values]), num_failed=failed)
+        for name in ("ttft_sched", "ttft", "tpot", "e2e_sched", "e2e")
+    }
+    settled = [stability(run) for run in repeats]
+    # Where the queue grew, times grow with the length of the run: there is no figure that an interval could hold.
+    if blocks is not None and all(one.is_stable for one in settled):
+        for name in PAIRED:
+            latencies[name] = structs.replace(latencies[name], intervals=_intervals(table[name], blocks))
+    arm = ArmSummary(
+        requests=sum(len(run.requests) for run in repeats),
+        failed=failed,
+        errors=_counts([run.requests.error for run in repeats]),
+        repeats=len(repeats),
+        is_complete=all(run.is_complete for run in repeats),
+        notes=sorted({note for run in repeats for note in run.notes}),
+        remarks=insight.remarks(repeats),
+        stability=max(settled, key=lambda one: (not one.is_stable, one.end - one.start)),
+        preemptions=_preemptions(repeats),
+        **latencies,
+        itl=metrics.describe_gaps(metrics.TokenGaps(np.concatenate([run.gaps for run in repeats]))),
+        schedule_lag=metrics.describe(np.concatenate([metrics.schedule_lag(run.requests) for run in repeats])),
+        throughput=_averaged([metrics.throughput(run) for run in repeats]),
+        cache=_averaged([metrics.cache(run) for run in repeats]),
+        imbalance=_averaged([insight.imbalance(run) for run in repeats]),
+        waterfall=_averaged([insight.waterfall(run) for run in repeats]),
+        client={name: _mean([run.facts.get(name) for run in repeats]) for name in repeats[0].facts},
+        ends=_counts([run.requests.finish_reason for run in repeats]) or UNSET,
+        affinity_breaks=_mean([insight.affinity_breaks(run) for run in repeats]),
+        split=split(repeats) or UNSET,
+        pools=averaged([run.pools for run in repeats]) or UNSET,
+        links=averaged([run.links for run in repeats]) or UNSET,
+        tiers=averaged([run.tiers for run in repeats]) or UNSET,
+    )
+    seconds = np.concatenate([value["ttst"] for value in values])
+    if not np.isnan(seconds).all():
+        arm = structs.replace(arm, ttst=metrics.describe(seconds, num_failed=failed))
+    if not limits:
+        return arm
+    goodput = _goodput(repeats, limits)
+    outcomes = [of_run(limit, arm.metric(METRICS[limit.metric])) for limit in limits if limit.statistic is not None]
+    return structs.replace(arm, goodput=goodput, outcomes=outcomes)
+
+
+def _goodput(repeats: list[Record], limits: list[Condition]) -> Goodput:
+    """Return what was within all limits, and attained of those of each request, if there are such."""
+    found = _averaged([metrics.goodput(run, slo.good(run, limits)) for run in repeats])
+    own = [limit for limit in limits if limit.statistic is None]
+    if own and len(own) < len(limits):
+        attained = _averaged([metrics.goodput(run, slo.good(run, own)) for run in repeats])
+        found = structs.replace(found, attainment=attained.attainment)
+    return found
+
+
+def _intervals(values: Floats, blocks: Blocks) -> Intervals:
+    """Return the 95% intervals of mean and percentiles, where there are enough samples for them."""
+    known = int((~np.isnan(values)).sum())
+
+    def at(p: int) -> tuple[float, float] | None:
+        return quantile_interval(values, blocks, p / 100) if known >= metrics.LEAST_SAMPLES[p] else None
+
+    return Intervals(mean=mean_interval(values, blocks), p50=at(50), p90=at(90), p99=at(99))
+
+
+def _preemptions(repeats: list[Record]) -> int | None:
+    """Count preemptions; None where an engine did not report them."""
+    counts = [metrics.preemptions(run) for run in repeats]
+    return None if None in counts else sum(filter(None, counts))
+
+
+def _averaged(rows: list[Figures]) -> Figures:
+    """Average each field over the repeats that know it."""
+    kind = type(rows[0])
+    return kind(**{name: _mean([getattr(row, name) for row in rows]) for name in kind.__struct_fields__})
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(sum(known) / len(known)) if known else None
+
+
+def _counts(texts: list[Texts]) -> dict[str, int]:
+    """Count what is said of requests, where anything is."""
+    return dict(Counter(text for each in texts for text in each if text))
+
+
+def _by_request(repeats: list[Record], size: int) -> Table:
+    """Average each request's metrics over the repeats, placed by request number; NaN where one is missing."""
+    result = {}
+    for name in (*PAIRED, "intended_s"):
+        table = np.full((len(repeats), size), np.nan)
+        for place, run in enumerate(repeats):
+            values = run.requests.intended_s if name == "intended_s" else metrics.per_request(run.requests)[name]
+            table[place, run.requests.request] = values
+        if name == "intended_s":
+            table = np.nan_to_num(table)
+        result[name] = table[0] if len(repeats) == 1 else table.mean(axis=0)
+    return result
