@@ -105,6 +105,9 @@ class PlannerConfig:
     dynamo_down_sensitivity: Share = 0.8
     """dynamo-sla: a worker leaves if the rest would stay within this share of the limits."""
 
+    lead_window_s: Positive = 30.0
+    """lead-time: time over which the arriving requests are counted (s)."""
+
     lead_headroom: Headroom = 0.2
     """lead-time: share of the pool's capacity to leave free for bursts."""
 

@@ -198,11 +198,10 @@ def _check(kind: type[Policy], config: PlannerConfig, pools: Sequence[PoolFacts]
     without = [pool.name for pool in pools if pool.times is None]
     if kind.needs_times and without:
         raise ValueError(f"planner {config.planner} needs step times; those of {', '.join(without)} are not known")
-    roles = sorted(pool.role for pool in pools)
-    if kind.needs_one_pool_per_role and roles not in (["aggregated"], ["decode", "prefill"]):
-        raise ValueError(
-            f"planner {config.planner} needs one aggregated pool, or one prefill and one decode pool, not {', '.join(roles)}"
-        )
+    roles = tuple(sorted(pool.role for pool in pools))
+    if kind.layouts and roles not in kind.layouts:
+        known = " or ".join(_pools(layout) for layout in kind.layouts)
+        raise ValueError(f"planner {config.planner} plans {known}, not {_pools(roles)}")
     least = gpus_of([config.min_endpoint] * len(pools), [pool.gpus_per_worker for pool in pools])
     if config.max_gpu_budget is not None and config.max_gpu_budget < least:
         raise ValueError(
@@ -242,6 +241,12 @@ def _is_between(size: int, before: int | None, decided: int | None) -> bool:
     if before is None or decided is None or before == decided:
         return False
     return min(before, decided) <= size <= max(before, decided)
+
+
+def _pools(roles: Sequence[str]) -> str:
+    """Say how many pools of each role there are."""
+    counts = {role: roles.count(role) for role in _ORDER if role in roles}
+    return " and ".join(f"{number} {role} pool{'' if number == 1 else 's'}" for role, number in counts.items())
 
 
 def _workers(number: int) -> str:

@@ -16,6 +16,17 @@ def facts(name: str = "worker", **changes) -> PoolFacts:
     )
 
 
+class Steady:
+    """Steps that take 100 ms with a full prompt budget of 1000 tokens, and 1 ms for each request that decodes."""
+
+    def step_s(self, prefill_tokens, num_decodes=0, num_kv_tokens=0, *, context_tokens=0):
+        return prefill_tokens * 1e-4 + num_decodes * 1e-3
+
+
+def timed(name: str = "worker", **changes) -> PoolFacts:
+    return facts(name, **{"times": Steady(), "max_num_batched_tokens": 1000} | changes)
+
+
 def state(num_ready: int, *loads: RankLoad, **changes) -> PoolState:
     """A pool whose ready workers all have the load, if only one is given."""
     return PoolState(

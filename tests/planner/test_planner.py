@@ -2,15 +2,19 @@
 
 import math
 import random
+from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.paths import hints, own, sections, settings_of_pool
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import RankLoad
+from serving.planner.observation import RankLoad, Traffic
 from serving.planner.planner import Planner
-from tests.planner.fleet import Fleet, FleetPool, facts, replicas, seen, state
+from serving.planner.policies.named import PLANNERS
+from tests.planner.fleet import Fleet, FleetPool, facts, replicas, seen, state, timed
 
 FULL = RankLoad(
     num_running=100, num_waiting=50, kv_tokens=100_000, decode_kv_tokens=90_000, queued_decode_kv_tokens=50_000
@@ -178,7 +182,7 @@ def test_a_pool_below_its_minimum_grows():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "dynamo-laod"}, "planner 'dynamo-laod' is unknown; did you mean dynamo-load?"),
+        ({"name": "leadtime"}, "planner 'leadtime' is unknown; did you mean lead-time?"),
         (
             {"max_gpu_budget": 2},
             "max_gpu_budget must be at least 4, the GPUs of min_endpoint 1 in each pool, not 2",
@@ -200,38 +204,43 @@ def test_what_cannot_work_is_refused_in_a_line(settings, message):
 
 
 LOADS = st.sampled_from([IDLE, BUSY, FULL, FULL_PREFILL])
+LIMITS = {"planner_ttft_ms": 500, "planner_itl_ms": 100}
+EACH_LAYOUT = [
+    (name, layout)
+    for name, kind in PLANNERS.items()
+    for layout in kind.layouts or (("aggregated",), ("decode", "prefill"))
+]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(["static", "hpa", "dynamo-load"]),
-    st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3)), min_size=1, max_size=2),
+    st.sampled_from(EACH_LAYOUT),
+    st.tuples(*[st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3))] * 2),
     st.integers(0, 12),
-    st.lists(LOADS, min_size=20, max_size=60),
+    st.lists(st.tuples(LOADS, st.integers(0, 3000)), min_size=20, max_size=60),
     st.integers(0, 2**32),
 )
-def test_whatever_fails_hangs_or_is_changed_by_hand_decisions_keep_to_the_limits(name, sizes, spare, loads, seed):
+def test_whatever_fails_hangs_or_dies_decisions_keep_to_the_limits(kind, sizes, spare, work, seed):
+    name, layout = kind
     rng = random.Random(seed)
-    roles = ["aggregated"] if len(sizes) == 1 else ["prefill", "decode"]
     pools = [
-        FleetPool(facts(role, role=role, gpus_per_worker=gpus, startup_s=20), number, drain_s=rng.choice([0, 12, 60]))
-        for role, (gpus, number) in zip(roles, sizes, strict=True)
+        FleetPool(timed(role, role=role, gpus_per_worker=gpus, startup_s=20), number, drain_s=rng.choice([0, 12, 60]))
+        for role, (gpus, number) in zip(layout, sizes, strict=False)
     ]
     budget = sum(pool.gpus for pool in pools) + spare
-    ours = Planner(
-        PlannerConfig(
-            planner=name,
-            max_gpu_budget=budget,
-            min_gpu_budget=rng.choice([None, 1, budget]),
-            max_replicas=4,
-            startup_timeout_s=45,
-        ),
-        [pool.facts for pool in pools],
+    config = PlannerConfig(
+        planner=name,
+        max_gpu_budget=budget,
+        min_gpu_budget=rng.choice([None, 1, budget]),
+        max_replicas=4,
+        startup_timeout_s=45,
+        **LIMITS,
     )
-    fleet = Fleet(ours, *pools)
-    for load in loads:
+    fleet = Fleet(Planner(config, [pool.facts for pool in pools]), *pools)
+    for load, num_requests in work:
         pool = rng.choice(pools)
         pool.total = load
+        fleet.traffic = lambda _, number=num_requests: traffic_of(number, fleet.planner.interval_s)
         if pool.starts and rng.random() < 0.2:
             pool.starts.pop()  # a start fails
         if pool.num_ready > 1 and rng.random() < 0.1:
@@ -244,12 +253,57 @@ def test_whatever_fails_hangs_or_is_changed_by_hand_decisions_keep_to_the_limits
             assert "\n" not in target.reason
 
 
-def test_equal_observations_lead_to_equal_decisions():
+def traffic_of(num_requests: int, duration_s: float) -> Traffic:
+    return Traffic(
+        duration_s=duration_s, num_requests=num_requests, isl=100, osl=10, ttft_s=0.05, itl_s=0.05, e2e_s=0.5
+    )
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+@pytest.mark.parametrize(("name", "layout"), EACH_LAYOUT)
+def test_pools_with_a_steady_load_stay_as_they_are_once_they_fit_it(name, layout, share):
+    """Of 150 requests/s, and of the tenth of it."""
+    pools = [
+        FleetPool(
+            timed(role, role=role, startup_s=20),
+            3,
+            RankLoad(
+                num_running=round(150 * share),
+                kv_tokens=round(150_000 * share),
+                decode_kv_tokens=0 if role == "prefill" else round(150_000 * share),
+            ),
+        )
+        for role in layout
+    ]
+    ours = Planner(PlannerConfig(planner=name, **LIMITS), [pool.facts for pool in pools])
+    fleet = Fleet(ours, *pools, traffic=lambda _: traffic_of(round(150 * share * ours.interval_s), ours.interval_s))
+    while fleet.now < 2000:
+        fleet.step()
+    settled = fleet.sizes
+    while fleet.now < 4000:
+        fleet.step()
+        assert fleet.sizes == settled
+
+
+@pytest.mark.parametrize(("name", "layout"), EACH_LAYOUT)
+def test_equal_observations_lead_to_equal_decisions(name, layout):
     runs = []
     for _ in range(2):
         rng = random.Random(7)
-        fleet = Fleet(planner(), FleetPool(facts(startup_s=20), 2))
+        pools = [FleetPool(timed(role, role=role, startup_s=20), 2) for role in layout]
+        ours = Planner(PlannerConfig(planner=name, **LIMITS), [pool.facts for pool in pools])
+        fleet = Fleet(ours, *pools, traffic=lambda _: traffic_of(rng.randrange(3000), 5.0))  # noqa: B023
         for _ in range(50):
-            fleet.pools["worker"].total = rng.choice([IDLE, BUSY, FULL, FULL_PREFILL])
+            pools[0].total = rng.choice([IDLE, BUSY, FULL, FULL_PREFILL])
             runs.append(fleet.step())
     assert runs[:50] == runs[50:]
+
+
+def test_no_setting_of_a_planner_has_a_name_that_another_setting_has():
+    others: set[str] = set(own(Deployment))
+    for section, kind in sections(Deployment).items():
+        if kind is not PlannerConfig:
+            others |= {*hints(kind), *(f"{section}_{name}" for name in hints(kind))}
+    for engine in ("mocker", "vllm"):
+        others |= set(settings_of_pool(engine))
+    assert not others & {field.name for field in fields(PlannerConfig)}

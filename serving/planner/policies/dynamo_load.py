@@ -48,9 +48,10 @@ class DynamoLoad(Policy):
         is_idle = most < down or (most == down == 0)
         if not is_idle or state.size == 1:
             return None
+        reason = f"{what} of all ranks is at most {most:.3g}, under {down}"
         if number > 1 and most * number / (number - 1) < up:
-            return Proposal(number - 1, f"{what} of all ranks is at most {most:.3g}, under {down}")
-        return Proposal(number, f"{what} of all ranks is at most {most:.3g}: starting workers are not needed")
+            return Proposal(number - 1, reason)
+        return Proposal(number, reason) if state.num_starting else None
 
 
 def value_of(facts: PoolFacts, load: RankLoad) -> float:

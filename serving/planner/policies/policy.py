@@ -31,8 +31,8 @@ class Policy:
     """Whether it works from limits of TTFT and ITL."""
     needs_times: ClassVar[bool] = False
     """Whether it works from step times."""
-    needs_one_pool_per_role: ClassVar[bool] = False
-    """Whether it takes all requests to come to one pool, or to pass through one prefill and one decode pool."""
+    layouts: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Roles of the pools that it can plan, in alphabetical order; none: any pools, each by itself."""
     waits_for_starts: ClassVar[bool] = False
     """Whether it proposes no more workers while some are starting."""
 
