@@ -139,7 +139,7 @@ class Arima(Predictor):
                 fits.append(self._model(values, order=order, trend="n" if order[1] else "c").fit())
             except (ValueError, ArithmeticError, IndexError):
                 continue
-        return min(fits, key=lambda fit: float(fit.aic))
+        return min(fits, key=lambda fit: (not fit.mle_retvals.get("converged", True), float(fit.aic)))
 
 
 class Prophet(Predictor):
