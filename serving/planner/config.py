@@ -114,7 +114,7 @@ class PlannerConfig:
     lead_late_weight: NotNegative = 10.0
     """lead-time: GPU-seconds that a late request is worth avoiding with, as a multiple of those that it takes itself."""
 
-    lead_hold: NotNegative = 2.0
+    lead_hold: NotNegative = 1.0
     """lead-time: how long a worker that is not needed is kept, in start-up times."""
 
     def __post_init__(self) -> None:

@@ -2,10 +2,10 @@
 
     s         start-up time of a worker;  H = s + the interval;  c = requests a second of a worker within the limits
     load      max(requests a second lately, those predicted for now + H) / c, in workers
-    state     requests that run / those that a worker runs at once within the limits, in workers
+    state     requests that run / those that a worker runs at once within the limits, in workers, no rank more than full
     base      max(load / (1 - headroom), state)
-    backlog   work of waiting requests after s: now + (load - ready - starting / 2) s, in worker-seconds,
-              less what the base works off within the TTFT limit
+    backlog   work of requests that wait, or run beyond the limits, after s: now + (load - ready - starting / 2) s, in
+              worker-seconds, less what the base works off within the TTFT limit
     extra     min(sqrt(late weight x load x backlog / s), backlog / TTFT limit)
     up        at once, to ceil(base + extra)
     down      to the most that was needed in the last hold x s, if a tenth more than that is still fewer than there are
@@ -14,8 +14,8 @@ Extra workers: n of them work the backlog off in backlog / n seconds. All that c
 load x backlog / n worker-seconds of requests, which count `lead_late_weight` times; each of the n costs its start, s. The
 sum is least at the root. More workers than work the backlog off within the limit make nobody less late.
 
-Holding: an idle worker costs as much as a start after s seconds, so that keeping it for s is never more than twice the
-best that could have been done, had one known (ski rental); `lead_hold` is 2, as a missing worker makes requests late, too.
+Holding: after s seconds, an idle worker has cost as much as a start. Whoever keeps it for s never pays more than twice
+what would have been best, had one known when it is needed again (ski rental). So `lead_hold` is 1.
 """
 
 import math
@@ -86,7 +86,8 @@ class LeadTime(Policy):
         self._ttft_s = (config.planner_ttft_ms or math.inf) / 1e3
         self._itl_s = (config.planner_itl_ms or math.inf) / 1e3
         self._traffic = _Traffic()
-        self._predictor = PREDICTORS[config.load_predictor](config, config.lead_window_s)
+        self._step_s = max(config.lead_window_s, self._interval_s)
+        self._predictor = PREDICTORS[config.load_predictor](config, self._step_s)
         self._next_value_at: float | None = None
         self._needs = {pool.name: Recent(max(MIN_HOLD_S, config.lead_hold * pool.startup_s)) for pool in pools}
         self._is_followed = dict.fromkeys(self._pools, False)
@@ -118,10 +119,10 @@ class LeadTime(Policy):
         lately = merged([each for at, each in known.windows if at > now - self._config.lead_window_s])
         rate = lately.num_requests / lately.duration_s if lately.duration_s else 0.0
         if self._next_value_at is None:
-            self._next_value_at = now - traffic.duration_s + self._config.lead_window_s
+            self._next_value_at = now - traffic.duration_s + self._step_s
         if now >= self._next_value_at:
             self._predictor.add(rate)
-            self._next_value_at += self._config.lead_window_s
+            self._next_value_at += self._step_s
         return rate
 
     def _propose(self, now: float, facts: PoolFacts, state: PoolState, rate: float) -> Proposal | str:
@@ -148,7 +149,7 @@ class LeadTime(Policy):
 
     def _demand(self, facts: PoolFacts, rate: float) -> float:
         """Return the requests a second to be ready for."""
-        steps = math.ceil((facts.startup_s + self._interval_s) / self._config.lead_window_s)
+        steps = math.ceil((facts.startup_s + self._interval_s) / self._step_s)
         return max(rate, self._predictor.predict(steps))
 
     @property
@@ -159,10 +160,11 @@ class LeadTime(Policy):
         """Return the workers that a pool needs."""
         headroom, startup_s = self._config.lead_headroom, max(facts.startup_s, 1.0)
         load = demand / capacity.rps
-        running = sum(each.num_running for each in state.loads) / capacity.batch
+        full = capacity.batch / facts.num_ranks
+        running = sum(min(each.num_running, full) for each in state.loads) / capacity.batch
         need = Need(load, 0.0 if facts.role == "prefill" else running, 0.0, headroom)
         lacking = load - state.num_ready - state.num_starting / 2
-        backlog = self._waiting(facts, state) / capacity.rps + lacking * facts.startup_s
+        backlog = self._waiting(facts, state, full) / capacity.rps + lacking * facts.startup_s
         patience_s = self._ttft_s if self._ttft_s < math.inf else startup_s
         backlog -= max(1.0, need.base) * patience_s
         if backlog <= 0:
@@ -170,10 +172,10 @@ class LeadTime(Policy):
         root = math.sqrt(self._config.lead_late_weight * load * backlog / startup_s)
         return need._replace(extra=min(root, backlog / patience_s))
 
-    def _waiting(self, facts: PoolFacts, state: PoolState) -> float:
-        """Return the requests that wait."""
+    def _waiting(self, facts: PoolFacts, state: PoolState, full: float) -> float:
+        """Return the requests that wait, or run beside more than a rank can have within the limits."""
         if facts.role != "prefill":
-            return sum(load.num_waiting for load in state.loads)
+            return sum(load.num_waiting + max(0.0, load.num_running - full) for load in state.loads)
         assert self._traffic.shape is not None
         return sum(load.queued_prefill_tokens for load in state.loads) / self._traffic.shape.num_computed
 
