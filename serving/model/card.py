@@ -2,19 +2,17 @@
 
 import hashlib
 from enum import Enum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta
 
 from serving.model.files import BYTES_CONTEXT
+from serving.role import Role as Role
 from serving.router import check_live_mode
 from serving.runtime.address import EndpointAddress
 
 MAX_RANKS = 1024
-
-Role = Literal["aggregated", "prefill", "decode"]
-"""What a worker does with a request: all of it, compute its prompt, or say its answer."""
 
 COMMON = ("name", "type", "namespace", "KV block size", "files of the model")
 """What instances that serve one model together must agree on."""

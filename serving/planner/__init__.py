@@ -1,1 +1,25 @@
 """The planner core: how many workers each pool should have. Observations in, decisions out; no clock, no I/O."""
+
+from serving.planner.capacity import StepTimes
+from serving.planner.config import PlannerConfig
+from serving.planner.decision import Decision, Target
+from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, Traffic
+from serving.planner.planner import Planner, policy_named
+from serving.planner.policies.named import PLANNERS
+from serving.planner.predictors import PREDICTORS
+
+__all__ = [
+    "PLANNERS",
+    "PREDICTORS",
+    "Decision",
+    "Observation",
+    "Planner",
+    "PlannerConfig",
+    "PoolFacts",
+    "PoolState",
+    "RankLoad",
+    "StepTimes",
+    "Target",
+    "Traffic",
+    "policy_named",
+]

@@ -6,8 +6,8 @@ The same on every clock. The simulated fleet, the processes of `dynabench serve`
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serving.model.card import Role
 from serving.planner.capacity import StepTimes
+from serving.role import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class PoolFacts:
     """Tokens that a step of a rank computes at most."""
     max_kv_tokens: int
     """Tokens that the KV cache of a rank holds."""
+    max_model_len: int | None = None
+    """Tokens of the longest request that it takes (none: as many as the KV cache of a rank holds)."""
     startup_s: float = 0.0
     """How long a worker is expected to take until it is ready (s)."""
     times: StepTimes | None = None

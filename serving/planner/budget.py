@@ -1,0 +1,74 @@
+"""Numbers of workers that fit a GPU budget."""
+
+import math
+from collections.abc import Sequence
+
+
+def gpus_of(replicas: Sequence[int], gpus: Sequence[int]) -> int:
+    """Return the GPUs of so many workers of each pool."""
+    return sum(number * each for number, each in zip(replicas, gpus, strict=True))
+
+
+def clamp(replicas: Sequence[int], gpus: Sequence[int], minima: Sequence[int], *, most: int) -> tuple[int, ...]:
+    """Shrink pools in proportion until they fit a budget; the last pool gets what the others leave.
+
+    This is how NVIDIA Dynamo 1.6 shrinks prefill and decode workers, for any number of pools; it has no pool grow.
+    The minima must fit.
+
+    Args:
+        replicas: workers of each pool, at least the minima.
+        gpus: of a worker of each.
+        minima: workers that each keeps.
+        most: GPUs of all together.
+    """
+    assert gpus_of(minima, gpus) <= most
+    total = gpus_of(replicas, gpus)
+    if total <= most:
+        return tuple(replicas)
+    left, kept = most, gpus_of(minima, gpus)
+    fitted: list[int] = []
+    for place, (number, each, least) in enumerate(zip(replicas, gpus, minima, strict=True)):
+        kept -= least * each
+        room = (left - kept) // each
+        share = room if place == len(replicas) - 1 else math.floor(number * most / total)
+        fitted.append(min(number, max(least, min(room, share))))
+        left -= fitted[-1] * each
+    return tuple(fitted)
+
+
+def grow(replicas: Sequence[int], gpus: Sequence[int], wanted: Sequence[int], *, room: int) -> tuple[int, ...]:
+    """Add workers one by one to the pool that has the smallest share of what it wants, while GPUs are left.
+
+    Args:
+        replicas: workers of each pool.
+        gpus: of a worker of each.
+        wanted: workers that each should have; a pool that has more stays as it is.
+        room: GPUs that are free.
+    """
+    grown = list(replicas)
+    while True:
+        short = [place for place, number in enumerate(grown) if number < wanted[place] and gpus[place] <= room]
+        if not short:
+            return tuple(grown)
+        neediest = min(short, key=lambda place: grown[place] / wanted[place])
+        grown[neediest] += 1
+        room -= gpus[neediest]
+
+
+def keep(replicas: Sequence[int], gpus: Sequence[int], before: Sequence[int], *, least: int) -> tuple[int, ...]:
+    """Undo reductions, the largest first, until the pools have at least so many GPUs or are as before."""
+    kept = list(replicas)
+    while gpus_of(kept, gpus) < least:
+        place = max(range(len(kept)), key=lambda place: before[place] - kept[place])
+        if kept[place] >= before[place]:
+            break
+        kept[place] += 1
+    return tuple(kept)
+
+
+def raised(replicas: Sequence[int], gpus: Sequence[int], *, least: int) -> tuple[int, ...]:
+    """Return how many workers of each pool would be at least so many GPUs, in proportion to what there are."""
+    total = gpus_of(replicas, gpus)
+    if total >= least:
+        return tuple(replicas)
+    return tuple(math.ceil(number * least / total) for number in replicas)

@@ -1,0 +1,1 @@
+"""Planner policies: one file each."""

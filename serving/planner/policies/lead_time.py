@@ -1,0 +1,188 @@
+"""Ours: each pool is sized for the time when a worker that is started now will be ready.
+
+    s         start-up time of a worker;  H = s + the interval;  c = requests a second of a worker within the limits
+    load      max(requests a second lately, those predicted for now + H) / c, in workers
+    state     requests that run / those that a worker runs at once within the limits, in workers, no rank more than full
+    base      max(load / (1 - headroom), state)
+    backlog   work of requests that wait, or run beyond the limits, after s: now + (load - ready - starting / 2) s, in
+              worker-seconds, less what the base works off within the TTFT limit
+    extra     min(sqrt(late weight x load x backlog / s), backlog / TTFT limit)
+    up        at once, to ceil(base + extra)
+    down      to the most that was needed in the last hold x s, if a tenth more than that is still fewer than there are
+
+Extra workers: n of them work the backlog off in backlog / n seconds. All that comes until then is late, and that is
+load x backlog / n worker-seconds of requests, which count `lead_late_weight` times; each of the n costs its start, s. The
+sum is least at the root. More workers than work the backlog off within the limit make nobody less late.
+
+Holding: after s seconds, an idle worker has cost as much as a start. Whoever keeps it for s never pays more than twice
+what would have been best, had one known when it is needed again (ski rental). So `lead_hold` is 1.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from serving.planner.capacity import Capacity, Shape
+from serving.planner.config import PlannerConfig
+from serving.planner.observation import Observation, PoolFacts, PoolState, Traffic
+from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.predictors import PREDICTORS
+from serving.planner.recent import Recent
+from serving.planner.sizing import capacity_of, merged
+
+MIN_HOLD_S = 30.0
+BAND = 0.1
+"""Share of the need by which a pool must be too large to shrink."""
+SHAPE_WINDOW_S = 300.0
+
+
+class Need(NamedTuple):
+    """Workers that a pool needs."""
+
+    load: float
+    """For the requests that come."""
+    state: float
+    """For those that run."""
+    extra: float
+    """For those that wait."""
+    headroom: float
+
+    @property
+    def base(self) -> float:
+        """Workers without those for the backlog."""
+        return max(self.load / (1 - self.headroom), self.state)
+
+    @property
+    def total(self) -> float:
+        """Workers in all."""
+        return self.base + self.extra
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """What came lately."""
+
+    windows: list[tuple[float, Traffic]] = field(default_factory=list)
+    shape: Shape | None = None
+    """Mean request; None until one has come."""
+    is_osl_known: bool = False
+
+
+class LeadTime(Policy):
+    """Orders workers a start-up time ahead, and keeps them as long as a start costs."""
+
+    description: ClassVar[str] = (
+        "ours: ceil(demand at now + start-up time / capacity within limits + sqrt(weight x load x backlog / start-up time)) (lead_*)"
+    )
+    default_interval_s: ClassVar[float] = 5.0
+    needs_traffic: ClassVar[bool] = True
+    needs_limits: ClassVar[bool] = True
+    needs_times: ClassVar[bool] = True
+    layouts: ClassVar[tuple[tuple[str, ...], ...]] = (("aggregated",), ("decode", "prefill"))
+
+    def __init__(self, config: PlannerConfig, pools: Sequence[PoolFacts]) -> None:
+        super().__init__(config, pools)
+        self._ttft_s = (config.planner_ttft_ms or math.inf) / 1e3
+        self._itl_s = (config.planner_itl_ms or math.inf) / 1e3
+        self._traffic = _Traffic()
+        self._step_s = max(config.lead_window_s, self._interval_s)
+        self._predictor = PREDICTORS[config.load_predictor](config, self._step_s)
+        self._next_value_at: float | None = None
+        self._needs = {pool.name: Recent(max(MIN_HOLD_S, config.lead_hold * pool.startup_s)) for pool in pools}
+        self._is_followed = dict.fromkeys(self._pools, False)
+        self._capacities: dict[tuple[str, Shape], Capacity | None] = {}
+
+    def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
+        """Propose for each pool by itself."""
+        assert seen.traffic is not None
+        rate = self._note(seen.now, seen.traffic)
+        return {
+            name: self._propose(seen.now, self._pools[name], state, rate)
+            for name, state in seen.pools.items()
+            if state.num_ready
+        }
+
+    def forget(self, pool: str) -> None:
+        """Forget what was needed."""
+        self._needs[pool].clear()
+        self._is_followed[pool] = False
+
+    def _note(self, now: float, traffic: Traffic) -> float:
+        """Take note of what came, and return the requests a second lately."""
+        known = self._traffic
+        known.windows = [each for each in known.windows if each[0] > now - SHAPE_WINDOW_S] + [(now, traffic)]
+        mean = merged([each for _, each in known.windows])
+        if mean.isl is not None:
+            known.is_osl_known |= mean.osl is not None
+            known.shape = Shape(mean.isl, max(1.0, mean.osl or 1.0), mean.hit_share or 0.0)
+        lately = merged([each for at, each in known.windows if at > now - self._config.lead_window_s])
+        rate = lately.num_requests / lately.duration_s if lately.duration_s else 0.0
+        if self._next_value_at is None:
+            self._next_value_at = now - traffic.duration_s + self._step_s
+        if now >= self._next_value_at:
+            self._predictor.add(rate)
+            self._next_value_at += self._step_s
+        return rate
+
+    def _propose(self, now: float, facts: PoolFacts, state: PoolState, rate: float) -> Proposal | str:
+        shape = self._traffic.shape
+        if shape is None:
+            return "no request has come yet"
+        if facts.role != "prefill" and not self._traffic.is_osl_known:
+            return "no request has ended yet"
+        capacity = self._capacity(facts, shape)
+        if capacity is None:
+            return f"a worker cannot run requests of {shape.isl:.4g} and {shape.osl:.4g} tokens"
+        need = self._need(facts, state, capacity, self._demand(facts, rate))
+        needs = self._needs[facts.name]
+        if not self._is_followed[facts.name]:
+            needs.add(now, state.size)  # what was there before may have been needed
+            self._is_followed[facts.name] = True
+        needs.add(now, need.total)
+        wanted, kept = math.ceil(need.total - 1e-9), math.ceil(needs.most * (1 + BAND) - 1e-9)
+        reason = (
+            f"load needs {need.load:.3g} workers at {capacity.rps:.3g} requests/s, running requests {need.state:.3g}, "
+            f"backlog {need.extra:.3g} more{'' if capacity.is_within else '; no batch keeps the limits'}"
+        )
+        return Proposal(max(wanted, min(kept, state.size)), reason)
+
+    def _demand(self, facts: PoolFacts, rate: float) -> float:
+        """Return the requests a second to be ready for."""
+        steps = math.ceil((facts.startup_s + self._interval_s) / self._step_s)
+        return max(rate, self._predictor.predict(steps))
+
+    @property
+    def _interval_s(self) -> float:
+        return self._config.planner_interval_s or self.default_interval_s
+
+    def _need(self, facts: PoolFacts, state: PoolState, capacity: Capacity, demand: float) -> Need:
+        """Return the workers that a pool needs."""
+        headroom, startup_s = self._config.lead_headroom, max(facts.startup_s, 1.0)
+        load = demand / capacity.rps
+        full = capacity.batch / facts.num_ranks
+        running = sum(min(each.num_running, full) for each in state.loads) / capacity.batch
+        need = Need(load, 0.0 if facts.role == "prefill" else running, 0.0, headroom)
+        lacking = load - state.num_ready - state.num_starting / 2
+        backlog = self._waiting(facts, state, full) / capacity.rps + lacking * facts.startup_s
+        patience_s = self._ttft_s if self._ttft_s < math.inf else startup_s
+        backlog -= max(1.0, need.base) * patience_s
+        if backlog <= 0:
+            return need
+        root = math.sqrt(self._config.lead_late_weight * load * backlog / startup_s)
+        return need._replace(extra=min(root, backlog / patience_s))
+
+    def _waiting(self, facts: PoolFacts, state: PoolState, full: float) -> float:
+        """Return the requests that wait, or run beside more than a rank can have within the limits."""
+        if facts.role != "prefill":
+            return sum(load.num_waiting + max(0.0, load.num_running - full) for load in state.loads)
+        assert self._traffic.shape is not None
+        return sum(load.queued_prefill_tokens for load in state.loads) / self._traffic.shape.num_computed
+
+    def _capacity(self, facts: PoolFacts, shape: Shape) -> Capacity | None:
+        """Return what a worker can do with such requests, to three digits: most looks need no new search."""
+        rounded = Shape(*(float(f"{value:.3g}") for value in shape))
+        key = facts.name, rounded
+        if key not in self._capacities:
+            self._capacities[key] = capacity_of(facts, rounded, ttft_s=self._ttft_s, itl_s=self._itl_s)
+        return self._capacities[key]

@@ -1,0 +1,55 @@
+"""A planner policy: a small class that proposes how many workers pools should have."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from serving.planner.config import PlannerConfig
+from serving.planner.observation import Observation, PoolFacts
+
+
+class Proposal(NamedTuple):
+    """What a policy asks for."""
+
+    replicas: int
+    """Ready and starting workers together."""
+    reason: str
+    """One line."""
+
+
+class Policy:
+    """A planner policy."""
+
+    description: ClassVar[str]
+    """One line for the list of policies, with the formula."""
+    default_interval_s: ClassVar[float]
+    """How often it decides unless told otherwise."""
+    needs_loads: ClassVar[bool] = True
+    """Whether it reads the load of each rank."""
+    needs_traffic: ClassVar[bool] = False
+    """Whether it reads the requests that came."""
+    needs_limits: ClassVar[bool] = False
+    """Whether it works from limits of TTFT and ITL."""
+    needs_times: ClassVar[bool] = False
+    """Whether it works from step times."""
+    layouts: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Roles of the pools that it can plan, in alphabetical order; none: any pools, each by itself."""
+    waits_for_starts: ClassVar[bool] = False
+    """Whether it proposes no more workers while some are starting."""
+
+    def __init__(self, config: PlannerConfig, pools: Sequence[PoolFacts]) -> None:
+        self._config = config
+        self._pools = {pool.name: pool for pool in pools}
+
+    def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
+        """Propose how many workers pools should have, or say why that cannot be said.
+
+        A pool that is left out stays as it is.
+
+        Args:
+            seen: as the planner was given it, but for starts that took too long: those it leaves out. All loads are
+                there if the policy needs them, and so is the traffic.
+        """
+        raise NotImplementedError
+
+    def forget(self, pool: str) -> None:
+        """Forget what was decided for a pool: somebody else has changed it."""
