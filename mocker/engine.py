@@ -98,7 +98,7 @@ class Engine:
     def is_idle(self) -> bool:
         """True if nothing waits or runs; blocks may still be held for other engines."""
         scheduler = self.scheduler
-        return not (scheduler.running or scheduler.waiting or scheduler.holding or self._ahead)
+        return not (scheduler.running or scheduler.num_waiting or self._ahead)
 
     @property
     def num_free_blocks(self) -> int:
@@ -170,11 +170,13 @@ class Engine:
         """Take what was found of the chunks that were looked up: tier by tier, from the first chunk on; the rest is in none."""
         assert self.scheduler.offload is not None
         self.scheduler.offload.answer(look_up, found)
+        self.scheduler.end_fetch(look_up.sequence)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """Take a read for ended that brought its first chunks, so many."""
         assert self.scheduler.offload is not None
         self.scheduler.offload.end_read(read, num_chunks)
+        self.scheduler.end_fetch(read.sequence)
 
     def end_write(self, write: Write) -> None:
         """Take a write for ended, whether or not the tier took it."""

@@ -131,7 +131,7 @@ class Cluster:
         self.clock.run()
         if self.num_finished != count:
             schedulers = [worker.engine.scheduler for worker in self.workers]
-            waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.waiting)]
+            waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.queued())]
             running = [s for scheduler in schedulers for s in scheduler.running]
             raise StalledError(
                 f"{count - self.num_finished} requests never finished; waiting: {waiting[:5]}, running: {running[:5]}"

@@ -65,8 +65,7 @@ class Worker:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks, for their KV or for a seat, as vLLM's gauge `num_requests_waiting` counts them."""
-        scheduler = self.engine.scheduler
-        return len(scheduler.waiting) + len(scheduler.holding)
+        return self.engine.scheduler.num_waiting
 
     def add(self, sequence: Sequence) -> None:
         """Take a request."""

@@ -162,6 +162,13 @@ class Offload:
             return 0
         return None if self.host.is_being_read(chain, start, stop) else num_found
 
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """Tell whether to `ask` for a sequence is of no use until tiers behind host memory have done what they were asked."""
+        state = self._states.get(sequence)
+        if state is None or not state.fetches:
+            return False
+        return not self._is_hasty or all(fetch.is_hurried for fetch in state.fetches)
+
     def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
         """Begin to load so many tokens behind those computed."""
         start, stop = num_computed // self._size, (num_computed + num_tokens) // self._size
