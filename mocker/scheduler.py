@@ -466,8 +466,10 @@ class Scheduler:
     def _offer(self, offload: Offload, batch: Batch) -> bool:
         """Offer what a batch completes, and what those left that have ended since the last one; return whether copies come of it."""
         is_prompt_only = offload.is_prompt_only
-        if not batch.chunks and not offload.refused and is_prompt_only:
-            return not offload.is_quiet and offload.end_schedule(())
+        if is_prompt_only and not offload.refused:
+            if not batch.chunks:
+                return not offload.is_quiet and offload.end_schedule(())
+            return offload.end_schedule([(sequence, sequence.num_computed) for sequence, _ in batch.chunks])
         chunks = {sequence for sequence, _ in batch.chunks}
         offers = []
         for sequence in self.running:

@@ -71,6 +71,8 @@ class ChunkCache:
         self.num_evictable = 0
         self.num_evicted = 0
         """Chunks, since the beginning."""
+        self.num_changes = 0
+        """Of what is here or may be evicted, and of what offers are counted: while there are none, a refused offer is in vain."""
         self.has_listener = True
         """Whether `events` is kept."""
         self.events: list[TierEvent] = []
@@ -173,6 +175,7 @@ class ChunkCache:
         if missing and num_lacking > 0 and not self._make_room(chain, num_lacking, present):
             return None
         missing = joined(missing)
+        self.num_changes += 1
         for first, last in missing:
             segment = Segment(chain, first, last)
             self._index.enter(segment, chain, first, last)
@@ -241,6 +244,7 @@ class ChunkCache:
 
     def _offered_often(self, chain: BlockChain, start: int, stop: int, missing: list[Range]) -> list[Range]:
         """Count an offer, and return the missing chunks that were offered often enough to be stored."""
+        self.num_changes += 1
         counts = self._num_offers
         names = [self.name(chain, chunk) for chunk in range(start, stop)]
         known = [name for name in names if name in counts]
@@ -292,6 +296,7 @@ class ChunkCache:
 
     def _free(self, segment: Segment) -> None:
         """Let a segment be evicted that nothing writes or reads any more."""
+        self.num_changes += 1
         self.num_evictable += segment.num_chunks
         self._policy.free(segment)
 
@@ -305,6 +310,9 @@ class ChunkCache:
 
     def _isolate(self, chain: BlockChain, start: int, stop: int) -> list[Segment]:
         """Return the segments that hold the chunks of a range, as far as any does, cut so that they hold no others."""
+        whole = self._index.at(chain, start)
+        if whole is not None and whole.chain is chain and whole.start == start and whole.stop == stop:
+            return [whole]
         bounds: dict[Segment, Range] = {}
         for segment, first, last in self._index.pieces(chain, start, stop):
             if segment is not None:
@@ -361,6 +369,7 @@ class ChunkCache:
 
     def _leave(self, segment: Segment, count: int) -> Range:
         """Take out so many chunks of a segment, those that go first, and return them."""
+        self.num_changes += 1
         chain = segment.chain
         start, stop = segment.cut(count)
         self._index.remove(chain, start, stop)
