@@ -571,7 +571,8 @@ class Scheduler:
         """
         if not (offload.is_prompt_only and offload.is_quiet):
             return False
-        if not (self.waiting or self.holding) or len(self.running) == self._max_running:
+        is_nobody_asked = not self.waiting and all(sequence.num_blocks for sequence in self.holding)
+        if is_nobody_asked or len(self.running) == self._max_running:
             return True
         if not self.config.scheduler_reserve_full_isl or offload.is_copying:
             return False

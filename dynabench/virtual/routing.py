@@ -31,6 +31,7 @@ class Routing:
         self._by_number = {worker.number: worker for worker in workers}
         for worker in workers:
             router.add_worker(worker.number)
+            worker.engine.has_end_at_stores = router.wants_events and self.sends_events_at_once
 
     def place(
         self, number: int, prompt: Prompt, output_length: int, only: int | None = None, *, is_local: bool = False

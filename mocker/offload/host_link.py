@@ -29,6 +29,11 @@ class Direction:
         self.num_bytes = 0.0
         self.busy_s = 0.0
 
+    @property
+    def next_end_s(self) -> float:
+        """When the next copy ends (s); infinity if none is under way."""
+        return self.copies[0][0] if self.copies else inf
+
 
 class HostLink:
     """Copies that are under way."""
@@ -76,7 +81,16 @@ class HostLink:
                     over.append(copy)
         over += self._checked
         self._checked.clear()
-        self.next_end_s = min([way.copies[0][0] for way in (self.loads, self.stores) if way.copies], default=inf)
+        self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
+        return over
+
+    def ended_stores(self, now: float) -> list[Copy]:
+        """Return the stores that have ended, and forget them."""
+        copies, over = self.stores.copies, []
+        while copies and copies[0][0] <= now:
+            over.append(copies.popleft()[1])
+        if not self._checked:
+            self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
         return over
 
     def await_check(self, load: Copy) -> None:
@@ -97,4 +111,4 @@ class HostLink:
         way.num_bytes += num_bytes
         way.busy_s += duration_s
         way.copies.append((way.free_s, copy))
-        self.next_end_s = min(self.next_end_s, way.copies[0][0])
+        self.next_end_s = min(self.next_end_s, way.next_end_s)

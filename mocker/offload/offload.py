@@ -134,6 +134,8 @@ class Offload:
         self._tiers = memory.tiers
         self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
         """Whether prompts are fetched from tiers as they come, before it is their turn."""
+        self.writes_stores = any(tier.write_policy == "write_through" for tier in memory.tiers)
+        """Whether a store that has ended is to be written to a tier."""
         self._is_hasty = memory.prefetch_policy == "best_effort"
         self._fetches: dict[LookUp | Read, None] = {}
         self.tier_work: list[TierWork] = []
