@@ -171,7 +171,10 @@ class Engine:
         return work
 
     def answer(self, look_up: LookUp, found: list[Found]) -> None:
-        """Take what was found of the chunks that were looked up: tier by tier, from the first chunk on; the rest is in none."""
+        """Take what was found of the chunks that were looked up: tier by tier, from the first chunk on; the rest is in none.
+
+        A sequence may run now, so a leap under way is to be cut, as when one comes; so after `end_read`.
+        """
         assert self.scheduler.offload is not None
         self.scheduler.offload.answer(look_up, found)
         self.scheduler.end_fetch(look_up.sequence)

@@ -15,7 +15,7 @@ from collections import deque
 from math import inf
 
 from mocker.offload.config import HostMemory
-from mocker.offload.offload import Copy, Work
+from mocker.offload.offload import NO_WORK, Copy, Work
 
 
 class Direction:
@@ -54,7 +54,7 @@ class HostLink:
 
     def begin(self, work: Work, now: float) -> float:
         """Begin what comes with a step that begins now; return how long the step waits for what is flushed (s)."""
-        if not (self._put_off or work):
+        if work is NO_WORK and not self._put_off:
             return 0.0
         for copy in (*self._put_off, *[store for store in work.stores if store in work.flushed]):
             self._send(self.stores, copy, now)

@@ -138,7 +138,7 @@ class Walk:
         return place - first
 
     def step(self, id: Hashable, num_blocks: int) -> None:
-        """Pass an id, of which so many blocks count: in one stroke those who have it whole in one tier, the others by block."""
+        """Pass an id, of which so many blocks count: in one stroke those who have it whole in one tier, or have nothing of it."""
         split: list[int] = []
         left, by_block = self.going, 0
         if num_blocks == self._per_id:
@@ -154,11 +154,13 @@ class Walk:
                     left &= ~holder
         else:
             split = [0] * len(self._tiers)
+            left, by_block = 0, left
         if split != self._split:
             self._turn(split)
         self._num_passed += 1
-        if left or by_block:
-            for worker in _workers(left | by_block):
+        self.going ^= left
+        if by_block:
+            for worker in _workers(by_block):
                 if not self._step_by_block(worker, id, range(self._offsets.get(worker, 0), num_blocks)):
                     self.going ^= 1 << worker
             self._offsets.clear()
@@ -208,8 +210,9 @@ class Tier:
             whole[id] = whole.get(id, 0) | holder
             if self.parts:
                 self._forget_part(id, holder)
-        for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
-            self._set(id, holder, self._held(id, holder, every) | bits, every)
+        if start % blocks_per_id or stop % blocks_per_id:
+            for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
+                self._set(id, holder, self._held(id, holder, every) | bits, every)
 
     def remove(self, holder: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Take them out."""
@@ -222,8 +225,9 @@ class Tier:
                 whole[id] = mask & ~holder
             if self.parts:
                 self._forget_part(id, holder)
-        for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
-            self._set(id, holder, self._held(id, holder, every) & ~bits, every)
+        if start % blocks_per_id or stop % blocks_per_id:
+            for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
+                self._set(id, holder, self._held(id, holder, every) & ~bits, every)
 
     def drop(self, holder: int) -> None:
         """Forget a holder in one sweep."""

@@ -183,6 +183,8 @@ def drive(
                 follow(now)
             step = engine.schedule(now, max_iterations=max_iterations)
             follow(now)
+            if step is not None and world and world.has_hurried:
+                step.cut(now)  # as for any answer: a sequence may have become free to run
             for sequence in engine.take_loads():
                 log.append((now, "loads", sequence.id, sequence.num_blocks, engine.num_free_blocks))
                 later(now + sequence.payload[9], 3, sequence.payload)
