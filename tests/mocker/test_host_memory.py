@@ -110,6 +110,23 @@ def test_a_leap_ends_where_a_copy_does(is_async):
     assert ends[-1] == PREFILL_S + 3 * DECODE_S  # the store of 0.6 s is over at the third boundary
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_leap_goes_on_after_a_store_whose_event_can_wait(is_async):
+    core = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
+    core.has_end_at_stores = False
+    core.add(prompt("a", max_tokens=40))
+    core.schedule(0.0)
+    start = core.complete().end
+    while (step := core.schedule(start, max_iterations=30)).num_iterations == 1:
+        start = core.complete().end
+    over = start + 3 * DECODE_S if core.host_link.stores.next_end_s > start + 2 * DECODE_S else start + 2 * DECODE_S
+    assert step.end > over
+    core.advance(over - DECODE_S / 2)
+    assert not [event for event in core.take_events() if isinstance(event, TierStored)]
+    core.advance(over)
+    assert [event.stop for event in core.take_events() if isinstance(event, TierStored)] == [5]
+
+
 def test_events_say_what_is_in_host_memory():
     core = engine(num_chunks=7, async_scheduling=False)
     now = run(core, prompt("a"), 0.0)[1]
