@@ -71,8 +71,6 @@ class ChunkCache:
         self.num_evictable = 0
         self.num_evicted = 0
         """Chunks, since the beginning."""
-        self.num_changes = 0
-        """Of what is here or may be evicted, and of what offers are counted: while there are none, a refused offer is in vain."""
         self.has_listener = True
         """Whether `events` is kept."""
         self.events: list[TierEvent] = []
@@ -175,7 +173,6 @@ class ChunkCache:
         if missing and num_lacking > 0 and not self._make_room(chain, num_lacking, present):
             return None
         missing = joined(missing)
-        self.num_changes += 1
         for first, last in missing:
             segment = Segment(chain, first, last)
             self._index.enter(segment, chain, first, last)
@@ -244,7 +241,6 @@ class ChunkCache:
 
     def _offered_often(self, chain: BlockChain, start: int, stop: int, missing: list[Range]) -> list[Range]:
         """Count an offer, and return the missing chunks that were offered often enough to be stored."""
-        self.num_changes += 1
         counts = self._num_offers
         names = [self.name(chain, chunk) for chunk in range(start, stop)]
         known = [name for name in names if name in counts]
@@ -296,7 +292,6 @@ class ChunkCache:
 
     def _free(self, segment: Segment) -> None:
         """Let a segment be evicted that nothing writes or reads any more."""
-        self.num_changes += 1
         self.num_evictable += segment.num_chunks
         self._policy.free(segment)
 
@@ -369,7 +364,6 @@ class ChunkCache:
 
     def _leave(self, segment: Segment, count: int) -> Range:
         """Take out so many chunks of a segment, those that go first, and return them."""
-        self.num_changes += 1
         chain = segment.chain
         start, stop = segment.cut(count)
         self._index.remove(chain, start, stop)

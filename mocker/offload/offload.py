@@ -68,7 +68,6 @@ class Work:
 
 NO_WORK = Work()  # shared, never changed
 NEVER = 1 << 62
-NOT_REFUSED = (0, 0, 0)
 
 
 class State:
@@ -81,7 +80,6 @@ class State:
         "is_spoilt",
         "looked_up_from",
         "num_offered",
-        "refused_at",
         "sources",
         "uses",
         "watch",
@@ -97,8 +95,6 @@ class State:
         """Whether a load was wrong: what is missing is computed."""
         self.sources: list[tuple[TierName, Range]] = []
         """Which tier the chunks came from that were not in host memory."""
-        self.refused_at = NOT_REFUSED
-        """Which chunks found no room, and what host memory was like then."""
         self.num_offered = 0
         """Chunks that were offered, or loaded."""
         self.copies: dict[Copy, None] = {}
@@ -406,11 +402,8 @@ class Offload:
         state, stop = self._state(sequence), num_tokens // self._size
         if stop <= state.num_offered:
             return None
-        start, host = state.num_offered, self.host
-        is_vain = state.refused_at == (start, stop, host.num_changes)
-        ranges = None if is_vain else host.offer(sequence.chain, start, stop, state.uses)
+        ranges = self.host.offer(sequence.chain, state.num_offered, stop, state.uses)
         if ranges is None:
-            state.refused_at = start, stop, host.num_changes
             self.num_refused += sequence not in self.refused
             self.refused[sequence] = None
             return None
