@@ -12,7 +12,8 @@ With asynchronous scheduling a second batch is closed as soon as a step begins, 
 whatever the first one brings. So a sequence that arrives waits for the step in flight and for the one behind it.
 
 Host memory is the engine's own: when a copy between it and the GPU ends is known as soon as it begins. What ended is taken in at
-the end of a step, a leap ends where a copy does, and an engine with nothing else to do is to be asked again at `wake_s`.
+the end of an iteration, and an engine with nothing else to do is to be asked again at `wake_s`. A leap ends where a load does; a
+store ends it only if something is to be done at once (`has_end_at_stores`).
 Tiers behind host memory are the driver's: `take_tier_work` says what is to be looked up, read and written there, the driver
 says when and with what success (`answer`, `end_read`, `end_write`). It may check what is loaded into the GPU (`await_check`,
 `end_check`): what is wrong is computed.
@@ -69,6 +70,9 @@ class Engine:
         self.host_memory = host
         self.host_link: HostLink | None = None
         """The way to host memory, if there is any."""
+        self.has_end_at_stores = kv_events
+        """Whether a step ends where KV has come into host memory, as somebody takes the event of that at the end of a step; others
+        find it once they have called `advance`."""
         if host is not None:
             assert self.scheduler.offload is not None
             self.scheduler.offload.host.has_listener = kv_events
@@ -98,7 +102,7 @@ class Engine:
     def is_idle(self) -> bool:
         """True if nothing waits or runs; blocks may still be held for other engines."""
         scheduler = self.scheduler
-        return not (scheduler.running or scheduler.waiting or scheduler.holding or self._ahead)
+        return not (scheduler.running or scheduler.num_waiting or self._ahead)
 
     @property
     def num_free_blocks(self) -> int:
@@ -191,14 +195,19 @@ class Engine:
         return work
 
     def answer(self, look_up: LookUp, found: list[Found]) -> None:
-        """Take what was found of the chunks that were looked up: tier by tier, from the first chunk on; the rest is in none."""
+        """Take what was found of the chunks that were looked up: tier by tier, from the first chunk on; the rest is in none.
+
+        A sequence may run now, so a leap under way is to be cut, as when one comes; so after `end_read`.
+        """
         assert self.scheduler.offload is not None
         self.scheduler.offload.answer(look_up, found)
+        self.scheduler.end_fetch(look_up.sequence)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """Take a read for ended that brought its first chunks, so many."""
         assert self.scheduler.offload is not None
         self.scheduler.offload.end_read(read, num_chunks)
+        self.scheduler.end_fetch(read.sequence)
 
     def end_write(self, write: Write) -> None:
         """Take a write for ended, whether or not the tier took it."""
@@ -255,8 +264,8 @@ class Engine:
             self._work = self._take_work()
         if batch.is_undisturbed:
             self.step = step = self._decoding_step(batch, now, max_iterations)
-            if self.host_link is not None and self.host_link.next_end_s < step.end:
-                step.cut(self.host_link.next_end_s)
+            if self.host_link is not None and (end_s := self._next_end_s(self.host_link)) < step.end:
+                step.cut(end_s)
         else:
             self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
         return step
@@ -293,6 +302,12 @@ class Engine:
         work, self._work = self._work, NO_WORK
         return 0.0 if self.host_link is None else self.host_link.begin(work, now)
 
+    def _next_end_s(self, link: HostLink) -> float:
+        """Return when the next copy ends that ends a step (s)."""
+        offload = self.scheduler.offload
+        assert offload is not None
+        return link.next_end_s if self.has_end_at_stores or offload.writes_stores else link.loads.next_end_s
+
     def _end_copies(self, link: HostLink, now: float) -> None:
         """Account for the copies between GPU and host that have ended."""
         offload = self.scheduler.offload
@@ -302,6 +317,19 @@ class Engine:
             if not copy.is_store:
                 self.scheduler.arrive(copy.sequence, num_valid_blocks, must_recompute=True)
         self._publish()
+
+    def _end_stores(self, link: HostLink, step: Step, now: float) -> None:
+        """Account for the stores that have ended inside a leap, each at the end of its iteration."""
+        offload = self.scheduler.offload
+        assert offload is not None
+        while link.stores.next_end_s <= now:
+            count = step.first_boundary(link.stores.next_end_s)
+            if count >= step.num_iterations or (boundary_s := step.boundary(count)) > now:
+                return
+            self._account(step, count)
+            for store in link.ended_stores(boundary_s):
+                offload.end_copy(store.number)
+            self._publish_host()
 
     def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
         """Return a step of decodes, of as many iterations as nothing else can happen in."""
@@ -328,6 +356,8 @@ class Engine:
         step = self.step
         assert step is not None, "no step in flight"
         scheduler, batch = self.scheduler, step.batch
+        if step.num_iterations > 1 and self.host_link is not None:
+            self._end_stores(self.host_link, step, step.end)
         has_aborts = bool(self._aborts)
         if has_aborts:
             self._end_aborted(step)
@@ -371,6 +401,8 @@ class Engine:
         step = self.step
         if step is None or step.num_iterations == 1:
             return
+        if self.host_link is not None:
+            self._end_stores(self.host_link, step, now)
         count = min(step.num_ended(now), step.num_iterations - 1)
         if count > 0:
             self._account(step, count)
@@ -469,6 +501,9 @@ class Engine:
     def _publish(self) -> None:
         self._published += self.scheduler.pool.events
         self.scheduler.pool.events = []
+        self._publish_host()
+
+    def _publish_host(self) -> None:
         if self.scheduler.offload is not None:
             host = self.scheduler.offload.host
             self._published += host.events

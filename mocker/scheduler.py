@@ -13,7 +13,8 @@ A sequence whose prompt another engine computes takes its blocks first, and then
     WAITING -- its turn, blocks are free --> LOADING -- `arrive` --> LOADED -- its turn --> WAITING --> RUNNING
 
 Host memory is another place whence KV may come (`offload`): with a part of a prompt in it, a sequence goes the same way, and
-computes the rest when it runs. It may also be told to ask again later; those behind it go on then.
+computes the rest when it runs. It may also be told to ask again later; those behind it go on then. While tiers behind host
+memory are at work for it, it is in `fetching` instead of `waiting`, and is not asked.
 
 One whose KV another engine is to read keeps its blocks when it is over (`retention`). Transfers take no part in iterations:
 `loads` lists those from other engines that have begun; the driver reports when each has come (`arrive`) or was read
@@ -47,6 +48,7 @@ class Scheduler:
         self._lag = int(config.is_async)  # iterations from computing a token to knowing it
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
+        self.fetching: dict[Sequence, None] = {}  # these wait, too, until tiers behind host memory have answered
         self.holding: list[Sequence] = []  # these wait and hold blocks: their KV is on its way or has come
         self.loads: list[Sequence] = []  # those whose load has begun, until the driver takes them
         self.shipped: list[Sequence] = []  # admitted lately, with a token that came with the KV
@@ -60,7 +62,7 @@ class Scheduler:
         self._steady: Batch | None = None  # the last batch, if it goes on unless something happens
         self._max_running = min(config.max_num_active_seqs or config.max_num_seqs, config.max_num_seqs)
         self._watermark_blocks = int(config.watermark * num_blocks)
-        self._num_added = 0
+        self._num_added = self._num_put_back = 0
         self._by_priority = config.scheduling_policy == "priority"
         if host is not None and not config.enable_prefix_caching:
             raise ValueError(
@@ -175,6 +177,9 @@ class Scheduler:
                 budget -= count
             elif is_holding:
                 place += 1
+            elif self.offload is not None and self.offload.is_fetching(sequence):
+                del self.waiting[num_skipped]
+                self.fetching[sequence] = None
             else:
                 num_skipped += 1
 
@@ -248,6 +253,8 @@ class Scheduler:
         if self._by_priority:
             self._enqueue(self.waiting, sequence)
         else:
+            self._num_put_back += 1
+            sequence.order = -self._num_put_back
             self.waiting.appendleft(sequence)
 
     def _stop_computing(self, sequence: Sequence, *, was_granted: bool) -> None:
@@ -303,7 +310,7 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         if threshold <= 0:
             return count
-        present = len(self.running) + len(self.waiting) + len(self.holding)
+        present = len(self.running) + self.num_waiting
         if present == 1:
             return count
         if self.config.long_prefill_token_threshold_adaptive:
@@ -356,6 +363,8 @@ class Scheduler:
     def _leave_queue(self, sequence: Sequence) -> None:
         if self.holding and sequence in self.holding:
             self.holding.remove(sequence)
+        elif sequence in self.fetching:
+            del self.fetching[sequence]
         elif self.waiting[0] is sequence:
             self.waiting.popleft()
         else:
@@ -457,8 +466,10 @@ class Scheduler:
     def _offer(self, offload: Offload, batch: Batch) -> bool:
         """Offer what a batch completes, and what those left that have ended since the last one; return whether copies come of it."""
         is_prompt_only = offload.is_prompt_only
-        if not batch.chunks and not offload.refused and is_prompt_only:
-            return not offload.is_quiet and offload.end_schedule(())
+        if is_prompt_only and not offload.refused:
+            if not batch.chunks:
+                return not offload.is_quiet and offload.end_schedule(())
+            return offload.end_schedule([(sequence, sequence.num_computed) for sequence, _ in batch.chunks])
         chunks = {sequence for sequence, _ in batch.chunks}
         offers = []
         for sequence in self.running:
@@ -560,7 +571,8 @@ class Scheduler:
         """
         if not (offload.is_prompt_only and offload.is_quiet):
             return False
-        if not (self.waiting or self.holding) or len(self.running) == self._max_running:
+        is_nobody_asked = not self.waiting and all(sequence.num_blocks for sequence in self.holding)
+        if is_nobody_asked or len(self.running) == self._max_running:
             return True
         if not self.config.scheduler_reserve_full_isl or offload.is_copying:
             return False
@@ -581,6 +593,22 @@ class Scheduler:
         self._decoding.grow_at_once(decodes, first, stop)
 
     # What else the engine asks
+
+    @property
+    def num_waiting(self) -> int:
+        """Count those that wait for blocks, for their KV or for a seat."""
+        return len(self.waiting) + len(self.fetching) + len(self.holding)
+
+    def queued(self) -> list[Sequence]:
+        """Return those that wait and hold no blocks, the next one first."""
+        return sorted((*self.waiting, *self.fetching), key=self._place) if self.fetching else list(self.waiting)
+
+    def end_fetch(self, sequence: Sequence) -> None:
+        """Ask a sequence again for which tiers have done something, unless all it can do is to wait for more."""
+        assert self.offload is not None
+        if sequence in self.fetching and not self.offload.is_fetching(sequence):
+            del self.fetching[sequence]
+            insort(self.waiting, sequence, key=self._place)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence.
@@ -660,6 +688,9 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks, unless any is in use (then False)."""
         return self.pool.reset()
+
+    def _place(self, sequence: Sequence) -> tuple[int, float, int]:
+        return _priority(sequence) if self._by_priority else (0, 0.0, sequence.order)
 
     def _take_out(self, sequence: Sequence) -> None:
         """Let a sequence be over; its blocks are still its own."""

@@ -101,7 +101,7 @@ class Sequence:
         self.num_known = num_prompt  # prompt and output tokens; kept only while not decoding
         self.num_computed = 0  # likewise
         self.state = WAITING
-        self.order = 0  # in which it came to the engine; decides where arrivals are equal
+        self.order = 0  # its place among others that wait, by priority only where priorities and arrivals are equal
         self.decoding = False
         self.origin = 0
         self.last_iteration = NEVER  # the one that samples its last token; known while it decodes

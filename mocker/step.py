@@ -41,13 +41,16 @@ class Step:
             count += 1
         return count
 
+    def first_boundary(self, now: float) -> int:
+        """Return the iteration, counted within this step and from 1 on, that begins first at or after a time."""
+        count = self.num_ended(now)
+        return count + 1 if count == 0 or self.boundary(count) < now else count
+
     def cut(self, now: float) -> bool:
         """End the step at the first boundary at or after a time; tell whether that shortened it."""
         if self.num_iterations == 1:
             return False
-        count = self.num_ended(now)
-        if count == 0 or self.boundary(count) < now:
-            count += 1
+        count = self.first_boundary(now)
         if count >= self.num_iterations:
             return False
         self.num_iterations = count

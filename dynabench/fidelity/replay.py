@@ -100,7 +100,7 @@ class _Replay:
     def num_unfinished(self) -> int:
         """Requests that still wait or run."""
         scheduler = self._scheduler
-        return len(scheduler.running) + len(scheduler.waiting) + len(scheduler.holding)
+        return len(scheduler.running) + scheduler.num_waiting
 
     def compare(self, entry: Action | Scheduled | Updated) -> Json | None:
         """Do what was done, and return the first difference in what came of it."""
@@ -210,11 +210,11 @@ class _Replay:
 
     def _state(self) -> Json:
         scheduler = self._scheduler
-        running, waiting = ([sequence.id for sequence in queue] for queue in (scheduler.running, scheduler.waiting))
+        running, waiting = ([sequence.id for sequence in queue] for queue in (scheduler.running, scheduler.queued()))
         free = scheduler.pool.num_free
         holding, loading = scheduler.holding, [s for s in scheduler.holding if s.state == LOADING]
         come = [sequence for sequence in holding if sequence.state != LOADING and sequence.num_blocks]
-        to_load = sum(sequence.is_remote_prefill for sequence in scheduler.waiting)
+        to_load = sum(sequence.is_remote_prefill for sequence in scheduler.queued())
         return {
             "running": running,
             "waiting": waiting,

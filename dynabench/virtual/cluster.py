@@ -158,7 +158,7 @@ class Cluster:
             self._fail(number, NOBODY)
         if self.num_finished != count:
             schedulers = [worker.engine.scheduler for worker in self.workers]
-            waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.waiting)]
+            waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.queued())]
             running = [s for scheduler in schedulers for s in scheduler.running]
             raise StalledError(
                 f"{count - self.num_finished} requests never finished; waiting: {waiting[:5]}, running: {running[:5]}"

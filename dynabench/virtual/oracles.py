@@ -8,7 +8,7 @@ def true_work(engine: Engine, now: float) -> list[tuple[int, int, int]]:
     engine.advance(now)
     scheduler = engine.scheduler
     found = []
-    for sequence in (*scheduler.running, *scheduler.holding, *scheduler.waiting):
+    for sequence in (*scheduler.running, *scheduler.holding, *scheduler.queued()):
         known = scheduler.num_tokens(sequence)
         is_prefilled = sequence.decoding or scheduler.is_ending(sequence) or sequence.is_remote_prefill
         to_compute = 0 if is_prefilled else max(sequence.num_known - sequence.num_computed, 0)

@@ -35,8 +35,10 @@ class Routing:
         """Send requests to a worker, too."""
         self.workers.append(worker)
         self._by_number[worker.number] = worker
-        self.sends_events_at_once = self._delay_s > 0 or len(self.workers) > FEW_WORKERS
         self.router.add_worker(worker.number)
+        self.sends_events_at_once = self._delay_s > 0 or len(self.workers) > FEW_WORKERS
+        for each in self.workers if len(self.workers) == FEW_WORKERS + 1 else [worker]:
+            each.engine.has_end_at_stores = self.router.wants_events and self.sends_events_at_once
 
     def remove(self, worker: Worker) -> None:
         """Send no more requests to a worker, if any were, and forget what it has cached."""

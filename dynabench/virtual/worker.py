@@ -71,14 +71,13 @@ class Worker:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks, for their KV or for a seat, as vLLM's gauge `num_requests_waiting` counts them."""
-        scheduler = self.engine.scheduler
-        return len(scheduler.waiting) + len(scheduler.holding)
+        return self.engine.scheduler.num_waiting
 
     @property
     def sequences(self) -> list[Sequence]:
         """Its requests, in no order that matters."""
         scheduler = self.engine.scheduler
-        return [*scheduler.running, *scheduler.holding, *scheduler.waiting]
+        return [*scheduler.running, *scheduler.holding, *scheduler.queued()]
 
     def add(self, sequence: Sequence) -> None:
         """Take a request."""

@@ -305,6 +305,9 @@ class ChunkCache:
 
     def _isolate(self, chain: BlockChain, start: int, stop: int) -> list[Segment]:
         """Return the segments that hold the chunks of a range, as far as any does, cut so that they hold no others."""
+        whole = self._index.at(chain, start)
+        if whole is not None and whole.chain is chain and whole.start == start and whole.stop == stop:
+            return [whole]
         bounds: dict[Segment, Range] = {}
         for segment, first, last in self._index.pieces(chain, start, stop):
             if segment is not None:

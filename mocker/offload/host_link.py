@@ -15,7 +15,7 @@ from collections import deque
 from math import inf
 
 from mocker.offload.config import HostMemory
-from mocker.offload.offload import Copy, Work
+from mocker.offload.offload import NO_WORK, Copy, Work
 
 
 class Direction:
@@ -28,6 +28,11 @@ class Direction:
         self.num_copies = 0
         self.num_bytes = 0.0
         self.busy_s = 0.0
+
+    @property
+    def next_end_s(self) -> float:
+        """When the next copy ends (s); infinity if none is under way."""
+        return self.copies[0][0] if self.copies else inf
 
 
 class HostLink:
@@ -49,7 +54,7 @@ class HostLink:
 
     def begin(self, work: Work, now: float) -> float:
         """Begin what comes with a step that begins now; return how long the step waits for what is flushed (s)."""
-        if not (self._put_off or work):
+        if work is NO_WORK and not self._put_off:
             return 0.0
         for copy in (*self._put_off, *[store for store in work.stores if store in work.flushed]):
             self._send(self.stores, copy, now)
@@ -76,7 +81,16 @@ class HostLink:
                     over.append(copy)
         over += self._checked
         self._checked.clear()
-        self.next_end_s = min([way.copies[0][0] for way in (self.loads, self.stores) if way.copies], default=inf)
+        self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
+        return over
+
+    def ended_stores(self, now: float) -> list[Copy]:
+        """Return the stores that have ended, and forget them."""
+        copies, over = self.stores.copies, []
+        while copies and copies[0][0] <= now:
+            over.append(copies.popleft()[1])
+        if not self._checked:
+            self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
         return over
 
     def await_check(self, load: Copy) -> None:
@@ -97,4 +111,4 @@ class HostLink:
         way.num_bytes += num_bytes
         way.busy_s += duration_s
         way.copies.append((way.free_s, copy))
-        self.next_end_s = min(self.next_end_s, way.copies[0][0])
+        self.next_end_s = min(self.next_end_s, way.next_end_s)

@@ -130,6 +130,8 @@ class Offload:
         self._tiers = memory.tiers
         self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
         """Whether prompts are fetched from tiers as they come, before it is their turn."""
+        self.writes_stores = any(tier.write_policy == "write_through" for tier in memory.tiers)
+        """Whether a store that has ended is to be written to a tier."""
         self._is_hasty = memory.prefetch_policy == "best_effort"
         self._fetches: dict[LookUp | Read, None] = {}
         self.tier_work: list[TierWork] = []
@@ -161,6 +163,13 @@ class Offload:
         if num_found < size:
             return 0
         return None if self.host.is_being_read(chain, start, stop) else num_found
+
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """Tell whether to `ask` for a sequence is of no use until tiers behind host memory have done what they were asked."""
+        state = self._states.get(sequence)
+        if state is None or not state.fetches:
+            return False
+        return not self._is_hasty or all(fetch.is_hurried for fetch in state.fetches)
 
     def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
         """Begin to load so many tokens behind those computed."""

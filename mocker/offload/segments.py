@@ -85,7 +85,7 @@ class SegmentIndex:
         """Yield what holds the chunks of a range, None where they are absent, piece by piece."""
         chunk = start
         while chunk < stop:
-            segment, begin = self._at(chain, chunk), chunk
+            segment, begin = self.at(chain, chunk), chunk
             if segment is None:
                 chunk = self._next_present(chain, chunk, stop)
             else:
@@ -109,7 +109,7 @@ class SegmentIndex:
             if first < last:
                 self._set(chain, first, last, None)
 
-    def _at(self, chain: BlockChain, chunk: int) -> Segment | None:
+    def at(self, chain: BlockChain, chunk: int) -> Segment | None:
         """Return the segment that holds a chunk."""
         index = chain.index_of((chunk + 1) * self._size - 1)
         row = self._rows.get(chain.ids[index])
@@ -125,9 +125,13 @@ class SegmentIndex:
             block = (chunk + 1) * size - 1
             index = block // per_id if block < num_named else len(ids) - 1
             if ids[index] not in rows:
+                if size <= per_id and block < num_named:  # then each of the next ids names a chunk
+                    last = (min(stop * size, num_named) - 1) // per_id
+                    while index < last and ids[index + 1] not in rows:
+                        index += 1
                 end = min((index + 1) * per_id, num_named) if block < num_named else stop * size
                 chunk = max(end // size, chunk + 1)
-            elif self._at(chain, chunk) is not None:
+            elif self.at(chain, chunk) is not None:
                 return chunk
             else:
                 chunk += 1

@@ -89,7 +89,7 @@ class MockEngine:
 
     def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
         """Queue a request; one that can never fit, or that finds the queue full, is ended with an error at once."""
-        if len(self.engine.scheduler.waiting) >= self._max_waiting:
+        if len(self.engine.scheduler.waiting) + len(self.engine.scheduler.fetching) >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests wait for this engine already", "overloaded")
             return
         try:
@@ -173,7 +173,7 @@ class MockEngine:
         pool = scheduler.pool
         return EngineLoad(
             len(scheduler.running),
-            len(scheduler.waiting) + len(scheduler.holding),
+            scheduler.num_waiting,
             pool.num_blocks - pool.num_free,
             pool.num_blocks,
             self.config.max_num_seqs,

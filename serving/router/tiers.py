@@ -10,6 +10,7 @@ worker's blocks on the GPU end, and goes on as long as any tier has the next blo
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from serving.router.blocks import Ids, PromptBlocks
@@ -70,20 +71,18 @@ class Tiers:
 
     def runs(self, blocks: PromptBlocks, on_gpu: Mapping[int, int], workers: Sequence[int]) -> dict[int, BeyondGpu]:
         """Return, for each of the workers that has any, the blocks that continue its leading blocks on the GPU."""
-        ids, num_blocks, per_id = blocks
+        num_blocks, per_id = blocks.num_blocks, blocks.blocks_per_id
         starts: dict[int, list[int]] = {}  # the place of an id -> whose run begins in it
         for worker in workers:
             if (start := on_gpu.get(worker, 0)) < num_blocks:
                 starts.setdefault(start // per_id, []).append(worker)
         if not starts:
             return {}
-        walk, last_start = Walk(list(self._tiers.values()), per_id), max(starts)
-        for place in range(min(starts), -(-num_blocks // per_id)):
-            for worker in starts.get(place, ()):
+        walk, places = Walk(list(self._tiers.values()), per_id), sorted(starts)
+        for place, next_place in pairwise((*places, -(-num_blocks // per_id))):
+            for worker in starts[place]:
                 walk.begin(worker, on_gpu.get(worker, 0) - place * per_id)
-            walk.step(ids[place], min(num_blocks - place * per_id, per_id))
-            if not walk.going and place >= last_start:
-                break
+            walk.go(blocks, place, next_place)
         return walk.end()
 
 
@@ -108,8 +107,38 @@ class Walk:
         if offset:
             self._offsets[worker] = offset
 
+    def go(self, blocks: PromptBlocks, place: int, stop: int) -> None:
+        """Pass the ids of a prompt between two places, as long as anybody's run goes on."""
+        ids, num_blocks, per_id = blocks
+        num_whole = min(stop, num_blocks // per_id)
+        while place < stop and self.going:
+            count = 0 if self._offsets else self._num_alike(ids, place, num_whole)
+            if count:
+                self._num_passed += count
+                place += count
+            else:
+                self.step(ids[place], min(num_blocks - place * per_id, per_id))
+                place += 1
+
+    def _num_alike(self, ids: Ids, place: int, stop: int) -> int:
+        """Count the next ids that all whose runs go on have whole, in the very tiers in which they had the last."""
+        tiers, split, first = self._tiers, self._split, place
+        while place < stop:
+            id, left = ids[place], self.going
+            for number in range(len(tiers)):
+                tier, held = tiers[number], split[number]
+                if left & tier.whole.get(id, 0) != held or (tier.parts and id in tier.parts):
+                    return place - first
+                left ^= held
+                if not left:
+                    break
+            if left:
+                break
+            place += 1
+        return place - first
+
     def step(self, id: Hashable, num_blocks: int) -> None:
-        """Pass an id, of which so many blocks count: in one stroke those who have it whole in one tier, the others by block."""
+        """Pass an id, of which so many blocks count: in one stroke those who have it whole in one tier, or have nothing of it."""
         split: list[int] = []
         left, by_block = self.going, 0
         if num_blocks == self._per_id:
@@ -125,11 +154,13 @@ class Walk:
                     left &= ~holder
         else:
             split = [0] * len(self._tiers)
+            left, by_block = 0, left
         if split != self._split:
             self._turn(split)
         self._num_passed += 1
-        if left or by_block:
-            for worker in _workers(left | by_block):
+        self.going ^= left
+        if by_block:
+            for worker in _workers(by_block):
                 if not self._step_by_block(worker, id, range(self._offsets.get(worker, 0), num_blocks)):
                     self.going ^= 1 << worker
             self._offsets.clear()
@@ -174,13 +205,29 @@ class Tier:
 
     def store(self, holder: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Enter blocks of a chain for a holder, given by its mask."""
-        for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
-            self._set(id, holder, self._held(id, holder, every) | bits, every)
+        whole = self.whole
+        for id in _whole_ids(ids, start, stop, blocks_per_id):
+            whole[id] = whole.get(id, 0) | holder
+            if self.parts:
+                self._forget_part(id, holder)
+        if start % blocks_per_id or stop % blocks_per_id:
+            for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
+                self._set(id, holder, self._held(id, holder, every) | bits, every)
 
     def remove(self, holder: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Take them out."""
-        for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
-            self._set(id, holder, self._held(id, holder, every) & ~bits, every)
+        whole = self.whole
+        for id in _whole_ids(ids, start, stop, blocks_per_id):
+            mask = whole.get(id, 0)
+            if mask == holder:
+                del whole[id]
+            elif mask & holder:
+                whole[id] = mask & ~holder
+            if self.parts:
+                self._forget_part(id, holder)
+        if start % blocks_per_id or stop % blocks_per_id:
+            for id, bits, every in _pieces(ids, start, stop, blocks_per_id):
+                self._set(id, holder, self._held(id, holder, every) & ~bits, every)
 
     def drop(self, holder: int) -> None:
         """Forget a holder in one sweep."""
@@ -212,7 +259,12 @@ class Tier:
             self.whole.pop(id, None)
         if bits and bits != every:
             self.parts.setdefault(id, {})[holder] = bits
-        elif (parts := self.parts.get(id)) is not None:
+        else:
+            self._forget_part(id, holder)
+
+    def _forget_part(self, id: Hashable, holder: int) -> None:
+        parts = self.parts.get(id)
+        if parts is not None:
             parts.pop(holder, None)
             if not parts:
                 del self.parts[id]
@@ -222,13 +274,18 @@ def _mask(worker: int, medium: Medium) -> int:
     return EVERYONE if medium == "SHARED" else 1 << worker
 
 
+def _whole_ids(ids: Ids, start: int, stop: int, blocks_per_id: int) -> Ids:
+    """Return the ids all of whose blocks are in a range."""
+    return ids[-(-start // blocks_per_id) : stop // blocks_per_id]
+
+
 def _pieces(ids: Ids, start: int, stop: int, blocks_per_id: int) -> list[tuple[Hashable, int, int]]:
-    """Return the ids of a range of blocks, each with the bits of those in the range and of all it stands for."""
-    every = (1 << blocks_per_id) - 1
-    pieces = []
-    for place in range(start // blocks_per_id, -(-stop // blocks_per_id)):
+    """Return the ids some of whose blocks are in a range, each with the bits of those and of all it stands for."""
+    pieces, every = [], (1 << blocks_per_id) - 1
+    for place in {start // blocks_per_id, stop // blocks_per_id}:
         low, high = max(start - place * blocks_per_id, 0), min(stop - place * blocks_per_id, blocks_per_id)
-        pieces.append((ids[place], (1 << high) - (1 << low), every))
+        if 0 < high - low < blocks_per_id:
+            pieces.append((ids[place], (1 << high) - (1 << low), every))
     return pieces
 
 

@@ -110,6 +110,23 @@ def test_a_leap_ends_where_a_copy_does(is_async):
     assert ends[-1] == PREFILL_S + 3 * DECODE_S  # the store of 0.6 s is over at the third boundary
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_leap_goes_on_after_a_store_whose_event_can_wait(is_async):
+    core = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
+    core.has_end_at_stores = False
+    core.add(prompt("a", max_tokens=40))
+    core.schedule(0.0)
+    start = core.complete().end
+    while (step := core.schedule(start, max_iterations=30)).num_iterations == 1:
+        start = core.complete().end
+    over = start + 3 * DECODE_S if core.host_link.stores.next_end_s > start + 2 * DECODE_S else start + 2 * DECODE_S
+    assert step.end > over
+    core.advance(over - DECODE_S / 2)
+    assert not [event for event in core.take_events() if isinstance(event, TierStored)]
+    core.advance(over)
+    assert [event.stop for event in core.take_events() if isinstance(event, TierStored)] == [5]
+
+
 def test_events_say_what_is_in_host_memory():
     core = engine(num_chunks=7, async_scheduling=False)
     now = run(core, prompt("a"), 0.0)[1]
@@ -343,3 +360,45 @@ def test_a_wrong_chunk_is_kept_as_long_as_another_tier_reads_it(eviction_policy)
     other = prompt("b").chain
     assert cache.offer(other, 0, 5, Uses()) == [(0, 5)]  # two of the first give way
     assert cache.num_evicted == 2
+
+
+def with_slow_disk(policy="when_scheduled"):
+    return engine(tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),), policy=policy, async_scheduling=False)
+
+
+@pytest.mark.parametrize("policy", ["when_scheduled", "wait_complete"])
+def test_prompts_behind_a_disk_that_does_not_answer_are_not_asked_again(policy):
+    core, num_asked = with_slow_disk(policy), 0
+    for number in range(2000):
+        core.add(prompt(number))
+        num_asked += len(core.scheduler.waiting)
+        assert core.schedule(float(number)) is None
+    assert num_asked == 2000
+    assert core.scheduler.num_waiting == 2000
+
+
+def test_prompts_run_in_the_order_in_which_they_came_whichever_is_answered_first():
+    core = with_slow_disk()
+    sequences = [prompt(name) for name in "abcd"]
+    for sequence in sequences:
+        core.add(sequence)
+    assert core.schedule(0.0) is None
+    b, a = sorted(core.take_tier_work()[:2], key=lambda look_up: look_up.sequence.id, reverse=True)
+    core.answer(b, [])
+    core.answer(a, [])
+    assert [one.id for one in core.scheduler.queued()] == ["a", "b", "c", "d"]
+    assert [one.id for one, _ in core.schedule(1.0).batch.chunks] == ["a"]  # a whole budget
+    core.complete()
+    assert [one.id for one in core.scheduler.waiting] == ["b"]
+
+
+def test_whoever_is_aborted_while_a_disk_is_asked_leaves_nothing():
+    core = with_slow_disk()
+    sequence = prompt("a")
+    core.add(sequence)
+    assert core.schedule(0.0) is None
+    [look_up] = core.take_tier_work()
+    core.abort(sequence)
+    core.answer(look_up, [])
+    assert core.is_idle
+    assert core.schedule(1.0) is None

@@ -375,7 +375,7 @@ class Ours:
 
     def state(self):
         scheduler = self.scheduler
-        queues = (scheduler.running, scheduler.waiting, scheduler.holding)
+        queues = (scheduler.running, scheduler.queued(), scheduler.holding)
         running, waiting, holding = ([one.id for one in queue] for queue in queues)
         return {
             "running": running,
