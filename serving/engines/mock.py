@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
-from mocker.offload.config import HostMemory
+from mocker.offload.config import HostMemory, refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig, divide
 from serving.engines.kv_exchange import KvExchange
@@ -52,7 +52,7 @@ KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
     "decode": "kv_consumer",
 }
 
-__all__ = ["EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide"]
+__all__ = ["EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide", "refuse_idle_tiers"]
 
 
 class MockEngine:
