@@ -59,8 +59,8 @@ def plan(
 ) -> int:
     """Find the fewest GPUs, or the cheapest, whose layout meets the limits (--slo): workers, tensor parallelism, chunk size.
 
-    What is given as a flag is fixed; what is varied (--vary) is chosen from, such as the GiB of host memory for KV with
-    --vary kv_offloading_size=0,64,256; --vary prefill_workers=1..3 also tries prefill and decode apart.
+    What is given as a flag is fixed; what is varied (--vary) is chosen from; --vary prefill_workers=1..3 also tries prefill and
+    decode apart.
 
     Args:
         workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.

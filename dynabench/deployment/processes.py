@@ -123,4 +123,4 @@ def _store(deployment: Deployment, runtime: RuntimeConfig) -> list[Program]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     service = KvStoreServiceConfig(kv_store_size=size * deployment.kv_transfer.kv_bytes_scale, port=port)
-    return [Program("kv-store", ["-m", "serving.kv_store"], (service, runtime))]
+    return [Program("kv-store", ["-m", "serving.kv_store"], (service, runtime), is_needed_by_others=True)]

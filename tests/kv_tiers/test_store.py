@@ -215,7 +215,7 @@ def test_addresses_are_names_numbers_and_numbers_in_brackets():
     ("flags", "why"),
     [
         (["--port", "70000"], "port must be from 0 to 65535, not 70000"),
-        (["--kv-store-size", "0"], "kv_store_size must be greater than 0 and at most 1000000000, not 0.0"),
+        (["--kv-store-size", "0"], "kv_store_size must be greater than 0 and at most 1000000000 (GiB), not 0.0"),
         (["--host", "203.0.113.1"], "port 7600 on 203.0.113.1 cannot be used: Cannot assign requested address"),
     ],
 )
