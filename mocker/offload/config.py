@@ -70,7 +70,8 @@ class OffloadConfig:
 
     kv_prefetch_policy: PrefetchPolicy = "when_scheduled"
     """When a prompt's chunks are fetched from disk or store: at its first turn, and it waits for all of them (when_scheduled, vLLM);
-    or on arrival, and it waits for all of them, until a timeout, or only until its turn comes (the others, SGLang)."""
+    or from its arrival on, and it waits for all of them (wait_complete), until a timeout, or not at all beyond its turn (best_effort;
+    all as in SGLang)."""
 
     kv_prefetch_timeout_s: NotNegative = 1.0
     """With kv_prefetch_policy timeout: how long a fetch may take (s), plus ..."""
