@@ -11,10 +11,17 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
 SHARE = struct.Struct("d")
+ASKING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that ask to end."""
+
+
+TOGETHER_S = 0.1
+"""Within which signals count as one: `timeout` sends its signal to the process, and then to the group."""
 
 
 class InterruptError(Exception):
@@ -76,11 +83,12 @@ class Interrupt:
         self.flag.file.touch()
         self._num_calls = 0
         self.is_asked = False
+        self._asked_s = 0.0
         self._listeners: list[Callable[[], object]] = []
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._on_signal) for number in ASKING}
         return self
 
     def __exit__(
@@ -119,7 +127,10 @@ class Interrupt:
             self._listeners.remove(listener)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        is_second, self.is_asked = self.is_asked, True
+        now = monotonic()
+        is_second = self.is_asked and now - self._asked_s > TOGETHER_S
+        if not self.is_asked:
+            self.is_asked, self._asked_s = True, now
         self.flag.raise_()
         for listener in self._listeners:
             listener()
@@ -129,8 +140,8 @@ class Interrupt:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Start processes to which a terminal's Ctrl-C, which reaches the whole group, is never delivered: the parent ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Start processes to which the signals of a whole group, such as a terminal's Ctrl-C, never come: the parent ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import sys
 import typing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +27,12 @@ FINITE = sys.float_info.max
 Positive = Annotated[float, Meta(gt=0, le=FINITE)]
 NotNegative = Annotated[float, Meta(ge=0, le=FINITE)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Unit(NamedTuple):
+    """What a number counts, for whoever gives it with a unit or another: `Annotated[float, Unit("GiB")]`."""
+
+    name: str
 
 
 def check(settings: Any) -> None:
@@ -75,10 +81,11 @@ def _words(hint: Any, value: Any) -> str:
     if typing.get_origin(hint) is Annotated:
         kind, *notes = typing.get_args(hint)
         ranges = [_range(note) for note in notes if isinstance(note, Meta)]
+        unit = "".join(f" ({note.name})" for note in notes if isinstance(note, Unit))
         if not ranges or not ranges[0]:
-            return _words(kind, value)
+            return _words(kind, value) + unit
         is_of_kind = type(value) is kind or (kind is float and type(value) is int)
-        return ranges[0] if is_of_kind else f"{_words(kind, value)} {_joined(ranges[0])}"
+        return (ranges[0] if is_of_kind else f"{_words(kind, value)} {_joined(ranges[0])}") + unit
     name = getattr(hint, "__name__", str(hint))
     return _TYPES.get(name, name)
 

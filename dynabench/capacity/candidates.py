@@ -7,6 +7,7 @@ from typing import Any
 
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.deployment.flags import SPLIT, PoolConfig, RoleConfig, simulated_pools
 from dynabench.experiment.arms import layout_name
 from dynabench.experiment.axes import change, read_axis, setting_of
@@ -116,6 +117,7 @@ def candidates_of(
             else:
                 _check_prices(config, candidate.settings.deployment)
                 found.append(candidate)
+    refuse_idle_settings([candidate.settings.deployment for candidate in found])
     return found, impossible
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from dynabench.deployment.description import Deployment, Pool
 from foundation.settings import changed
 from mocker import EngineConfig
-from mocker.offload.config import GIB, OffloadConfig
+from mocker.offload.config import GIB, OffloadConfig, whole_pages
 from mocker.timing.catalog import find_model
-from mocker.timing.choose import PAGE_BYTES, resolve
+from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.vllm_tiers import beside
 from serving.router import RouterConfig
@@ -110,7 +110,7 @@ def _host_gib(pool: Pool) -> float:
         return pool.mocker.kv_offloading_size
     host = resolve(pool.engine_config, pool.timing).host
     assert host is not None
-    return host.num_chunks * -(-host.chunk_bytes // PAGE_BYTES) * PAGE_BYTES / GIB
+    return host.num_chunks * whole_pages(host.chunk_bytes) / GIB
 
 
 def _tiers(engine: EngineConfig) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """The command line: commands are loaded when they are asked for, and bad input is one line."""
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError
 
-from dynabench.interrupt import InterruptError
+from dynabench.interrupt import ASKING, InterruptError
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.text import printable
-from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason
+from serving.cli.command_line import INTERRUPTED, PLAIN_DEFAULTS, open_standard_streams, reason
 
 COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
@@ -62,8 +64,30 @@ for name, (place, help) in COMMANDS.items():
 
 
 def main() -> None:
-    """Run the command line; bad input is one line and exit code 2."""
+    """Run the command line; bad input is one line and exit code 2, and so are signals that ask to end, with 130."""
     open_standard_streams()
+    asked: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    for number in ASKING:  # commands that keep what they have handle them by themselves
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    try:
+        code = _run()
+    except (KeyboardInterrupt, InterruptError) as error:
+        _end(str(error) or "interrupted")
+    except Exception:
+        if not asked:
+            raise
+        _end("interrupted")  # while a class was made, say, where Python puts another error around ours
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run() -> Any:
+    """Run the command that is asked for; return what it gives."""
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
@@ -76,16 +100,18 @@ def main() -> None:
         sys.stdout.flush()
     except UserError as error:
         _fail(str(error))
-    except (KeyboardInterrupt, InterruptError) as error:
-        print(str(error) or "interrupted", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         _drop_output()
         sys.exit(141)
     except OSError as error:  # a full disk, a folder that is gone
         _drop_output()
         _fail(f"{error.filename or 'the output'}: {error.strerror or error}")
-    sys.exit(code if isinstance(code, int) else 0)
+    return code
+
+
+def _end(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(INTERRUPTED)
 
 
 def _drop_output() -> None:

@@ -1,14 +1,18 @@
 """The simulated engines of a deployment, and whether a workload fits them."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.kv_store import KvStoreConfig
+from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
+from mocker.offload.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
 from workloads import Workload, WorkloadError
+
+SIZES = ("kv_offloading_size", "num_host_blocks", "kv_disk_size", "kv_store_size")
+"""Settings that say whether there is a KV tier."""
 
 PARTS = {None: "an", "kv_producer": "a prefill", "kv_consumer": "a decode"}
 """What an engine is called in a message."""
@@ -95,6 +99,26 @@ def _check_store(deployment: Deployment, engines: Iterable[SimulatedEngine]) -> 
             f"kv_store_size is {size:g}, and workers have chunks of {' and '.join(f'{b:g} bytes' for _, b in sorted(chunks))}; expected "
             "one size in a store that all share"
         )
+
+
+def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
+    """Refuse a setting of a KV tier that no worker has in any of these deployments: the arms of an experiment, say.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    stores = [deployment.kv_store for deployment in deployments]
+    refuse_idle_store(stores)
+    has_store = any(
+        store.kv_store_size or deployment.kv_transfer.kv_store
+        for store, deployment in zip(stores, deployments, strict=True)
+    )
+    engines = [pool.mocker for deployment in deployments for pool in deployment.pools]
+    refuse_idle_tiers(engines, has_store=has_store)
+    for deployment in deployments:
+        folder = deployment.kv_transfer.kv_disk_folder
+        if folder and not any(engine.kv_disk_size for engine in engines):
+            raise ValueError(f"kv_disk_folder is {folder}, but there is no disk for KV; expected kv_disk_size with it")
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:

@@ -219,7 +219,13 @@ def _mapping(value: Any, path: str) -> dict[str, Any]:
 def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     for name in values:
         if name not in known:
-            raise ValueError(f"{where}{name} is unknown; {instead_of(name, sorted(known))}")
+            raise ValueError(f"{where}{name} is unknown{_elsewhere(name) or f'; {instead_of(name, sorted(known))}'}")
+
+
+def _elsewhere(name: str) -> str:
+    """Say which section of the deployment has a setting, "" if none does; the store of both clocks comes before that of one."""
+    found = [section for section, kind in sections(Deployment).items() if name in hints(kind)]
+    return f" here; expected it in the deployment's section {found[-1]}" if found else ""
 
 
 def _plain(section: Any) -> dict[str, Any]:

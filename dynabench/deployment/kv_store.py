@@ -1,16 +1,22 @@
 """A store of KV that all workers share, behind the host memory of each."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import Annotated
 
-from foundation.settings import NotNegative, Positive, check
-from mocker.offload.config import HostMemory, Policy, Size, Tier, WritePolicy, whole_chunks
+from msgspec import Meta
+
+from foundation.settings import NotNegative, Positive, Unit, check
+from mocker.offload.config import MAX_GIB, HostMemory, Policy, Tier, WritePolicy, refuse_idle, whole_chunks
+
+StoreSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for all workers together")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreConfig:
     """Settings of a store that all workers share; what is in it passes through their host memory."""
 
-    kv_store_size: Size = 0.0
+    kv_store_size: StoreSize = 0.0
     """Store of KV that all workers share, such as Mooncake or a shared file system (GiB; 0: none)."""
 
     kv_store_bandwidth_gb_s: Positive = 80.0
@@ -56,3 +62,14 @@ class KvStoreConfig:
             write_policy=self.kv_store_write_policy,
             eviction_policy=self.kv_store_eviction_policy,
         )
+
+
+def refuse_idle_store(stores: Collection[KvStoreConfig]) -> None:
+    """Refuse a setting of a store where none of some deployments has one: all of an experiment, in which the size may be varied.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    if not any(store.kv_store_size for store in stores):
+        names = [field.name for field in fields(KvStoreConfig)]
+        refuse_idle(stores, names, "there is no store; expected kv_store_size with it")

@@ -81,7 +81,7 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
 def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
         transfer = replace(deployment.kv_transfer, kv_bytes_per_token=deployment.transfer.kv_bytes_per_token)
-        for store in stores if pool.mocker.kv_offloading_size else ():
+        for store in stores if pool.mocker.has_host_memory else ():
             service: KvStoreServiceConfig = store.settings[0]
             transfer = replace(
                 transfer,
@@ -115,12 +115,12 @@ def _store(deployment: Deployment, runtime: RuntimeConfig) -> list[Program]:
     size = deployment.kv_store.kv_store_size
     if not size:
         return []
-    if not any(pool.engine == "mocker" and pool.mocker.kv_offloading_size for pool in deployment.pools):
+    if not any(pool.engine == "mocker" and pool.mocker.has_host_memory for pool in deployment.pools):
         raise ValueError(
-            f"kv_store_size is {size:g}, and kv_offloading_size is 0 everywhere; expected workers with host memory, through which "
+            f"kv_store_size is {size:g}, and no worker has kv_offloading_size; expected workers with host memory, through which "
             "all KV of the store passes"
         )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     service = KvStoreServiceConfig(kv_store_size=size * deployment.kv_transfer.kv_bytes_scale, port=port)
-    return [Program("kv-store", ["-m", "serving.kv_store"], (service, runtime))]
+    return [Program("kv-store", ["-m", "serving.kv_store"], (service, runtime), is_needed_by_others=True)]

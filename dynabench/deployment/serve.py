@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.deployment.processes import programs
 from foundation.errors import UserError
 from serving.frontend.server import PortError, listen
@@ -22,6 +23,7 @@ def serve(deployment: Deployment) -> None:
     """
     frontend, runtime = deployment.frontend, deployment.runtime or RuntimeConfig()
     try:
+        refuse_idle_settings([deployment])
         with listen(frontend.http_host, frontend.http_port) as listener:
             wanted = programs(deployment, runtime, namespace=deployment.name, descriptor=listener.fileno())
             run(lambda stopping: _serve(wanted, frontend.drain_s, stopping))

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 import joblib
 from joblib.externals.loky.backend import resource_tracker
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from dynabench.interrupt import Flag, Interrupt, held_back
+from dynabench.interrupt import ASKING, Flag, Interrupt, held_back
 from foundation.errors import UserError
 from foundation.processes import end_with_parent
 
@@ -38,7 +39,7 @@ def in_parallel(
         address: of the cluster (default: a local one of that kind).
 
     Raises:
-        UserError: the cluster's package is not installed, or the cluster does not answer.
+        UserError: the cluster's package is not installed, the cluster does not answer, or a process was killed.
         Exception: what a call raised, once the others have ended: processes that are killed leave things behind.
     """
     failure: Exception | None = None
@@ -61,6 +62,8 @@ def in_parallel(
                     interrupt.flag.raise_()  # it may have failed on another host
                 elif has_begun and failure is None:
                     yield place, result
+        except TerminatedWorkerError as error:  # its message is of several lines, and guesses
+            raise UserError("a process that simulates was killed; if memory was short, give fewer --jobs") from error
         finally:
             results.close()
     if failure is not None:
@@ -79,7 +82,7 @@ def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> t
     A flag among its arguments learns the call's place, by which it says how far it is.
     """
     place = flag.place
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on a cluster we did not start the process
+    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster we did not start the process
     if flag.is_raised():
         return place, None, False
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.deployment.engines import check_fits, engines_of, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import Bounds, bounds_of
 from dynabench.experiment.manifest import manifest_of, now
@@ -72,6 +72,7 @@ def run_experiment(
         _check_reachable(settings.url)
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint routes by itself
     arms, left_out = comparison_of(experiment, settings)
+    refuse_idle_settings([arm.settings.deployment for arm in arms])
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
     source = source_of(files, experiment)
     if clock == "virtual":

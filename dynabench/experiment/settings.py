@@ -28,7 +28,8 @@ class ExperimentConfig:
     """Seed of every random choice."""
 
     vary: tuple[str, ...] = ()
-    """Another axis: any setting by name with its values, such as num_gpu_blocks=1024,2048 or rate_scale=1,2; may be repeated."""
+    """Another axis: any setting by name with its values, such as num_gpu_blocks=1024,2048, rate_scale=1,2 or
+    kv_offloading_size=0,64,256 (GiB of host memory for KV); may be repeated."""
 
     noise_floor: bool = False
     """Run the first arm once more with other seeds (A/A): what differs as little as these two is called noise."""

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.deployment.engines import SIZES, check_fits, engines_of, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
-from dynabench.experiment.axes import SENT, change, kinds_of, path_of
+from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.parallel import in_parallel
@@ -55,6 +55,8 @@ def run_sweep(
         raise UserError("--find searches for the highest value that meets limits; give --slo or --slo-preset")
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
+    if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
+        refuse_idle_settings([arm.settings.deployment for arm in arms])
     search = (config.find, config.low, config.high, config.precision)
     identity = identity_of(files, experiment, settings, config.attainment, search)
     out = experiment.out or Path("results") / f"sweep-{identity}"

@@ -1,27 +1,31 @@
 """Every setting of KV beyond the GPU, named as in vLLM where vLLM has it, and the values that follow from them."""
 
 import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Positive, Whole, check
+from foundation.settings import Count, NotNegative, Positive, Unit, Whole, changed, check, short
 
 Policy = Literal["lru", "arc"]
 TierName = Literal["disk", "store"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 PrefetchPolicy = Literal["when_scheduled", "wait_complete", "timeout", "best_effort"]
 GIB = 1 << 30
-Size = Annotated[float, Meta(ge=0, le=1_000_000_000)]
-"""Of a tier (GiB)."""
+PAGE_BYTES = 4096
+"""To a multiple of which vLLM rounds chunks up."""
+MAX_GIB = 1_000_000_000
+WorkerSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for each worker")]
+"""Of a tier that each worker, or each of its data-parallel ranks, has for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
     """Settings of one engine's host memory, and of the disk behind it."""
 
-    kv_offloading_size: Size = 0.0
+    kv_offloading_size: WorkerSize = 0.0
     """Host memory for KV, per data-parallel rank, for all its GPUs together (GiB; 0: none)."""
 
     num_host_blocks: Whole = 0
@@ -45,7 +49,7 @@ class OffloadConfig:
     host_latency_us: NotNegative = 20.0
     """Fixed time of each copy between a GPU and host memory, added to the time for its bytes (us)."""
 
-    kv_disk_size: Size = 0.0
+    kv_disk_size: WorkerSize = 0.0
     """Local disk for KV behind host memory, per data-parallel rank (GiB; 0: none)."""
 
     kv_disk_bandwidth_gb_s: Positive = 7.0
@@ -66,7 +70,8 @@ class OffloadConfig:
 
     kv_prefetch_policy: PrefetchPolicy = "when_scheduled"
     """When a prompt's chunks are fetched from disk or store: at its first turn, and it waits for all of them (when_scheduled, vLLM);
-    or on arrival, and it waits for all of them, until a timeout, or only until its turn comes (the others, SGLang)."""
+    or from its arrival on, and it waits for all of them (wait_complete), until a timeout, or not at all beyond its turn (best_effort;
+    all as in SGLang)."""
 
     kv_prefetch_timeout_s: NotNegative = 1.0
     """With kv_prefetch_policy timeout: how long a fetch may take (s), plus ..."""
@@ -100,6 +105,54 @@ class OffloadConfig:
             raise ValueError(
                 f"store_threshold is {self.store_threshold}; expected 0 with a disk behind host memory, as vLLM has it"
             )
+
+
+OF_HOST_MEMORY = (
+    "blocks_per_chunk",
+    "eviction_policy",
+    "store_threshold",
+    "offload_prompt_only",
+    "host_bandwidth_gb_s",
+    "host_latency_us",
+)
+OF_DISK = (
+    "kv_disk_bandwidth_gb_s",
+    "kv_disk_latency_ms",
+    "kv_disk_lookup_ms",
+    "kv_disk_write_policy",
+    "kv_disk_eviction_policy",
+)
+OF_FETCHES = ("kv_prefetch_policy", "kv_prefetch_timeout_s", "kv_prefetch_timeout_s_per_1k_tokens")
+OF_TIMEOUTS = OF_FETCHES[1:]
+
+
+def refuse_idle_tiers(engines: Collection[OffloadConfig], *, has_store: bool) -> None:
+    """Refuse a setting of a tier that none of some engines has: all of an experiment, in which a size may be varied.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    if not any(engine.has_host_memory for engine in engines):
+        refuse_idle(engines, OF_HOST_MEMORY, "there is no host memory for KV; expected kv_offloading_size with it")
+    has_disk = any(engine.kv_disk_size for engine in engines)
+    if not has_disk:
+        refuse_idle(engines, OF_DISK, "there is no disk for KV; expected kv_disk_size with it")
+    if not (has_disk or has_store):
+        refuse_idle(engines, OF_FETCHES, "nothing is behind host memory; expected a disk or a store with it")
+    if not any(engine.kv_prefetch_policy == "timeout" for engine in engines):
+        refuse_idle(engines, OF_TIMEOUTS, "no kv_prefetch_policy is timeout; expected that with it")
+
+
+def refuse_idle(settings: Iterable[Any], names: Collection[str], why: str) -> None:
+    """Refuse some of the settings where they are not at their defaults, for they have no effect.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for each in settings:
+        for name, value in changed(each).items():
+            if name in names:
+                raise ValueError(f"{name} is {short(value)}, but {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,16 +196,22 @@ class HostMemory:
         check(self)
 
 
+def whole_pages(chunk_bytes: float) -> float:
+    """Return what a chunk takes in a tier."""
+    return -(-chunk_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
 def whole_chunks(setting: str, size: float, *, chunk_bytes: float, blocks_per_chunk: int) -> int:
-    """Return how many chunks a tier holds whose size (GiB) a setting gives.
+    """Return how many chunks a tier holds whose size (GiB) a setting gives; each takes whole pages.
 
     Raises:
         ValueError: it has no room for one.
     """
-    num_chunks = int(size * GIB // chunk_bytes)
+    padded = whole_pages(chunk_bytes)
+    num_chunks = int(size * GIB // padded)
     if not num_chunks:
         raise ValueError(
-            f"{setting} is {size:g} GiB; expected at least {chunk_bytes / GIB:.4g}, one chunk (blocks_per_chunk is {blocks_per_chunk}), "
+            f"{setting} is {size:g} GiB; expected at least {padded / GIB:.4g}, one chunk (blocks_per_chunk is {blocks_per_chunk}), "
             "or 0 for none"
         )
     return num_chunks

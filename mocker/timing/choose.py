@@ -20,8 +20,6 @@ from mocker.timing.roofline import Roofline, coefficients
 from mocker.timing.table import Table
 
 DEFAULT_NUM_BLOCKS = 16384
-PAGE_BYTES = 4096
-"""To a multiple of which vLLM rounds chunks of host memory up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +106,9 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         return None
     size = kv_size_of(timing, block_size=engine.block_size)
     num_bytes = engine.blocks_per_chunk * (size.block + size.window_block)
-    padded = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     num_chunks = engine.num_host_blocks // engine.blocks_per_chunk
     return HostMemory(
-        num_chunks=num_chunks or _whole_chunks(engine, "kv_offloading_size", padded),
+        num_chunks=num_chunks or _whole_chunks(engine, "kv_offloading_size", num_bytes),
         blocks_per_chunk=engine.blocks_per_chunk,
         eviction_policy=engine.eviction_policy,
         store_threshold=engine.store_threshold,
@@ -119,7 +116,7 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         chunk_bytes=num_bytes,
         bandwidth=engine.host_bandwidth_gb_s * 1e9 * size.num_parts,
         latency_s=engine.host_latency_us / 1e6,
-        tiers=_tiers(engine, padded),
+        tiers=_tiers(engine, num_bytes),
         prefetch_policy=engine.kv_prefetch_policy,
         timeout_s=engine.kv_prefetch_timeout_s if engine.kv_prefetch_policy == "timeout" else math.inf,
         timeout_s_per_chunk=engine.kv_prefetch_timeout_s_per_1k_tokens

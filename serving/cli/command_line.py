@@ -4,8 +4,9 @@ import os
 import sys
 from typing import Any
 
-from cyclopts import Group, Parameter
+from cyclopts import CoercionError, Group, Parameter
 
+from foundation.settings import expected, kinds
 from foundation.text import one_line
 
 INTERRUPTED = 130
@@ -43,5 +44,11 @@ def open_standard_streams() -> None:
 
 def reason(error: Exception) -> str:
     """Return in one line what was wrong with the input."""
+    if isinstance(error, CoercionError) and error.argument is not None and error.token is not None:
+        hint, token = error.argument.field_info.annotation, error.token
+        if kinds(hint) <= {int, float, type(None)}:
+            return one_line(
+                f"{token.keyword or error.argument.name} is {token.value!r}; expected {expected(hint, token.value)}"
+            )
     cause = error.__cause__
     return one_line(cause if isinstance(cause, ValueError) else error, MAX_REASON)

@@ -17,7 +17,7 @@ from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.command_line import INTERRUPTED, flat, open_standard_streams, reason
 from serving.engines.echo import Echo
-from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide
+from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
 from serving.engines.openai import OpenAiServer
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
@@ -147,12 +147,13 @@ def mocker(
         verbose: how much to log.
     """
     set_up(verbose)
+    if extra_engine_args is not None:
+        engine, timing = engine_settings(extra_engine_args, engine, timing)
+    refuse_idle_tiers([engine], has_store=bool(transfer.kv_store))
     worker, engine, timing, transfer, lease, network = _resolve(
         worker, engine, timing, transfer, lease, runtime or RuntimeConfig()
     )
     worker = replace_model(worker, model)
-    if extra_engine_args is not None:
-        engine, timing = engine_settings(extra_engine_args, engine, timing)
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, not {num_workers}")
 

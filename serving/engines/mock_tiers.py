@@ -4,12 +4,12 @@ The simulated core decides what is kept in host memory, and its copies between G
 what it says: they are written when a chunk has come into host memory, and wiped when it leaves. What lies behind host memory
 is real: the core asks what is there, and it takes the time that it takes.
 
-    TierStored         a slot of the arena is filled                        (`_fill`)
+    TierStored         a slot of the arena is filled (`mock_host.py`)
     TierRemoved        the slot is free again
     LookUp             which tier has the next chunks, the nearest first    -> `engine.answer`
     Read               from a tier into slots of the arena, verified        -> `engine.end_read`
     Write              from the arena into a tier                           -> `engine.end_write`
-    a load to the GPU  its chunks are verified where they lie                       -> `engine.end_check`
+    a load to the GPU  its chunks are verified where they lie          -> `engine.end_check`
 
 A chunk that cannot be read, or is wrong, ends its read or load: what it would have saved is computed. A tier that takes nothing
 ends its write all the same.
@@ -29,7 +29,7 @@ from pathlib import Path
 from time import monotonic
 
 from mocker import BlockChain, Engine
-from mocker.events import KvEvent, TierRemoved, TierStored
+from mocker.events import KvEvent
 from mocker.offload.config import HostMemory, Tier, TierName
 from mocker.offload.offload import Copy
 from mocker.offload.ranges import Range
@@ -37,15 +37,13 @@ from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv_shelf import scaled_layout
+from serving.engines.mock_host import Checking, HostBytes, keys_of
 from serving.engines.tier_reports import TierReports
 from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.files import FileTier
-from serving.kv_tiers.host import HostTier
 from serving.kv_tiers.store_client import StoreTier, parse_address
 from serving.kv_tiers.tier import Changes, ChunkFormat, FolderTakenError, TierCounts, TierError
-from serving.kv_tiers.trouble import Trouble
 from serving.router.events import BlocksEvent
-from serving.runtime.threads import in_thread
 from serving.transfer.config import TransferRunConfig
 from serving.transfer.proven import Token
 from serving.worker.engine import KvTier
@@ -113,15 +111,6 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Checking:
-    """Chunks of a load to the GPU, as far as they are right."""
-
-    keys: list[int]
-    num_good: int = 0
-    fault: str = ""
-
-
-@dataclass(slots=True)
 class Moved:
     """Reads or writes of a tier, and how long they took together."""
 
@@ -148,12 +137,10 @@ class LiveTiers:
         self._memory = memory
         self._transfer = transfer
         self._token = token
-        self._arena = HostTier(format, memory.num_chunks)
+        self._host = HostBytes(format, memory.num_chunks, self._spawn)
         self._tiers: dict[TierName, FileTier | StoreTier] = {}
         self._changes: dict[TierName, Changes] = {}
         self._reports = TierReports(memory.blocks_per_chunk, MAX_NAMED * memory.num_chunks)
-        self._filling: dict[int, asyncio.Task[None]] = {}
-        self._leaving: set[int] = set()  # of those: what left host memory before it was filled
         self._fetches: dict[LookUp | Read, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes = asyncio.Semaphore(MAX_WRITES)
@@ -161,7 +148,6 @@ class LiveTiers:
         self._reads: dict[TierName, Moved] = {tier.name: Moved() for tier in memory.tiers}
         self._written: dict[TierName, Moved] = {tier.name: Moved() for tier in memory.tiers}
         self._last_load = -1
-        self._spoilt = Trouble("KV in host memory is not what was written there", "KV in host memory is right again")
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
@@ -170,7 +156,7 @@ class LiveTiers:
         Raises:
             TierError: that cannot be done.
         """
-        await self._arena.start()
+        await self._host.arena.start()
         for tier in self._memory.tiers:
             if tier.name == "disk":
                 disk = self._tiers["disk"] = await self._disk(tier.num_chunks)
@@ -191,7 +177,7 @@ class LiveTiers:
     @property
     def counts(self) -> dict[str, TierCounts]:
         """What each tier holds and did."""
-        return {"host": self._arena.counts, **{name: tier.counts for name, tier in self._tiers.items()}}
+        return {"host": self._host.arena.counts, **{name: tier.counts for name, tier in self._tiers.items()}}
 
     def load(self) -> tuple[KvTier, ...]:
         """Tell what each tier holds and did."""
@@ -208,7 +194,7 @@ class LiveTiers:
             num_writes=link.stores.num_copies,
             write_bytes=link.stores.num_bytes,
             write_s=link.stores.busy_s,
-            num_faults=self._arena.counts.num_faults,
+            num_faults=self._host.arena.counts.num_faults,
             num_refused=offload.num_refused,
             num_evicted=offload.host.num_evicted,
             num_flushes=link.num_flushes,
@@ -237,19 +223,7 @@ class LiveTiers:
 
     def note(self, events: Iterable[KvEvent]) -> None:
         """Let bytes follow what came into host memory and what left it."""
-        fresh: dict[int, None] = {}
-        for event in events:
-            if isinstance(event, TierStored) and event.medium == "CPU":
-                names = _keys(event.chain, [(event.start, event.stop)], event.blocks_per_chunk)
-                self._leaving.difference_update(names)
-                fresh.update(dict.fromkeys(names))
-            elif isinstance(event, TierRemoved) and event.medium == "CPU":
-                for key in _keys(event.chain, [(event.start, event.stop)], event.blocks_per_chunk):
-                    fresh.pop(key, None)
-                    self._leave(key)
-        if fresh and (slots := self._arena.take(fresh)):
-            task = self._spawn(self._fill(slots))
-            self._filling.update(dict.fromkeys(slots, task))
+        self._host.note(events)
 
     def act(self, work: list[TierWork]) -> None:
         """Do what the engine asks, and verify what it loads."""
@@ -280,7 +254,7 @@ class LiveTiers:
         for name, counts in self.counts.items():
             log.info("KV tier %s: %s", name, ", ".join(f"{field} {value}" for field, value in counts._asdict().items()))
         await self._stack.aclose()
-        await self._arena.close()
+        await self._host.arena.close()
 
     # What the engine asks for
 
@@ -305,7 +279,7 @@ class LiveTiers:
 
     def _begin_read(self, read: Read) -> None:
         keys = self._keys(read.sequence.chain, read.ranges)
-        reading = Reading(keys, self._arena.take(keys))
+        reading = Reading(keys, self._host.arena.take(keys))
         task = self._fetches[read] = self._spawn(self._read(read.tier, reading))
         task.add_done_callback(partial(self._end_read, read, reading))
         timeout_s = self._memory.timeout_s + self._memory.timeout_s_per_chunk * read.num_chunks
@@ -331,8 +305,8 @@ class LiveTiers:
         self.act(self._engine.take_tier_work())
         del self._fetches[read]
         come = reading.keys[: reading.num_read]
-        self._arena.keep(come)
-        self._arena.discard(reading.slots.keys() - set(come))
+        self._host.arena.keep(come)
+        self._host.arena.discard(reading.slots.keys() - set(come))
         self._engine.end_read(read, reading.num_read)
         self._go_on()
 
@@ -343,8 +317,8 @@ class LiveTiers:
         try:
             keys = self._keys(write.chain, write.ranges)
             async with self._writes:
-                await self._filled(keys)
-                chunks = await self._chunks(keys)
+                await self._host.filled(keys)
+                chunks = await self._host.chunks(keys)
                 with self._written[write.tier].measured():
                     await self._tiers[write.tier].write(keys, chunks)
         finally:
@@ -354,41 +328,6 @@ class LiveTiers:
         self._engine.end_write(write)
         self._go_on()
 
-    async def _chunks(self, keys: Several[int]) -> list[memoryview]:
-        """Return chunks as they lie in host memory; one that has left it is made once more, as if it waited in a buffer."""
-        found = {key: self._arena.slot(key) for key in keys}
-        made = {key: memoryview(bytearray(self._format.chunk_bytes)) for key, slot in found.items() if slot is None}
-        if made:
-            await in_thread(lambda: self._make(made))
-        return [found[key] or made[key] for key in keys]
-
-    # Host memory
-
-    async def _fill(self, slots: dict[int, memoryview]) -> None:
-        try:
-            await in_thread(lambda: self._make(slots))
-        finally:
-            for key in slots:
-                del self._filling[key]
-            self._arena.keep(slots)
-            gone = self._leaving.intersection(slots)
-            self._arena.discard(gone)
-            self._leaving -= gone
-
-    async def _filled(self, keys: Several[int]) -> None:
-        """Wait until none of these chunks is being filled any more."""
-        await asyncio.gather(*{self._filling[key] for key in keys if key in self._filling})
-
-    def _make(self, slots: dict[int, memoryview]) -> None:
-        for key, slot in slots.items():
-            self._format.write(slot, key)
-
-    def _leave(self, key: int) -> None:
-        if key in self._filling:
-            self._leaving.add(key)
-        else:
-            self._arena.discard([key])
-
     def _check_loads(self) -> None:
         """Verify the chunks of copies to the GPU that have begun; they do not end before."""
         assert self._engine.host_link is not None
@@ -397,28 +336,11 @@ class LiveTiers:
                 self._last_load = load.number
                 self._engine.await_check(load)
                 checking = Checking(self._keys(load.sequence.chain, load.ranges))
-                self._spawn(self._check(checking)).add_done_callback(partial(self._end_check, load, checking))
-
-    async def _check(self, checking: Checking) -> None:
-        await self._filled(checking.keys)
-        slots = [(key, self._arena.slot(key)) for key in checking.keys]
-        await in_thread(lambda: self._find_fault(slots, checking))
-
-    def _find_fault(self, slots: list[tuple[int, memoryview | None]], checking: Checking) -> None:
-        for key, slot in slots:
-            checking.fault = "it is not there" if slot is None else self._format.find_fault(slot, key)
-            if checking.fault:
-                return
-            checking.num_good += 1
+                self._spawn(self._host.check(checking)).add_done_callback(partial(self._end_check, load, checking))
 
     def _end_check(self, load: Copy, checking: Checking, _: asyncio.Task[None]) -> None:
-        num_good = checking.num_good
-        if checking.fault:
-            self._spoilt.begin(f"chunk {checking.keys[num_good]:016x}: {checking.fault}")
-        elif num_good:
-            self._spoilt.end()
-        self._arena.loaded(num_good, load.num_chunks)
-        self._engine.end_check(load, num_good)
+        self._host.checked(checking, load.num_chunks)
+        self._engine.end_check(load, checking.num_good)
         self._go_on()
 
     # The steps of these
@@ -443,7 +365,7 @@ class LiveTiers:
         if size > 1:
             chunks = [_blocks(chain, chunk, size) for start, stop in ranges for chunk in range(start, stop)]
             self._reports.learn([blocks for blocks in chunks if len(blocks) == size], self._changes)
-        return _keys(chain, ranges, size)
+        return keys_of(chain, ranges, size)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -460,10 +382,4 @@ class LiveTiers:
 def _blocks(chain: BlockChain, chunk: int, blocks_per_chunk: int) -> list[int]:
     """Name the blocks of a chunk."""
     names = [chain.key(block) for block in range(chunk * blocks_per_chunk, (chunk + 1) * blocks_per_chunk)]
-    return [name for name in names if isinstance(name, int)]
-
-
-def _keys(chain: BlockChain, ranges: Several[Range], blocks_per_chunk: int) -> list[int]:
-    """Name chunks, each by the sequence hash of its last block."""
-    names = [chain.key((chunk + 1) * blocks_per_chunk - 1) for start, stop in ranges for chunk in range(start, stop)]
     return [name for name in names if isinstance(name, int)]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import check
+from foundation.settings import Unit, check
 
 GIB = 1 << 30
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 class KvStoreServiceConfig:
     """Settings of a KV store, which all workers share."""
 
-    kv_store_size: Annotated[float, Meta(gt=0, le=1_000_000_000)] = 4.0
+    kv_store_size: Annotated[float, Meta(gt=0, le=1_000_000_000), Unit("GiB")] = 4.0
     """Memory for chunks of KV (GiB)."""
 
     host: str = "127.0.0.1"

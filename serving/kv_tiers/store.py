@@ -247,6 +247,12 @@ async def _say(stream: Stream, number: int, data: bytes = b"") -> None:
         await stream.send(ANSWER.pack(DONE, number) + data)
 
 
+def size_in_words(num_bytes: int) -> str:
+    """Return a size in MiB below 1 GiB, else in GiB."""
+    mebibytes = num_bytes / (1 << 20)
+    return f"{mebibytes:,.3g} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:,.4g} GiB"
+
+
 async def serve_store(
     config: KvStoreServiceConfig, token: Token, stopping: asyncio.Event, *, on_ready: Callable[[], object]
 ) -> None:
@@ -257,7 +263,7 @@ async def serve_store(
     """
     store = StoreServer(config.num_bytes, token)
     port = await store.open(config.host, config.port)
-    log.info("%g GiB for KV at %s:%d", config.kv_store_size, config.host, port)
+    log.info("%s for KV at %s:%d", size_in_words(config.num_bytes), config.host, port)
     on_ready()
     try:
         await stopping.wait()

@@ -16,7 +16,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Any, Self
@@ -66,6 +66,8 @@ class Program:
     """Settings (dataclasses, lists), in the order in which the module takes them."""
     environment: dict[str, str] = field(default_factory=dict)
     file_descriptors: tuple[int, ...] = ()
+    is_needed_by_others: bool = False
+    """Whether it is asked to end only once all others have."""
 
 
 class Group:
@@ -81,7 +83,7 @@ class Group:
         self._restart = restart
         self._say = say
         self._children: dict[str, _Child] = {}
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: dict[asyncio.Task[None], Program] = {}
         self._stopping = asyncio.Event()
         self._failure: str | None = None
         self._failed = asyncio.Event()
@@ -99,7 +101,7 @@ class Group:
         for program in programs:
             child = await self._spawn(program)
             keeper = asyncio.create_task(self._keep(program, child, COLOURS[len(self._keepers) % len(COLOURS)]))
-            self._keepers.append(keeper)
+            self._keepers[keeper] = program
 
     @property
     def dead(self) -> list[str]:
@@ -130,26 +132,37 @@ class Group:
             raise GroupError(self._failure)
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask all to end, in reverse order of their start, and return once all have ended.
+        """Ask all to end, in reverse order of their start but what others need last, and return once all have ended.
 
         Once the time is over, or the caller is cancelled, they are asked again, to end at once, and killed `HURRY_S` later.
         """
         self._stopping.set()
         ended = asyncio.ensure_future(asyncio.gather(*self._keepers, return_exceptions=True))
         try:
-            self._signal(signal.SIGTERM)
-            await asyncio.wait([ended], timeout=timeout_s)
+            await self._ask(timeout_s)
         finally:
             try:
-                self._signal(signal.SIGINT)  # not SIGTERM: two of a kind that come at once are one
+                self._signal(signal.SIGINT, self._children)  # not SIGTERM: two of a kind that come at once are one
                 await asyncio.wait([ended], timeout=HURRY_S)
             finally:
-                self._signal(signal.SIGKILL)
+                self._signal(signal.SIGKILL, self._children)
                 await ended
 
-    def _signal(self, number: signal.Signals) -> None:
-        for child in reversed(self._children.values()):
-            if child.process.returncode is None:
+    async def _ask(self, timeout_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        for is_needed in (False, True):
+            asked = {
+                keeper: program.name
+                for keeper, program in self._keepers.items()
+                if program.is_needed_by_others is is_needed
+            }
+            self._signal(signal.SIGTERM, asked.values())
+            if asked:
+                await asyncio.wait(asked, timeout=max(deadline - asyncio.get_running_loop().time(), 0))
+
+    def _signal(self, number: signal.Signals, names: Container[str]) -> None:
+        for name, child in reversed(self._children.items()):
+            if name in names and child.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.send_signal(number)
 

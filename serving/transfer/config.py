@@ -50,6 +50,10 @@ class TransferRunConfig:
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
         check(self)
+        if self.kv_store_write_policy != "write_through" and not self.kv_store:
+            raise ValueError(
+                f"kv_store_write_policy is {self.kv_store_write_policy}, but there is no store; expected kv_store with it"
+            )
 
     @property
     def num_bytes(self) -> int:

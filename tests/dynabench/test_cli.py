@@ -136,6 +136,14 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
     [
         (["simulate", "--router-mode", "best"], "router_mode 'best' is unknown; expected one of random, round-robin"),
         (["simulate", "--workers", "0"], "workers must be from 1 to 10000, not 0"),
+        (["simulate", "--workers", "two"], "--workers is 'two'; expected a whole number from 1 to 10000"),
+        (["simulate", "--kv-offloading-size", "64GB"], "from 0 to 1000000000 (GiB for each worker)"),
+        (["simulate", "--host-latency-us", "9"], "host_latency_us is 9, but there is no host memory for KV"),
+        (["sweep", "--vary", "kv_disk_latency_ms=1,2"], "kv_disk_latency_ms is 1, but there is no disk for KV"),
+        (
+            ["run", "--kv-store-write-policy", "write_back"],
+            "kv_store_write_policy is write_back, but there is no store",
+        ),
         (["simulate", "none.jsonl"], "none.jsonl: cannot be read (No such file or directory)"),
         (["simulate", "bad.jsonl"], "bad.jsonl, line 1: Object missing required field `hash_ids`"),
         (["simulate", "negative.jsonl"], "negative.jsonl, line 1: input_length must be at least 1, not -5"),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.engines import engines_of
+from dynabench.deployment.engines import engines_of, refuse_idle_settings
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
@@ -296,7 +296,10 @@ def test_prefill_workers_keep_kv_in_tiers_too():
     ("changes", "message"),
     [
         ({"kv_disk_size": 4}, "kv_disk_size is 4, and kv_offloading_size is 0; expected host memory, too"),
-        ({"kv_offloading_size": 1e308}, "kv_offloading_size must be from 0 to 1000000000, not 1e"),
+        (
+            {"kv_offloading_size": 1e308},
+            r"kv_offloading_size must be from 0 to 1000000000 \(GiB for each worker\), not 1e",
+        ),
         (
             {"kv_disk_size": 4, "kv_offloading_size": 4, "store_threshold": 2},
             "store_threshold is 2; expected 0 with a disk",
@@ -306,6 +309,50 @@ def test_prefill_workers_keep_kv_in_tiers_too():
 def test_sizes_of_tiers_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"host_bandwidth_gb_s": 50}, "host_bandwidth_gb_s is 50, but there is no host memory for KV"),
+        (
+            {"kv_offloading_size": 4, "kv_disk_write_policy": "write_back"},
+            "kv_disk_write_policy is write_back, but there is no disk",
+        ),
+        (
+            {"kv_offloading_size": 4, "kv_prefetch_policy": "timeout"},
+            "kv_prefetch_policy is timeout, but nothing is behind host memory",
+        ),
+        (
+            {"kv_offloading_size": 4, "kv_disk_size": 4, "kv_prefetch_timeout_s": 3},
+            "kv_prefetch_timeout_s is 3, but no kv_prefetch_policy is timeout",
+        ),
+    ],
+)
+def test_a_setting_of_a_tier_that_no_worker_has_is_refused_unless_another_arm_has_it(changes, message):
+    idle = Deployment(pools=(Pool(mocker=EngineConfig(**changes)),))
+    with pytest.raises(ValueError, match=message):
+        refuse_idle_settings([idle])
+    full = EngineConfig(kv_offloading_size=4, kv_disk_size=4, kv_prefetch_policy="timeout")
+    refuse_idle_settings([idle, Deployment(pools=(Pool(mocker=full),))])
+
+
+def test_a_setting_of_a_store_that_no_arm_has_is_refused():
+    without, with_store = (
+        Deployment(kv_store=KvStoreConfig(kv_store_size=size, kv_store_latency_ms=3)) for size in (0, 4)
+    )
+    with pytest.raises(ValueError, match="kv_store_latency_ms is 3, but there is no store; expected kv_store_size"):
+        refuse_idle_settings([without])
+    refuse_idle_settings([without, with_store])
+
+
+def test_chunks_of_a_store_take_whole_pages_as_those_of_host_memory_and_disk_do():
+    odd = EngineConfig(block_size=1, num_gpu_blocks=100, kv_offloading_size=1, kv_disk_size=1)
+    fp8 = TimingConfig(gpu="h100", model="deepseek-ai/DeepSeek-V3", kv_cache_dtype="fp8", tensor_parallel_size=8)
+    host = resolve(odd, fp8).host
+    assert host.chunk_bytes % 4096
+    tiers = [*host.tiers, KvStoreConfig(kv_store_size=1).tier(host)]
+    assert {tier.num_chunks for tier in tiers} == {host.num_chunks}
 
 
 def test_a_disk_or_store_smaller_than_a_chunk_is_refused():

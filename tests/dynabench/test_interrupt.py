@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,15 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.interrupt import SHARE, Interrupt
+from dynabench.interrupt import SHARE, TOGETHER_S, Interrupt
 from dynabench.plan import Settings, plans
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
+from foundation.errors import UserError
 from mocker import EngineConfig
 from serving.engines.processes import descendants
 from serving.router import RouterConfig
-from tests.support.commands import dynabench
+from tests.support.commands import PROGRESS, dynabench
 from tests.support.simulated import deployed, simulate
 from tests.support.strange_server import EVENT, HEAD, chunk, strange_server
 from tests.support.waiting import PATIENCE_S, until
@@ -187,7 +189,9 @@ def test_a_second_ctrl_c_is_obeyed_and_what_handled_signals_before_does_so_again
     before = signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
     with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
         ctrl_c()
+        ctrl_c()
         assert interrupt.is_asked
+        time.sleep(2 * TOGETHER_S)
         ctrl_c()
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -288,6 +292,30 @@ def test_ctrl_c_in_a_sweep_shows_the_points_that_are_known(tmp_path, temporary):
     assert (beside.returncode, "x: interrupted, so not whole." in beside.stdout) == (0, True), beside.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_ends_a_plan_in_one_line_with_what_is_known(tmp_path, temporary, number):
+    process = start(
+        "plan", "--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100", "--slo", "ttft.p90 <= 300ms", "--rate-scale", "10",
+        "--vary", "max_num_seqs=32,64,128,256", "--jobs", "2", "--out", tmp_path / "x",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    until(lambda: any(share > 0 for share in shares_of(temporary)), process)
+    process.send_signal(number)  # as `timeout` does
+    os.killpg(process.pid, number)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, PROGRESS.sub("", stderr)) == (130, "")
+    assert "Interrupted before any layout was known to meet the limits" in stdout
+
+
+def killed_at_its_work():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_at_a_simulation_is_reported_in_one_line():
+    with Interrupt() as interrupt, pytest.raises(UserError, match="a process that simulates was killed"):
+        list(in_parallel([(killed_at_its_work, ())] * 2, 2, interrupt=interrupt))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers end with the simulation that they are in")
 def test_the_workers_of_a_sweep_that_is_killed_end_with_it(tmp_path):
     process = start(
@@ -352,4 +380,5 @@ def test_no_interrupt_reaches_a_process_that_simulates_from_its_start_on():
     with Interrupt() as interrupt:
         calls = [(int, (AsItArrives(),))] * 4
         masks = [mask for _, mask in in_parallel(calls, 2, interrupt=interrupt)]
-    assert [bool(mask & 1 << (signal.SIGINT - 1)) for mask in masks] == [True] * 4
+    for number in (signal.SIGINT, signal.SIGTERM):
+        assert [bool(mask & 1 << (number - 1)) for mask in masks] == [True] * 4

@@ -208,3 +208,4 @@ def test_kv_survives_its_worker_on_disk_and_in_the_store_and_the_store_may_die(t
     assert ask() == (text, 640)
     log = finish(process, signal.SIGINT)
     assert "kv-store ended with code -9; starting it again" in log
+    assert "is not there" not in log.partition("stopping: ")[2]  # the store ends after its workers

@@ -180,8 +180,8 @@ def test_host_memory_holds_what_the_engine_says_and_no_more(world):
             tiers = mocker._tiers[0]
             assert counts(mocker, "host").num_chunks == mocker._ranks[0].engine.scheduler.offload.host.num_used == 16
             assert counts(mocker, "host").num_evicted == 0  # it never had to choose by itself
-            for key in list(tiers._arena._kept):
-                assert tiers._format.find_fault(tiers._arena.slot(key), key) == ""
+            for key in list(tiers._host.arena._kept):
+                assert tiers._format.find_fault(tiers._host.arena.slot(key), key) == ""
 
     run(main)
 
@@ -265,7 +265,7 @@ def spoil_host(mocker, places):
     tiers = mocker._tiers[0]
     keys = [hashes()[place] for place in places]
     for key in keys:
-        tiers._arena.slot(key)[-100] ^= 1
+        tiers._host.arena.slot(key)[-100] ^= 1
     return keys
 
 
@@ -284,7 +284,9 @@ def test_of_a_chunk_that_is_wrong_in_host_memory_and_what_follows_it_the_rest_is
             await settle(mocker)
             assert counts(mocker, "host").num_faults == 1
             tiers = mocker._tiers[0]
-            assert tiers._format.find_fault(tiers._arena.slot(wrong), wrong) == ""  # it was computed, and stored again
+            assert (
+                tiers._format.find_fault(tiers._host.arena.slot(wrong), wrong) == ""
+            )  # it was computed, and stored again
 
     run(main)
 
@@ -295,7 +297,7 @@ def test_a_chunk_that_is_not_in_the_arena_is_computed(world):
             await ask(mocker, PROMPT)
             await fill(mocker)
             await settle(mocker)
-            mocker._tiers[0]._arena.discard(spoil_host(mocker, [5]))
+            mocker._tiers[0]._host.arena.discard(spoil_host(mocker, [5]))
             assert await ask(mocker, PROMPT) == 20
 
     run(main)
@@ -572,7 +574,9 @@ def test_a_request_that_is_given_up_leaves_nothing_under_way(world):
             assert await ask(mocker, PROMPT) == 40
             await settle(mocker)
             tiers = mocker._tiers[0]
-            assert not (tiers._fetches or tiers._filling or tiers._leaving or tiers._arena._being_written)
+            assert not (
+                tiers._fetches or tiers._host._filling or tiers._host._leaving or tiers._host.arena._being_written
+            )
 
     run(main)
 

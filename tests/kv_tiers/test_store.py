@@ -16,6 +16,8 @@ import uvloop
 from serving.kv_tiers import store_client, trouble
 from serving.kv_tiers import wire as wire_module
 from serving.kv_tiers.blocks import KvLayout
+from serving.kv_tiers.config import KvStoreServiceConfig
+from serving.kv_tiers.store import size_in_words
 from serving.kv_tiers.store_client import parse_address
 from serving.kv_tiers.tier import ChunkFormat, TierError
 from serving.kv_tiers.wire import (
@@ -215,7 +217,11 @@ def test_addresses_are_names_numbers_and_numbers_in_brackets():
     ("flags", "why"),
     [
         (["--port", "70000"], "port must be from 0 to 65535, not 70000"),
-        (["--kv-store-size", "0"], "kv_store_size must be greater than 0 and at most 1000000000, not 0.0"),
+        (["--kv-store-size", "0"], "kv_store_size must be greater than 0 and at most 1000000000 (GiB), not 0.0"),
+        (
+            ["--kv-store-size", "4GB"],
+            "--kv-store-size is '4GB'; expected a number greater than 0 and at most 1000000000 (GiB)",
+        ),
         (["--host", "203.0.113.1"], "port 7600 on 203.0.113.1 cannot be used: Cannot assign requested address"),
     ],
 )
@@ -236,6 +242,11 @@ def test_a_port_that_is_taken_is_refused_in_one_line(world):
                 await type(server)(1, lambda: TOKEN).open("127.0.0.1", port)
 
     uvloop.run(main())
+
+
+@pytest.mark.parametrize(("size", "said"), [(0.02, "20.5 MiB"), (1, "1 GiB"), (1024.5, "1,024 GiB")])
+def test_a_store_says_its_size_in_a_unit_that_fits(size, said):
+    assert size_in_words(KvStoreServiceConfig(kv_store_size=size).num_bytes) == said
 
 
 def test_a_store_ends_when_it_is_asked_to(world):

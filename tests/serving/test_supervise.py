@@ -184,3 +184,35 @@ def test_a_child_that_ignores_the_first_request_to_end_is_asked_again():
     )
     lines = watch(code, until="up")
     assert lines == ["up", "bye"]
+
+
+LAST_WORD = """
+import signal, sys, time
+import serving.supervision.process as process
+
+def stop(*_):
+    time.sleep(float(sys.argv[2]))
+    print(sys.argv[1], "ends", flush=True)
+    raise SystemExit
+
+signal.signal(signal.SIGTERM, stop)
+print("runs", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_what_others_need_is_asked_to_end_once_they_have_ended():
+    async def main():
+        said = []
+        async with Group(restart=False, say=lambda line: said.append(line.split()[1:])) as group:
+            await group.start(
+                Program("store", ["-c", LAST_WORD, "store", "0"], is_needed_by_others=True),
+                Program("worker", ["-c", LAST_WORD, "worker", "0.5"]),
+            )
+            while said.count(["runs"]) < 2:
+                await asyncio.sleep(0.01)
+            await group.stop(PATIENCE_S)
+        return [words[0] for words in said if words[-1] == "ends"]
+
+    assert asyncio.run(main()) == ["worker", "store"]

@@ -1,0 +1,263 @@
+"""One rank of the mocker: a simulated engine core, driven by a loop that sleeps its step durations."""
+
+import asyncio
+import contextlib
+import math
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from mocker import BlockChain, Engine, Sequence
+from mocker.timing.choose import SimulatedEngine
+from serving.engines.kv_params import Part, parse
+from serving.engines.mock_answers import LETTERS, LogProbabilities, answer_tokens, eos_place, stop_place
+from serving.engines.mock_events import router_events
+from serving.engines.mock_handover import Handover, block_keys
+from serving.engines.mock_live import Live
+from serving.engines.mock_tiers import LiveTiers
+from serving.engines.timer import StepTimer
+from serving.router.hashing import block_hashes, sequence_hashes
+from serving.runtime.messages import CallError
+from serving.runtime.server import Stream
+from serving.worker.engine import EngineLoad
+from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import PreprocessedRequest
+
+MAX_WAITING = 4096
+"""Requests waiting for a place in the batch beyond which an engine refuses more."""
+
+
+class MockEngine:
+    """Runs one simulated engine in real time."""
+
+    def __init__(
+        self,
+        simulated: SimulatedEngine,
+        *,
+        publisher: KvEventPublisher | None = None,
+        vocabulary: npt.NDArray[np.uint32] = LETTERS,
+        max_waiting: int = MAX_WAITING,
+        handover: Handover | None = None,
+        tiers: LiveTiers | None = None,
+    ) -> None:
+        config = self.config = simulated.config
+        self.engine = Engine(
+            config,
+            simulated.timing,
+            num_blocks=simulated.num_blocks,
+            host=simulated.host,
+            kv_events=publisher is not None,
+        )
+        self._publisher = publisher
+        self._vocabulary = vocabulary
+        self._words: list[int] = np.unique(vocabulary).tolist()
+        self._max_waiting = max_waiting
+        self._handover = handover
+        self._tiers = tiers
+        if tiers is not None:
+            tiers.connect(self.engine, self._follow_tiers)
+        self._bell = asyncio.Event()
+        self._order = 0
+
+    def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
+        """Queue a request; one that can never fit, or that finds the queue full, is ended with an error at once."""
+        if len(self.engine.scheduler.waiting) + len(self.engine.scheduler.fetching) >= self._max_waiting:
+            stream.end(f"{self._max_waiting} requests wait for this engine already", "overloaded")
+            return
+        try:
+            asked = parse(request.kv_transfer_params)
+        except ValueError as error:
+            stream.end(str(error), "invalid")
+            return
+        size = self.config.block_size
+        tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
+        prompt = tokens[: len(tokens) - request.num_generated]
+        seed = int(request.sampling_options.get("seed") or 0)
+        limit = request.stop_conditions.max_tokens or self.config.max_model_len or len(tokens)
+        stop_after = eos_place(request, prompt, seed)
+        if asked is not None and asked.is_prefill:  # its one token is for nobody
+            limit, stop_after = 1, None
+        length = limit if stop_after is None else min(stop_after, limit)
+        output = answer_tokens(prompt, seed, request.num_generated, length, self._vocabulary)
+        if asked is None or not asked.is_prefill:
+            stop_after = stop_place(request, output) or stop_after
+        output = output[:stop_after]
+        hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
+        tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
+        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
+        self._order += 1
+        sequence = Sequence(
+            self._order,
+            num_prompt=len(tokens),
+            max_tokens=limit,
+            stop_after=stop_after,
+            chain=BlockChain(ids),
+            arrival=float(self._order),
+        )
+        log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
+        live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
+        live.has_tiers = self._tiers is not None
+        stream.on_cancel = lambda: self.engine.abort(sequence)
+        stream.on_unblocked = live.flush
+        try:
+            if asked is None:
+                self.add(live)
+            else:
+                live.keys = block_keys(tokens, ids, num_full=len(tokens) // size, block_size=size)
+                live.is_held = request.is_held and asked.is_prefill
+                self._share(live, asked)
+        except (ValueError, CallError) as error:
+            stream.on_cancel = None
+            stream.end(str(error), error.kind if isinstance(error, CallError) else "invalid")
+
+    def _share(self, live: Live, asked: Part) -> None:
+        """Take up a request of which another worker does the rest.
+
+        Raises:
+            ValueError: it is not for this worker, or can never fit.
+            CallError: it cannot meet its other worker here.
+        """
+        handover = self._handover
+        if handover is None:
+            raise ValueError(
+                "kv_transfer_params are for a prefill or decode worker; this one is started without --role"
+            )
+        live.stream.on_cancel = lambda: handover.cancel(self, live)
+        handover.begin(self, live, asked)
+
+    def add(self, live: Live) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it can never fit.
+        """
+        self.engine.add(live.sequence)
+        live.is_queued = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again whether there is something to do."""
+        self._bell.set()
+
+    def load(self) -> EngineLoad:
+        """Tell what the engine is doing."""
+        scheduler = self.engine.scheduler
+        pool = scheduler.pool
+        return EngineLoad(
+            len(scheduler.running),
+            scheduler.num_waiting,
+            pool.num_blocks - pool.num_free,
+            pool.num_blocks,
+            self.config.max_num_seqs,
+            kv_tiers=() if self._tiers is None else self._tiers.load(),
+        )
+
+    async def run(self) -> None:
+        """Step forever."""
+        engine, timer = self.engine, StepTimer()
+        try:
+            await self._step(engine, timer)
+        finally:
+            timer.close()
+
+    async def _step(self, engine: Engine, timer: StepTimer) -> None:
+        now = monotonic()  # uvloop's own clock counts milliseconds
+        while True:
+            self._bell.clear()  # whoever rings from here on may have come too late for this step
+            step = engine.schedule(now)
+            if self._handover is not None:
+                self._follow_loads(self._handover)
+            if self._tiers is not None:
+                self._serve_tiers(self._tiers)
+            if step is None:
+                await self._wait()
+                now = monotonic()
+                continue
+            if self._handover is not None:
+                self._handover.on_step(self, step)
+            # Deadlines are absolute: a late timer delays one step, not all that follow.
+            await timer.until(step.end)
+            self._send(engine)
+            now = step.end
+
+    async def _wait(self) -> None:
+        """Wait until something comes, or a copy between GPU and host ends."""
+        wake_s = self.engine.wake_s
+        if wake_s == math.inf:
+            await self._bell.wait()
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._bell.wait(), max(wake_s - monotonic(), 0.0))
+
+    def _send(self, engine: Engine) -> None:
+        decoded = engine.decoded()
+        output = engine.complete()
+        for sequence in output.finished:
+            live = sequence.payload
+            assert isinstance(live, Live)
+            if not sequence.is_remote_decode:
+                live.finish()
+        for sequence in (*decoded, *output.sampled):
+            live = sequence.payload
+            assert isinstance(live, Live)
+            made = live.made = live.made + 1
+            if live.is_plain and live.end is None and live.sent == made - 1 and not live.stream.is_blocked:
+                live.stream.send(live.output[live.sent])
+                live.sent = made
+            else:
+                live.flush()
+        if self._handover is not None:
+            self._end_shared(self._handover, output.finished)
+        if self._tiers is not None:
+            self._serve_tiers(self._tiers)
+        elif self._publisher is not None and engine.has_events:
+            self._publisher.publish(list(router_events(engine.take_events())))
+
+    def _serve_tiers(self, tiers: LiveTiers) -> None:
+        """Let bytes beyond the GPU follow what the engine says of them, and do what it asks of tiers."""
+        events = self.engine.take_events() + self.engine.take_host_events()
+        if events:
+            tiers.note(events)
+        news = [*router_events(events), *tiers.take_reports()]
+        if news and self._publisher is not None:
+            self._publisher.publish(news)
+        tiers.act(self.engine.take_tier_work())
+
+    def _follow_tiers(self) -> None:
+        """See what has changed beyond the GPU."""
+        assert self._tiers is not None
+        self._serve_tiers(self._tiers)
+        self.wake()
+
+    def _follow_loads(self, handover: Handover) -> None:
+        """Read what there are blocks for now, and say the tokens that came with what was read."""
+        if loads := self.engine.take_loads():
+            handover.on_loads(self, loads)
+        for sequence in self.engine.shipped:
+            live = sequence.payload
+            assert isinstance(live, Live)
+            live.made += 1
+            live.flush()
+
+    def _end_shared(self, handover: Handover, finished: list[Sequence]) -> None:
+        """End those of the finished of which another worker did, or will do, a part."""
+        for sequence in finished:
+            live = sequence.payload
+            assert isinstance(live, Live)
+            if sequence.is_remote_decode:
+                handover.on_finished(self, live)
+            elif live.load is not None:
+                self.end(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Send the end of a request whose KV was to be read, unless it was sent."""
+        live = sequence.payload
+        assert isinstance(live, Live) and live.load is not None
+        if sequence.is_failed and live.load.error is not None:
+            live.stream.end(f"the KV of its prompt did not come: {live.load.error}", live.load.error.kind)
+            return
+        if sequence.is_token_shipped:
+            live.made = max(live.made, 1)  # it may be all that was asked for
+        live.finish()
+        live.flush()
