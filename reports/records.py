@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
+from reports.fleet import FleetUse
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse
 
 if TYPE_CHECKING:
@@ -259,6 +260,8 @@ class Record:
     """What KV tiers held and moved, where there are any."""
     kv: tuple[KvOverTime, ...] = ()
     """How full the KV of each pool was over time, where that is known."""
+    fleet: FleetUse | None = None
+    """How workers came and went, where that is known."""
 
     @property
     def measured(self) -> "Record":

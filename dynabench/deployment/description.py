@@ -9,6 +9,7 @@
       kv_store                  what keeps KV for all workers
       disaggregation            how requests are spread over these two
       fleet                     in virtual time, how workers come and go
+      planner                   who decides how many each pool has
       pools                     workers that are alike; pools with one model name serve that model together
         role, router_mode       which part of a request they do, and how requests are spread over them
         replicas, engine        how many, and which engine
@@ -40,6 +41,7 @@ from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
 from serving.model.files import model_name
+from serving.planner.config import PlannerConfig
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import TransferRunConfig
@@ -195,6 +197,7 @@ class Deployment:
     kv_store: KvStoreConfig = KvStoreConfig()  # noqa: RUF009
     disaggregation: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009
     fleet: FleetConfig = FleetConfig()  # noqa: RUF009
+    planner: PlannerConfig = PlannerConfig()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         """Refuse what cannot be deployed; messages begin with the path of what is wrong."""

@@ -1,7 +1,7 @@
 """The arms of an experiment: which settings each runs with."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, Settings
 from foundation.settings import short
 from foundation.text import printable
+from reports.conditions import Condition
 from reports.summary import NOISE_FLOOR
 
 DECODE_WORKERS = "decode_workers"
@@ -33,6 +34,7 @@ def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Compariso
     Raises:
         ValueError: an axis is not a setting, a value is not one of its, or no combination fits the GPUs.
     """
+    settings = with_limits(settings, experiment.limits)
     axes = _axes(experiment, settings)
     varied = {name for name, values in axes.items() if len(values) > 1}
     alone = "endpoint" if settings.url else str(axes["router_mode"][0])
@@ -45,6 +47,21 @@ def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Compariso
         first = arms[0]
         arms.append(replace(first, name=first.name + NOISE_FLOOR, is_repeated=True))
     return Comparison(arms, left_out)
+
+
+def with_limits(settings: Settings, limits: Sequence[Condition]) -> Settings:
+    """Let a planner keep the limits of an experiment, unless it has others: the strictest of TTFT, and of ITL or TPOT."""
+    planner = settings.deployment.planner
+    given = {
+        "planner_ttft_ms": [limit.value * 1e3 for limit in limits if limit.metric == "ttft"],
+        "planner_itl_ms": [limit.value * 1e3 for limit in limits if limit.metric in ("itl", "tpot")],
+    }
+    filled: dict[str, Any] = {
+        name: min(values) for name, values in given.items() if values and getattr(planner, name) is None
+    }
+    if not filled:
+        return settings
+    return replace(settings, deployment=replace(settings.deployment, planner=replace(planner, **filled)))
 
 
 def _possible(

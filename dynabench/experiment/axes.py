@@ -25,7 +25,7 @@ _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 OF_ROLES = ("kv_transfer", "disaggregation")
 """Sections of a deployment that apply to prefill and decode workers only."""
 
-VIRTUAL = ("overhead", "transfer")
+VIRTUAL = ("overhead", "transfer", "fleet", "planner")
 """Sections of a deployment that processes have no use for: they have the real thing."""
 
 

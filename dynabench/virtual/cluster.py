@@ -23,6 +23,7 @@ from dynabench.virtual.losses import Losses
 from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns, Tiering
 from dynabench.virtual.traffic import Traffic
+from dynabench.virtual.window import Window
 from dynabench.virtual.worker import Lockstep, Worker
 from mocker import BlockChain, Engine, StepOutput
 from mocker import Sequence as EngineSequence
@@ -116,6 +117,8 @@ class Cluster:
         roles = DisaggregationConfig() if apart is None else apart.config
         self.losses = Losses(self.clock, migration_limit, roles, dispatch=self._dispatch, fail=self._fail)
         """Requests whose worker is gone."""
+        self.window: Window | None = None
+        """Where requests are noted for a planner, if there is one."""
         self.handover: Handover | None = None
         """Brings requests from workers that prefill to those that decode, where there are such."""
         if apart is not None:
@@ -254,8 +257,7 @@ class Cluster:
         if output.sampled:
             worker.note_first_tokens(output)
         for sequence in output.finished:
-            number = sequence.id
-            assert isinstance(number, int)
+            number = _number(sequence)
             router.on_finish(number)
             log.worker[number] = worker.number
             log.cached_tokens[number] = sequence.cached_tokens
@@ -274,6 +276,8 @@ class Cluster:
             if self.handover is not None:
                 self.handover.on_decoded(number, sequence, answer_s=answer_s)
             self.pacer.on_end(number, output.end + answer_s)
+        if self.window is not None:
+            self._note_for_planner(self.window, output)
         self.num_finished += len(output.finished)
         if output.finished and self._on_progress is not None:
             self._on_progress(self.num_finished)
@@ -282,9 +286,25 @@ class Cluster:
         if self._held:
             self._release()
 
+    def _note_for_planner(self, window: Window, output: StepOutput) -> None:
+        log = self.log
+        for sequence in output.sampled:
+            if sequence.first_token_s == output.end:
+                window.on_first_token(output.end - log.intended_s[_number(sequence)])
+        for sequence in output.finished:
+            if not sequence.is_failed:
+                number = _number(sequence)
+                request = self.workload.requests[number]
+                window.on_end(
+                    isl=request.input_length,
+                    osl=request.output_length,
+                    cached_tokens=log.cached_tokens[number],
+                    e2e_s=output.end - log.intended_s[number],
+                    decode_s=log.last_token_s[number] - log.first_token_s[number],
+                )
+
     def _note_second_token(self, sequence: EngineSequence, time: float) -> None:
-        number = sequence.id
-        assert isinstance(number, int)
+        number = _number(sequence)
         if math.isnan(self.log.second_token_s[number]):
             self.log.second_token_s[number] = time
 
@@ -300,6 +320,8 @@ class Cluster:
         self._awaited_s = -1.0
         for number, intended in self.pacer.due(now):
             self.log.intended_s[number] = intended
+            if self.window is not None:
+                self.window.on_arrival(self.workload.requests[number].input_length)
             passed = self._passed_on(number, now)
             if passed > now:
                 self.delays_s += passed - now
@@ -409,6 +431,11 @@ class Cluster:
         """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
         for place, worker in enumerate(self.workers):
             self.first_gap_rows[place] = worker.engine.split_log(self.clock.now)
+
+
+def _number(sequence: EngineSequence) -> int:
+    assert isinstance(sequence.id, int)
+    return sequence.id
 
 
 class _Grouping:

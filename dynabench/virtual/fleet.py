@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
 
+from msgspec import structs
+
 from dynabench.deployment.engines import SimulatedPool
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.fleet_events import Drain, FleetEvent, Kill, Resize, Slow, pool_of
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.worker import Worker
+from reports.fleet import Headcount
 
 State = Literal["pending", "starting", "ready", "draining", "gone"]
 
@@ -44,16 +47,6 @@ class Member:
     def num_requests(self) -> int:
         """Requests that it has."""
         return sum(len(rank.sequences) for rank in self.ranks)
-
-
-class Headcount(NamedTuple):
-    """How many workers of a pool are in each state, from a time on."""
-
-    time_s: float
-    pending: int
-    starting: int
-    ready: int
-    draining: int
 
 
 class Hands(NamedTuple):
@@ -268,7 +261,7 @@ class Fleet:
         history = self.history[pool]
         if history and history[-1].time_s == row.time_s:
             history.pop()
-        if not history or history[-1][1:] != row[1:]:
+        if not history or structs.replace(history[-1], time_s=row.time_s) != row:
             history.append(row)
 
 

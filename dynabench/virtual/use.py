@@ -13,10 +13,12 @@ from msgspec import structs
 from dynabench.deployment.engines import SimulatedPool
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
+from dynabench.virtual.planning import Planning
 from dynabench.virtual.tiers import Storage
 from dynabench.virtual.worker import Worker
 from mocker.offload.host_link import Direction
 from mocker.timing.prefill import prefill_s
+from reports.fleet import FleetUse, PoolFleet
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
 from reports.records import Requests
 
@@ -40,6 +42,34 @@ def pool_use(cluster: Cluster) -> tuple[PoolUse, ...]:
         shares = [min(busy / there, 1.0) if there else 0.0 for busy, there in zip(busy_s, there_s, strict=True)]
         found.append(PoolUse(pool.name, pool.role, size, size * gpus, Use.of(shares), sum(busy_s) * gpus))
     return tuple(found)
+
+
+def fleet_use(cluster: Cluster, planning: Planning | None) -> FleetUse:
+    """Return how workers came and went until the last answer ended."""
+    fleet, length_s = cluster.fleet, _length_s(cluster)
+    pools = tuple(
+        PoolFleet(
+            name,
+            pool.role,
+            pool.gpus_per_worker,
+            tuple(row for row in fleet.history[name] if row.time_s <= length_s),
+            gpu_s=fleet.gpu_s(name, length_s),
+            failed_starts=fleet.num_failed_starts[name],
+            died=fleet.num_died[name],
+        )
+        for name, pool in fleet.pools.items()
+    )
+    if planning is None:
+        return FleetUse(pools, length_s, lost=cluster.losses.num_lost)
+    return FleetUse(
+        pools,
+        length_s,
+        planner=planning.planner.name,
+        changes=tuple(planning.changes),
+        decisions=planning.num_decisions,
+        notes=planning.notes,
+        lost=cluster.losses.num_lost,
+    )
 
 
 def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:

@@ -61,6 +61,11 @@ class Planner:
         self._followed = {pool.name: _Followed() for pool in pools}
 
     @property
+    def name(self) -> str:
+        """The policy's name."""
+        return self._config.planner
+
+    @property
     def interval_s(self) -> float:
         """How often it is to be asked (s)."""
         return self._config.planner_interval_s or self._policy.default_interval_s

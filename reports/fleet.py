@@ -1,0 +1,75 @@
+"""How the workers of a run came and went, and who decided it."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from foundation.settings import FINITE
+from reports.pools import Amount, Number
+
+Seconds = Annotated[float, Meta(ge=0, le=FINITE)]
+Text = Annotated[str, Meta(max_length=1000)]
+MAX_ROWS = 1_000_000
+
+
+class Headcount(msgspec.Struct, frozen=True, array_like=True):
+    """How many workers of a pool are in each state, from a time on."""
+
+    time_s: Seconds
+    pending: Number
+    """Those that wait for GPUs."""
+    starting: Number
+    ready: Number
+    draining: Number
+
+    @property
+    def on_gpus(self) -> int:
+        """Workers that take GPUs."""
+        return self.starting + self.ready + self.draining
+
+
+class PoolFleet(msgspec.Struct, frozen=True):
+    """The workers of a pool over time."""
+
+    pool: str
+    role: str
+    gpus_per_worker: Number
+    history: Annotated[tuple[Headcount, ...], Meta(max_length=MAX_ROWS)]
+    """A row for each change, in order."""
+    gpu_s: Amount
+    """GPUs times the time for which workers took them, from each one's start until it was gone (s)."""
+    failed_starts: Amount = 0.0
+    died: Amount = 0.0
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """What a planner changed."""
+
+    time_s: Seconds
+    pool: str
+    before: Number
+    """Workers that the pool was to have."""
+    after: Number
+    reason: Text
+
+
+class FleetUse(msgspec.Struct, frozen=True):
+    """The workers of a run over time, what its planner changed, and what became of requests on the way."""
+
+    pools: tuple[PoolFleet, ...]
+    length_s: Seconds
+    """How long the run took, until its last answer ended."""
+    planner: str = "static"
+    changes: Annotated[tuple[Change, ...], Meta(max_length=MAX_ROWS)] = ()
+    decisions: Number = 0
+    """How often the planner was asked."""
+    notes: dict[Text, Number] = {}
+    """What the planner noted, and how often."""
+    lost: Number = 0
+    """How often a request lost its worker."""
+
+    @property
+    def gpu_s(self) -> float:
+        """What all pools took together (GPU-seconds)."""
+        return sum(pool.gpu_s for pool in self.pools)
