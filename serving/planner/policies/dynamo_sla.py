@@ -163,7 +163,8 @@ def itl_of(facts: PoolFacts, load: RankLoad, shape: Shape, *, scale: float = 1.0
     tokens = round((load.decode_kv_tokens + load.queued_decode_kv_tokens) * scale)
     if not tokens:
         return 0.0
-    number = max(1, round(load.num_running * scale))
+    running = load.num_running + (load.num_waiting if facts.role == "decode" else 0)
+    number = min(max(1, round(running * scale)), facts.max_num_seqs)
     prefill = prefill_per_step(shape, number) if facts.role == "aggregated" and shape.osl > 1 else 0
     return facts.times.step_s(min(prefill, facts.max_num_batched_tokens), number, tokens)
 
