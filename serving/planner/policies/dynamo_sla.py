@@ -181,5 +181,5 @@ def _consolidation(state: PoolState) -> float:
 
 
 def _ms(found: Sequence[float]) -> str:
-    low, high = min(found) * 1e3, max(found) * 1e3
-    return f"{low:.4g} ms" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g} ms"
+    low, high = (f"{each * 1e3:.0f}" for each in (min(found), max(found)))
+    return f"{low} ms" if low == high else f"{low} to {high} ms"

@@ -8,7 +8,7 @@
               worker-seconds, less what the base works off within the TTFT limit
     extra     min(sqrt(late weight x load x backlog / s), backlog / TTFT limit)
     up        at once, to ceil(base + extra)
-    down      to the most that was needed in the last hold x s, if a tenth more than that is still fewer than there are
+    down      to the most that was needed in the last hold x s, and a twentieth more
 
 Extra workers: n of them work the backlog off in backlog / n seconds. All that comes until then is late, and that is
 load x backlog / n worker-seconds of requests, which count `lead_late_weight` times; each of the n costs its start, s. The
@@ -32,7 +32,7 @@ from serving.planner.recent import Recent
 from serving.planner.sizing import capacity_of, merged
 
 MIN_HOLD_S = 30.0
-BAND = 0.1
+BAND = 0.05
 """Share of the need by which a pool must be too large to shrink."""
 SHAPE_WINDOW_S = 300.0
 
