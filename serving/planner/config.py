@@ -111,7 +111,7 @@ class PlannerConfig:
     lead_headroom: Headroom = 0.2
     """lead-time: share of the pool's capacity to leave free for bursts."""
 
-    lead_late_weight: NotNegative = 10.0
+    lead_late_weight: NotNegative = 3.0
     """lead-time: GPU-seconds that a late request is worth avoiding with, as a multiple of those that it takes itself."""
 
     lead_hold: NotNegative = 1.0

@@ -76,7 +76,7 @@ class Planner:
         blind = self._unknown(observation)
         if blind:
             return Decision(observation.now, {}, (*notes, *blind))
-        known = {name: self._without_overdue(name, state) for name, state in observation.pools.items()}
+        known = {pool.name: self._without_overdue(pool.name, observation.pools[pool.name]) for pool in self._pools}
         proposals: dict[str, Proposal] = {}
         for name, proposal in self._policy.propose(replace(observation, pools=known)).items():
             if isinstance(proposal, str):

@@ -190,7 +190,7 @@ def _needed(name: str, load: Callable[[], Any]) -> Any:
         return load()
     except ImportError as error:
         raise ValueError(
-            f"load_predictor {name} needs {error.name or name}: install it with pip install 'dynabench[forecast]'"
+            f"load_predictor {name} needs {(error.name or name).partition('.')[0]}: install it with pip install 'dynabench[forecast]'"
         ) from error
 
 

@@ -52,6 +52,10 @@ def test_nothing_changes_while_a_pool_is_out_of_sight():
     assert decision.notes == ("nothing changes: the state of worker is not known",)
 
 
+def test_pools_that_are_not_planned_are_left_alone():
+    assert replicas(planner().decide(seen(worker=state(2, FULL), other=state(2, FULL)))) == {"worker": 3}
+
+
 def test_a_reduction_may_cancel_starting_workers():
     decision = planner().decide(seen(worker=state(1, IDLE, num_starting=2)))
     assert replicas(decision) == {"worker": 1}

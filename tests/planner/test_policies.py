@@ -1,6 +1,8 @@
 """What each policy asks for, with numbers that a reader can check by hand."""
 
+import itertools
 import math
+import random
 
 import pytest
 
@@ -341,8 +343,8 @@ class TestLeadTime:
             )["d"]
             for number in (0, 10, 5_000, 19_000)
         ]
-        assert wanted == [1, 1, 4, 6]
-        # 190 - 0.2 x 60 - 0.2 = 177.8 worker-seconds wait; the root of 10 x 0.8 x 177.8 / 60 is 4.9, beside 1 worker.
+        assert wanted == [1, 1, 3, 4]
+        # 190 - 0.2 x 60 - 0.2 = 177.8 worker-seconds wait; the root of 3 x 0.8 x 177.8 / 60 is 2.7, beside 1 worker.
 
     def test_a_trend_is_met_a_start_up_time_ahead(self):
         ours = planner("lead-time", *split(startup_s=60), load_predictor="kalman", **LIMITS)
@@ -370,3 +372,17 @@ class TestLeadTime:
         )
         assert replicas(decision)["p"] == 3
         assert decision.notes == ("d stays as it is: no request has ended yet",)
+
+    def test_chance_alone_changes_a_pool_now_and_then_at_most(self):
+        rng = random.Random(5)
+        pools = split(startup_s=60)
+        fleet = Fleet(
+            planner("lead-time", *pools, **LIMITS),
+            *(FleetPool(pool, 3) for pool in pools),
+            traffic=lambda _: traffic(sum(rng.random() < 0.1 for _ in range(10_000))),  # 200/s, give or take
+        )
+        sizes = []
+        while fleet.now < 3600:
+            fleet.step()
+            sizes.append(fleet.sizes["d"])
+        assert sum(size != after for size, after in itertools.pairwise(sizes)) <= 2

@@ -163,7 +163,8 @@ def itl_of(facts: PoolFacts, load: RankLoad, shape: Shape, *, scale: float = 1.0
     tokens = round((load.decode_kv_tokens + load.queued_decode_kv_tokens) * scale)
     if not tokens:
         return 0.0
-    number = max(1, round(load.num_running * scale))
+    running = load.num_running + (load.num_waiting if facts.role == "decode" else 0)
+    number = min(max(1, round(running * scale)), facts.max_num_seqs)
     prefill = prefill_per_step(shape, number) if facts.role == "aggregated" and shape.osl > 1 else 0
     return facts.times.step_s(min(prefill, facts.max_num_batched_tokens), number, tokens)
 
@@ -180,5 +181,5 @@ def _consolidation(state: PoolState) -> float:
 
 
 def _ms(found: Sequence[float]) -> str:
-    low, high = min(found) * 1e3, max(found) * 1e3
-    return f"{low:.4g} ms" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g} ms"
+    low, high = (f"{each * 1e3:.0f}" for each in (min(found), max(found)))
+    return f"{low} ms" if low == high else f"{low} to {high} ms"

@@ -8,7 +8,7 @@
               worker-seconds, less what the base works off within the TTFT limit
     extra     min(sqrt(late weight x load x backlog / s), backlog / TTFT limit)
     up        at once, to ceil(base + extra)
-    down      to the most that was needed in the last hold x s, if a tenth more than that is still fewer than there are
+    down      to the most that was needed in the last hold x s, and a twentieth more
 
 Extra workers: n of them work the backlog off in backlog / n seconds. All that comes until then is late, and that is
 load x backlog / n worker-seconds of requests, which count `lead_late_weight` times; each of the n costs its start, s. The
@@ -32,7 +32,7 @@ from serving.planner.recent import Recent
 from serving.planner.sizing import capacity_of, merged
 
 MIN_HOLD_S = 30.0
-BAND = 0.1
+BAND = 0.05
 """Share of the need by which a pool must be too large to shrink."""
 SHAPE_WINDOW_S = 300.0
 
@@ -91,7 +91,7 @@ class LeadTime(Policy):
         self._next_value_at: float | None = None
         self._needs = {pool.name: Recent(max(MIN_HOLD_S, config.lead_hold * pool.startup_s)) for pool in pools}
         self._is_followed = dict.fromkeys(self._pools, False)
-        self._capacities: dict[tuple[str, Shape], Capacity | None] = {}
+        self._capacities: dict[str, tuple[Shape, Capacity | None]] = {}
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
         """Propose for each pool by itself."""
@@ -182,7 +182,8 @@ class LeadTime(Policy):
     def _capacity(self, facts: PoolFacts, shape: Shape) -> Capacity | None:
         """Return what a worker can do with such requests, to three digits: most looks need no new search."""
         rounded = Shape(*(float(f"{value:.3g}") for value in shape))
-        key = facts.name, rounded
-        if key not in self._capacities:
-            self._capacities[key] = capacity_of(facts, rounded, ttft_s=self._ttft_s, itl_s=self._itl_s)
-        return self._capacities[key]
+        known, capacity = self._capacities.get(facts.name, (None, None))
+        if known != rounded:
+            capacity = capacity_of(facts, rounded, ttft_s=self._ttft_s, itl_s=self._itl_s)
+            self._capacities[facts.name] = rounded, capacity
+        return capacity
