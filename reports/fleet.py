@@ -54,6 +54,14 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     reason: Text
 
 
+class Oracle(msgspec.Struct, frozen=True):
+    """The fewest workers that keep the limits in each window of a run, as only a simulation can find out."""
+
+    window_s: Annotated[float, Meta(gt=0, le=FINITE)]
+    replicas: dict[str, tuple[Number, ...]]
+    """By the pool's name, window by window from the start of the run."""
+
+
 class FleetUse(msgspec.Struct, frozen=True):
     """The workers of a run over time, what its planner changed, and what became of requests on the way."""
 
@@ -68,6 +76,7 @@ class FleetUse(msgspec.Struct, frozen=True):
     """What the planner noted, and how often."""
     lost: Number = 0
     """How often a request lost its worker."""
+    oracle: Oracle | None = None
 
     @property
     def gpu_s(self) -> float:

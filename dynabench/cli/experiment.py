@@ -12,6 +12,7 @@ from dynabench.cli.groups import (
     Disaggregation,
     Engine,
     Experiment,
+    Fleet,
     KvStore,
     KvTransfer,
     LivePool,
@@ -21,6 +22,7 @@ from dynabench.cli.groups import (
     Output,
     OutputConfig,
     Overheads,
+    Planner,
     Pool,
     Runtime,
     Shape,
@@ -40,6 +42,7 @@ from dynabench.deployment.flags import (
     live_pools,
     simulated_pools,
 )
+from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
@@ -53,6 +56,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
+from serving.planner import PlannerConfig
 from serving.router import ROUTER_MODES
 from serving.router.policies.modes import ADDITIONS
 from serving.transfer.config import TransferRunConfig
@@ -79,6 +83,8 @@ def simulate(
     disaggregation: Disaggregation | None = None,
     transfer: Transfers | None = None,
     kv_store: KvStore | None = None,
+    fleet: Fleet | None = None,
+    planner: Planner | None = None,
 ) -> int:
     """Compare router modes, or any other settings, in virtual time.
 
@@ -97,10 +103,23 @@ def simulate(
         disaggregation: what becomes of a request where prefill and decode workers are apart.
         transfer: what carries KV between workers, and between them and a store.
         kv_store: what keeps KV for all workers.
+        fleet: how workers come and go.
+        planner: who decides how many workers each pool has.
     """
     with plain_errors():
         deployed = _simulated(
-            deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer, kv_store
+            deployment,
+            experiment,
+            pool,
+            router,
+            engine,
+            timing,
+            overhead,
+            disaggregation,
+            transfer,
+            kv_store,
+            fleet,
+            planner,
         )
     settings = Settings(deployed, shape, load)
     return _compare("virtual", workload, _with_modes(experiment, deployment, deployed), settings, output)
@@ -206,6 +225,8 @@ def sweep(
     disaggregation: Disaggregation | None = None,
     transfer: Transfers | None = None,
     kv_store: KvStore | None = None,
+    fleet: Fleet | None = None,
+    planner: Planner | None = None,
 ) -> int:
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
 
@@ -225,6 +246,8 @@ def sweep(
         disaggregation: what becomes of a request where prefill and decode workers are apart.
         transfer: what carries KV between workers, and between them and a store.
         kv_store: what keeps KV for all workers.
+        fleet: how workers come and go.
+        planner: who decides how many workers each pool has.
     """
     from dynabench.cli.results import print_sweep
     from dynabench.experiment.sweep import run_sweep
@@ -232,7 +255,18 @@ def sweep(
     console = output.terminal()
     with plain_errors():
         deployed = _simulated(
-            deployment, experiment, pool, router, engine, timing, overhead, disaggregation, transfer, kv_store
+            deployment,
+            experiment,
+            pool,
+            router,
+            engine,
+            timing,
+            overhead,
+            disaggregation,
+            transfer,
+            kv_store,
+            fleet,
+            planner,
         )
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
         out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console)
@@ -273,10 +307,25 @@ def _simulated(
     disaggregation: DisaggregationConfig | None,
     transfer: TransferConfig | None,
     kv_store: KvStoreConfig | None,
+    fleet: FleetConfig | None,
+    planner: PlannerConfig | None,
 ) -> Deployment:
     """Return what is simulated, from a file or from flags."""
     if file is not None:
-        refuse_beside(file, pool, router, engine, timing, overhead, disaggregation, transfer, kv_store, hint=VARY)
+        refuse_beside(
+            file,
+            pool,
+            router,
+            engine,
+            timing,
+            overhead,
+            disaggregation,
+            transfer,
+            kv_store,
+            fleet,
+            planner,
+            hint=VARY,
+        )
         return read(file, is_measured=True)
     pool = pool or PoolConfig()
     varied = [setting_of(text) for text in experiment.vary]
@@ -288,6 +337,8 @@ def _simulated(
         disaggregation=disaggregation or DisaggregationConfig(),
         transfer=transfer or TransferConfig(),
         kv_store=kv_store or KvStoreConfig(),
+        fleet=fleet or FleetConfig(),
+        planner=planner or PlannerConfig(),
     )
     refuse_without_roles(deployed)
     return deployed

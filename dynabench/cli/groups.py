@@ -17,6 +17,7 @@ from dynabench.deployment.flags import (
     PoolConfig,
     prefixed,
 )
+from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
@@ -30,6 +31,7 @@ from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
+from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import OF_TIERS, TransferRunConfig
@@ -75,6 +77,8 @@ ELSEWHERE = Parameter(parse="^(?!(kv_bytes_per_token|kv_store|kv_store_write_pol
 """Leaves out the flags of what the sections `transfer` and `kv_store` of a file say for both clocks."""
 KvTransfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
 KvStore = Annotated[KvStoreConfig, flat("KV store", 7)]
+Fleet = Annotated[FleetConfig, flat("Workers that come and go", 7)]
+Planner = Annotated[PlannerConfig, flat("Planner", 7)]
 Router = Annotated[RouterConfig, flat("Router", 8)]
 MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
 Frontend = Annotated[FrontendConfig, flat("Frontend", 9)]

@@ -41,7 +41,7 @@ from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
 from serving.model.files import model_name
-from serving.planner.config import PlannerConfig
+from serving.planner import PlannerConfig
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import TransferRunConfig

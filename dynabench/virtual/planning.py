@@ -9,9 +9,7 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.window import Window
 from dynabench.virtual.worker import Worker
 from reports.fleet import Change
-from serving.planner.config import PlannerConfig
-from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad
-from serving.planner.planner import Planner
+from serving.planner import Observation, Planner, PlannerConfig, PoolFacts, PoolState, RankLoad
 
 
 def facts_of(pool: SimulatedPool) -> PoolFacts:
@@ -25,6 +23,7 @@ def facts_of(pool: SimulatedPool) -> PoolFacts:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_kv_tokens=pool.engine.num_usable_tokens,
+        max_model_len=config.max_model_len,
         startup_s=pool.startup_s,
         times=SimulatedStepTimes(pool.engine.timing),
     )

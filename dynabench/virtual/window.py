@@ -1,6 +1,6 @@
 """The requests that a planner hears of: those that came, and what was seen of them, since it last looked."""
 
-from serving.planner.observation import Traffic
+from serving.planner import Traffic
 
 
 class Window:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.fleet import FleetConfig
@@ -117,7 +118,7 @@ def test_workers_wait_for_gpus_and_take_those_of_one_that_has_left():
     made, _ = simulated(deployment, STEADY)
     assert [row.pending for row in made.fleet.history["worker"]] == [0, 1, 1]
     made, _ = simulated(aggregated("at 1s: +2; at 7s: lose worker 0", replicas=2, gpus=3), STEADY)
-    assert [tuple(row) for row in made.fleet.history["worker"]][-2:] == [(7, 0, 1, 2, 0), (12, 0, 0, 3, 0)]
+    assert [structs.astuple(row) for row in made.fleet.history["worker"]][-2:] == [(7, 0, 1, 2, 0), (12, 0, 0, 3, 0)]
 
 
 def test_gpus_are_taken_from_the_start_of_a_worker_until_it_is_gone():

@@ -1,0 +1,74 @@
+"""A planner at work on a simulated fleet."""
+
+from dataclasses import replace
+
+import pytest
+
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.planning import Planning, load_of
+from dynabench.virtual.run import cluster_of, run
+from serving.planner import PlannerConfig
+from tests.dynabench.test_fleet import aggregated
+from tests.dynabench.test_handover import apart, workload
+
+BUSY = workload(*[(0.05 * place, 320, 100) for place in range(400)])
+
+
+def planned(planner="hpa", deployment=None, **settings):
+    """Return the record of a run of a deployment with a planner that looks every second."""
+    config = PlannerConfig(planner=planner, planner_interval_s=1.0, **settings)
+    return run(Plan.alone(Settings(replace(deployment or aggregated(startup_s=2.0), planner=config))), BUSY)
+
+
+def test_a_planner_adds_workers_while_requests_wait():
+    fleet = planned(hpa_target=1.0, max_replicas=6).fleet
+    assert fleet.planner == "hpa"
+    assert fleet.changes[0].before == 2
+    assert max(change.after for change in fleet.changes) == 6
+    [pool] = fleet.pools
+    first = fleet.changes[0]
+    assert [row.time_s for row in pool.history][:3] == [0.0, first.time_s, first.time_s + 2.0]
+    assert fleet.decisions == int(fleet.length_s)
+
+
+def test_the_fleet_stays_as_it_is_without_a_planner():
+    fleet = planned("static").fleet
+    assert (fleet.planner, fleet.changes, fleet.decisions) == ("static", (), 0)
+    assert fleet.gpu_s == pytest.approx(2 * fleet.length_s)
+
+
+def test_a_planner_never_has_more_than_its_gpus():
+    fleet = planned(hpa_target=0.1, max_gpu_budget=3).fleet
+    assert max(row.on_gpus for row in fleet.pools[0].history) == 3
+
+
+def test_limits_that_a_planner_lacks_are_named():
+    with pytest.raises(ValueError, match="planner dynamo-sla needs a limit of TTFT"):
+        planned("dynamo-sla")
+
+
+@pytest.mark.parametrize("planner", ["hpa", "kpa", "wva", "dynamo-load", "dynamo-sla", "dynamo-sla-2025", "lead-time"])
+def test_every_planner_keeps_every_request_of_prefill_and_decode_workers(planner):
+    record = planned(planner, apart(2, 2), planner_ttft_ms=2000.0, planner_itl_ms=50.0, max_replicas=5)
+    assert record.requests.succeeded.all()
+    assert len(record.requests) == len(BUSY)
+
+
+def test_loads_say_what_a_rank_has_to_do():
+    made = cluster_of(
+        Plan.alone(Settings(aggregated(replicas=1))), workload((0.0, 96, 100), (0.0, 320, 100), (1.0, 96, 5))
+    )
+    made.resume(0.7)
+    [rank] = made.workers
+    load = load_of(rank, 0.7)
+    assert load.num_requests == 2
+    assert load.queued_prefill_tokens == 0
+    assert load.decode_kv_tokens == 96 + 320 + 2 * 51
+
+
+def test_a_cluster_is_observed_at_the_planners_interval():
+    config = PlannerConfig(planner="hpa", planner_interval_s=5.0)
+    made = cluster_of(Plan.alone(Settings(aggregated())), BUSY)
+    planning = Planning(config, made)
+    made.run()
+    assert planning.num_decisions == int(max(made.log.last_token_s) / 5)
