@@ -253,7 +253,8 @@ class Deployment:
     @property
     def has_links(self) -> bool:
         """Whether KV travels between its workers, or between them and a store."""
-        return self.is_disaggregated or self.kv_store.kv_store_size > 0
+        hands_over = self.fleet.drain_policy == "hand-over"
+        return self.is_disaggregated or self.kv_store.kv_store_size > 0 or hands_over
 
     @property
     def worker_pools(self) -> tuple[Pool, ...]:

@@ -13,7 +13,7 @@ from mocker.timing.catalog import find_model
 from mocker.timing.config import TimingConfig
 from mocker.timing.memory import size_of_weights
 
-DrainPolicy = Literal["wait", "bounded"]
+DrainPolicy = Literal["wait", "bounded", "hand-over"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,9 @@ class FleetConfig:
     """Share of the starts that fail when they should be ready; each is tried again."""
 
     drain_policy: DrainPolicy = "wait"
-    """How a worker leaves: once it has finished its requests (wait), or after drain_limit_s at the latest, when what is left of
-    them goes on at other workers (bounded)."""
+    """How a worker leaves: once it has finished its requests (wait); after drain_limit_s at the latest, when what is left of them
+    is computed again at other workers (bounded); or as soon as other workers have read the KV of those that are decoding, and go
+    on with them (hand-over)."""
 
     drain_limit_s: NotNegative = 30.0
     """Longest time that a worker which leaves may take to finish its requests, with drain_policy bounded (s)."""

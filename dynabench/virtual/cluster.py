@@ -20,6 +20,7 @@ from dynabench.virtual.fleet import Fleet, Hands, Member
 from dynabench.virtual.handover import Disaggregation, Handover
 from dynabench.virtual.links import Links
 from dynabench.virtual.losses import Losses
+from dynabench.virtual.moves import Move, Moves
 from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns, Tiering
 from dynabench.virtual.traffic import Traffic
@@ -29,6 +30,7 @@ from mocker import BlockChain, Engine, StepOutput
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
 from mocker.timing.choose import SimulatedEngine
+from mocker.timing.kv_size import KvSize
 from reports.records import RequestLog
 from serving.life import DisaggregationConfig
 from serving.router import Decision, Prompt, PromptBlocks, Router
@@ -60,6 +62,7 @@ class Cluster:
         apart: Disaggregation | None = None,
         links: Links | None = None,
         fleet: FleetConfig = FleetConfig(),  # noqa: B008
+        moved_kv: KvSize | None = None,
         gpus: int | None = None,
         migration_limit: int = 3,
         rng: random.Random | None = None,
@@ -78,6 +81,7 @@ class Cluster:
             apart: how requests get from workers that only prefill to those that decode, where there are such.
             links: what KV travels over between workers, and between them and storage (default: as fast as can be); empty.
             fleet: how workers come and go.
+            moved_kv: the size of what requests take with them from a worker that leaves (None: they do not).
             gpus: how many there are (None: always enough).
             migration_limit: how often a request may go on elsewhere whose worker is gone.
             rng: what times of starts are drawn from.
@@ -138,7 +142,9 @@ class Cluster:
                 note=self._note,
                 forget=self._forget,
             )
-        hands = Hands(self._employ, self._dismiss, self._abandon)
+        self.moves = None if moved_kv is None else Moves(self.traffic, moved_kv)
+        """Requests that leave a worker with their KV, if any do."""
+        hands = Hands(self._employ, self._dismiss, self._abandon, self._hand_over)
         self.fleet = Fleet(pools, fleet, self.clock, hands, gpus=gpus, rng=rng or random.Random(0))
 
     @property
@@ -190,13 +196,61 @@ class Cluster:
             self.tiering.connect(rank)
             rank.kv_use = self.kv_uses[pool.name]
             routing.add(rank)
-            if self.handover is not None and not is_apart:
-                self.handover.connect(rank)
+            if not is_apart:
+                rank.on_loads = self._on_loads
         if engine.is_lockstep:
             Lockstep(self.clock, ranks)
         self.losses.on_worker()
         self._release_all()
         return ranks
+
+    def _hand_over(self, worker: Worker) -> None:
+        """Let the requests of a worker that leaves go on elsewhere: with their KV, or from the start if they have not begun.
+
+        Those whose prompt is being computed follow once it is, and those whose KV is still to come once it has.
+        """
+        if self.moves is None or worker.prefills or not self.routing.workers:
+            return
+        worker.hands_over = True
+        worker.engine.advance(self.clock.now)
+        for sequence in worker.sequences:
+            number, scheduler = _number(sequence), worker.engine.scheduler
+            if sequence.decoding and sequence.first_token_s >= 0 and not scheduler.is_ending(sequence):
+                self.losses.note(sequence, worker)
+                worker.abort(sequence)
+                prompt, chain = self._prepared(number)
+                moved = self._sequence(number, chain)
+                self.moves.begin(number, moved, worker)
+                self._decode(number, prompt, moved)
+            elif self.handover is None and not sequence.num_blocks and not sequence.is_remote_prefill:
+                self.losses.note(sequence, worker)
+                worker.abort(sequence)
+                self._dispatch(number)
+
+    def _begin_anew(self, number: int, move: Move, source: Worker) -> None:
+        """Let a request begin again whose KV was at a worker that is gone."""
+        self._drop_move(number)
+        if move.target is not None:
+            move.target.abort(move.sequence)
+            if move.is_under_way:
+                move.target.arrive(move.sequence, 0)  # what it waited for comes no more
+        if self.handover is not None:
+            self.handover.begin_anew(number, source)
+            return
+        self._forget(number)
+        self.losses.begin_anew(number, source)
+
+    def _drop_move(self, number: int) -> None:
+        if self.moves is not None:
+            self.moves.drop(number)
+
+    def _on_loads(self, sequences: list[EngineSequence]) -> None:
+        """Go on with those for which a worker has taken blocks."""
+        if self.moves is not None:
+            sequences = self.moves.take(sequences)
+        if sequences:
+            assert self.handover is not None
+            self.handover.on_loads(sequences)
 
     def _rank(self, engine: SimulatedEngine, router: Router) -> Worker:
         core = Engine(
@@ -224,6 +278,10 @@ class Cluster:
     def _abandon(self, worker: Worker) -> None:
         """Let the requests of a worker that is gone go on elsewhere."""
         worker.stop()
+        for number, move in [] if self.moves is None else self.moves.of(worker):
+            self._begin_anew(number, move, worker)
+        for sequence in worker.sequences if self.moves is not None else ():
+            self._drop_move(_number(sequence))
         if self.handover is not None:
             self.handover.on_gone(worker)
         else:
@@ -266,8 +324,7 @@ class Cluster:
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s
             if self.losses.said:
-                isl = self.workload.requests[number].input_length
-                self.losses.amend(sequence, output.end, log, worker.engine.log, isl)
+                self.losses.amend(sequence, output.end, log, worker.engine.log)
             if not sequence.is_failed:  # a token that came with the KV may be all that was asked for
                 first_s = sequence.first_token_s if sequence.first_token_s >= 0 else output.end
                 log.first_token_s[number] = first_s + answer_s
@@ -285,6 +342,8 @@ class Cluster:
             self._await_arrivals()
         if self._held:
             self._release()
+        if worker.hands_over and output.sampled:
+            self._hand_over(worker)
 
     def _note_for_planner(self, window: Window, output: StepOutput) -> None:
         log = self.log
@@ -375,6 +434,7 @@ class Cluster:
 
     def _fail(self, number: int, message: str) -> None:
         """End a request that nobody answers."""
+        self._drop_move(number)
         self.log.error[number] = message
         self.num_finished += 1
         self.pacer.on_end(number, self.clock.now)
@@ -415,6 +475,8 @@ class Cluster:
         if self.handover is not None:
             self.handover.on_sent(number, sequence, decision.worker)
         worker = self.workers[decision.worker]
+        if self.moves is not None:
+            self.moves.on_sent(number, worker)
         worker.add(sequence)
         if self.losses.said and self.losses.num_said(number) == 1:
             worker.await_second_token(sequence)

@@ -58,6 +58,8 @@ class Hands(NamedTuple):
     """Sends a rank no more requests."""
     abandon: Callable[[Worker], object]
     """Lets the requests of a rank that is gone go on elsewhere."""
+    hand_over: Callable[[Worker], object]
+    """Lets the requests of a rank go on elsewhere, with their KV."""
 
 
 class Fleet:
@@ -222,6 +224,8 @@ class Fleet:
             self._hands.dismiss(rank)
             rank.on_idle = partial(self._on_idle, member)
         self._note(member.pool.name)
+        for rank in member.ranks if self._config.drain_policy == "hand-over" else ():
+            self._hands.hand_over(rank)
         self._on_idle(member)
         if member.state == "draining" and self._config.drain_policy == "bounded":
             self._clock.at(self._clock.now + self._config.drain_limit_s, ARRIVAL, partial(self._cut_off, member))

@@ -57,7 +57,7 @@ class Journey:
     """As the prefill worker has, or had, it."""
     source: int = -1
     has_blocks: bool = False
-    """Whether a decode worker has blocks for its prompt."""
+    """Whether a decode worker has blocks for its prompt, and waits for its KV."""
     is_held: bool = False
     """Whether its blocks there wait to be read."""
     num_computed: int = 0
@@ -127,10 +127,6 @@ class Handover:
         self._decode, self._sequence, self._note, self._forget = decode, sequence, note, forget
         self._journeys: dict[int, Journey] = {}
         self._block_size = engines[0].config.block_size
-
-    def connect(self, worker: Worker) -> None:
-        """Carry KV to a worker that decodes."""
-        worker.on_loads = self._on_loads
 
     def begin(self, number: int, prompt: Prompt, chain: BlockChain, output_length: int) -> None:
         """Take a request that has arrived."""
@@ -281,7 +277,7 @@ class Handover:
         journey.is_held = False
         self._workers[journey.source].let_go(journey.prefilled)
 
-    def _on_loads(self, sequences: list[EngineSequence]) -> None:
+    def on_loads(self, sequences: list[EngineSequence]) -> None:
         """Go on with those for which a decode worker has taken blocks."""
         for sequence in sequences:
             number = sequence.id
@@ -379,7 +375,7 @@ class Handover:
     def _arrive(self, number: int, journey: Journey, num_valid_blocks: int | None) -> None:
         """Give a decode worker the KV that it waits for, or the news that it is lost."""
         assert journey.decoded is not None
-        journey.is_under_way = False
+        journey.is_under_way = journey.has_blocks = False
         self._log.transfer_end_s[number] = self._clock.now
         self._workers[journey.target].arrive(journey.decoded, num_valid_blocks)
 
@@ -407,6 +403,12 @@ class Handover:
             if journey is not None and journey.decoded is sequence:  # and not given up before
                 self._give_up(number, journey)
                 self._losses.on_lost(sequence, worker, journey.life)
+
+    def begin_anew(self, number: int, source: Worker) -> None:
+        """Let a request begin again whose KV was at a worker that is gone."""
+        journey = self._journeys[number]
+        self._give_up(number, journey)
+        self._losses.begin_anew(number, source, journey.life)
 
     def _on_prefill_gone(self, worker: Worker) -> None:
         lost = [(n, journey) for n, journey in self._journeys.items() if journey.source == worker.number]

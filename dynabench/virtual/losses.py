@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.worker import Worker
-from mocker import Engine, Sequence
+from mocker import Sequence
 from mocker.step import StepLog
 from reports.records import RequestLog
 from serving.life import DisaggregationConfig, Life, PlaceAgain, Refused
@@ -25,6 +25,8 @@ class Said(NamedTuple):
     last_token_s: float
     admitted_s: float
     """When the request was first scheduled."""
+    cached_tokens: int
+    """Of its prompt, at that time."""
 
 
 class Losses:
@@ -60,17 +62,18 @@ class Losses:
         self._dispatch = dispatch
         self._fail = fail
 
-    def _note(self, sequence: Sequence, engine: Engine) -> None:
-        """Note what an engine has said of a request."""
-        number = _number(sequence.id)
+    def note(self, sequence: Sequence, worker: Worker) -> None:
+        """Note what a worker has said of a request, which is to go on elsewhere."""
+        engine, number = worker.engine, _number(sequence.id)
         before = self.said.get(number)
         num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
         if num_new <= 0 or sequence.first_token_s < 0:
             return
         last_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
         admitted_s = before.admitted_s if before else sequence.first_scheduled_s
+        cached_tokens = before.cached_tokens if before else sequence.cached_tokens
         num_said = num_new + (before.num_tokens if before else 0)
-        self.said[number] = Said(num_said, sequence.first_token_s, last_s, admitted_s)
+        self.said[number] = Said(num_said, sequence.first_token_s, last_s, admitted_s, cached_tokens)
 
     def num_said(self, number: int) -> int:
         """Return how many tokens of a request's answer were given by workers that are gone."""
@@ -82,12 +85,12 @@ class Losses:
         said = self.said[_number(sequence.id)]
         sequence.first_token_s, sequence.waited_since_s = said.first_token_s, said.last_token_s
 
-    def amend(self, sequence: Sequence, end: float, log: RequestLog, gaps: StepLog, input_length: int) -> None:
+    def amend(self, sequence: Sequence, end: float, log: RequestLog, gaps: StepLog) -> None:
         """Correct what was logged of a request that has ended, whose answer several workers gave, as if it were one."""
         number = _number(sequence.id)
         if (said := self.said.get(number)) is not None:
             log.admitted_s[number] = said.admitted_s
-            log.cached_tokens[number] = min(log.cached_tokens[number], input_length)
+            log.cached_tokens[number] = said.cached_tokens
             if sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
                 gaps.add_gap(end - said.last_token_s)
 
@@ -97,9 +100,13 @@ class Losses:
 
     def on_lost(self, sequence: Sequence, worker: Worker, life: Life | None = None) -> None:
         """Let a request go on elsewhere whose worker is gone, if it may."""
-        self._note(sequence, worker.engine)
+        self.note(sequence, worker)
+        self.begin_anew(_number(sequence.id), worker, life)
+
+    def begin_anew(self, number: int, worker: Worker, life: Life | None = None) -> None:
+        """Let a request that has lost its KV, or its worker, go on elsewhere, if it may."""
         self.num_lost += 1
-        self._follow(_number(sequence.id), "its worker is gone", "lost", worker.number, life)
+        self._follow(number, "its worker is gone", "lost", worker.number, life)
 
     def on_nobody(self, number: int, message: str, life: Life | None = None) -> None:
         """Let a request that no worker takes wait for one, if it may."""

@@ -21,7 +21,7 @@ from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import fleet_use, kv_use, link_use, pool_use, tier_use
 from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
-from mocker.timing.kv_size import kv_size_of
+from mocker.timing.kv_size import KvSize, kv_size_of
 from mocker.timing.model import chunk
 from reports.metrics import spread
 from reports.records import Floats, Record, Requests
@@ -142,9 +142,20 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
         apart=_disaggregation(plan, engines) if deployment.is_disaggregated else None,
         links=Links(deployment.transfer),
         fleet=deployment.fleet,
+        moved_kv=_moved_kv(deployment),
         gpus=deployment.gpus,
         migration_limit=max(pool.worker.migration_limit for pool in deployment.pools),
         rng=random.Random(f"fleet {plan.seed}"),
+    )
+
+
+def _moved_kv(deployment: Deployment) -> KvSize | None:
+    """Return the size of the KV that requests take with them from workers that leave, if they do."""
+    if deployment.fleet.drain_policy != "hand-over":
+        return None
+    pool = next(pool for pool in deployment.pools if pool.role != "prefill")
+    return kv_size_of(
+        pool.timing, block_size=pool.mocker.block_size, kv_bytes_per_token=deployment.transfer.kv_bytes_per_token
     )
 
 

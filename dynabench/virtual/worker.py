@@ -50,6 +50,10 @@ class Worker:
         """Is told when it has nothing to do."""
         self.is_gone = False
         """Whether it takes no more steps."""
+        self.hands_over = False
+        """Whether its requests are to go on elsewhere, with their KV."""
+        self.num_readers = 0
+        """Requests whose KV others are still to read here."""
         self._kv_since = (0.0, 0.0)  # when its share of the KV blocks in use was last noted, and the share
         self._kv_due = 0.0  # when to note it next
         self._clock = clock
@@ -62,6 +66,7 @@ class Worker:
         self._is_starting = False
         self._copy_s = math.inf  # the next appointment with a copy that ends while it is idle
         self._usual_timing = engine.timing
+        self._given_up: list[Sequence] = []
 
     @property
     def kv_usage(self) -> float:
@@ -75,9 +80,10 @@ class Worker:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Its requests, in no order that matters."""
+        """Its requests, in no order that matters, without those that were given up during the step in flight."""
         scheduler = self.engine.scheduler
-        return [*scheduler.running, *scheduler.holding, *scheduler.queued()]
+        found = [*scheduler.running, *scheduler.holding, *scheduler.queued()]
+        return [sequence for sequence in found if sequence not in self._given_up] if self._given_up else found
 
     def add(self, sequence: Sequence) -> None:
         """Take a request."""
@@ -89,6 +95,8 @@ class Worker:
         """Give up a request."""
         if not self.is_gone:
             self.engine.abort(sequence)
+            if self.engine.step is not None:
+                self._given_up.append(sequence)
             self.wake()
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
@@ -120,7 +128,14 @@ class Worker:
     @property
     def is_done(self) -> bool:
         """Whether it has no request, and holds no blocks for other workers."""
-        return self.engine.step is None and self.engine.is_idle and not self.engine.scheduler.retention.held
+        engine = self.engine
+        return engine.step is None and engine.is_idle and not (engine.scheduler.retention.held or self.num_readers)
+
+    def on_read(self) -> None:
+        """Take note that the KV of a request was read, or is needed no more."""
+        self.num_readers -= 1
+        if self.on_idle is not None:
+            self.on_idle()
 
     def slow_down(self, factor: float) -> None:
         """Let each step from the next one on take so many times as long as usual."""
@@ -212,6 +227,8 @@ class Worker:
 
     def finish_step(self) -> None:
         """End the step in flight and pass on what it brought."""
+        if self._given_up:
+            self._given_up = []
         self._on_step(self, self.engine.complete())
         self._tell_tier_work()
 

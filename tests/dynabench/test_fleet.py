@@ -11,6 +11,7 @@ from msgspec import structs
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.fleet import FleetConfig
+from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import cluster_of, run
 from mocker import EngineConfig
@@ -84,6 +85,22 @@ def test_a_worker_that_dies_is_replaced_and_its_answers_go_on_where_they_stopped
     gaps = [row[0] for row in record.gaps for _ in range(int(row[3]))]
     assert sorted(gaps) == pytest.approx([0.01] * 98 + [0.2])
     assert record.requests.osl.tolist() == [100]
+
+
+def test_a_worker_that_hands_over_passes_on_the_kv_and_leaves_once_it_was_read():
+    """Forty-one tokens are said by the first worker; their KV, 9 blocks of 1 MiB, takes 10 ms to be read."""
+    deployment = aggregated("at 0.605s: drain worker 0", drain_policy="hand-over")
+    transfer = TransferConfig(bandwidth_gb_s=9 * BLOCK / 1000, latency_ms=0.0, kv_bytes_per_token=1e6 / 1.0)
+    made, record = simulated(replace(deployment, transfer=transfer), workload((0.0, 96, 100)))
+    assert made.losses.said[0].num_tokens == 41
+    assert made.losses.num_lost == 0
+    left_s = made.fleet.members[0].until_s
+    assert left_s == pytest.approx(0.605 + 1.0, rel=0.02)
+    [last_s] = record.requests.last_token_s
+    assert record.requests.osl.tolist() == [100]
+    assert last_s == pytest.approx(left_s + 0.2 + 58 * 0.01)
+    gaps = [row[0] for row in record.gaps for _ in range(int(row[3]))]
+    assert len(gaps) == 99
 
 
 def test_what_is_lost_is_not_replaced():
@@ -219,7 +236,7 @@ def changing(draw):
     fleet = FleetConfig(
         events="; ".join(events),
         startup_s=rng.choice([0.0, 0.05, 1.0]),
-        drain_policy=rng.choice(["wait", "bounded"]),
+        drain_policy=rng.choice(["wait", "bounded", "hand-over", "hand-over"]),
         drain_limit_s=rng.choice([0.0, 0.1]),
         start_failure_rate=rng.choice([0.0, 0.3]),
     )

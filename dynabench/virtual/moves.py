@@ -1,0 +1,93 @@
+"""Requests that leave a worker with their KV: another reads it over the links, and goes on where the answer stopped.
+
+    decoding at one --taken out--> waits for blocks at another --KV on its way--> decoding there
+
+The worker that they leave stays until its KV was read. If it dies before that, they begin again without it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from dynabench.virtual.traffic import Traffic
+from dynabench.virtual.worker import Worker
+from mocker import Sequence as EngineSequence
+from mocker.timing.kv_size import KvSize
+
+
+@dataclass(slots=True)
+class Move:
+    """A request on its way."""
+
+    source: Worker
+    sequence: EngineSequence
+    """As the other worker gets it."""
+    target: Worker | None = None
+    """Who has it; None while it waits at the router."""
+    is_under_way: bool = False
+    """Whether its KV is being read."""
+
+
+class Moves:
+    """What is on its way from workers that leave."""
+
+    def __init__(self, traffic: Traffic, kv_size: KvSize) -> None:
+        self._traffic = traffic
+        self._kv_size = kv_size
+        self._moves: dict[int, Move] = {}
+
+    def begin(self, number: int, sequence: EngineSequence, source: Worker) -> None:
+        """Let a request's KV be read from a worker by the one that gets this sequence."""
+        sequence.is_remote_prefill = True
+        source.num_readers += 1
+        self._moves[number] = Move(source, sequence)
+
+    def on_sent(self, number: int, target: Worker) -> None:
+        """Take note of who has a request, which may be one that moves."""
+        if (move := self._moves.get(number)) is not None:
+            move.target = target
+
+    def take(self, sequences: Sequence[EngineSequence]) -> list[EngineSequence]:
+        """Begin to read for those, of sequences which have blocks now, that move; return the others."""
+        others = []
+        for sequence in sequences:
+            number = sequence.id
+            assert isinstance(number, int)
+            move = self._moves.get(number)
+            if move is not None and move.sequence is sequence:
+                self._read(number, move)
+            else:
+                others.append(sequence)
+        return others
+
+    def _read(self, number: int, move: Move) -> None:
+        assert move.target is not None
+        move.is_under_way = True
+        block_size = move.target.engine.config.block_size
+        count = -(-move.sequence.num_prompt // block_size) - move.sequence.num_cached_blocks
+        self._traffic.start(
+            ("move", number),
+            partial(self._end, number, move),
+            source=move.source.number,
+            target=move.target.number,
+            num_bytes=self._kv_size.of(count),
+            num_blocks=count,
+        )
+
+    def _end(self, number: int, move: Move) -> None:
+        assert move.target is not None
+        del self._moves[number]
+        move.target.arrive(move.sequence, None)
+        move.source.on_read()
+
+    def drop(self, number: int) -> None:
+        """Forget a request that is to begin again, if it moves."""
+        move = self._moves.pop(number, None)
+        if move is not None:
+            if move.is_under_way:
+                self._traffic.drop(("move", number))
+            move.source.on_read()
+
+    def of(self, source: Worker) -> list[tuple[int, Move]]:
+        """Return those, by their numbers, whose KV is at a worker."""
+        return [(number, move) for number, move in self._moves.items() if move.source is source]
