@@ -86,7 +86,7 @@ class FleetUse(msgspec.Struct, frozen=True):
         return sum(pool.gpu_s for pool in self.pools)
 
     @property
-    def is_changing(self) -> bool:
+    def is_shown(self) -> bool:
         """Whether there is more to say of it than that it stood still."""
         happened = any(len(pool.history) > 1 or pool.died or pool.failed_starts for pool in self.pools)
         return happened or bool(self.planner != "static" or self.changes or self.lost or self.oracle)

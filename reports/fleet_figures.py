@@ -35,7 +35,7 @@ FORMULAS = {
     "max(0, workers on GPUs - needed) x GPUs; under: integral of max(0, needed - ready workers) x GPUs",
 }
 LABELS = {
-    "gpu_h": "GPU-hours (GPU-h)",
+    "gpu_h": "GPU-hours",
     "busy_gpu_h": "busy GPU-hours",
     "good_per_gpu_h": "good per GPU-hour",
     "workers": "workers",
@@ -89,10 +89,15 @@ class FleetFigures(msgspec.Struct, frozen=True):
     against_oracle: AgainstOracle | None
 
     @property
-    def is_changing(self) -> bool:
+    def is_still(self) -> bool:
+        """Whether no worker came or went, and no planner could have changed that."""
+        happened = self.changes or self.died or self.failed_starts or self.lost
+        return self.planner == "static" and not happened and self.least_workers == self.most_workers
+
+    @property
+    def is_shown(self) -> bool:
         """Whether there is more to say of it than that it stood still."""
-        happened = self.changes or self.died or self.failed_starts or self.lost or self.against_oracle
-        return bool(self.planner != "static" or happened or self.least_workers < self.most_workers)
+        return not self.is_still or self.against_oracle is not None
 
 
 def figures(repeats: Sequence[Record], limits: list[Condition], edges: Floats) -> FleetFigures | None:
@@ -153,7 +158,7 @@ def against_oracle(fleet: FleetUse, oracle: Oracle) -> AgainstOracle:
     needed = over = under = 0.0
     for pool in fleet.pools:
         replicas = np.array(oracle.replicas.get(pool.pool, ()), float)
-        begins = np.arange(len(replicas)) * oracle.window_s
+        begins = np.arange(len(replicas), dtype=float) * oracle.window_s
         end = min(len(replicas) * oracle.window_s, fleet.length_s)
         times = np.unique(np.concatenate([begins, [row.time_s for row in pool.history]]))
         times = times[times < end]
@@ -238,7 +243,7 @@ def told(arms: Mapping[str, tuple[FleetFigures, float | None]]) -> str:
 def _fixed(best: str, known: Mapping[str, tuple[FleetFigures, float]]) -> str:
     """Say what workers that stand still cost: the static arms, or without one, the most that the best had."""
     its = known[best][0]
-    still = {arm: other for arm, (other, _) in known.items() if not other.is_changing or other.planner == "static"}
+    still = {arm: other for arm, (other, _) in known.items() if other.is_still}
     others = {arm: other for arm, other in still.items() if arm != best}
     if others:
         arm = min(others, key=lambda arm: others[arm].gpu_h)

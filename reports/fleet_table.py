@@ -18,21 +18,21 @@ def fleet_grid(summary: Summary) -> Grid | None:
         return None
     columns: dict[str, Callable[[ArmSummary, FleetFigures], str]] = {
         "within limits": lambda arm, _: share(arm.goodput.attainment if arm.goodput else None),
-        "GPU-h": lambda _, its: hours(its.gpu_h),
-        "good per GPU-h": lambda _, its: number(its.good_per_gpu_h),
+        "GPU-hours": lambda _, its: hours(its.gpu_h),
+        "good per GPU-hour": lambda _, its: number(its.good_per_gpu_h),
         "workers (mean / most)": lambda _, its: f"{its.mean_workers:.1f} / {_count(its.most_workers)}",
         "out of limits (s)": lambda _, its: number(its.out_of_limits.total_s if its.out_of_limits else None),
-        "longest (s)": lambda _, its: number(its.out_of_limits.longest_s if its.out_of_limits else None),
+        "longest break (s)": lambda _, its: number(its.out_of_limits.longest_s if its.out_of_limits else None),
         "breaks": lambda _, its: _count(its.out_of_limits.breaks) if its.out_of_limits else "n/a",
         "changes": lambda _, its: _count(its.changes),
         "up / down": lambda _, its: f"{_count(its.added)} / {_count(its.removed)}" if its.changes else "-",
-        "needed (GPU-h)": lambda _, its: hours(its.against_oracle.needed_gpu_h) if its.against_oracle else "n/a",
+        "needed GPU-hours": lambda _, its: hours(its.against_oracle.needed_gpu_h) if its.against_oracle else "n/a",
         "over (GPU-s)": lambda _, its: number(its.against_oracle.over_gpu_s if its.against_oracle else None),
         "under (GPU-s)": lambda _, its: number(its.against_oracle.under_gpu_s if its.against_oracle else None),
         "died": lambda _, its: _count(its.died),
         "failed starts": lambda _, its: _count(its.failed_starts),
         "lost requests": lambda _, its: _count(its.lost),
-        "busy GPU-h": lambda _, its: "n/a" if its.busy_gpu_h is None else hours(its.busy_gpu_h),
+        "busy GPU-hours": lambda _, its: "n/a" if its.busy_gpu_h is None else hours(its.busy_gpu_h),
     }
     lines = [
         (arm, [shown(its, its.fleet) if its.fleet else "n/a" for shown in columns.values()])
@@ -49,15 +49,15 @@ def _count(value: float) -> str:
 def fleet_note(summary: Summary) -> str:
     """Say how figures of fleets are to be read."""
     known = [arm.fleet for arm in summary.arms.values() if arm.fleet]
-    text = f"GPU-h: GPU-hours, {FORMULAS['gpu_h']}. Workers: {FORMULAS['workers']}."
+    text = f"GPU-hours: {FORMULAS['gpu_h']}. Workers: {FORMULAS['workers']}."
     if any(one.planner != "static" for one in known):
         text += f" Changes: {FORMULAS['changes']}."
     width = next((one.out_of_limits.window_s for one in known if one.out_of_limits), None)
     if width is not None:
-        text += f" Good per GPU-h: {FORMULAS['good_per_gpu_h']}. Out of limits: {FORMULAS['out_of_limits']}; windows of {width:g} s."
+        text += f" Good per GPU-hour: {FORMULAS['good_per_gpu_h']}. Out of limits: {FORMULAS['out_of_limits']}; windows of {width:g} s."
     if any(one.against_oracle for one in known):
         text += f" Needed: {FORMULAS['oracle']}."
-    return f"{text} Columns in which nothing happened are left out."
+    return f"{text} What did not happen is left out."
 
 
 def changes(runs: Mapping[str, Record]) -> list[Grid]:

@@ -345,10 +345,9 @@ def rebuild(folder: Path) -> tuple[Manifest, Summary]:
 
 def facts_of(runs: Sequence[Record]) -> list[Manifest]:
     """Return what experiment.json keeps of runs beside their requests: their fleets only if one of them changed."""
-    is_changing = any(run.fleet and run.fleet.is_changing for run in runs)
+    is_shown = any(run.fleet and run.fleet.is_shown for run in runs)
     return [
-        run_facts(run) | ({"fleet": msgspec.to_builtins(run.fleet)} if is_changing and run.fleet else {})
-        for run in runs
+        run_facts(run) | ({"fleet": msgspec.to_builtins(run.fleet)} if is_shown and run.fleet else {}) for run in runs
     ]
 
 
@@ -388,7 +387,8 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
     )
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
-    pictures = charts.draw({arm: shown[arm] for arm in summary.arms}, summary, folder / "charts")
+    shown = {arm: shown[arm] for arm in summary.arms}
+    pictures = charts.draw(shown, summary, folder / "charts")
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     validated = {} if fidelity is None else fidelity.arms
     verdict = [fidelity_table.lead(arm, found) for arm, found in validated.items()] or [

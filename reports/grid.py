@@ -22,6 +22,8 @@ LABEL = 16
 HEAD = 5
 """Lines of a table beside its rows."""
 
+PROSE = 40
+"""What is longer is a sentence."""
 NOTHING = ("-", "n/a", "0", "0.00")
 """Cells that say that nothing of the kind happened."""
 
@@ -90,6 +92,10 @@ class Grid:
             columns=[self.columns[place] for place in kept],
             rows=[(label, [cells[place] for place in kept]) for label, cells in self.rows],
         )
+
+    def is_prose(self, place: int) -> bool:
+        """Tell whether a column holds sentences."""
+        return any(len(cells[place]) > PROSE for _, cells in self.rows)
 
     def _num_tables(self, width: int) -> int:
         return len(_laid_out([self._labels()], self._columns(), width)[1])

@@ -210,7 +210,7 @@ def _with_tiers(
 
 def _with_fleet(figures: dict[str, ArmSummary], runs: list[Record], limits: list[Condition]) -> dict[str, ArmSummary]:
     """Where workers of any arm came or went, say of each what its workers took."""
-    if not any(run.fleet and run.fleet.is_changing for run in runs):
+    if not any(run.fleet and run.fleet.is_shown for run in runs):
         return figures
     edges = fleet_figures.windows(runs)
     return {
