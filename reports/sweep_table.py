@@ -102,7 +102,7 @@ FLEET: tuple[Figure, ...] = (
     ("within limits", lambda point: share(point.goodput.attainment if point.goodput else None)),
     ("GPU-hours", lambda point: hours(point.fleet.gpu_h) if point.fleet else "n/a"),
     ("good/GPU-h", lambda point: number(point.fleet.good_per_gpu_h if point.fleet else None)),
-    ("workers", lambda point: f"{point.fleet.mean_workers:.1f}" if point.fleet else "n/a"),
+    ("mean workers", lambda point: f"{point.fleet.mean_workers:.1f}" if point.fleet else "n/a"),
 )
 """Only where workers came or went, or a planner was at work."""
 WITHOUT_LIMITS: tuple[Figure, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
@@ -193,7 +193,7 @@ def _fleet(points: Sequence[Point], *, has_limits: bool) -> list[Figure]:
     """Return the columns of what workers that came and went took; none where all stood still."""
     if not any(point.fleet and point.fleet.is_shown for point in points):
         return []
-    return [figure for figure in FLEET if has_limits or figure[0] in ("GPU-hours", "workers")]
+    return [figure for figure in FLEET if has_limits or figure[0] in ("GPU-hours", "mean workers")]
 
 
 def _impossible(points: list[Impossible]) -> str:

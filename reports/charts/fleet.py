@@ -30,7 +30,7 @@ ACROSS = 6
 """Arms beside one another."""
 MOST_STEPS = 400
 """That are drawn one by one; of more there are samples."""
-LEFT, GAP, TOP = 58, 14, 24
+LEFT, GAP, TOP = 58, 28, 24
 BETWEEN = 34
 """From one panel to the next below it."""
 

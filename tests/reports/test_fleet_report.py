@@ -286,7 +286,7 @@ POINTS = [
 
 def test_a_sweep_over_planners_compares_gpu_hours(tmp_path):
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": ["ttft <= 2000 ms"]}, POINTS, POINTS, is_complete=True)
-    assert found.columns[:6] == ["planner", "limits", "within limits", "GPU-hours", "good/GPU-h", "workers"]
+    assert found.columns[:6] == ["planner", "limits", "within limits", "GPU-hours", "good/GPU-h", "mean workers"]
     assert found.rows[2][2:6] == ["99.0%", "2.00", "573", "2.2"]
     assert found.verdict.startswith(
         "2 of 3 combinations meet every limit; with the fewest GPU-hours (2.00): planner lead-time. "
