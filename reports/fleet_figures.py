@@ -5,7 +5,7 @@ history of a pool   -> workers on GPUs, and ready, over time -+-> GPU-hours, wor
 oracle              -> workers needed, window by window ------+-> more than needed, fewer than needed
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -212,56 +212,6 @@ def _figures(run: Record, fleet: FleetUse, limits: list[Condition], edges: Float
         out_of_limits=out_of_limits(attained(measured, good(measured, limits), edges), edges) if limits else None,
         against_oracle=against_oracle(fleet, fleet.oracle) if fleet.oracle else None,
     )
-
-
-def told(arms: Mapping[str, tuple[FleetFigures, float | None]]) -> str:
-    """Say which arm keeps the limits with the fewest GPU-hours, and what the others would cost; nothing without limits.
-
-    Args:
-        arms: what each took, and the share of its requests that were within the limits.
-    """
-    known = {arm: (its, share) for arm, (its, share) in arms.items() if share is not None}
-    if not known:
-        return ""
-    keep = {arm: its for arm, (its, share) in known.items() if share >= ENOUGH}
-    best = (
-        min(keep, key=lambda arm: keep[arm].gpu_h)
-        if keep
-        else max(known, key=lambda arm: (known[arm][1], -known[arm][0].gpu_h))
-    )
-    its, share = known[best]
-    took = f"{hours(its.gpu_h)} GPU-hours"
-    if keep:
-        text = f"{best} keeps at least {ENOUGH:.0%} of the requests within the limits{' with the fewest GPU-hours' * (len(known) > 1)}: {took}"
-    elif len(known) > 1:
-        text = f"No arm keeps {ENOUGH:.0%} of the requests within the limits; {best} comes nearest with {share:.1%}, in {took}"
-    else:
-        text = f"{best} keeps {share:.1%} of the requests within the limits, fewer than {ENOUGH:.0%}, in {took}"
-    return f"{text}{_fixed(best, known)}.{_needed(its)}"
-
-
-def _fixed(best: str, known: Mapping[str, tuple[FleetFigures, float]]) -> str:
-    """Say what workers that stand still cost: the static arms, or without one, the most that the best had."""
-    its = known[best][0]
-    still = {arm: other for arm, (other, _) in known.items() if other.is_still}
-    others = {arm: other for arm, other in still.items() if arm != best}
-    if others:
-        arm = min(others, key=lambda arm: others[arm].gpu_h)
-        return (
-            f"; {arm} takes {hours(others[arm].gpu_h)} ({_more(others[arm].gpu_h, its.gpu_h)}) for {known[arm][1]:.1%}"
-        )
-    if best in still:
-        return ""
-    return f"; as many GPUs as it had at most, all the time, would take {hours(its.peak_gpu_h)}"
-
-
-def _needed(its: FleetFigures) -> str:
-    oracle = its.against_oracle
-    return f" The fewest workers that keep the limits would take {hours(oracle.needed_gpu_h)}." if oracle else ""
-
-
-def _more(value: float, base: float) -> str:
-    return f"{value / base - 1:+.0%}" if base else "n/a"
 
 
 def hours(value: float) -> str:

@@ -344,7 +344,8 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     name = rows[0].find if rows else ""
     sense = next((row.sense for row in rows if row.sense), None) or "best"
     axes = sorted({axis for row in rows for axis in row.changes}, key=lambda axis: axis != "router_mode")
-    columns = [*limited, *_without(AT_FOUND, limited)]
+    fleet = _fleet(list(_points(rows).values()), has_limits=True)
+    columns = [*fleet, *limited, *_without(AT_FOUND, limited)]
     return {
         "title": f"{sense.capitalize()} {name} that meets the limits",
         "columns": [*axes, f"{sense} {name}", "not at", "for", *(head for head, _ in columns)],

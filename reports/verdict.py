@@ -1,6 +1,7 @@
 """What a comparison found, in a few sentences."""
 
-from reports import fleet_figures, insight
+from reports import insight
+from reports.fleet_verdict import fleet_verdict
 from reports.summary import NOISE_FLOOR, WAYS, Difference, Summary
 from reports.tiers import overlap
 
@@ -19,7 +20,7 @@ def verdict(summary: Summary) -> str:
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable
     ]
-    parts.append(_fleet(summary))
+    parts.append(fleet_verdict(summary))
     parts.append(overlap((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(
@@ -47,17 +48,6 @@ def _winner(summary: Summary, name: str, label: str) -> str | None:
         return _sentence(label, best, baseline, summary.difference(best, name, "mean"), sign=1)
     rival = min((arm for arm in means if arm != baseline), key=means.__getitem__)
     return _sentence(label, baseline, rival, summary.difference(rival, name, "mean"), sign=-1)
-
-
-def _fleet(summary: Summary) -> str:
-    """Say what it costs to keep the limits, where that differs with the workers that come and go."""
-    return fleet_figures.told(
-        {
-            arm: (its.fleet, its.goodput.attainment if its.goodput else None)
-            for arm, its in summary.arms.items()
-            if its.fleet and not is_repeated(arm)
-        }
-    )
 
 
 def _ways(summary: Summary) -> str | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from reports import fleet_figures, fleet_table, folder, slo, sweep_report, tables, use_tables
+from reports import fleet_figures, fleet_table, fleet_verdict, folder, slo, sweep_report, tables, use_tables
 from reports.charts import sweep as sweep_charts
 from reports.fleet import FleetUse, Headcount, Oracle, PoolFleet
 from reports.metrics import Goodput
@@ -200,33 +200,48 @@ def still(gpu_h):
     [
         (
             {"static": (still(4.0), 0.99), "hpa": (arm(2.0), 0.96), "kpa": (arm(1.0), 0.94)},
-            "hpa keeps at least 95% of the requests within the limits with the fewest GPU-hours: 2.00 GPU-hours; "
-            "static takes 4.00 (+100%) for 99.0%.",
+            "hpa keeps the limits with the fewest GPU-hours: 2.00; static takes 4.00 (+100%), with 99.0% of the "
+            "requests within the limits.",
         ),
         (
             {"static": (still(1.0), 0.9), "hpa": (arm(2.0), 0.8)},
-            "No arm keeps 95% of the requests within the limits; static comes nearest with 90.0%, in 1.00 GPU-hours.",
+            "No arm keeps the limits; static has the most within them, 90.0%, in 1.00 GPU-hours.",
         ),
         (
             {"hpa": (arm(2.0, needed=1.5), 0.97)},
-            "hpa keeps at least 95% of the requests within the limits: 2.00 GPU-hours; as many GPUs as it had at most, all the "
-            "time, would take 6.00. The fewest workers that keep the limits would take 1.50.",
+            "hpa keeps the limits, in 2.00 GPU-hours; as many GPUs as it had at most, all the time, would take 6.00. The fewest "
+            "workers that keep the limits would take 1.50.",
         ),
         (
             {"hpa": (arm(2.0), 0.9)},
-            "hpa keeps 90.0% of the requests within the limits, fewer than 95%, in 2.00 GPU-hours; as many GPUs as it had at "
-            "most, all the time, would take 6.00.",
+            "hpa has 90.0% of the requests within the limits, in 2.00 GPU-hours; as many GPUs as it had at most, all the "
+            "time, would take 6.00.",
         ),
-        ({"hpa": (arm(2.0), None)}, ""),
+        ({}, ""),
     ],
 )
 def test_the_verdict_says_who_keeps_the_limits_with_the_fewest_gpu_hours(arms, said):
-    assert fleet_figures.told(arms) == said
+    kept = {name: fleet_verdict.Kept(its, share, share >= 0.95) for name, (its, share) in arms.items()}
+    assert fleet_verdict.told(kept, "keeps the limits") == said
+
+
+def test_limits_of_a_run_are_kept_if_they_are_met():
+    runs = [standing(), planned()]  # 30 of 100 have a TTFT of 3 s
+    within = summarize(runs, [slo.parse("ttft.p50 <= 2s")]).verdict
+    assert "static meets every limit with the fewest GPU-hours: 0.11." in within
+    assert (
+        "No arm meets every limit; static has the most within them"
+        in summarize(runs, [slo.parse("ttft.p90 <= 2s")]).verdict
+    )
+    assert "GPU-hours" not in summarize(runs).verdict
 
 
 def test_the_verdict_of_a_comparison_ends_with_it():
     summary = summarize([standing(), planned()], LIMITS)
-    assert "No arm keeps 95% of the requests within the limits; static comes nearest with 70.0%" in summary.verdict
+    assert (
+        "No arm keeps the limits for at least 95% of the requests; static has the most within them, 70.0%"
+        in summary.verdict
+    )
     assert summary.formulas["gpu_h"] == fleet_figures.FORMULAS["gpu_h"]
 
 
