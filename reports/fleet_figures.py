@@ -163,7 +163,7 @@ def against_oracle(fleet: FleetUse, oracle: Oracle) -> AgainstOracle:
         times = np.unique(np.concatenate([begins, [row.time_s for row in pool.history]]))
         times = times[times < end]
         lasts = np.diff(np.append(times, end)) * pool.gpus_per_worker
-        need = _at(times, begins, replicas)
+        need = held(times, begins, replicas)
         needed += float((need * lasts).sum())
         over += float((np.maximum(0, over_time(pool, times, lambda row: row.on_gpus) - need) * lasts).sum())
         under += float((np.maximum(0, need - over_time(pool, times, lambda row: row.ready)) * lasts).sum())
@@ -172,12 +172,12 @@ def against_oracle(fleet: FleetUse, oracle: Oracle) -> AgainstOracle:
 
 def over_time(pool: PoolFleet, times: Floats, of: Callable[[Headcount], int]) -> Floats:
     """Return how many workers of a pool there were at some times, of those that are counted."""
-    return _at(
+    return held(
         times, np.array([row.time_s for row in pool.history]), np.array([float(of(row)) for row in pool.history])
     )
 
 
-def _at(times: Floats, begins: Floats, values: Floats) -> Floats:
+def held(times: Floats, begins: Floats, values: Floats) -> Floats:
     """Return what held at some times: the value that began last, 0 before the first."""
     return np.append(values, 0.0)[np.searchsorted(begins, times, side="right") - 1]
 

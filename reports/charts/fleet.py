@@ -106,7 +106,7 @@ def _rows(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> list[Row]:
     found = [
         _rate("requests/s", arms, edges, lambda run: over_time.arrivals(run.requests, edges)),
         _rate("output tokens/s", arms, edges, lambda run: over_time.output_rate(run.requests, edges)),
-        *(_workers(pool, arms, pools) for pool in pools),
+        *(_workers(pool, arms, pools, _centres(edges)) for pool in pools),
     ]
     if shown.limits:
         found.append(Row("requests within limits", 70, lambda seen, panel: _within(seen, panel, edges), "%"))
@@ -128,27 +128,29 @@ def _rate(heading: str, arms: Sequence[Seen], edges: Floats, of: Callable[[Recor
     return Row(heading, 58, draw, "/s")
 
 
-def _workers(pool: str, arms: Sequence[Seen], pools: Sequence[str]) -> Row:
-    """Draw the workers of a pool, by state on top of one another, how many were needed, and when some died."""
+def _workers(pool: str, arms: Sequence[Seen], pools: Sequence[str], spots: Floats) -> Row:
+    """Draw the workers of a pool: by state on top of one another, how many were needed, when some died; the pointer finds spots."""
     most = max((_most(seen.fleet, pool) for seen in arms), default=1.0) * 1.1
 
     def draw(seen: Seen, panel: Panel) -> None:
         drawing.numbers(panel.axes, "y", 0, most, most=4, whole=True)
         for its in seen.fleet.pools:
             if its.pool == pool:
-                _states(seen, its, panel)
+                _states(seen, its, panel, spots)
         if seen.fleet.oracle and pool in seen.fleet.oracle.replicas:
-            needed = seen.fleet.oracle.replicas[pool]
-            ends = np.arange(len(needed) + 1) * seen.fleet.oracle.window_s
+            needed = np.array(seen.fleet.oracle.replicas[pool], float)
+            ends = np.arange(len(needed) + 1, dtype=float) * seen.fleet.oracle.window_s
             line = panel.axes.stairs(needed, ends, color=INK, linewidth=1.4, baseline=None)
             mark(line, seen.entry.place)
-            panel.add(f"{seen.entry.name}, needed", seen.entry.place, ends[:-1], needed)
+            panel.add(
+                f"{seen.entry.name}, needed", seen.entry.place, spots, fleet_figures.held(spots, ends[:-1], needed)
+            )
 
     heading, height = ("workers", 130) if len(pools) == 1 else (f"workers: {pool}", 100)
     return Row(heading, height, draw, names=_names(arms) if pool == pools[0] else {})
 
 
-def _states(seen: Seen, pool: PoolFleet, panel: Panel) -> None:
+def _states(seen: Seen, pool: PoolFleet, panel: Panel, spots: Floats) -> None:
     times = np.array([row.time_s for row in pool.history if row.time_s < seen.fleet.length_s])
     if len(times) > MOST_STEPS:
         times = np.linspace(0, seen.fleet.length_s, MOST_STEPS, endpoint=False)
@@ -159,7 +161,7 @@ def _states(seen: Seen, pool: PoolFleet, panel: Panel) -> None:
         if count.any():
             area = panel.axes.stairs(below + count, ends, baseline=below, fill=True, color=colour, linewidth=0)
             mark(area, seen.entry.place)
-            panel.add(f"{seen.entry.name}, {label}", seen.entry.place, times, count)
+            panel.add(f"{seen.entry.name}, {label}", seen.entry.place, spots, fleet_figures.over_time(pool, spots, of))
         below = below + count
     for time_s in pool.died_s:
         mark(panel.axes.axvline(time_s, color=LIMIT, linewidth=1.4), seen.entry.place)

@@ -253,8 +253,8 @@ def test_the_page_shows_the_fleet_over_time_and_why_it_changed(tmp_path):
     panels = data["fleet"]["panels"]
     assert len(panels) == 2 * 5  # requests, tokens, workers, limits, TTFT: of two arms
     workers = {series["label"]: (series["x"], series["y"]) for series in panels[7]["series"]}
-    assert workers["hpa, ready"] == ([0, 30, 50, 80], [1, 1, 3, 2])
-    assert workers["hpa, waiting for GPUs"] == ([0, 30, 50, 80], [0, 1, 0, 0])
+    assert workers["hpa, ready"] == ([5, 15, 25, 35, 45, 55, 65, 75, 85, 94.5], [1, 1, 1, 1, 1, 3, 3, 3, 2, 2])
+    assert workers["hpa, waiting for GPUs"][1] == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0]
     assert workers["hpa, needed"][1] == list(TEN_S.replicas["worker"])
     within = panels[8]["series"][0]["y"]
     assert within == [100, 100, 0, 0, 0, 100, 100, 100, 100, 100]
