@@ -62,6 +62,8 @@ class Oracle(msgspec.Struct, frozen=True):
     window_s: Annotated[float, Meta(gt=0, le=FINITE)]
     replicas: dict[str, tuple[Number, ...]]
     """By the pool's name, window by window from the start of the run."""
+    possible: tuple[Annotated[float, Meta(ge=0, le=1)], ...]
+    """The share of each window's requests that keeps the limits with any number of workers; the rest does not count."""
 
 
 class FleetUse(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import numpy as np
 
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.experiment.bounds import token_s
-from dynabench.experiment.run import Source
+from dynabench.experiment.source import Source
 from dynabench.plan import Settings
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk

@@ -21,8 +21,8 @@ from dynabench.deployment.file import as_plain
 from dynabench.experiment.axes import setting_of
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.parallel import in_parallel
-from dynabench.experiment.run import source_of
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.plan import Arm, Settings

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dynabench.experiment.model_error import ModelError, model_error
-from dynabench.experiment.run import Source
+from dynabench.experiment.source import Source
 from dynabench.plan import Arm, Plan
 from dynabench.virtual.run import run as simulate
 from reports.capacity import Sureness

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dynabench.experiment.run import Source
+from dynabench.experiment.source import Source
 from dynabench.experiment.sweep import simulate_point
 from dynabench.interrupt import Flag
 from dynabench.plan import Arm, Plan

@@ -3,19 +3,21 @@
 import contextlib
 import functools
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from dynabench.deployment.engines import check_fits, engines_of, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import Bounds, bounds_of
 from dynabench.experiment.manifest import manifest_of, now
+from dynabench.experiment.oracle import has_changing_fleet, oracles_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.workload_file import read_workload
+from dynabench.experiment.source import Source, source_of
 from dynabench.interrupt import Flag, Interrupt, InterruptError
 from dynabench.plan import Arm, Plan, Settings, plans
 from dynabench.progress import Display
@@ -28,29 +30,7 @@ from reports.key import key_of
 from reports.records import Record
 from reports.summary import Summary
 from serving.runtime.config import masked
-from workloads import Workload, WorkloadError
-from workloads.shape import ShapeConfig, shape
-
-Source = Callable[[ShapeConfig], Workload]
-"""Gives the workload in a shape."""
-
-
-@functools.lru_cache(maxsize=4)
-def load_workload(
-    files: tuple[Path, ...],
-    trace_block_size: int | None,
-    config: ShapeConfig,
-    seed: int,
-    format: str | None = None,
-    columns: str | None = None,
-) -> Workload:
-    """Read a workload (none: the bundled one) and reshape it.
-
-    Raises:
-        WorkloadError: it cannot be read, or nothing is left of it.
-    """
-    workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
-    return shape(workload, config, seed=seed)
+from workloads import WorkloadError
 
 
 def run_experiment(
@@ -91,6 +71,8 @@ def run_experiment(
             raise KeyboardInterrupt("interrupted before any request was answered; nothing was written")
         order = {arm.name: place for place, arm in enumerate(arms)}
         runs.sort(key=lambda run: (order[run.arm], run.repeat))
+        if clock == "virtual" and experiment.oracle and not interrupt.is_asked:
+            runs = _beside_oracles(runs, arms, source, experiment, console, interrupt)
         bounds = bounds_of(arms, source) if clock == "virtual" and all(run.is_complete for run in runs) else Bounds()
         manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs)
         manifest |= {"bound_s": bounds.ttft_s, "best_hit_shares": bounds.hit_shares, "left_out": left_out}
@@ -131,18 +113,6 @@ def results_folder(experiment: ExperimentConfig, command: str) -> Path:
     return out
 
 
-def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:
-    """Return what gives the experiment's workload in a shape."""
-    return functools.partial(
-        load_workload,
-        files,
-        experiment.trace_block_size,
-        seed=experiment.seed,
-        format=experiment.format,
-        columns=experiment.columns,
-    )
-
-
 def _simulate_all(
     wanted: list[Plan], source: Source, experiment: ExperimentConfig, console: Terminal, interrupt: Interrupt
 ) -> list[Record]:
@@ -170,6 +140,27 @@ def _simulate_in_turn(wanted: list[Plan], source: Source, console: Terminal, int
 def _simulate_one(plan: Plan, source: Source, flag: Flag) -> Record:
     workload = source(plan.settings.shape)
     return simulate(plan, workload, on_progress=flag.on_progress(len(workload)), is_interrupted=flag.is_raised)
+
+
+def _beside_oracles(
+    runs: list[Record],
+    arms: list[Arm],
+    source: Source,
+    experiment: ExperimentConfig,
+    console: Terminal,
+    interrupt: Interrupt,
+) -> list[Record]:
+    """Return the runs whose workers came and went with the fewest that would have kept the limits beside them."""
+    if not (experiment.limits and any(has_changing_fleet(arm.settings.deployment) for arm in arms)):
+        return runs
+    with Display("finding the fewest workers", "parts", interrupt, console):
+        oracles = oracles_of(arms, source, experiment.limits, experiment.jobs, interrupt)
+    return [
+        replace(run, fleet=structs.replace(run.fleet, oracle=oracles[run.arm]))
+        if run.fleet is not None and run.arm in oracles
+        else run
+        for run in runs
+    ]
 
 
 def _measure_all(

@@ -44,6 +44,10 @@ class ExperimentConfig:
     slo_preset: str | None = None
     """MLPerf's limits for a model, such as llama3.1-8b or llama2-70b-interactive."""
 
+    oracle: bool = True
+    """Virtual time: where workers come and go, and there are limits, find the fewest workers that would have kept them in each
+    part of the trace (takes about ten times as long as a run)."""
+
     metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None
     """Print the figures once more as another tool would define them."""
 

@@ -15,9 +15,9 @@ from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_o
 from dynabench.experiment.head import head_of
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.parallel import in_parallel
-from dynabench.experiment.run import Source, source_of
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
+from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Flag, Interrupt
 from dynabench.plan import Arm, Settings, plans

@@ -14,8 +14,9 @@ import numpy as np
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.manifest import manifest_of
-from dynabench.experiment.run import results_folder, source_of
+from dynabench.experiment.run import results_folder
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import source_of
 from dynabench.fidelity.fitting import OUTLIER, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.settings import ValidateConfig

@@ -50,6 +50,13 @@ class Shape(NamedTuple):
         """Prompt tokens that need not be computed."""
         return max(0, math.ceil(self.isl) - self.num_computed)
 
+    def is_near(self, other: "Shape", share: float) -> bool:
+        """Tell whether another differs by no more than a share in the tokens to compute, in those to say, and in context."""
+        pairs = zip(
+            (self.num_computed, self.osl, self.context), (other.num_computed, other.osl, other.context), strict=True
+        )
+        return all(abs(mine - its) <= share * mine for mine, its in pairs)
+
     @property
     def context(self) -> int:
         """Tokens of a request half-way through its answer."""

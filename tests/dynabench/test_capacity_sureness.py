@@ -2,8 +2,8 @@
 
 from dynabench.capacity.sureness import sureness_of
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.experiment.run import source_of
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import source_of
 from dynabench.plan import Arm, Settings
 from mocker.timing.config import TimingConfig
 from reports.capacity import doubt

@@ -9,8 +9,9 @@ import pytest
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.manifest import manifest_of
-from dynabench.experiment.run import load_workload, run_experiment
+from dynabench.experiment.run import run_experiment
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import load_workload
 from dynabench.experiment.step_times import step_times
 from dynabench.plan import ClientConfig, Settings
 from dynabench.terminal import Terminal

@@ -16,8 +16,8 @@ from msgspec import structs
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.manifest import manifest_of
-from dynabench.experiment.run import load_workload
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import load_workload
 from dynabench.plan import Settings, plans
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig

@@ -35,6 +35,8 @@ MIN_HOLD_S = 30.0
 BAND = 0.05
 """Share of the need by which a pool must be too large to shrink."""
 SHAPE_WINDOW_S = 300.0
+ALIKE = 0.02
+"""Share by which requests may differ from those for which a worker's capacity was searched, without a new search."""
 
 
 class Need(NamedTuple):
@@ -116,8 +118,9 @@ class LeadTime(Policy):
         if mean.isl is not None:
             known.is_osl_known |= mean.osl is not None
             known.shape = Shape(mean.isl, max(1.0, mean.osl or 1.0), mean.hit_share or 0.0)
-        lately = merged([each for at, each in known.windows if at > now - self._config.lead_window_s])
-        rate = lately.num_requests / lately.duration_s if lately.duration_s else 0.0
+        lately = [each for at, each in known.windows if at > now - self._config.lead_window_s]
+        duration_s = sum(each.duration_s for each in lately)
+        rate = sum(each.num_requests for each in lately) / duration_s if duration_s else 0.0
         if self._next_value_at is None:
             self._next_value_at = now - traffic.duration_s + self._step_s
         if now >= self._next_value_at:
@@ -180,10 +183,9 @@ class LeadTime(Policy):
         return sum(load.queued_prefill_tokens for load in state.loads) / self._traffic.shape.num_computed
 
     def _capacity(self, facts: PoolFacts, shape: Shape) -> Capacity | None:
-        """Return what a worker can do with such requests, to three digits: most looks need no new search."""
-        rounded = Shape(*(float(f"{value:.3g}") for value in shape))
-        known, capacity = self._capacities.get(facts.name, (None, None))
-        if known != rounded:
-            capacity = capacity_of(facts, rounded, ttft_s=self._ttft_s, itl_s=self._itl_s)
-            self._capacities[facts.name] = rounded, capacity
-        return capacity
+        """Return what a worker can do with such requests; what was found for nearly the same ones still holds."""
+        known = self._capacities.get(facts.name)
+        if known is None or not known[0].is_near(shape, ALIKE):
+            known = shape, capacity_of(facts, shape, ttft_s=self._ttft_s, itl_s=self._itl_s)
+            self._capacities[facts.name] = known
+        return known[1]

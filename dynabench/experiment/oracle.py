@@ -1,0 +1,230 @@
+"""The fewest workers that keep the limits in each window of a trace: what a planner that knew everything would have.
+
+Each window is simulated by itself, after the window before it with the workers that this one needs, so that caches and batches
+are as they would be and nothing is left over from a time with too few workers. Workers start in no time. Requests
+that are late with any number of workers (their prompt alone takes longer) do not count; a window is kept if enough of the
+others are good. With prefill and decode workers, a pair is fewest if one worker less of either kind would not do.
+
+    workers of the window before --kept?--yes--> one less of each kind in turn, while it is kept
+                                       --no---> one more of the kind that is late, until it is kept, or more do not help
+"""
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.fleet import FleetConfig
+from dynabench.experiment.parallel import Call, in_parallel
+from dynabench.experiment.source import Source
+from dynabench.interrupt import Flag, Interrupt
+from dynabench.plan import Arm, Plan, Settings
+from dynabench.virtual.run import run
+from reports.conditions import Condition
+from reports.fleet import Oracle
+from reports.slo import good
+from serving.planner import PlannerConfig
+from workloads import Workload
+
+KEPT = 0.95
+"""Share of a window's requests that must be good."""
+WINDOW_S = 60.0
+MAX_WINDOWS = 96
+MAX_WORKERS = 64
+"""Of a pool, where the GPUs do not say less."""
+SHORTEST_PART = 4
+"""Windows that are worth a process of their own."""
+
+Sizes = tuple[int, ...]
+"""Workers of each pool."""
+Flags = npt.NDArray[np.bool_]
+
+
+class Tried(NamedTuple):
+    """How the requests of a window went with some workers: which kept the limits of TTFT, and the others."""
+
+    begins: Flags
+    goes_on: Flags
+
+
+class Window(NamedTuple):
+    """The requests of a window, and those of the one before it."""
+
+    requests: Workload
+    first: int
+    """The place of the first that counts."""
+    start_s: float
+    """When it begins."""
+
+
+def oracles_of(
+    arms: Sequence[Arm], source: Source, limits: Sequence[Condition], jobs: int, interrupt: Interrupt
+) -> dict[str, Oracle]:
+    """Return the fewest workers for each arm whose workers come and go, by its name.
+
+    Left out are arms whose windows cannot be told apart, as requests wait for others, or for clients.
+
+    Raises:
+        UserError: a process was killed.
+    """
+    wanted = {arm.name: _fixed(arm.settings) for arm in arms if has_changing_fleet(arm.settings.deployment)}
+    settings = [each for place, each in enumerate(wanted.values()) if each not in list(wanted.values())[:place]]
+    calls: list[tuple[Settings, Call]] = []
+    for each in settings:
+        windows = list(_windows(source(each.shape)))
+        if not limits or not windows or each.load.is_closed or each.load.max_concurrency is not None:
+            continue
+        num_parts = min(jobs or os.cpu_count() or 1, -(-len(windows) // SHORTEST_PART))
+        cuts = [len(windows) * part // num_parts for part in range(num_parts + 1)]
+        for start, stop in itertools.pairwise(cuts):
+            calls.append((each, (_part, (each, windows[start:stop], tuple(limits), interrupt.flag))))
+    found = dict(in_parallel([call for _, call in calls], jobs, interrupt=interrupt))
+    oracles = {}
+    for name, each in wanted.items():
+        parts = [found[place] for place, (whose, _) in enumerate(calls) if whose == each and place in found]
+        if parts and len(parts) == sum(whose == each for whose, _ in calls):  # and was not interrupted
+            oracles[name] = _joined(each, source(each.shape), parts)
+    return oracles
+
+
+def has_changing_fleet(deployment: Deployment) -> bool:
+    """Tell whether workers come and go."""
+    return deployment.planner.planner != "static" or bool(deployment.fleet.events)
+
+
+def _fixed(settings: Settings) -> Settings:
+    """Return the same settings with a fleet that stays as it is."""
+    deployment = replace(settings.deployment, fleet=FleetConfig(), planner=PlannerConfig())
+    return replace(settings, deployment=deployment, load=replace(settings.load, warmup_s=0.0, measure_s=None))
+
+
+def _joined(settings: Settings, workload: Workload, parts: Sequence[list[tuple[Sizes, float]]]) -> Oracle:
+    rows = [row for part in parts for row in part]
+    names = [pool.name for pool in settings.deployment.pools]
+    replicas = {name: tuple(sizes[place] for sizes, _ in rows) for place, name in enumerate(names)}
+    return Oracle(_window_s(workload), replicas, tuple(share for _, share in rows))
+
+
+def _window_s(workload: Workload) -> float:
+    return max(WINDOW_S, workload.duration_s / MAX_WINDOWS)
+
+
+def _windows(workload: Workload) -> Iterator[Window]:
+    """Yield the windows of a workload; none if its requests wait for others."""
+    if workload.has_dependencies or not workload.requests:
+        return
+    width, arrivals = _window_s(workload), np.array([request.arrival_s for request in workload.requests])
+    count = int(arrivals[-1] / width) + 1
+    edges = [int(edge) for edge in np.searchsorted(arrivals, np.arange(count) * width)] + [len(arrivals)]
+    for place, (first, stop) in enumerate(itertools.pairwise(edges)):
+        start = edges[max(place - 1, 0)]
+        yield Window(replace(workload, requests=workload.requests[start:stop]), first - start, place * width)
+
+
+def _part(
+    settings: Settings, windows: Sequence[Window], limits: tuple[Condition, ...], flag: Flag
+) -> list[tuple[Sizes, float]]:
+    """Return the fewest workers for each of some windows that follow each other, and which share of its requests can be good."""
+    pools = settings.deployment.pools
+    sizes: Sizes = tuple(max(pool.replicas, 1) for pool in pools)
+    most = _most(settings.deployment)
+    found = []
+    for place, window in enumerate(windows):
+        if flag.is_raised():
+            break
+        flag.note(place / len(windows))
+        if len(window.requests) == window.first:
+            found.append(((1,) * len(pools), 1.0))
+            continue
+        search = _Search(settings, window, limits, most, before=sizes)
+        sizes = search.fewest(sizes)
+        found.append((sizes, float(search.possible.mean())))
+    return found
+
+
+def _most(deployment: Deployment) -> Sizes:
+    """Return how many workers of each pool there may be."""
+    gpus = deployment.gpus
+    return tuple(
+        MAX_WORKERS if gpus is None else max(min(gpus // pool.gpus_per_worker, MAX_WORKERS), 1)
+        for pool in deployment.pools
+    )
+
+
+class _Search:
+    """The search for the fewest workers of one window."""
+
+    def __init__(
+        self, settings: Settings, window: Window, limits: tuple[Condition, ...], most: Sizes, *, before: Sizes
+    ) -> None:
+        self._before = before
+        self._settings = settings
+        self._window = window
+        self._limits = limits
+        self._most = most
+        self._tried: dict[Sizes, Tried] = {}
+        best = self._try(most)
+        self.possible: Flags = best.begins & best.goes_on
+        """Which requests can be good."""
+
+    def fewest(self, sizes: Sizes) -> Sizes:
+        """Return the fewest workers that keep the window, or those beyond which it does not get better; begin with some."""
+        if not self.possible.any():
+            return (1,) * len(sizes)
+        while self._share(sizes) < KEPT:
+            steps = list(self._more(sizes))
+            if self._share(sizes) >= max(map(self._share, steps), default=0.0):
+                break
+            sizes = steps[0]
+        goal = min(self._share(sizes), KEPT)
+        while (fewer := next((each for each in self._fewer(sizes) if self._share(each) >= goal), None)) is not None:
+            sizes = fewer
+        return sizes
+
+    def _more(self, sizes: Sizes) -> Iterator[Sizes]:
+        """Yield the sizes with one worker more, and with another: of the first kind where answers begin late, else of the last.
+
+        Two, as the first alone need not help where both kinds are too few.
+        """
+        for _ in range(2):
+            places = [place for place, size in enumerate(sizes) if size < self._most[place]]
+            if not places:
+                return
+            begins, goes_on = self._try(sizes)
+            is_slow_to_begin = begins[self.possible].sum() <= goes_on[self.possible].sum()
+            place = places[0] if is_slow_to_begin else places[-1]
+            sizes = (*sizes[:place], sizes[place] + 1, *sizes[place + 1 :])
+            yield sizes
+
+    def _fewer(self, sizes: Sizes) -> Iterator[Sizes]:
+        for place, size in enumerate(sizes):
+            if size > 1:
+                yield (*sizes[:place], size - 1, *sizes[place + 1 :])
+
+    def _share(self, sizes: Sizes) -> float:
+        """Return the share of the requests that can be good, and are."""
+        begins, goes_on = self._try(sizes)
+        return float((begins & goes_on)[self.possible].mean())
+
+    def _try(self, sizes: Sizes) -> Tried:
+        """Simulate the window with some workers."""
+        if sizes not in self._tried:
+            deployment, at = self._settings.deployment, f"at {self._window.start_s:.6f}s"
+            pools = tuple(
+                replace(pool, replicas=max(pair))
+                for pool, *pair in zip(deployment.pools, sizes, self._before, strict=True)
+            )
+            events = "; ".join(f"{at}: ={size} {pool.name}" for pool, size in zip(pools, sizes, strict=True))
+            changed = replace(deployment, pools=pools, gpus=None, fleet=FleetConfig(events=events))
+            settings = replace(self._settings, deployment=changed)
+            record = run(Plan(Arm("oracle", settings, {})), self._window.requests)
+            counted = replace(record, requests=record.requests[self._window.first :])
+            begins = [limit for limit in self._limits if limit.metric == "ttft"]
+            others = [limit for limit in self._limits if limit.metric != "ttft"]
+            self._tried[sizes] = Tried(good(counted, begins), good(counted, others))
+        return self._tried[sizes]

@@ -1,0 +1,43 @@
+"""The workload of an experiment, read once and reshaped as often as arms want it in another shape."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.workload_file import read_workload
+from workloads import Workload
+from workloads.shape import ShapeConfig, shape
+
+Source = Callable[[ShapeConfig], Workload]
+"""Gives the workload in a shape."""
+
+
+@functools.lru_cache(maxsize=4)
+def load_workload(
+    files: tuple[Path, ...],
+    trace_block_size: int | None,
+    config: ShapeConfig,
+    seed: int,
+    format: str | None = None,
+    columns: str | None = None,
+) -> Workload:
+    """Read a workload (none: the bundled one) and reshape it.
+
+    Raises:
+        WorkloadError: it cannot be read, or nothing is left of it.
+    """
+    workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
+    return shape(workload, config, seed=seed)
+
+
+def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:
+    """Return what gives the experiment's workload in a shape."""
+    return functools.partial(
+        load_workload,
+        files,
+        experiment.trace_block_size,
+        seed=experiment.seed,
+        format=experiment.format,
+        columns=experiment.columns,
+    )
