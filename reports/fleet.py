@@ -41,6 +41,8 @@ class PoolFleet(msgspec.Struct, frozen=True):
     """GPUs times the time for which workers took them, from each one's start until it was gone (s)."""
     failed_starts: Amount = 0.0
     died: Amount = 0.0
+    died_s: Annotated[tuple[Seconds, ...], Meta(max_length=MAX_ROWS)] = ()
+    """When each of those did, where that is known."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -84,3 +86,9 @@ class FleetUse(msgspec.Struct, frozen=True):
     def gpu_s(self) -> float:
         """What all pools took together (GPU-seconds)."""
         return sum(pool.gpu_s for pool in self.pools)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is more to say of it than that it stood still."""
+        happened = any(len(pool.history) > 1 or pool.died or pool.failed_starts for pool in self.pools)
+        return happened or bool(self.planner != "static" or self.changes or self.lost or self.oracle)

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -23,8 +23,9 @@ from foundation.errors import UserError
 from foundation.files import replace_text
 from foundation.settings import FINITE
 from foundation.text import one_line, printable
-from reports import charts, fidelity_table, headline, page, tables, tiers, use_tables
+from reports import charts, fidelity_table, fleet_figures, fleet_table, headline, page, tables, tiers, use_tables
 from reports.fidelity import Fidelity
+from reports.fleet import FleetUse
 from reports.metrics import LABELS
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
@@ -151,6 +152,7 @@ class RunFacts(msgspec.Struct):
     links: tuple[LinkUse, ...] = ()
     tiers: tuple[TierUse, ...] = ()
     kv: tuple[KvOverTime, ...] = ()
+    fleet: FleetUse | None = None
 
 
 class Sent(msgspec.Struct):
@@ -313,7 +315,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "subtitle": ", ".join(str(folder) for folder in folders),
         "step_times": _step_times({str(folder): experiment for folder, experiment, _ in sources}),
         "command": f"dynabench compare {' '.join(str(folder) for folder in folders)}",
-        "runs": [run_facts(run) for run in runs],
+        "runs": facts_of(runs),
         "left_out": [reason for _, experiment, _ in sources for reason in experiment.get("left_out", [])],
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }
@@ -341,8 +343,16 @@ def rebuild(folder: Path) -> tuple[Manifest, Summary]:
         raise ReportError(f"{folder}: the report cannot be written ({reason(error)})") from error
 
 
+def facts_of(runs: Sequence[Record]) -> list[Manifest]:
+    """Return what experiment.json keeps of runs beside their requests: their fleets only if one of them changed."""
+    is_shown = any(run.fleet and run.fleet.is_shown for run in runs)
+    return [
+        run_facts(run) | ({"fleet": msgspec.to_builtins(run.fleet)} if is_shown and run.fleet else {}) for run in runs
+    ]
+
+
 def run_facts(run: Record) -> Manifest:
-    """Return what experiment.json keeps of a run beside its requests."""
+    """Return what experiment.json keeps of a run beside its requests and its fleet."""
     return {
         "arm": run.arm,
         "repeat": run.repeat,
@@ -377,7 +387,8 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
     )
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
-    pictures = charts.draw({arm: shown[arm] for arm in summary.arms}, summary, folder / "charts")
+    shown = {arm: shown[arm] for arm in summary.arms}
+    pictures = charts.draw(shown, summary, folder / "charts")
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     validated = {} if fidelity is None else fidelity.arms
     verdict = [fidelity_table.lead(arm, found) for arm, found in validated.items()] or [
@@ -406,8 +417,10 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         figures=tables.for_page(tables.figures(summary)),
         differences=tables.for_page(differences) if differences else [],
         every=[part for grid in tables.sections(summary) for part in tables.for_page(grid)],
+        changes=fleet_table.changes(shown) if summary.has_fleet else [],
+        noted=fleet_table.notes(shown) if summary.has_fleet else [],
         grids=[part for grid in use_tables.grids(summary) for part in tables.for_page(grid)],
-        labels=LABELS | tiers.LABELS,
+        labels=LABELS | tiers.LABELS | fleet_figures.LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),
     )

@@ -22,6 +22,11 @@ LABEL = 16
 HEAD = 5
 """Lines of a table beside its rows."""
 
+PROSE = 40
+"""What is longer is a sentence."""
+NOTHING = ("-", "n/a", "0", "0.00")
+"""Cells that say that nothing of the kind happened."""
+
 _WORD = re.compile(r"(?:\[[^\[\]]*\]|\S)+(?:(?<=\]) [~=](?!\S))?")
 """An interval is one word, with the sign that says how to take it."""
 _PIECE = re.compile(r"[^\s_/,:+-]*[\s_/,:+-]+|[^\s_/,:+-]+")
@@ -76,6 +81,21 @@ class Grid:
         """Return it with columns as rows."""
         rows = [(column.head, column.cells) for column in self._columns()]
         return replace(self, columns=[label for label, _ in self.rows], rows=rows)
+
+    def eventful(self) -> "Grid":
+        """Return it without the columns in which nothing happened."""
+        kept = [
+            place for place in range(len(self.columns)) if any(cells[place] not in NOTHING for _, cells in self.rows)
+        ]
+        return replace(
+            self,
+            columns=[self.columns[place] for place in kept],
+            rows=[(label, [cells[place] for place in kept]) for label, cells in self.rows],
+        )
+
+    def is_prose(self, place: int) -> bool:
+        """Tell whether a column holds sentences."""
+        return any(len(cells[place]) > PROSE for _, cells in self.rows)
 
     def _num_tables(self, width: int) -> int:
         return len(_laid_out([self._labels()], self._columns(), width)[1])

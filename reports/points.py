@@ -3,7 +3,9 @@
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from reports.fleet_figures import FleetFigures
 from reports.grid import Grid
 from reports.insight import Imbalance
 from reports.metrics import Cache, Goodput, Statistics, Throughput
@@ -68,6 +70,8 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """GPU-seconds, the mean over the repeats."""
     spent: list[Spent] = []
     """What each repeat took, for comparison with others that did the same work."""
+    fleet: FleetFigures | UnsetType = UNSET
+    """What its workers took; older folders do not say it."""
 
     @property
     def is_stable(self) -> bool:

@@ -116,16 +116,16 @@ def averaged(repeats: Sequence[Sequence[Row]]) -> list[Row]:
     groups: dict[str, list[Row]] = {}
     for row in chain.from_iterable(repeats):
         groups.setdefault(row.name, []).append(row)
-    return [_mean(rows) for rows in groups.values()]
+    return [mean(rows) for rows in groups.values()]
 
 
-def _mean(values: list[Any]) -> Any:
+def mean(values: Sequence[Any]) -> Any:
     """Average numbers, and those within; what is alike stays as it is."""
     values = [value for value in values if value not in (None, UNSET)] or values
     first = values[0]
     if all(value == first for value in values):
         return first
     if isinstance(first, msgspec.Struct):
-        within = {name: _mean([getattr(value, name) for value in values]) for name in first.__struct_fields__}
+        within = {name: mean([getattr(value, name) for value in values]) for name in first.__struct_fields__}
         return structs.replace(first, **within)
     return sum(values) / len(values)

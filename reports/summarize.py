@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, structs
 
-from reports import insight, metrics, slo, tiers
+from reports import fleet_figures, insight, metrics, slo, tiers
 from reports.conditions import METRICS, Condition
 from reports.metrics import Goodput, Intervals
 from reports.outcomes import of_run
@@ -74,7 +74,7 @@ def summarize(
         arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [])
         for arm, repeats in arms.items()
     }
-    figures = _with_tiers(figures, runs, tables, blocks)
+    figures = _with_fleet(_with_tiers(figures, runs, tables, blocks), runs, limits or [])
     floor = _noise_floor(first, tables, blocks)
     is_stable = {arm: value.stability.is_stable for arm, value in figures.items()}
     summary = Summary(
@@ -102,6 +102,8 @@ def summarize(
         summary = structs.replace(summary, formulas=summary.formulas | {"ttst": metrics.TTST_FORMULA})
     if summary.has_tiers:
         summary = structs.replace(summary, formulas=summary.formulas | tiers.FORMULAS)
+    if summary.has_fleet:
+        summary = structs.replace(summary, formulas=summary.formulas | fleet_figures.FORMULAS)
     return structs.replace(summary, verdict=verdict(summary))
 
 
@@ -204,6 +206,19 @@ def _with_tiers(
             saved=saved or UNSET,
         )
     return found
+
+
+def _with_fleet(figures: dict[str, ArmSummary], runs: list[Record], limits: list[Condition]) -> dict[str, ArmSummary]:
+    """Where workers of any arm came or went, say of each what its workers took."""
+    if not any(run.fleet and run.fleet.is_shown for run in runs):
+        return figures
+    edges = fleet_figures.windows(runs)
+    return {
+        arm: structs.replace(
+            its, fleet=fleet_figures.figures([run for run in runs if run.arm == arm], limits, edges) or UNSET
+        )
+        for arm, its in figures.items()
+    }
 
 
 def _saving(pair: PairedDifference, repeats: int) -> Saving:

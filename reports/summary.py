@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from reports.fleet_figures import FleetFigures
 from reports.insight import Imbalance, Waterfall
 from reports.metrics import Cache, Goodput, Statistics, Throughput
 from reports.outcomes import Outcome
@@ -89,6 +90,8 @@ class ArmSummary(msgspec.Struct, frozen=True):
     """GPU-seconds."""
     saved: Saved | UnsetType = UNSET
     """What it took less than an arm without tiers, or with smaller ones, if both did the same work."""
+    fleet: FleetFigures | UnsetType = UNSET
+    """What its workers took; only where those of one of the arms came or went, or a planner was at work."""
 
     @property
     def is_apart(self) -> bool:
@@ -142,6 +145,11 @@ class Summary(msgspec.Struct, frozen=True):
     def has_tiers(self) -> bool:
         """Whether any arm keeps KV beyond its GPUs."""
         return any(arm.tiers for arm in self.arms.values())
+
+    @property
+    def has_fleet(self) -> bool:
+        """Whether workers came or went, or a planner was at work."""
+        return any(arm.fleet for arm in self.arms.values())
 
     @property
     def is_exact(self) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 
 from foundation.files import replace_text
 from foundation.text import one_line
-from reports import page, sweep_table, tiers
+from reports import fleet_figures, page, sweep_table, tiers
 from reports.charts import drawing
 from reports.charts import sweep as charts
 from reports.charts import tiers as tier_charts
@@ -76,8 +76,9 @@ def _write(
         grids=[grid for grid in (summary.split, summary.tiers) if grid],
         formulas=FORMULAS
         | ({"ttst": TTST_FORMULA} if summary.split else {})
-        | (tiers.FORMULAS if summary.tiers else {}),
-        labels=LABELS | tiers.LABELS,
+        | (tiers.FORMULAS if summary.tiers else {})
+        | (fleet_figures.FORMULAS if any(point.fleet and point.fleet.is_shown for point in sweep.points) else {}),
+        labels=LABELS | tiers.LABELS | fleet_figures.LABELS,
         command=manifest["command"],
         settings=json.dumps(manifest, indent=2),
     )

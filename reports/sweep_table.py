@@ -14,6 +14,7 @@ from rich.table import Table
 from foundation.settings import short
 from reports import grid, tier_table
 from reports.cells import milliseconds, number, share
+from reports.fleet_figures import hours
 from reports.foreign import csv_cell
 from reports.grid import Column, Grid
 from reports.outcomes import Outcome, binding, percent, told
@@ -97,6 +98,13 @@ FIGURES: tuple[Figure, ...] = (
     OFFERED,
 )
 """The most important come first: a narrow terminal shows no more than fit."""
+FLEET: tuple[Figure, ...] = (
+    ("within limits", lambda point: share(point.goodput.attainment if point.goodput else None)),
+    ("GPU-hours", lambda point: hours(point.fleet.gpu_h) if point.fleet else "n/a"),
+    ("good/GPU-h", lambda point: number(point.fleet.good_per_gpu_h if point.fleet else None)),
+    ("mean workers", lambda point: f"{point.fleet.mean_workers:.1f}" if point.fleet else "n/a"),
+)
+"""Only where workers came or went, or a planner was at work."""
 WITHOUT_LIMITS: tuple[Figure, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
 SPLIT: tuple[Figure, ...] = (
     *((label, partial(_part, name)) for name, label in PARTS.items()),
@@ -160,8 +168,13 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
     """Return the table of every combination."""
     axes = _axes(points) or ["router_mode"]
     rest = _without(FIGURES, limited)
-    columns = [("limits", _margin), *limited, *rest, GOODPUT] if manifest["limits"] else [*WITHOUT_LIMITS, *rest]
     possible = [point for point in points if isinstance(point, Point)]
+    fleet = _fleet(possible, has_limits=bool(manifest["limits"]))
+    columns = (
+        [("limits", _margin), *fleet, *limited, *rest, GOODPUT]
+        if manifest["limits"]
+        else [*WITHOUT_LIMITS, *fleet, *rest]
+    )
     verdict = _answer(possible, len(points)) if manifest["limits"] and possible else ""
     verdict += _best(possible, axes) + _remarks(possible) if possible else ""
     verdict += _impossible([point for point in points if isinstance(point, Impossible)])
@@ -174,6 +187,13 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
         ],
         "verdict": verdict.strip(),
     }
+
+
+def _fleet(points: Sequence[Point], *, has_limits: bool) -> list[Figure]:
+    """Return the columns of what workers that came and went took; none where all stood still."""
+    if not any(point.fleet and point.fleet.is_shown for point in points):
+        return []
+    return [figure for figure in FLEET if has_limits or figure[0] in ("GPU-hours", "mean workers")]
 
 
 def _impossible(points: list[Impossible]) -> str:
@@ -228,6 +248,10 @@ def _answer(points: list[Point], count: int) -> str:
     """Say which of so many combinations meets the limits with the fewest GPUs, or which of those tried comes nearest."""
     met = [point for point in points if point.state == "met"]
     if met:
+        took = {point.name: point.fleet.gpu_h for point in met if point.fleet}
+        if len(took) == len(met) and _fleet(points, has_limits=True):
+            best = min(took, key=took.__getitem__)
+            return f"{len(met)} of {count} combinations meet every limit; with the fewest GPU-hours ({hours(took[best])}): {best}. "
         fewest = min(met, key=lambda point: point.gpus)
         return f"{len(met)} of {count} combinations meet every limit; with the fewest GPUs ({fewest.gpus}): {fewest.name}. "
     nearest = max(points, key=_headroom)
@@ -320,7 +344,8 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     name = rows[0].find if rows else ""
     sense = next((row.sense for row in rows if row.sense), None) or "best"
     axes = sorted({axis for row in rows for axis in row.changes}, key=lambda axis: axis != "router_mode")
-    columns = [*limited, *_without(AT_FOUND, limited)]
+    fleet = _fleet(list(_points(rows).values()), has_limits=True)
+    columns = [*fleet, *limited, *_without(AT_FOUND, limited)]
     return {
         "title": f"{sense.capitalize()} {name} that meets the limits",
         "columns": [*axes, f"{sense} {name}", "not at", "for", *(head for head, _ in columns)],

@@ -40,22 +40,12 @@ def tier_grid(summary: Summary) -> Grid | None:
     ]
     return Grid(
         "What did KV tiers hold and move?",
-        *_said(list(columns), lines),
+        list(columns),
+        lines,
         "Reading and writing: the mean / highest share of the run in which a link carried KV out of the tier, or into it. "
         "Waited for: copies that steps had to wait for, because the GPU blocks were needed again; waited: for how long; both of all "
         "workers together. Columns without any value are left out.",
-    )
-
-
-Lines = list[tuple[str, list[str]]]
-NOTHING = ("-", "n/a", "0", "0.00")
-"""What says that nothing of the kind happened."""
-
-
-def _said(heads: Sequence[str], lines: Lines) -> tuple[list[str], Lines]:
-    """Leave out columns in which nothing happened."""
-    kept = [place for place in range(len(heads)) if any(cells[place] not in NOTHING for _, cells in lines)]
-    return [heads[place] for place in kept], [(label, [cells[place] for place in kept]) for label, cells in lines]
+    ).eventful()
 
 
 def _tier_label(use: TierUse, arm: ArmSummary) -> str:
@@ -106,13 +96,14 @@ def swept(points: Mapping[str, Point], axes: Sequence[str]) -> Grid | None:
     ]
     return Grid(
         "What did KV tiers give?",
-        *_said([*(SOURCES[name] for name in sources), *SPENT], lines),
+        [*(SOURCES[name] for name in sources), *SPENT],
+        lines,
         "GPU, tiers and computed: shares of all prompt tokens. Waited: how long steps waited for copies of GPU "
         f"blocks that were needed again. Avoided: {FORMULAS['avoided']}. Saved: against the smallest tiers with the same settings otherwise. "
         f"GPU-s: {FORMULAS['gpu_s']}. TTFT: the mean; not compared where a queue grew. In brackets: 95% intervals over "
         "repeats that differ.",
         ", ".join(axes).replace("_", " "),
-    )
+    ).eventful()
 
 
 def saved_along(points: Iterable[Point]) -> dict[str, Saved | None]:

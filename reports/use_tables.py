@@ -1,6 +1,7 @@
 """Small tables beside the figures: where TTFT goes, how busy workers and links were; those of KV tiers are in tier_table.py."""
 
 from reports.cells import milliseconds, number, share
+from reports.fleet_table import fleet_grid
 from reports.grid import Grid
 from reports.pools import Use
 from reports.split import LABELS as PARTS
@@ -10,8 +11,9 @@ from reports.tier_table import tier_grid
 
 
 def grids(summary: Summary) -> list[Grid]:
-    """Return the small tables that say something: where TTFT goes, how busy pools and links were, what KV tiers moved."""
-    return [grid for grid in (split_grid(summary), pool_grid(summary), tier_grid(summary)) if grid is not None]
+    """Return the small tables that say something: what the fleet took, where TTFT goes, how busy pools and links were, KV tiers."""
+    found = (fleet_grid(summary), split_grid(summary), pool_grid(summary), tier_grid(summary))
+    return [grid for grid in found if grid is not None]
 
 
 def split_grid(summary: Summary) -> Grid | None:

@@ -1,6 +1,7 @@
 """What a comparison found, in a few sentences."""
 
 from reports import insight
+from reports.fleet_verdict import fleet_verdict
 from reports.summary import NOISE_FLOOR, WAYS, Difference, Summary
 from reports.tiers import overlap
 
@@ -19,6 +20,7 @@ def verdict(summary: Summary) -> str:
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable
     ]
+    parts.append(fleet_verdict(summary))
     parts.append(overlap((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(

@@ -72,7 +72,7 @@ def manifest_of(
         else asdict(settings.client) | {"url": settings.url and masked(settings.url)},
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
-        "runs": [folder.run_facts(run) for run in runs],
+        "runs": folder.facts_of(runs),
     }
 
 

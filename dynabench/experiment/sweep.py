@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
 from dynabench.deployment.engines import SIZES, check_fits, engines_of, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
@@ -24,7 +26,7 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import tiers
+from reports import fleet_figures, tiers
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
@@ -188,6 +190,7 @@ def simulate_point(
         tiers=figures.tiers or [],
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
+        fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
     )
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from reports.charts import drawing, heat, rows, tails, tiers, timelines
+from reports.charts import drawing, fleet, heat, rows, tails, tiers, timelines
 from reports.charts.comparison import Comparison, Runs
 from reports.charts.drawing import STYLE, Chart, Drawn
 from reports.key import key_of
 from reports.summary import Summary
 
 CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {
+    "fleet": fleet.fleet,
     "differences": rows.differences,
     "percentiles": rows.percentiles,
     "ttft_tail": tails.ttft_tail,

@@ -145,6 +145,7 @@ def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
         "found": lambda: searched(found, sweep.key),
         "limits": lambda: by_axis(sweep),
         "points": lambda: by_row(sweep),
+        "cost": lambda: cost(sweep),
         "pareto": lambda: pareto(sweep),
         "throughput": lambda: throughput(sweep),
     }
@@ -434,6 +435,26 @@ def pareto(sweep: Swept) -> Chart | None:
     )
 
 
+def cost(sweep: Swept) -> Chart | None:
+    """Requests within the limits against GPU-hours, where workers came and went."""
+    if not any(point.fleet and point.fleet.is_shown for point in sweep.points):
+        return None
+    return _scatter(
+        sweep,
+        "What do requests within the limits cost?",
+        ("GPU-hours", lambda point: point.fleet.gpu_h if point.fleet else None, "GPU-h"),
+        ("requests within limits (%)", attainment, "%"),
+        "Up and left is better. Grey: the best of all, where fewer GPU-hours mean fewer requests within the limits.",
+        is_less=True,
+    )
+
+
+def attainment(point: Point) -> float | None:
+    """Return the share of requests within the limits (%)."""
+    share = point.goodput.attainment if point.goodput else None
+    return None if share is None else share * 100
+
+
 def throughput(sweep: Swept) -> Chart | None:
     """Output tokens/s of all GPUs along the axis."""
     if sweep.axis is None:
@@ -462,8 +483,10 @@ def per_gpu(point: Point) -> float | None:
 Side = tuple[str, Number, str]
 
 
-def _scatter(sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along: bool = False) -> Chart | None:
-    """Draw one figure against another, a line per line of the sweep."""
+def _scatter(
+    sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along: bool = False, is_less: bool = False
+) -> Chart | None:
+    """Draw one figure against another, a line per line of the sweep; less of the first may be better."""
     known = [
         (name, [(a, b, point) for point in line if (a := x[1](point)) is not None and (b := y[1](point)) is not None])
         for name, line in sweep.lines.items()
@@ -485,7 +508,8 @@ def _scatter(sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along:
         _from_zero_or_near(axes, "x", [spot[0] for spot in every])
     _from_zero_or_near(axes, "y", [spot[1] for spot in every])
     if not is_along:
-        best = _frontier([(a, b) for a, b, _ in every])
+        sign = -1 if is_less else 1
+        best = [(a * sign, b) for a, b in _frontier([(a * sign, b) for a, b, _ in every])]
         axes.plot(*zip(*best, strict=True), color=drawing.REST, linewidth=7, solid_joinstyle="round", zorder=1)
     ends = []
     for name, spots in known:

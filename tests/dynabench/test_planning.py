@@ -7,6 +7,7 @@ import pytest
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.planning import Planning, load_of
 from dynabench.virtual.run import cluster_of, run
+from reports import fleet_figures, slo
 from serving.planner import PlannerConfig
 from tests.dynabench.test_fleet import aggregated
 from tests.dynabench.test_handover import apart, workload
@@ -29,6 +30,15 @@ def test_a_planner_adds_workers_while_requests_wait():
     first = fleet.changes[0]
     assert [row.time_s for row in pool.history][:3] == [0.0, first.time_s, first.time_s + 2.0]
     assert fleet.decisions == int(fleet.length_s)
+
+
+def test_gpu_hours_are_those_of_the_workers_that_the_history_shows():
+    record = planned(hpa_target=1.0, max_replicas=6)
+    found = fleet_figures.figures([record], [slo.parse("ttft <= 1s")], fleet_figures.windows([record]))
+    assert found.mean_workers * record.fleet.length_s / 3600 == pytest.approx(found.gpu_h)
+    assert found.busy_gpu_h < found.gpu_h < found.peak_gpu_h
+    assert found.most_workers == 6
+    assert 2 + found.added - found.removed == record.fleet.changes[-1].after
 
 
 def test_the_fleet_stays_as_it_is_without_a_planner():

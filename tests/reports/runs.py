@@ -2,10 +2,24 @@
 
 import numpy as np
 
+from reports.fleet import Change, FleetUse, Headcount, PoolFleet
 from reports.pools import LinkUse, PoolUse, TierUse, Traffic, Use
 from reports.records import Record, Requests
 
-GAPS = ("gaps", "num_workers", "repeat", "is_complete", "notes", "facts", "is_live", "pools", "links", "tiers", "kv")
+GAPS = (
+    "gaps",
+    "num_workers",
+    "repeat",
+    "is_complete",
+    "notes",
+    "facts",
+    "is_live",
+    "pools",
+    "links",
+    "tiers",
+    "kv",
+    "fleet",
+)
 
 
 def run(arm="a", ttft=(1.0, 2.0), **changes):
@@ -84,3 +98,28 @@ def apart(arm="apart", **changes):
         "worker": [2, 2],
     }
     return run(arm, **{"num_workers": 4, "pools": APART, "links": LINKS} | columns | changes)
+
+
+GROWN = FleetUse(
+    pools=(
+        PoolFleet(
+            "worker", "aggregated", gpus_per_worker=2,
+            history=(
+                Headcount(0.0, pending=0, starting=0, ready=1, draining=0),
+                Headcount(30.0, pending=1, starting=1, ready=1, draining=0),
+                Headcount(50.0, pending=0, starting=0, ready=3, draining=0),
+                Headcount(80.0, pending=0, starting=0, ready=2, draining=1),
+            ),
+            gpu_s=440.0, failed_starts=1.0, died=1.0, died_s=(60.0,),
+        ),
+    ),
+    length_s=100.0, planner="hpa", decisions=10, notes={"a load is not known": 2}, lost=3,
+    changes=(Change(30.0, "worker", 1, 3, "queue is 7, its target 3"), Change(80.0, "worker", 3, 2, "queue is 0")),
+)  # fmt: skip
+"""Workers of two GPUs: 30 s one of them, 20 s one and one that starts, 50 s three, of which one leaves for the last 20 s."""
+
+
+def planned(arm="hpa", fleet=GROWN, **changes):
+    """A request a second for 100 s, each with its first token after a second, but in the times 20 to 50 s after three."""
+    late = [3.0 if 20 <= second < 50 else 1.0 for second in range(100)]
+    return run(arm, ttft=late, fleet=fleet, pools=busy(110.0), **changes)

@@ -13,7 +13,7 @@ from reports.charts.rows import PART_COLOURS
 from reports.key import PALETTE, key_of
 from reports.pools import KvOverTime
 from reports.summarize import summarize
-from tests.reports.runs import apart, busy, run, tiered
+from tests.reports.runs import GROWN, apart, busy, run, tiered
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +248,7 @@ def test_every_chart_is_written_as_svg(tmp_path):
         error=[""] * 399 + ["no"],
         kv=kv,
         pools=busy(9.0),
+        fleet=GROWN,
     )
     other = tiered(
         "b",

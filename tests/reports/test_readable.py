@@ -11,7 +11,7 @@ from reports.capacity import AtLoad, Ranked
 from reports.grid import UNBROKEN
 from reports.outcomes import Outcome
 from reports.summarize import summarize
-from tests.reports.runs import run
+from tests.reports.runs import planned, run
 from tests.reports.test_sweep_report import MANIFEST, point
 
 MODES = ["round-robin", "kv", "lmetric+eps(5)", "prodstack-loadaware"]
@@ -56,6 +56,16 @@ def test_a_comparison_is_readable(count, width):
     assert len(lines) < 12 + 14 * count
     check(lines_of((table for each in use_tables.grids(summary) for table in each.tables(width)), width), [], width)
     check(lines_of(tables.comparison(summary).tables(width), width), [], width)
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_the_table_of_fleets_is_readable(count, width):
+    names = ["planner lead-time", *(f"planner hpa, hpa_target {number}" for number in range(1, count))]
+    grid = use_tables.grids(summarize([planned(name) for name in names], [slo.parse("ttft <= 2s")]))[0]
+    lines = lines_of(grid.tables(width), width)
+    check(lines, [], width)
+    assert len(lines) <= 5 * (count + 7)
 
 
 def test_what_is_limited_comes_first_and_the_rest_is_asked_for():

@@ -1,0 +1,219 @@
+"""What a fleet took and kept: GPU-hours, changes, time out of limits, and what the fewest workers would have taken.
+
+requests by window  -> which windows were out of limits -> breaks, each from its first such window to its recovery
+history of a pool   -> workers on GPUs, and ready, over time -+-> GPU-hours, workers
+oracle              -> workers needed, window by window ------+-> more than needed, fewer than needed
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from reports import slo
+from reports.conditions import Condition
+from reports.fleet import FleetUse, Headcount, Oracle, PoolFleet
+from reports.pools import mean
+from reports.records import Flags, Floats, Record
+
+ENOUGH = 0.95
+"""Share of the requests that must be within the limits for a window, or an arm, to keep them."""
+WINDOWS = 60
+"""Of a run, at most, unless it is shorter than so many of the shortest."""
+WIDTHS = (10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0)
+"""Of windows (s)."""
+HOUR = 3600.0
+FORMULAS = {
+    "gpu_h": "GPUs x the time from the start of each worker until it was gone (starting and draining included), the warm-up included",
+    "busy_gpu_h": "the part of the GPU-hours in which workers took steps",
+    "good_per_gpu_h": "requests within every limit / GPU-hours, both with the warm-up",
+    "workers": "those on GPUs: starting, ready or draining; mean over the time of the run / most at one time",
+    "changes": "how often the planner changed a pool; up, down: by how many workers, all changes together",
+    "out_of_limits": f"windows in which fewer than {ENOUGH:.0%} of the requests that were to be sent were within the limits (a window "
+    "without requests keeps them); a break is a row of such windows, the longest is the longest time from break to recovery",
+    "oracle": "the fewest workers that keep the limits, window by window, as only a simulation can find out; over: integral of "
+    "max(0, workers on GPUs - needed) x GPUs; under: integral of max(0, needed - ready workers) x GPUs",
+}
+LABELS = {
+    "gpu_h": "GPU-hours",
+    "busy_gpu_h": "busy GPU-hours",
+    "good_per_gpu_h": "good per GPU-hour",
+    "workers": "workers",
+    "changes": "changes",
+    "out_of_limits": "out of limits",
+    "oracle": "needed, over, under",
+}
+
+
+class OutOfLimits(msgspec.Struct, frozen=True):
+    """For how long too few requests were within the limits."""
+
+    window_s: float
+    """How wide windows are."""
+    total_s: float
+    breaks: float
+    longest_s: float
+    """From a break to its recovery."""
+
+
+class AgainstOracle(msgspec.Struct, frozen=True):
+    """What a fleet had more and less than it needed, where that is known."""
+
+    needed_gpu_h: float
+    over_gpu_s: float
+    under_gpu_s: float
+
+
+class FleetFigures(msgspec.Struct, frozen=True):
+    """What the fleet of an arm took, the mean over its repeats."""
+
+    planner: str
+    gpu_h: float
+    busy_gpu_h: float | None
+    good_per_gpu_h: float | None
+    """None without limits, as `out_of_limits`."""
+    mean_workers: float
+    least_workers: float
+    most_workers: float
+    changes: float
+    added: float
+    """Workers, of all changes of the planner together."""
+    removed: float
+    failed_starts: float
+    died: float
+    lost: float
+    """How often a request lost its worker."""
+    peak_gpu_h: float
+    """What as many GPUs as it had at one time at most would take, all the time."""
+    out_of_limits: OutOfLimits | None
+    against_oracle: AgainstOracle | None
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no worker came or went, and no planner could have changed that."""
+        happened = self.changes or self.died or self.failed_starts or self.lost
+        return self.planner == "static" and not happened and self.least_workers == self.most_workers
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is more to say of it than that it stood still."""
+        return not self.is_still or self.against_oracle is not None
+
+
+def figures(repeats: Sequence[Record], limits: list[Condition], edges: Floats) -> FleetFigures | None:
+    """Return what the fleets of an arm's runs took, on average; None where one's workers are not known."""
+    each = [_figures(run, fleet, limits, edges) for run in repeats if (fleet := fleet_of(run))]
+    return mean(each) if len(each) == len(repeats) else None
+
+
+def windows(runs: Sequence[Record]) -> Floats:
+    """Return the edges of the windows into which the arrivals of runs are divided; the last may be shorter."""
+    span = max((float(run.measured.requests.intended_s.max(initial=0.0)) for run in runs), default=0.0)
+    width = next((width for width in WIDTHS if width * WINDOWS >= span), float(np.ceil(span / WINDOWS / HOUR)) * HOUR)
+    count = max(int(np.ceil(span / width)), 1)
+    return np.append(np.arange(count) * width, max(span, width))
+
+
+def fleet_of(run: Record) -> FleetUse | None:
+    """Return the fleet of a run; where only its pools are known, as in older folders, they stood still."""
+    if run.fleet is not None or not run.pools:
+        return run.fleet
+    length_s = float(run.requests.done_s.max()) if run.requests.done_s.count() else 0.0
+    pools = tuple(
+        PoolFleet(
+            pool.name,
+            pool.role,
+            pool.gpus // max(pool.workers, 1),
+            (Headcount(0.0, pending=0, starting=0, ready=pool.workers, draining=0),),
+            gpu_s=pool.gpus * length_s,
+        )
+        for pool in run.pools
+    )
+    return FleetUse(pools, length_s)
+
+
+def good(run: Record, limits: list[Condition]) -> Flags:
+    """Tell which requests were within the limits of each request, or if there are none, within all."""
+    return slo.good(run, [limit for limit in limits if limit.statistic is None] or limits)
+
+
+def attained(run: Record, is_good: Flags, edges: Floats) -> Floats:
+    """Return the share of good requests among those that were to be sent in each window, NaN where there are none."""
+    came, kept = (
+        np.histogram(times, edges)[0] for times in (run.requests.intended_s, run.requests.intended_s[is_good])
+    )
+    return np.where(came, kept / np.maximum(came, 1), np.nan)
+
+
+def out_of_limits(shares: Floats, edges: Floats) -> OutOfLimits:
+    """Return for how long the share of good requests was too low."""
+    is_out = np.concatenate([[False], np.nan_to_num(shares, nan=1.0) < ENOUGH, [False]])
+    begins, ends = np.flatnonzero(~is_out[:-1] & is_out[1:]), np.flatnonzero(is_out[:-1] & ~is_out[1:])
+    lengths = edges[ends] - edges[begins]
+    return OutOfLimits(float(edges[1] - edges[0]), float(lengths.sum()), len(lengths), float(lengths.max(initial=0.0)))
+
+
+def against_oracle(fleet: FleetUse, oracle: Oracle) -> AgainstOracle:
+    """Return what a fleet had more and less than it needed, for as long as both are known."""
+    needed = over = under = 0.0
+    for pool in fleet.pools:
+        replicas = np.array(oracle.replicas.get(pool.pool, ()), float)
+        begins = np.arange(len(replicas), dtype=float) * oracle.window_s
+        end = min(len(replicas) * oracle.window_s, fleet.length_s)
+        times = np.unique(np.concatenate([begins, [row.time_s for row in pool.history]]))
+        times = times[times < end]
+        lasts = np.diff(np.append(times, end)) * pool.gpus_per_worker
+        need = held(times, begins, replicas)
+        needed += float((need * lasts).sum())
+        over += float((np.maximum(0, over_time(pool, times, lambda row: row.on_gpus) - need) * lasts).sum())
+        under += float((np.maximum(0, need - over_time(pool, times, lambda row: row.ready)) * lasts).sum())
+    return AgainstOracle(needed / HOUR, over, under)
+
+
+def over_time(pool: PoolFleet, times: Floats, of: Callable[[Headcount], int]) -> Floats:
+    """Return how many workers of a pool there were at some times, of those that are counted."""
+    return held(
+        times, np.array([row.time_s for row in pool.history]), np.array([float(of(row)) for row in pool.history])
+    )
+
+
+def held(times: Floats, begins: Floats, values: Floats) -> Floats:
+    """Return what held at some times: the value that began last, 0 before the first."""
+    return np.append(values, 0.0)[np.searchsorted(begins, times, side="right") - 1]
+
+
+def _figures(run: Record, fleet: FleetUse, limits: list[Condition], edges: Floats) -> FleetFigures:
+    gpu_h = fleet.gpu_s / HOUR
+    busy = [pool.gpu_s / HOUR for pool in run.pools if isinstance(pool.gpu_s, float)]
+    times: Floats = np.unique(
+        [row.time_s for pool in fleet.pools for row in pool.history if row.time_s < fleet.length_s]
+    )
+    by_pool = [(over_time(pool, times, lambda row: row.on_gpus), pool.gpus_per_worker) for pool in fleet.pools]
+    workers = sum((count for count, _ in by_pool), np.zeros(len(times)))
+    gpus = sum((count * each for count, each in by_pool), np.zeros(len(times)))
+    lasts = np.diff(np.append(times, fleet.length_s))
+    steps = [change.after - change.before for change in fleet.changes]
+    measured = run.measured
+    return FleetFigures(
+        planner=fleet.planner,
+        gpu_h=gpu_h,
+        busy_gpu_h=sum(busy) if busy else None,
+        good_per_gpu_h=float(slo.good(run, limits).sum()) / gpu_h if limits and gpu_h else None,
+        mean_workers=float((workers * lasts).sum() / lasts.sum()) if lasts.sum() else 0.0,
+        least_workers=float(workers.min(initial=np.inf)) if len(times) else 0.0,
+        most_workers=float(workers.max(initial=0.0)),
+        changes=len(steps),
+        added=sum(step for step in steps if step > 0),
+        removed=-sum(step for step in steps if step < 0),
+        failed_starts=sum(pool.failed_starts for pool in fleet.pools),
+        died=sum(pool.died for pool in fleet.pools),
+        lost=fleet.lost,
+        peak_gpu_h=float(gpus.max(initial=0.0)) * fleet.length_s / HOUR,
+        out_of_limits=out_of_limits(attained(measured, good(measured, limits), edges), edges) if limits else None,
+        against_oracle=against_oracle(fleet, fleet.oracle) if fleet.oracle else None,
+    )
+
+
+def hours(value: float) -> str:
+    """Write GPU-hours."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3}f}"

@@ -1,0 +1,72 @@
+"""What it costs to keep the limits with workers that come and go, in a sentence or two."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from reports.fleet_figures import ENOUGH, FleetFigures, hours
+from reports.slo import parse
+from reports.summary import NOISE_FLOOR, Summary
+
+
+class Kept(NamedTuple):
+    """What an arm took, and kept for that."""
+
+    fleet: FleetFigures
+    share: float
+    """Of the requests, those within the limits."""
+    is_enough: bool
+
+
+def fleet_verdict(summary: Summary) -> str:
+    """Say which arm keeps the limits with the fewest GPU-hours, and what the others would cost; nothing without limits."""
+    is_each = any(parse(limit).statistic is None for limit in summary.limits)
+    arms = {}
+    for arm, its in summary.arms.items():
+        share = its.goodput.attainment if its.goodput else None
+        if its.fleet and share is not None and not arm.endswith(NOISE_FLOOR):
+            is_enough = all(one.state == "met" for one in its.outcomes or ()) and (share >= ENOUGH or not is_each)
+            arms[arm] = Kept(its.fleet, share, is_enough)
+    return told(arms, f"keeps the limits for at least {ENOUGH:.0%} of the requests" if is_each else "meets every limit")
+
+
+def told(arms: Mapping[str, Kept], what: str) -> str:
+    """Say which arm keeps the limits with the fewest GPU-hours, or nearly keeps them, and what the others would cost.
+
+    Args:
+        arms: what each took and kept.
+        what: what an arm does that keeps enough.
+    """
+    if not arms:
+        return ""
+    enough = {arm: one for arm, one in arms.items() if one.is_enough}
+    if enough:
+        best = min(enough, key=lambda arm: enough[arm].fleet.gpu_h)
+        took = hours(arms[best].fleet.gpu_h)
+        text = f"{best} {what}{f' with the fewest GPU-hours: {took}' if len(arms) > 1 else f', in {took} GPU-hours'}"
+    else:
+        best = max(arms, key=lambda arm: (arms[arm].share, -arms[arm].fleet.gpu_h))
+        lead = f"No arm {what}; {best} has the most within them, " if len(arms) > 1 else f"{best} has "
+        text = f"{lead}{arms[best].share:.1%}{' of the requests within the limits' * (len(arms) == 1)}, in "
+        text += f"{hours(arms[best].fleet.gpu_h)} GPU-hours"
+    return f"{text}{_still(best, arms)}.{_needed(arms[best].fleet)}"
+
+
+def _still(best: str, arms: Mapping[str, Kept]) -> str:
+    """Say what workers that stand still take: those of another arm, or if there is none, the most that the best had."""
+    its = arms[best].fleet
+    others = {arm: one for arm, one in arms.items() if one.fleet.is_still and arm != best}
+    if others:
+        arm = min(others, key=lambda arm: others[arm].fleet.gpu_h)
+        other = others[arm]
+        more = f" ({other.fleet.gpu_h / its.gpu_h - 1:+.0%})" if its.gpu_h else ""
+        return (
+            f"; {arm} takes {hours(other.fleet.gpu_h)}{more}, with {other.share:.1%} of the requests within the limits"
+        )
+    if its.is_still or its.peak_gpu_h < 1.01 * its.gpu_h:
+        return ""
+    return f"; as many GPUs as it had at most, all the time, would take {hours(its.peak_gpu_h)}"
+
+
+def _needed(its: FleetFigures) -> str:
+    oracle = its.against_oracle
+    return f" The fewest workers that keep the limits would take {hours(oracle.needed_gpu_h)}." if oracle else ""
