@@ -170,8 +170,7 @@ def against_oracle(fleet: FleetUse, oracle: Oracle, intended_s: Floats) -> Again
         needed += float((need * lasts).sum())
         over += float((np.maximum(0, over_time(pool, times, lambda row: row.on_gpus) - need) * lasts).sum())
         under += float((np.maximum(0, need - over_time(pool, times, lambda row: row.ready)) * lasts).sum())
-    came = np.bincount((intended_s / oracle.window_s).astype(int), minlength=len(oracle.possible))
-    came = came[: len(oracle.possible)]
+    came = np.diff(np.searchsorted(np.sort(intended_s), np.arange(len(oracle.possible) + 1) * oracle.window_s))
     possible = float((came * oracle.possible).sum() / came.sum()) if came.any() else 1.0
     return AgainstOracle(possible, needed / HOUR, over, under)
 

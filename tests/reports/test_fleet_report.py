@@ -109,6 +109,12 @@ def test_a_fleet_is_compared_only_for_as_long_as_both_are_known():
     assert fleet_figures.against_oracle(GROWN, long, np.arange(100.0)).needed_gpu_h * 3600 == pytest.approx(3 * 100 * 2)
 
 
+def test_an_oracle_of_other_windows_than_the_run_is_no_error():
+    for oracle in (Oracle(1e-9, {"worker": (1,) * 3}, (0.5,) * 2), Oracle(10.0, {}, ())):
+        found = fleet_figures.against_oracle(GROWN, oracle, np.arange(100.0))
+        assert found.needed_gpu_h < 1e-9
+
+
 def test_figures_are_means_over_the_repeats():
     again = planned(repeat=1, fleet=structs.replace(GROWN, changes=GROWN.changes[:1], lost=6))
     found = figures(planned(), again)
