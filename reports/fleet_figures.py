@@ -31,8 +31,9 @@ FORMULAS = {
     "changes": "how often the planner changed a pool; up, down: by how many workers, all changes together",
     "out_of_limits": f"windows in which fewer than {ENOUGH:.0%} of the requests that were to be sent were within the limits (a window "
     "without requests keeps them); a break is a row of such windows, the longest is the longest time from break to recovery",
-    "oracle": "the fewest workers that keep the limits, window by window, as only a simulation can find out; over: integral of "
-    "max(0, workers on GPUs - needed) x GPUs; under: integral of max(0, needed - ready workers) x GPUs",
+    "oracle": f"the fewest workers with which {ENOUGH:.0%} of the requests that can be within the limits (possible) are, window by "
+    "window, as only a simulation can find out; over: integral of max(0, workers on GPUs - needed) x GPUs; under: integral of max(0, "
+    "needed - ready workers) x GPUs",
 }
 LABELS = {
     "gpu_h": "GPU-hours",
@@ -59,6 +60,8 @@ class OutOfLimits(msgspec.Struct, frozen=True):
 class AgainstOracle(msgspec.Struct, frozen=True):
     """What a fleet had more and less than it needed, where that is known."""
 
+    possible: float
+    """The share of the requests that can be within the limits, with any number of workers."""
     needed_gpu_h: float
     over_gpu_s: float
     under_gpu_s: float
@@ -153,7 +156,7 @@ def out_of_limits(shares: Floats, edges: Floats) -> OutOfLimits:
     return OutOfLimits(float(edges[1] - edges[0]), float(lengths.sum()), len(lengths), float(lengths.max(initial=0.0)))
 
 
-def against_oracle(fleet: FleetUse, oracle: Oracle) -> AgainstOracle:
+def against_oracle(fleet: FleetUse, oracle: Oracle, intended_s: Floats) -> AgainstOracle:
     """Return what a fleet had more and less than it needed, for as long as both are known."""
     needed = over = under = 0.0
     for pool in fleet.pools:
@@ -167,7 +170,9 @@ def against_oracle(fleet: FleetUse, oracle: Oracle) -> AgainstOracle:
         needed += float((need * lasts).sum())
         over += float((np.maximum(0, over_time(pool, times, lambda row: row.on_gpus) - need) * lasts).sum())
         under += float((np.maximum(0, need - over_time(pool, times, lambda row: row.ready)) * lasts).sum())
-    return AgainstOracle(needed / HOUR, over, under)
+    came = np.diff(np.searchsorted(np.sort(intended_s), np.arange(len(oracle.possible) + 1) * oracle.window_s))
+    possible = float((came * oracle.possible).sum() / came.sum()) if came.any() else 1.0
+    return AgainstOracle(possible, needed / HOUR, over, under)
 
 
 def over_time(pool: PoolFleet, times: Floats, of: Callable[[Headcount], int]) -> Floats:
@@ -210,7 +215,7 @@ def _figures(run: Record, fleet: FleetUse, limits: list[Condition], edges: Float
         lost=fleet.lost,
         peak_gpu_h=float(gpus.max(initial=0.0)) * fleet.length_s / HOUR,
         out_of_limits=out_of_limits(attained(measured, good(measured, limits), edges), edges) if limits else None,
-        against_oracle=against_oracle(fleet, fleet.oracle) if fleet.oracle else None,
+        against_oracle=against_oracle(fleet, fleet.oracle, measured.requests.intended_s) if fleet.oracle else None,
     )
 
 

@@ -26,6 +26,7 @@ def fleet_grid(summary: Summary) -> Grid | None:
         "breaks": lambda _, its: _count(its.out_of_limits.breaks) if its.out_of_limits else "n/a",
         "changes": lambda _, its: _count(its.changes),
         "up / down": lambda _, its: f"{_count(its.added)} / {_count(its.removed)}" if its.changes else "-",
+        "possible": lambda _, its: share(its.against_oracle.possible if its.against_oracle else None),
         "needed GPU-hours": lambda _, its: hours(its.against_oracle.needed_gpu_h) if its.against_oracle else "n/a",
         "over (GPU-s)": lambda _, its: number(its.against_oracle.over_gpu_s if its.against_oracle else None),
         "under (GPU-s)": lambda _, its: number(its.against_oracle.under_gpu_s if its.against_oracle else None),

@@ -69,4 +69,7 @@ def _still(best: str, arms: Mapping[str, Kept]) -> str:
 
 def _needed(its: FleetFigures) -> str:
     oracle = its.against_oracle
-    return f" The fewest workers that keep the limits would take {hours(oracle.needed_gpu_h)}." if oracle else ""
+    if oracle is None:
+        return ""
+    least = f" (for {oracle.possible:.1%} of the requests, that is possible)" if oracle.possible < 0.9995 else ""
+    return f" The fewest workers that keep the limits{least} would take {hours(oracle.needed_gpu_h)}."

@@ -178,6 +178,14 @@ def _within(seen: Seen, panel: Panel, edges: Floats) -> None:
         line = panel.axes.stairs(shares, edges, baseline=None, color=seen.entry.colour, linewidth=1.4)
         mark([low, line], seen.entry.place)
         panel.add(seen.entry.name, seen.entry.place, _centres(edges), shares)
+    if seen.fleet.oracle and min(seen.fleet.oracle.possible, default=1.0) < 1:
+        possible = np.array(seen.fleet.oracle.possible) * 100
+        ends = np.arange(len(possible) + 1, dtype=float) * seen.fleet.oracle.window_s
+        mark(panel.axes.stairs(possible, ends, baseline=None, color=INK, linewidth=1.0), seen.entry.place)
+        spots = _centres(edges)
+        panel.add(
+            f"{seen.entry.name}, possible", seen.entry.place, spots, fleet_figures.held(spots, ends[:-1], possible)
+        )
     drawing.limit_line(panel.axes, enough)
 
 
@@ -247,7 +255,7 @@ def _reading(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> str:
     text += " TTFT: thick the median, thin p99 (of few requests: near their longest)"
     text += f"{', dashed the limit' * bool(shown.limits_of('ttft_sched'))}."
     if any(seen.fleet.oracle for seen in arms):
-        text += " Needed: the fewest workers that keep the limits."
+        text += " Needed: the fewest workers that keep the limits; in the same colour, the share of the requests that can be within them at all."
     if any(figures.repeats > 1 for _, _, figures in shown.arms):
         text += " Of the first run of each arm."
     return text

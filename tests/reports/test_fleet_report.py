@@ -25,7 +25,7 @@ STILL = FleetUse(
     length_s=100.0,
 )
 """Two workers of two GPUs, all the time."""
-TEN_S = Oracle(10.0, {"worker": (1, 1, 1, 2, 2, 2, 2, 1, 1, 1)})
+TEN_S = Oracle(10.0, {"worker": (1, 1, 1, 2, 2, 2, 2, 1, 1, 1)}, possible=(1.0,) * 5 + (0.9,) * 5)
 
 
 def figures(*runs, limits=LIMITS):
@@ -94,6 +94,7 @@ def test_without_limits_nothing_is_out_of_them():
 
 def test_against_the_fewest_workers_gpu_seconds_are_over_on_gpus_and_under_where_not_ready():
     found = figures(planned(fleet=structs.replace(GROWN, oracle=TEN_S))).against_oracle
+    assert found.possible == pytest.approx(0.95)  # all of the first half, and 90% of the other
     assert found.needed_gpu_h == pytest.approx(14 * 10 * 2 / 3600)
     # On GPUs: 1 until 30 s, 2 until 50 s, then 3; ready: 1 until 50 s, 3 until 80 s, then 2.
     assert found.over_gpu_s == 2 * (20 * 1 + 30 * 2)
@@ -101,11 +102,17 @@ def test_against_the_fewest_workers_gpu_seconds_are_over_on_gpus_and_under_where
 
 
 def test_a_fleet_is_compared_only_for_as_long_as_both_are_known():
-    short = Oracle(40.0, {"worker": (2,)})
-    found = fleet_figures.against_oracle(GROWN, short)
+    short = Oracle(40.0, {"worker": (2,)}, (1.0,))
+    found = fleet_figures.against_oracle(GROWN, short, np.arange(100.0))
     assert (found.needed_gpu_h * 3600, found.over_gpu_s, found.under_gpu_s) == (160, 0, 80)
-    long = Oracle(60.0, {"worker": (3, 3, 3)})
-    assert fleet_figures.against_oracle(GROWN, long).needed_gpu_h * 3600 == pytest.approx(3 * 100 * 2)
+    long = Oracle(60.0, {"worker": (3, 3, 3)}, (1.0,) * 3)
+    assert fleet_figures.against_oracle(GROWN, long, np.arange(100.0)).needed_gpu_h * 3600 == pytest.approx(3 * 100 * 2)
+
+
+def test_an_oracle_of_other_windows_than_the_run_is_no_error():
+    for oracle in (Oracle(1e-9, {"worker": (1,) * 3}, (0.5,) * 2), Oracle(10.0, {}, ())):
+        found = fleet_figures.against_oracle(GROWN, oracle, np.arange(100.0))
+        assert found.needed_gpu_h < 1e-9
 
 
 def test_figures_are_means_over_the_repeats():
@@ -187,7 +194,7 @@ def test_the_table_has_a_line_for_each_arm_and_leaves_out_what_did_not_happen():
 
 def arm(gpu_h, *, planner="hpa", needed=None):
     its = figures(planned(fleet=structs.replace(GROWN, planner=planner)))
-    oracle = None if needed is None else fleet_figures.AgainstOracle(needed, 0.0, 0.0)
+    oracle = None if needed is None else fleet_figures.AgainstOracle(0.98, needed, 0.0, 0.0)
     return structs.replace(its, gpu_h=gpu_h, peak_gpu_h=6.0, against_oracle=oracle)
 
 
@@ -210,7 +217,7 @@ def still(gpu_h):
         (
             {"hpa": (arm(2.0, needed=1.5), 0.97)},
             "hpa keeps the limits, in 2.00 GPU-hours; as many GPUs as it had at most, all the time, would take 6.00. The fewest "
-            "workers that keep the limits would take 1.50.",
+            "workers that keep the limits (for 98.0% of the requests, that is possible) would take 1.50.",
         ),
         (
             {"hpa": (arm(2.0), 0.9)},

@@ -98,7 +98,7 @@ def fleets(out):
     """Planners of two pools beside workers that stand still, with the oracle of each."""
     known = GROWN.pools[0]
     pools = (known, structs.replace(known, pool="a-pool-with-a-long-name", role="decode", died_s=(25.0, 40.0)))
-    oracle = Oracle(10.0, {pool.pool: (1, 2, 3, 2) * 2 for pool in pools})
+    oracle = Oracle(10.0, {pool.pool: (1, 2, 3, 2) * 2 for pool in pools}, (1.0, 0.9) * 4)
     still = tuple(structs.replace(pool, history=pool.history[:1], died_s=(), died=0.0) for pool in pools)
     made = [
         planned(f"planner {name}", fleet=structs.replace(GROWN, pools=pools, oracle=oracle, planner=name))
