@@ -109,7 +109,13 @@ class PlannerConfig:
     """lead-time: time over which the arriving requests are counted (s)."""
 
     lead_headroom: Headroom = 0.2
-    """lead-time: share of the pool's capacity to leave free for bursts."""
+    """lead-time: share of the pool's capacity to leave free at least."""
+
+    lead_share: Share = 0.95
+    """lead-time: share of what comes for which the pool must be large enough, as often as it came as a surprise lately."""
+
+    lead_memory_s: Positive = 3600.0
+    """lead-time: how long surprises are remembered (s)."""
 
     lead_late_weight: NotNegative = 3.0
     """lead-time: GPU-seconds that a late request is worth avoiding with, as a multiple of those that it takes itself."""

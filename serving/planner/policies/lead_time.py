@@ -3,7 +3,8 @@
     s         start-up time of a worker;  H = s + the interval;  c = requests a second of a worker within the limits
     load      max(requests a second lately, those predicted for now + H) / c, in workers
     state     requests that run / those that a worker runs at once within the limits, in workers, no rank more than full
-    base      max(load / (1 - headroom), state)
+    surprise  how many times the expected load came in a look, at most, for 95% of all that came in the last hour
+    base      max(load x max(surprise, 1 / (1 - headroom)), state)
     backlog   work of requests that wait, or run beyond the limits, after s: now + (load - ready - starting / 2) s, in
               worker-seconds, less what the base works off within the TTFT limit
     extra     min(sqrt(late weight x load x backlog / s), backlog / TTFT limit)
@@ -30,6 +31,7 @@ from serving.planner.policies.policy import Policy, Proposal
 from serving.planner.predictors import PREDICTORS
 from serving.planner.recent import Recent
 from serving.planner.sizing import capacity_of, merged
+from serving.planner.surprises import Surprises
 
 MIN_HOLD_S = 30.0
 BAND = 0.05
@@ -48,12 +50,13 @@ class Need(NamedTuple):
     """For those that run."""
     extra: float
     """For those that wait."""
-    headroom: float
+    room: float
+    """How many times the expected load the pool must be able to take."""
 
     @property
     def base(self) -> float:
         """Workers without those for the backlog."""
-        return max(self.load / (1 - self.headroom), self.state)
+        return max(self.load * self.room, self.state)
 
     @property
     def total(self) -> float:
@@ -93,6 +96,9 @@ class LeadTime(Policy):
         self._next_value_at: float | None = None
         self._needs = {pool.name: Recent(max(MIN_HOLD_S, config.lead_hold * pool.startup_s)) for pool in pools}
         self._is_followed = dict.fromkeys(self._pools, False)
+        self._surprises = {
+            pool.name: Surprises(pool.startup_s + self._interval_s, config.lead_memory_s) for pool in pools
+        }
         self._capacities: dict[str, tuple[Shape, Capacity | None]] = {}
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
@@ -137,7 +143,13 @@ class LeadTime(Policy):
         capacity = self._capacity(facts, shape)
         if capacity is None:
             return f"a worker cannot run requests of {shape.isl:.4g} and {shape.osl:.4g} tokens"
-        need = self._need(facts, state, capacity, self._demand(facts, rate))
+        demand = self._demand(facts, rate)
+        surprises = self._surprises[facts.name]
+        surprises.add(now, self._came(facts, shape), demand)
+        least = 1 / (1 - self._config.lead_headroom)
+        need = self._need(
+            facts, state, capacity, demand, max(surprises.within(self._config.lead_share) or least, least)
+        )
         needs = self._needs[facts.name]
         if not self._is_followed[facts.name]:
             needs.add(now, state.size)  # what was there before may have been needed
@@ -145,7 +157,7 @@ class LeadTime(Policy):
         needs.add(now, need.total)
         wanted, kept = math.ceil(need.total - 1e-9), math.ceil(needs.most * (1 + BAND) - 1e-9)
         reason = (
-            f"load needs {need.load:.3g} workers at {capacity.rps:.3g} requests/s, running requests {need.state:.3g}, "
+            f"load needs {need.load:.3g} workers at {capacity.rps:.3g} requests/s, x {need.room:.3g} for surprises, running requests {need.state:.3g}, "
             f"backlog {need.extra:.3g} more{'' if capacity.is_within else '; no batch keeps the limits'}"
         )
         return Proposal(max(wanted, min(kept, state.size)), reason)
@@ -159,13 +171,19 @@ class LeadTime(Policy):
     def _interval_s(self) -> float:
         return self._config.planner_interval_s or self.default_interval_s
 
-    def _need(self, facts: PoolFacts, state: PoolState, capacity: Capacity, demand: float) -> Need:
+    def _came(self, facts: PoolFacts, shape: Shape) -> float:
+        """Return the requests a second of the last look; for workers that compute prompts, a long one counts as several."""
+        _, last = self._traffic.windows[-1]
+        rate = last.num_requests / last.duration_s if last.duration_s else 0.0
+        return rate if facts.role == "decode" or last.isl is None else rate * last.isl / shape.isl
+
+    def _need(self, facts: PoolFacts, state: PoolState, capacity: Capacity, demand: float, room: float) -> Need:
         """Return the workers that a pool needs."""
-        headroom, startup_s = self._config.lead_headroom, max(facts.startup_s, 1.0)
+        startup_s = max(facts.startup_s, 1.0)
         load = demand / capacity.rps
         full = capacity.batch / facts.num_ranks
         running = sum(min(each.num_running, full) for each in state.loads) / capacity.batch
-        need = Need(load, 0.0 if facts.role == "prefill" else running, 0.0, headroom)
+        need = Need(load, 0.0 if facts.role == "prefill" else running, 0.0, room)
         lacking = load - state.num_ready - state.num_starting / 2
         backlog = self._waiting(facts, state, full) / capacity.rps + lacking * facts.startup_s
         patience_s = self._ttft_s if self._ttft_s < math.inf else startup_s
