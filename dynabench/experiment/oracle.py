@@ -65,14 +65,15 @@ class Window(NamedTuple):
 def oracles_of(
     arms: Sequence[Arm], source: Source, limits: Sequence[Condition], jobs: int, interrupt: Interrupt
 ) -> dict[str, Oracle]:
-    """Return the fewest workers for each arm whose workers come and go, by its name.
+    """Return the fewest workers for each arm whose workers come and go, and for those like it that stay, by its name.
 
     Left out are arms whose windows cannot be told apart, as requests wait for others, or for clients.
 
     Raises:
         UserError: a process was killed.
     """
-    wanted = {arm.name: _fixed(arm.settings) for arm in arms if has_changing_fleet(arm.settings.deployment)}
+    changing = [_fixed(arm.settings) for arm in arms if has_changing_fleet(arm.settings.deployment)]
+    wanted = {arm.name: fixed for arm in arms if (fixed := _fixed(arm.settings)) in changing}
     settings = [each for place, each in enumerate(wanted.values()) if each not in list(wanted.values())[:place]]
     calls: list[tuple[Settings, Call]] = []
     for each in settings:

@@ -94,7 +94,8 @@ class Fleet:
         """How many workers each pool should have."""
         self.history: dict[str, list[Headcount]] = {name: [] for name in self.pools}
         self.num_failed_starts = dict.fromkeys(self.pools, 0)
-        self.num_died = dict.fromkeys(self.pools, 0)
+        self.died_s: dict[str, list[float]] = {name: [] for name in self.pools}
+        """When workers died."""
         self._config = config
         self._clock = clock
         self._hands = hands
@@ -160,7 +161,7 @@ class Fleet:
     def kill(self, member: Member, *, is_replaced: bool) -> None:
         """Let a worker die; what it had goes on elsewhere."""
         was_needed = member.state != "draining"
-        self.num_died[member.pool.name] += 1
+        self.died_s[member.pool.name].append(self._clock.now)
         self._be_gone(member)
         if was_needed:
             size = self.sizes[member.pool.name]

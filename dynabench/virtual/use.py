@@ -55,7 +55,8 @@ def fleet_use(cluster: Cluster, planning: Planning | None) -> FleetUse:
             tuple(row for row in fleet.history[name] if row.time_s <= length_s),
             gpu_s=fleet.gpu_s(name, length_s),
             failed_starts=fleet.num_failed_starts[name],
-            died=fleet.num_died[name],
+            died=len(fleet.died_s[name]),
+            died_s=tuple(time for time in fleet.died_s[name] if time <= length_s),
         )
         for name, pool in fleet.pools.items()
     )

@@ -111,7 +111,7 @@ class PlannerConfig:
     lead_headroom: Headroom = 0.2
     """lead-time: share of the pool's capacity to leave free at least."""
 
-    lead_share: Share = 0.95
+    lead_share: Share = 0.99
     """lead-time: share of what comes for which the pool must be large enough, as often as it came as a surprise lately."""
 
     lead_memory_s: Positive = 3600.0
@@ -120,7 +120,7 @@ class PlannerConfig:
     lead_late_weight: NotNegative = 3.0
     """lead-time: GPU-seconds that a late request is worth avoiding with, as a multiple of those that it takes itself."""
 
-    lead_hold: NotNegative = 1.0
+    lead_hold: NotNegative = 10.0
     """lead-time: how long a worker that is not needed is kept, in start-up times."""
 
     def __post_init__(self) -> None:

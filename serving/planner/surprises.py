@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from itertools import accumulate
 
 FEWEST = 24
@@ -31,15 +32,23 @@ class Surprises:
         while self._seen and self._seen[0][0] < now - self._memory_s:
             self._seen.popleft()
 
-    def within(self, share: float) -> float | None:
-        """Return how many times what was expected the demand came to, at most, for this share of all that was asked for.
+    def foresee(self, expected: float, share: float) -> float | None:
+        """Return the demand to be ready for where so much is expected; None if too little is known.
 
-        None if too little is known.
+        It is as many times what is expected as sufficed for this share of all that came, but no more than what itself sufficed
+        for that share: what comes out of nothing need not come on top of what is there.
         """
         total = sum(demand for _, demand, _ in self._seen)
         if len(self._seen) < FEWEST or not total:
             return None
         least = SMALLEST * total / len(self._seen)
-        ratios = sorted((demand / max(level, least), demand) for _, demand, level in self._seen)
-        sums = list(accumulate(demand for _, demand in ratios))
-        return ratios[min(bisect_left(sums, share * total), len(ratios) - 1)][0]
+        times = _within(((demand / max(level, least), demand) for _, demand, level in self._seen), share * total)
+        most = _within(((demand, demand) for _, demand, _ in self._seen), share * total)
+        return max(min(times * expected, most), expected)
+
+
+def _within(rows: Iterable[tuple[float, float]], total: float) -> float:
+    """Return the value up to which rows of (value, weight) have this weight together."""
+    ordered = sorted(rows)
+    sums = list(accumulate(weight for _, weight in ordered))
+    return ordered[min(bisect_left(sums, total), len(ordered) - 1)][0]

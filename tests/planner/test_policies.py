@@ -353,18 +353,18 @@ class TestLeadTime:
         # 58.5 requests/s in the last 30 s, and 3 more every 30 s: 67.5 in the third 30 s from then, of a worker's 100.
         assert "load needs 0.67" in decision.targets["p"].reason
 
-    def test_workers_that_are_not_needed_leave_after_a_start_up_time(self):
+    def test_workers_that_are_not_needed_leave_after_ten_start_up_times(self):
         fleet = Fleet(
             planner("lead-time", *split(startup_s=60), **LIMITS),
             *(FleetPool(pool, 3) for pool in split(startup_s=60)),
             traffic=lambda now: traffic(1000 if now <= 100 else 250),
         )
         sizes = {}
-        while fleet.now < 400:
+        while fleet.now < 900:
             fleet.step()
             sizes[fleet.now] = fleet.sizes["d"]
-        assert sizes[160] == 3
-        assert sizes[240] == 1
+        assert sizes[690] == 3
+        assert sizes[800] == 1
 
     def test_a_decode_pool_stays_until_a_request_has_ended(self):
         decision = planner("lead-time", *split(), **LIMITS).decide(

@@ -2,21 +2,24 @@
 
     s         start-up time of a worker;  H = s + the interval;  c = requests a second of a worker within the limits
     load      max(requests a second lately, those predicted for now + H) / c, in workers
+    room      how many times the load the pool must be able to take (`surprises`): as often as 99% of what came in the last
+              hour came to what was expected of it H before, and 1 / (1 - headroom) at least
     state     requests that run / those that a worker runs at once within the limits, in workers, no rank more than full
-    surprise  how many times the expected load came in a look, at most, for 95% of all that came in the last hour
-    base      max(load x max(surprise, 1 / (1 - headroom)), state)
+    base      max(load x room, state)
     backlog   work of requests that wait, or run beyond the limits, after s: now + (load - ready - starting / 2) s, in
               worker-seconds, less what the base works off within the TTFT limit
     extra     min(sqrt(late weight x load x backlog / s), backlog / TTFT limit)
     up        at once, to ceil(base + extra)
-    down      to the most that was needed in the last hold x s, and a twentieth more
+    down      to the most that was needed in the last hold x s, if a tenth more than that is still fewer than there are
 
 Extra workers: n of them work the backlog off in backlog / n seconds. All that comes until then is late, and that is
 load x backlog / n worker-seconds of requests, which count `lead_late_weight` times; each of the n costs its start, s. The
 sum is least at the root. More workers than work the backlog off within the limit make nobody less late.
 
-Holding: after s seconds, an idle worker has cost as much as a start. Whoever keeps it for s never pays more than twice
-what would have been best, had one known when it is needed again (ski rental). So `lead_hold` is 1.
+Holding: who lets a worker go that is needed again pays its start, s, and the requests that are late meanwhile, which count
+`lead_late_weight` times. After as much time, an idle worker has cost that, too. Whoever keeps it for so long never pays more
+than twice what would have been best, had one known when it is needed again (ski rental). So `lead_hold` is the same as the
+weight, 10.
 """
 
 import math
@@ -78,7 +81,7 @@ class LeadTime(Policy):
     """Orders workers a start-up time ahead, and keeps them as long as a start costs."""
 
     description: ClassVar[str] = (
-        "ours: ceil(demand at now + start-up time / capacity within limits + sqrt(weight x load x backlog / start-up time)) (lead_*)"
+        "ours: ceil(what may come until a start is ready / capacity within limits + sqrt(weight x load x backlog / start-up time)) (lead_*)"
     )
     default_interval_s: ClassVar[float] = 5.0
     needs_traffic: ClassVar[bool] = True
@@ -146,10 +149,9 @@ class LeadTime(Policy):
         demand = self._demand(facts, rate)
         surprises = self._surprises[facts.name]
         surprises.add(now, self._came(facts, shape), demand)
-        least = 1 / (1 - self._config.lead_headroom)
-        need = self._need(
-            facts, state, capacity, demand, max(surprises.within(self._config.lead_share) or least, least)
-        )
+        foreseen = surprises.foresee(demand, self._config.lead_share) or demand
+        room = max(foreseen / demand if demand else 1.0, 1 / (1 - self._config.lead_headroom))
+        need = self._need(facts, state, capacity, demand, room)
         needs = self._needs[facts.name]
         if not self._is_followed[facts.name]:
             needs.add(now, state.size)  # what was there before may have been needed
