@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.deployment.prefill import prefill_s
 from dynabench.experiment.bounds import token_s
 from dynabench.experiment.source import Source
 from dynabench.plan import Settings
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
-from mocker.timing.prefill import prefill_s
 from reports.conditions import Condition
 from workloads import Workload, WorkloadError
 from workloads.reuse import reuse_of

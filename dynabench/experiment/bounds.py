@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dynabench.deployment.engines import engines_of
+from dynabench.deployment.prefill import prefill_s
 from dynabench.plan import Arm
 from mocker.offload.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import TimingModel, chunk
-from mocker.timing.prefill import prefill_s
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of

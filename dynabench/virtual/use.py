@@ -11,13 +11,13 @@ import numpy as np
 from msgspec import structs
 
 from dynabench.deployment.engines import SimulatedPool
+from dynabench.deployment.prefill import prefill_s
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planning import Planning
 from dynabench.virtual.tiers import Storage
 from dynabench.virtual.worker import Worker
 from mocker.offload.host_link import Direction
-from mocker.timing.prefill import prefill_s
 from reports.fleet import FleetUse, PoolFleet
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
 from reports.records import Requests
