@@ -156,8 +156,10 @@ class Group:
 
     @property
     def dead(self) -> list[str]:
-        """Names of processes that have ended."""
-        return [name for name, child in self._children.items() if child.process.returncode is not None]
+        """Names of processes that have ended, but for those that are retried."""
+        retried = {program.name for program in self._keepers.values() if program.is_retried}
+        ended = [name for name, child in self._children.items() if child.process.returncode is not None]
+        return [name for name in ended if name not in retried]
 
     @property
     def processes(self) -> dict[str, int]:
