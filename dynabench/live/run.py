@@ -27,6 +27,7 @@ from dynabench.live.validity import spoilt
 from dynabench.live.view import LiveView
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.plan import ClientConfig, Plan
+from dynabench.planning.programs import check_planner
 from reports.pools import KvOverTime, PoolUse
 from reports.records import Record
 from serving.model.card import Role
@@ -166,10 +167,11 @@ def _on_this_host(plan: Plan) -> Plan:
     """Return a plan whose workers report what the router mode wants, and hold what their engines can.
 
     Raises:
-        ValueError: the deployment serves several models.
+        ValueError: the deployment serves several models, or its planner cannot plan it.
     """
     deployment = plan.deployment
     check_one_model(deployment)
+    check_planner(deployment)
     known: dict[str, Any] = {}
     if deployment.pools[0].engine == "mocker":
         known["context_length"] = longest(engines_of(deployment))

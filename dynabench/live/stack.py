@@ -15,7 +15,7 @@ import aiohttp
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.processes import programs
-from dynabench.planning.programs import check_planner, hands_of, has_planner, planner_program
+from dynabench.planning.programs import hands_of, has_planner, planner_program
 from foundation.errors import UserError
 from serving.frontend.server import PortError, listen
 from serving.runtime.config import RuntimeConfig
@@ -64,7 +64,6 @@ class LocalStack:
         self._runtime, namespace = deployment.runtime or own_folder, f"bench-{secrets.token_hex(4)}"
         self.url = f"http://{frontend.http_host}:{self._listener.getsockname()[1]}"
         try:
-            check_planner(deployment)
             self._programs = programs(
                 deployment,
                 self._runtime,
