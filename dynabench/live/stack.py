@@ -75,7 +75,10 @@ class LocalStack:
             self._clean_up()
             raise StackError(str(error)) from error
         self._has_planner = has_planner(deployment)
-        self.hands = hands_of(deployment, self._runtime, namespace=namespace, beside=self._programs)
+        self._quiet = {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
+        self.hands = hands_of(
+            deployment, self._runtime, namespace=namespace, beside=self._programs, environment=self._quiet
+        )
         if self._has_planner:
             self._programs.append(planner_program(deployment, self._runtime, namespace=namespace, url=self.url))
         self._num_workers = deployment.num_workers
@@ -122,11 +125,10 @@ class LocalStack:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> None:
-        quiet = {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
         if self._has_planner:
             await self._obeying.enter_async_context(self.hands.at_work(self.group, self._runtime))
         for program in self._programs:
-            await self.group.start(replace(program, environment=quiet | program.environment))
+            await self.group.start(replace(program, environment=self._quiet | program.environment))
         # Each question has a connection of its own, and any of several frontends answers it: ask until it is all but
         # certain (1 - e^-12) that each was asked.
         num_questions = 12 * self._num_frontends if self._num_frontends > 1 else 1

@@ -1,6 +1,6 @@
 """A deployment with a planner, as processes of this host: those that there are without one, and the planner."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dynabench.deployment.description import Deployment
@@ -52,15 +52,15 @@ def hands_of(
     *,
     namespace: str,
     beside: Sequence[Program],
+    environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Hands:
     """Return what carries out a planner's orders, beside what `dynabench.deployment.processes.programs` returned.
 
-    Without a planner they only watch.
+    Without a planner they only watch. `environment` is added to that of each worker.
     """
-    patterns = {
-        pool.name: pattern_of(deployment, pool, runtime, namespace=namespace, beside=list(beside))
-        for pool in deployment.pools
-        if has_planner(deployment)
-    }
+    patterns: dict[str, Program] = {}
+    for pool in deployment.pools if has_planner(deployment) else ():
+        pattern = pattern_of(deployment, pool, runtime, namespace=namespace, beside=list(beside))
+        patterns[pool.name] = replace(pattern, environment={**(environment or {}), **pattern.environment})
     return Hands(deployment, patterns, namespace=namespace, say=say)

@@ -98,6 +98,9 @@ class PlannerService:
             await self._claim()
             id, fleet = self._the_fleet()
             if self._planner is None:
+                if not is_up(fleet.pools):
+                    self._note(("waiting for a ready worker in each pool",))
+                    return
                 self._begin(fleet)
             before, self._looked = self._looked, (self._now(), await self._counts(session))
         except BlindError as error:
@@ -137,8 +140,6 @@ class PlannerService:
 
     def _begin(self, fleet: Fleet) -> None:
         """Make a planner, of what starting a worker takes here."""
-        if not is_up(fleet.pools):
-            raise BlindError("no worker of each pool is ready yet")
         facts = [facts_of(self._measured(pool, fleet)) for pool in self._pools.values()]
         try:
             self._planner = Planner(self._settings, facts)

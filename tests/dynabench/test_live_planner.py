@@ -155,7 +155,7 @@ def test_a_planner_that_hangs_changes_nothing(tmp_path):
             served.wait_for(2)
             pid = served.pid_of("dynabench.planning")
             os.kill(pid, signal.SIGSTOP)
-        assert served.ask("x" * 20) == served.ask("x" * 20)
+        assert served.ask("x" * 20, 100)  # longer than a planner that runs needs
         assert len(instances(served.url)) == 2
         os.kill(pid, signal.SIGCONT)
         served.wait_for(1)
@@ -167,7 +167,7 @@ def test_a_worker_that_does_not_start_is_tried_again_and_nothing_else_ends(tmp_p
     with serving(tmp_path, "--model-path", model, model="model") as served:
         (model / "tokenizer.json").write_text("{{ x } }")
         with served.load():
-            served.until_says("worker-1 does not start: ", 4)
+            served.until_says("worker-1 does not start: ", 3)
             assert len(instances(served.url)) == 1
             (model / "tokenizer.json").write_bytes(tokenizer)
             served.wait_for(2)
