@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.flags import MeasuredFrontendConfig
+from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.live.run import run
 from dynabench.plan import ClientConfig, Plan, Settings
 from mocker import EngineConfig
@@ -29,6 +29,7 @@ from tests.support.waiting import PATIENCE_S, instances, until, wait_for
 from workloads.pacing import LoadConfig
 
 ENGINE = ("--num-gpu-blocks", 200, "--block-size", 16, "--timing", "constant", "--constant-decode-ms", 20)
+ALL = ("--max-queue-depth", "none")
 PLANNER = ("--planner", "dynamo-load", "--planner-interval-s", 0.2, "--max-replicas", 2)
 
 
@@ -92,7 +93,7 @@ class Served:
 def serving(tmp_path, *flags, model="mock"):
     port = free_port()
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
-    command = [sys.executable, "-m", "dynabench", "serve", "--http-port", port, "--workers", 1, *ENGINE, *PLANNER]
+    command = [sys.executable, "-m", "dynabench", "serve", "--http-port", port, "--workers", 1, *ENGINE, *PLANNER, *ALL]
     log = tmp_path / "log"
     with log.open("w") as file:
         process = subprocess.Popen([*map(str, (*command, *flags))], env=environment, stdout=file, stderr=file)
@@ -227,7 +228,9 @@ def test_the_record_of_a_live_run_has_what_its_planner_changed():
     timing = TimingConfig(timing="constant", constant_decode_ms=5)
     planner = PlannerConfig(planner="dynamo-load", planner_interval_s=0.2, max_replicas=2)
     pool = Pool(mocker=engine, timing=timing)
-    deployment = Deployment(pools=(pool,), planner=planner, frontend=MeasuredFrontendConfig())
+    deployment = Deployment(
+        pools=(pool,), planner=planner, router=MeasuredRouterConfig(), frontend=MeasuredFrontendConfig()
+    )
     load = LoadConfig(concurrency=12)
     workload = requests(*[(0.0, 200, 150)] * 120)
     record = run(Plan.alone(Settings(deployment, load=load, client=ClientConfig())), workload)
