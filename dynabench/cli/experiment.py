@@ -28,6 +28,7 @@ from dynabench.cli.groups import (
     Shape,
     Timing,
     Transfers,
+    flags_of,
     plain_errors,
     refuse_beside,
     refuse_without_roles,
@@ -144,6 +145,7 @@ def run(
     disaggregation: Disaggregation | None = None,
     kv_transfer: KvTransfer | None = None,
     kv_store: KvStore | None = None,
+    planner: Planner | None = None,
 ) -> int:
     """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
 
@@ -164,6 +166,7 @@ def run(
         disaggregation: what becomes of a request where prefill and decode workers are apart.
         kv_transfer: how KV gets from simulated prefill workers to decode workers, and where it is kept.
         kv_store: what keeps KV for all workers.
+        planner: who decides how many workers each pool has.
     """
     with plain_errors():
         if deployment is not None:
@@ -178,6 +181,7 @@ def run(
                 disaggregation,
                 kv_transfer,
                 kv_store,
+                planner,
                 hint=VARY,
             )
             if client.url is not None:
@@ -191,6 +195,10 @@ def run(
                 raise UserError(
                     "--prefill-workers and --decode-workers are for a stack of our own; --url measures another"
                 )
+            if client.url is not None and planner is not None:
+                raise UserError(
+                    f"{next(flags_of(planner), '--planner')} is for a stack of our own; --url measures another"
+                )
             varied = [setting_of(text) for text in experiment.vary]
             deployed = Deployment(
                 pools=live_pools(pool, engine or EngineConfig(), timing or TimingConfig(), varied),
@@ -201,6 +209,7 @@ def run(
                 disaggregation=disaggregation or DisaggregationConfig(),
                 kv_transfer=kv_transfer or TransferRunConfig(),
                 kv_store=kv_store or KvStoreConfig(),
+                planner=planner or PlannerConfig(),
             )
             refuse_without_roles(deployed)
     settings = Settings(deployed, shape, load, client)

@@ -10,6 +10,7 @@ from dynabench.cli.groups import (
     Frontend,
     KvStore,
     KvTransfer,
+    Planner,
     Pool,
     Router,
     Runtime,
@@ -22,12 +23,13 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read
 from dynabench.deployment.flags import PoolConfig, simulated_pools
 from dynabench.deployment.kv_store import KvStoreConfig
-from dynabench.deployment.serve import serve as serve_deployment
+from dynabench.live.serve import serve as serve_deployment
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
+from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
@@ -59,6 +61,7 @@ def serve(
     disaggregation: Disaggregation | None = None,
     kv_transfer: KvTransfer | None = None,
     kv_store: KvStore | None = None,
+    planner: Planner | None = None,
     served: Annotated[ServedConfig, flat("Model", 4)] | None = None,
 ) -> None:
     """Serve a deployment: a frontend, the router and workers as one supervised group, until Ctrl-C.
@@ -74,11 +77,23 @@ def serve(
         disaggregation: what becomes of a request where prefill and decode workers are apart.
         kv_transfer: how KV gets from prefill to decode workers, and where it is kept.
         kv_store: what keeps KV for all workers.
+        planner: who decides how many workers each pool has.
         served: the model, and where the router is.
     """
     if deployment is not None:
         refuse_beside(
-            deployment, pool, frontend, router, runtime, engine, timing, disaggregation, kv_transfer, kv_store, served
+            deployment,
+            pool,
+            frontend,
+            router,
+            runtime,
+            engine,
+            timing,
+            disaggregation,
+            kv_transfer,
+            kv_store,
+            planner,
+            served,
         )
         serve_deployment(read(deployment))
         return
@@ -97,6 +112,7 @@ def serve(
             disaggregation=disaggregation or DisaggregationConfig(),
             kv_transfer=kv_transfer or TransferRunConfig(),
             kv_store=kv_store or KvStoreConfig(),
+            planner=planner or PlannerConfig(),
         )
         refuse_without_roles(described)
     serve_deployment(described)

@@ -16,6 +16,8 @@ from serving.worker.engine import EngineError
 from serving.worker.programs import LightEngine, Workers, worker_programs
 from serving.worker.registry import EngineChoice, check_installed, make_engine
 
+STORE = "kv-store"
+
 
 def programs(
     deployment: Deployment, runtime: RuntimeConfig, *, namespace: str, descriptor: int, seed: int = 0
@@ -32,18 +34,30 @@ def programs(
     Raises:
         ValueError: an engine does not take its settings, or there are too few GPUs.
     """
-    home = f"{namespace}-workers" if deployment.standalone_router else namespace
+    home = home_of(deployment, namespace)
     stores = _store(deployment, runtime)
-    wanted = [
-        Workers(pool.name, pool.replicas, _engine(deployment, pool, stores), _worker_config(deployment, pool, home))
-        for pool in deployment.pools
-    ]
+    wanted = [_workers(deployment, pool, home, stores) for pool in deployment.pools]
     found = [*stores, *worker_programs(wanted, runtime)]
     frontend = replace(deployment.frontend, namespace=namespace, router_mode=deployment.router_mode, seed=seed)
     if deployment.standalone_router:
         found.append(_router(deployment, frontend, runtime, home))
         frontend = replace(frontend, router_mode="round-robin")
     return found + frontend_programs(frontend, deployment.router, deployment.disaggregation, runtime, descriptor)
+
+
+def home_of(deployment: Deployment, namespace: str) -> str:
+    """Return the namespace of the workers."""
+    return f"{namespace}-workers" if deployment.standalone_router else namespace
+
+
+def pattern_of(
+    deployment: Deployment, pool: Pool, runtime: RuntimeConfig, *, namespace: str, beside: list[Program]
+) -> Program:
+    """Return one more worker of a pool whose engine takes no GPU, whatever its name, beside what `programs` returned."""
+    stores = [program for program in beside if program.name == STORE]
+    workers = replace(_workers(deployment, pool, home_of(deployment, namespace), stores), count=1)
+    [program] = worker_programs([workers], runtime)
+    return program
 
 
 def check_engines(deployment: Deployment) -> None:
@@ -68,6 +82,11 @@ def component_of(deployment: Deployment, pool: Pool) -> str:
         return "prefill" if is_prefill else "backend"
     pools = deployment.models[pool.served_name]
     return next(other.name for other in pools if (other.role == "prefill") == is_prefill)
+
+
+def _workers(deployment: Deployment, pool: Pool, home: str, stores: list[Program]) -> Workers:
+    engine, worker = _engine(deployment, pool, stores), _worker_config(deployment, pool, home)
+    return Workers(pool.name, pool.replicas, engine, worker)
 
 
 def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfig:
@@ -123,4 +142,4 @@ def _store(deployment: Deployment, runtime: RuntimeConfig) -> list[Program]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     service = KvStoreServiceConfig(kv_store_size=size * deployment.kv_transfer.kv_bytes_scale, port=port)
-    return [Program("kv-store", ["-m", "serving.kv_store"], (service, runtime), is_needed_by_others=True)]
+    return [Program(STORE, ["-m", "serving.kv_store"], (service, runtime), is_needed_by_others=True)]

@@ -25,7 +25,7 @@ _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 OF_ROLES = ("kv_transfer", "disaggregation")
 """Sections of a deployment that apply to prefill and decode workers only."""
 
-VIRTUAL = ("overhead", "transfer", "fleet", "planner")
+VIRTUAL = ("overhead", "transfer", "fleet")
 """Sections of a deployment that processes have no use for: they have the real thing."""
 
 
@@ -160,7 +160,12 @@ def _hint(path: str, settings: Settings) -> Any:
                 f"{path} applies to prefill and decode workers, and to workers with a store; the deployment has neither"
             )
         if settings.client is not None and part in VIRTUAL:
-            raise ValueError(f"{path} applies to virtual time; vary it with dynabench simulate")
+            real = (
+                ": processes take the time that they take, and a planner starts and ends them"
+                if part == "fleet"
+                else ""
+            )
+            raise ValueError(f"{path} applies to virtual time; vary it with dynabench simulate{real}")
         return hint
     hints = paths.hints(SENT[part])
     if getattr(settings, part) is None or setting not in hints:

@@ -18,6 +18,7 @@ from dynabench.deployment.processes import check_engines
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import Target
 from dynabench.live.clients import Order, Sent, send_all
+from dynabench.live.fleet import num_ranks_of, offset_of, with_fleet
 from dynabench.live.http_client import clock
 from dynabench.live.kv_watch import KvWatch
 from dynabench.live.models import context_of
@@ -26,6 +27,7 @@ from dynabench.live.validity import spoilt
 from dynabench.live.view import LiveView
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.plan import ClientConfig, Plan
+from dynabench.planning.programs import check_planner
 from reports.pools import KvOverTime, PoolUse
 from reports.records import Record
 from serving.model.card import Role
@@ -70,7 +72,7 @@ def run(
                 check_fits(workload, engine)
 
     async def whole(stop: asyncio.Event, is_up: asyncio.Event) -> Record:
-        async with _target(client, plan.deployment, plan.seed) as (target, dead):
+        async with _target(client, plan.deployment, plan.seed) as (target, stack):
             is_up.set()
             runs_model = client.url is None and _runs_model(plan.deployment)
             if runs_model or "stop" in ends(workload):
@@ -87,11 +89,13 @@ def run(
             ):
                 sent = await _send(plan, client, workload, target, stop, view)
                 wall_s = clock() - start
-            record = _record(plan, client, sent, wall_s=wall_s, is_complete=not stop.is_set(), dead=dead())
-            if watch is None:
+            dead = stack.group.dead if stack is not None else []
+            record = _record(plan, client, sent, wall_s=wall_s, is_complete=not stop.is_set(), dead=dead)
+            if watch is None or stack is None:
                 return record
             kv = _kv_use(plan.deployment, watch)
-            return replace(record, kv=kv, tiers=watch.tiers.uses(plan.deployment, wall_s))
+            record = replace(record, kv=kv, tiers=watch.tiers.uses(plan.deployment, wall_s))
+            return with_fleet(record, stack.hands.fleet_use(start, start + wall_s), plan.deployment)
 
     with contextlib.ExitStack() as stack:
         return uvloop.run(_interruptible(whole, interrupt or stack.enter_context(Interrupt())))
@@ -118,7 +122,7 @@ def _record(
         sent.requests,
         sent.gaps,
         wall_s,
-        sum(map(_num_workers, plan.deployment.pools)),
+        sum(map(num_ranks_of, plan.deployment.pools)),
         repeat=plan.repeat,
         is_complete=is_complete,
         notes=tuple(notes),
@@ -131,7 +135,7 @@ def _record(
 def _watching_kv(target: Target, deployment: Deployment) -> contextlib.AbstractAsyncContextManager[KvWatch]:
     num_ranks: dict[str, int] = {}
     for pool in deployment.pools:
-        num_ranks[pool.role] = num_ranks.get(pool.role, 0) + _num_workers(pool)
+        num_ranks[pool.role] = num_ranks.get(pool.role, 0) + num_ranks_of(pool)
     return KvWatch(target.url, num_ranks).watching()
 
 
@@ -156,22 +160,18 @@ def _transferred(deployment: Deployment, client: ClientConfig) -> dict[str, floa
 def _pools(deployment: Deployment) -> tuple[PoolUse, ...]:
     """Return the pools in the order in which their workers are numbered: those that only prefill come first."""
     pools = sorted(deployment.pools, key=lambda pool: pool.role != "prefill")
-    return tuple(PoolUse(pool.name, pool.role, _num_workers(pool), pool.num_gpus) for pool in pools if pool.replicas)
-
-
-def _num_workers(pool: Pool) -> int:
-    """Return the workers that a router tells apart."""
-    return pool.replicas * pool.mocker.dp_size
+    return tuple(PoolUse(pool.name, pool.role, num_ranks_of(pool), pool.num_gpus) for pool in pools if pool.replicas)
 
 
 def _on_this_host(plan: Plan) -> Plan:
     """Return a plan whose workers report what the router mode wants, and hold what their engines can.
 
     Raises:
-        ValueError: the deployment serves several models.
+        ValueError: the deployment serves several models, or its planner cannot plan it.
     """
     deployment = plan.deployment
     check_one_model(deployment)
+    check_planner(deployment)
     known: dict[str, Any] = {}
     if deployment.pools[0].engine == "mocker":
         known["context_length"] = longest(engines_of(deployment))
@@ -217,12 +217,12 @@ async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], int
 @contextlib.asynccontextmanager
 async def _target(
     client: ClientConfig, deployment: Deployment, seed: int
-) -> AsyncIterator[tuple[Target, Callable[[], list[str]]]]:
-    """Give what is to be measured, and what tells which of its processes died."""
+) -> AsyncIterator[tuple[Target, LocalStack | None]]:
+    """Give what is to be measured, and the stack if it is our own."""
     pool = deployment.pools[0]
     if client.url is not None:
         key = os.environ.get("OPENAI_API_KEY", "")
-        yield Target(client.url.rstrip("/").removesuffix("/v1"), pool.served_name, client.prompts, key), list
+        yield Target(client.url.rstrip("/").removesuffix("/v1"), pool.served_name, client.prompts, key), None
         return
     check_engines(deployment)
     tokens = await asyncio.to_thread(tokens_of_model, pool)
@@ -236,9 +236,9 @@ async def _target(
             is_ours=counts_events,
             tokens=tokens,
             has_nvext=True,
-            num_prefill_workers=sum(_num_workers(pool) for pool in deployment.pools if pool.role == "prefill"),
+            num_prefill_workers=offset_of(deployment),
         )
-        yield target, lambda: stack.group.dead
+        yield target, stack
 
 
 def tokens_of_model(pool: Pool) -> range:

@@ -1,6 +1,7 @@
 """Start a whole stack on this host, wait until it answers, and leave nothing behind."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -14,6 +15,7 @@ import aiohttp
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.processes import programs
+from dynabench.planning.programs import hands_of, has_planner, planner_program
 from foundation.errors import UserError
 from serving.frontend.server import PortError, listen
 from serving.runtime.config import RuntimeConfig
@@ -59,25 +61,34 @@ class LocalStack:
             raise StackError(str(error)) from error
         self._folder = Path(tempfile.mkdtemp(prefix="dynabench-"))
         own_folder = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(self._folder))
+        self._runtime, namespace = deployment.runtime or own_folder, f"bench-{secrets.token_hex(4)}"
+        self.url = f"http://{frontend.http_host}:{self._listener.getsockname()[1]}"
         try:
             self._programs = programs(
                 deployment,
-                deployment.runtime or own_folder,
-                namespace=f"bench-{secrets.token_hex(4)}",
+                self._runtime,
+                namespace=namespace,
                 descriptor=self._listener.fileno(),
                 seed=seed,
             )
         except ValueError as error:
             self._clean_up()
             raise StackError(str(error)) from error
+        self._has_planner = has_planner(deployment)
+        self._quiet = {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
+        self.hands = hands_of(
+            deployment, self._runtime, namespace=namespace, beside=self._programs, environment=self._quiet
+        )
+        if self._has_planner:
+            self._programs.append(planner_program(deployment, self._runtime, namespace=namespace, url=self.url))
         self._num_workers = deployment.num_workers
         self._num_frontends = frontend.http_workers
         runs_model = any(pool.runs_model for pool in deployment.pools)
         self._start_timeout_s = LOAD_TIMEOUT_S if runs_model else START_TIMEOUT_S
         self._stop_timeout_s = UNLOAD_TIMEOUT_S if runs_model else STOP_TIMEOUT_S
-        self.group = Group(restart=restart)
+        self.group = Group(restart=restart, on_event=self.hands.on_event)
+        self._obeying = contextlib.AsyncExitStack()
         self.model = deployment.pools[0].served_name
-        self.url = f"http://{frontend.http_host}:{self._listener.getsockname()[1]}"
 
     async def __aenter__(self) -> Self:
         """Start everything and wait until every worker can be asked.
@@ -104,6 +115,7 @@ class LocalStack:
     async def stop(self, *, at_once: bool = False) -> None:
         """End all processes and remove what they left."""
         try:
+            await self._obeying.aclose()
             await self.group.stop(0 if at_once else self._stop_timeout_s)
         finally:
             self._clean_up()
@@ -113,9 +125,10 @@ class LocalStack:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> None:
-        quiet = {"DYN_LOG": os.environ.get("DYN_LOG", "warn")}
+        if self._has_planner:
+            await self._obeying.enter_async_context(self.hands.at_work(self.group, self._runtime))
         for program in self._programs:
-            await self.group.start(replace(program, environment=quiet | program.environment))
+            await self.group.start(replace(program, environment=self._quiet | program.environment))
         # Each question has a connection of its own, and any of several frontends answers it: ask until it is all but
         # certain (1 - e^-12) that each was asked.
         num_questions = 12 * self._num_frontends if self._num_frontends > 1 else 1

@@ -2,31 +2,14 @@
 
 import math
 
-from dynabench.deployment.engines import SimulatedPool
-from dynabench.deployment.step_times import SimulatedStepTimes
+from dynabench.planning.facts import facts_of
 from dynabench.virtual.clock import ARRIVAL
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.window import Window
 from dynabench.virtual.worker import Worker
+from mocker.work import work_of
 from reports.fleet import Change
-from serving.planner import Observation, Planner, PlannerConfig, PoolFacts, PoolState, RankLoad
-
-
-def facts_of(pool: SimulatedPool) -> PoolFacts:
-    """Return what does not change about a pool."""
-    config = pool.engine.config
-    return PoolFacts(
-        name=pool.name,
-        role=pool.role,
-        gpus_per_worker=pool.gpus_per_worker,
-        num_ranks=config.dp_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_kv_tokens=pool.engine.num_usable_tokens,
-        max_model_len=config.max_model_len,
-        startup_s=pool.startup_s,
-        times=SimulatedStepTimes(pool.engine.timing),
-    )
+from serving.planner import Observation, Planner, PlannerConfig, PoolState, RankLoad
 
 
 def load_of(worker: Worker, now: float) -> RankLoad:
@@ -34,26 +17,12 @@ def load_of(worker: Worker, now: float) -> RankLoad:
     engine = worker.engine
     engine.advance(now)
     scheduler = engine.scheduler
-    to_compute = decode_kv = queued_decode_kv = 0
-    for sequence in scheduler.running:
-        if sequence.decoding:
-            decode_kv += scheduler.num_tokens(sequence)
-        else:
-            to_compute += max(sequence.num_known - sequence.num_computed, 0)
-    waiting = [*scheduler.holding, *scheduler.queued()]
-    for sequence in waiting:
-        if sequence.is_remote_prefill or sequence.is_token_shipped or sequence.num_preemptions:
-            queued_decode_kv += sequence.num_known
-        else:
-            to_compute += max(sequence.num_known - sequence.num_computed, 0)
     pool = scheduler.pool
     return RankLoad(
         num_running=len(scheduler.running),
-        num_waiting=len(waiting),
+        num_waiting=scheduler.num_waiting,
         kv_tokens=(pool.num_blocks - pool.num_free) * engine.config.block_size,
-        queued_prefill_tokens=to_compute,
-        decode_kv_tokens=decode_kv,
-        queued_decode_kv_tokens=queued_decode_kv,
+        **work_of(scheduler)._asdict(),
     )
 
 
@@ -71,6 +40,7 @@ class Planning:
         self.num_decisions = 0
         self.notes: dict[str, int] = {}
         """What the planner noted, and how often."""
+        self._is_advisory = config.advisory
         self._cluster = cluster
         self._looked_s = cluster.clock.now
         self._window = cluster.window = Window()
@@ -87,14 +57,21 @@ class Planning:
         decision = self.planner.decide(self._observe())
         self.num_decisions += 1
         for note in decision.notes:
-            self.notes[note] = self.notes.get(note, 0) + 1
+            self._note(note)
         fleet, now = cluster.fleet, cluster.clock.now
         targets = {name: t for name, t in decision.targets.items() if t.replicas != fleet.sizes[name]}
+        if self._is_advisory:
+            for name, target in targets.items():
+                self._note(f"advisory: {name} would have {target.replicas} workers")
+            targets = {}
         for name, target in sorted(targets.items(), key=lambda item: item[1].replicas - fleet.sizes[item[0]]):
             self.changes.append(Change(now, name, fleet.sizes[name], target.replicas, target.reason))
             fleet.resize(name, target.replicas)  # those that shrink first: their GPUs may be needed
         if cluster.clock.peek() < math.inf:  # else nothing can ever happen, and the run is to say so
             self._look_again()
+
+    def _note(self, note: str) -> None:
+        self.notes[note] = self.notes.get(note, 0) + 1
 
     def _observe(self) -> Observation:
         fleet, now = self._cluster.fleet, self._cluster.clock.now

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mocker import BlockChain, Engine, Sequence
 from mocker.timing.choose import SimulatedEngine
+from mocker.work import work_of
 from serving.engines.kv_params import Part, parse
 from serving.engines.mock_answers import LETTERS, LogProbabilities, answer_tokens, eos_place, stop_place
 from serving.engines.mock_events import router_events
@@ -20,7 +21,7 @@ from serving.engines.timer import StepTimer
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
-from serving.worker.engine import EngineLoad
+from serving.worker.engine import EngineLoad, Work
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
 
@@ -151,6 +152,7 @@ class MockEngine:
             pool.num_blocks,
             self.config.max_num_seqs,
             kv_tiers=() if self._tiers is None else self._tiers.load(),
+            work=Work(*work_of(scheduler)),
         )
 
     async def run(self) -> None:

@@ -66,6 +66,7 @@ COUNTERS: dict[str, tuple[str, list[str]]] = {
     "requests": ("Requests by outcome", ["endpoint", "request_type", "status"]),
     "output_tokens": ("Generated tokens, as they come", []),
     "input_tokens": ("Prompt tokens", []),
+    "ended_input_tokens": ("Prompt tokens of the requests that have ended", []),
     "cached_tokens": ("Prompt tokens that the engine found in its cache", []),
     "kv_tier_tokens": ("Those of them that came from host memory, a disk or a store", ["tier"]),
     "router_decisions": ("Requests sent to each worker", ["worker"]),
@@ -170,6 +171,7 @@ class ModelMetrics:
         """Count how a choice was answered, of a request that came at `started`."""
         attempts = choice.attempts
         self.observe("output_sequence_tokens", choice.num_completion)
+        self.count("ended_input_tokens", by=choice.num_prompt)
         if choice.num_cached:
             self.count("cached_tokens", by=choice.num_cached)
         for tier, count in choice.tier_tokens.items():

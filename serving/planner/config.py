@@ -21,6 +21,9 @@ class PlannerConfig:
     planner_interval_s: Positive | None = None
     """How often the planner looks at the pools and decides (s; default: the policy's own)."""
 
+    advisory: bool = False
+    """Note what would be decided, and change nothing."""
+
     min_endpoint: Count = 1
     """Workers that each pool keeps at least."""
 

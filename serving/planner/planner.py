@@ -131,7 +131,8 @@ class Planner:
         targets: dict[str, Target] = {}
         for pool, wish, end, replicas in zip(self._pools, wishes, planned, now, strict=True):
             proposal = proposals.get(pool.name)
-            self._remember(observation.now, pool.name, replicas, end)
+            if not self._config.advisory:
+                self._remember(observation.now, pool.name, replicas, end)
             if wish.present < wish.size:
                 notes.append(
                     f"{pool.name}: {_starts(wish.size - wish.present)} took longer than "

@@ -128,6 +128,24 @@ class EtcdDiscovery:
             return value
         return _decode(answer["responses"][0]["response_range"]["kvs"][0].get("value", ""))
 
+    async def claim(self, name: str) -> int | None:
+        """See `Discovery`; the term is the revision of the store in which the key was made."""
+        key = _encode(f"v1/claims/{name}")
+        lease = str(self._lease)
+        request = {
+            "compare": [{"target": "CREATE", "key": key, "create_revision": "0"}],
+            "success": [{"request_put": {"key": key, "lease": lease}}],
+            "failure": [{"request_range": {"key": key}}],
+        }
+        try:
+            answer = await self._call("kv/txn", request)
+        except UNREACHABLE as error:
+            raise RuntimeUnavailableError(f"etcd does not say who holds {name}: {_reason(error)}") from error
+        if answer.get("succeeded"):
+            return int(answer["header"]["revision"])
+        held = answer["responses"][0]["response_range"]["kvs"][0]
+        return int(held["create_revision"]) if held.get("lease") == lease else None
+
     async def delete(self, key: str) -> None:
         """Take a key of ours out."""
         self._unsent.discard(key)

@@ -106,6 +106,31 @@ class FolderDiscovery:
         if self._keys.pop(key, None) is not None:
             self._write()
 
+    async def claim(self, name: str) -> int | None:
+        """See `Discovery`; the file holds a term and the id of its holder, and is locked while it is read and written."""
+        try:
+            handle = self._folder.open(f"claim-{name}", os.O_CREAT | os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                text = os.pread(handle, MAX_SHARED_BYTES, 0).decode(errors="replace")
+                term, holder, *_ = *text.split(), "", ""
+                last = int(term) if term.isdecimal() else 0
+                if holder == self._id:
+                    return last
+                if _is_id(holder) and self._is_alive(holder):
+                    return None
+                fresh = max(last + 1, int(time.time()))  # higher also if a cleaner removed the file
+                os.pwrite(handle, f"{fresh:<20} {self._id:<16}".encode(), 0)
+                return fresh
+            finally:
+                os.close(handle)
+        except BlockingIOError:  # another process asks at this moment
+            return None
+        except OSError as error:
+            raise RuntimeUnavailableError(
+                f"{self._folder.path} cannot say who holds {name}: {error.strerror}"
+            ) from error
+
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Tell of keys below a prefix, now and as they change."""
         entry = (prefix, guarded(on_change, "a key in discovery"))

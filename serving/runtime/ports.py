@@ -41,6 +41,17 @@ class Discovery(Protocol):
         """Take a key of ours out."""
         ...
 
+    async def claim(self, name: str) -> int | None:
+        """Hold what only one process can hold at a time, as long as our lease; return its term, or None while another holds it.
+
+        Each holder has a higher term than those before it. Who acts on it asks again before: a process that hung may
+        have lost it.
+
+        Raises:
+            RuntimeUnavailableError: nobody can say.
+        """
+        ...
+
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Tell of all keys below a prefix, now and as they change; returns once the present ones were told."""
         ...

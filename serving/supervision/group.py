@@ -4,8 +4,9 @@ A child reads its standard input and ends when that does, so that even a killed 
 its own it reports that it is ready, or why it is ending:
 
     starting --ready--> running --ends--> starting again, after a pause
-        |
-        +--ends with USAGE_ERROR, or for the MAX_STARTS-th time--> the whole group has failed
+        |                  |
+        |                  +--`end`--> draining --ends--> forgotten
+        +--ends with USAGE_ERROR, or for the MAX_STARTS-th time--> the whole group has failed, unless the program is retried
 """
 
 import asyncio
@@ -16,12 +17,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, NamedTuple, Self
 
 from serving.runtime.stopping import cancel_all, until_stopped
+from serving.supervision.child import Child, pipe
 
 SUPERVISED = "DYNABENCH_SUPERVISED"
 SETTINGS = "DYNABENCH_SETTINGS"
@@ -30,7 +32,6 @@ SETTINGS = "DYNABENCH_SETTINGS"
 STATUS_FD = "DYNABENCH_STATUS_FD"
 """Names the descriptor on which a child reports."""
 
-READY = b"ready\n"
 USAGE_ERROR = 2
 """Exit code of a process whose settings are wrong, or that lacks something: it would end so again."""
 
@@ -43,7 +44,6 @@ STABLE_S = 30.0
 LINE_CHARACTERS = 16 * 1024
 """Longer lines are passed on in pieces, each a line."""
 
-STATUS_BYTES = 4096
 HURRY_S = 10.0
 """How long a process may take to end once it was asked a second time."""
 
@@ -68,22 +68,54 @@ class Program:
     file_descriptors: tuple[int, ...] = ()
     is_needed_by_others: bool = False
     """Whether it is asked to end only once all others have."""
+    is_retried: bool = False
+    """Whether it is started again whenever it ends, also in a group that does not restart; it never makes the group fail."""
+
+
+class Ready(NamedTuple):
+    """A process does its work from now on."""
+
+    name: str
+    known_as: str
+    """What it said that others know it as."""
+
+
+class Ended(NamedTuple):
+    """A process has ended without being asked to."""
+
+    name: str
+    was_ready: bool
+    is_kept: bool
+    """Whether it is started again."""
+
+
+Event = Ready | Ended
 
 
 class Group:
     """Processes that belong together; leaving its `async with` block ends those that are left, at once."""
 
-    def __init__(self, *, restart: bool, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        restart: bool,
+        say: Callable[[str], None] | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
         """Make an empty group.
 
         Args:
             restart: start a process again when it ends by itself.
             say: is given the log lines, with names in front (default: the children write to our standard error).
+            on_event: is told what becomes of processes that nobody asked to end.
         """
         self._restart = restart
         self._say = say
-        self._children: dict[str, _Child] = {}
+        self._on_event = on_event or (lambda _: None)
+        self._children: dict[str, Child] = {}
         self._keepers: dict[asyncio.Task[None], Program] = {}
+        self._leaving: dict[str, asyncio.Event] = {}
+        """By name: set once a process was asked to end, and is not started again."""
         self._stopping = asyncio.Event()
         self._failure: str | None = None
         self._failed = asyncio.Event()
@@ -99,14 +131,35 @@ class Group:
     async def start(self, *programs: Program) -> None:
         """Start processes, and keep them if the group restarts."""
         for program in programs:
-            child = await self._spawn(program)
+            self._leaving[program.name] = asyncio.Event()
+            try:
+                child = await self._spawn(program)
+            except OSError:
+                del self._leaving[program.name]
+                raise
             keeper = asyncio.create_task(self._keep(program, child, COLOURS[len(self._keepers) % len(COLOURS)]))
             self._keepers[keeper] = program
 
+    async def end(self, name: str, timeout_s: float) -> None:
+        """Ask one process to end, and return once it has; it is forgotten then.
+
+        Once the time is over it is asked again, to end at once, and killed `HURRY_S` later. If the caller is cancelled, the
+        process goes on ending.
+        """
+        keeper = next(keeper for keeper, program in self._keepers.items() if program.name == name)
+        self._leaving[name].set()
+        self._signal(signal.SIGTERM, [name])
+        done, _ = await asyncio.wait([keeper], timeout=timeout_s)
+        if not done:
+            await self._hurry([name], keeper)
+        del self._keepers[keeper], self._children[name], self._leaving[name]
+
     @property
     def dead(self) -> list[str]:
-        """Names of processes that have ended."""
-        return [name for name, child in self._children.items() if child.process.returncode is not None]
+        """Names of processes that have ended, but for those that are retried."""
+        retried = {program.name for program in self._keepers.values() if program.is_retried}
+        ended = [name for name, child in self._children.items() if child.process.returncode is not None]
+        return [name for name in ended if name not in retried]
 
     @property
     def processes(self) -> dict[str, int]:
@@ -137,18 +190,25 @@ class Group:
         Once the time is over, or the caller is cancelled, they are asked again, to end at once, and killed `HURRY_S` later.
         """
         self._stopping.set()
+        leaving = {name for name, event in self._leaving.items() if event.is_set()}
+        for event in self._leaving.values():
+            event.set()
         ended = asyncio.ensure_future(asyncio.gather(*self._keepers, return_exceptions=True))
         try:
-            await self._ask(timeout_s)
+            await self._ask(timeout_s, leaving)
         finally:
-            try:
-                self._signal(signal.SIGINT, self._children)  # not SIGTERM: two of a kind that come at once are one
-                await asyncio.wait([ended], timeout=HURRY_S)
-            finally:
-                self._signal(signal.SIGKILL, self._children)
-                await ended
+            await self._hurry(self._children, ended)
 
-    async def _ask(self, timeout_s: float) -> None:
+    async def _hurry(self, names: Collection[str], ended: asyncio.Future[Any]) -> None:
+        try:
+            self._signal(signal.SIGINT, names)  # not SIGTERM: two of a kind that come at once are one
+            await asyncio.wait([ended], timeout=HURRY_S)
+        finally:
+            self._signal(signal.SIGKILL, names)
+            await ended
+
+    async def _ask(self, timeout_s: float, leaving: Container[str]) -> None:
+        """Ask all to end but those that are leaving: a second signal would end them at once."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         for is_needed in (False, True):
             asked = {
@@ -156,7 +216,7 @@ class Group:
                 for keeper, program in self._keepers.items()
                 if program.is_needed_by_others is is_needed
             }
-            self._signal(signal.SIGTERM, asked.values())
+            self._signal(signal.SIGTERM, [name for name in asked.values() if name not in leaving])
             if asked:
                 await asyncio.wait(asked, timeout=max(deadline - asyncio.get_running_loop().time(), 0))
 
@@ -166,13 +226,13 @@ class Group:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.send_signal(number)
 
-    async def _spawn(self, program: Program) -> "_Child":
+    async def _spawn(self, program: Program) -> Child:
         settings = json.dumps([_plain(part) for part in program.settings], default=str)
         # Pipes of our own: asyncio's would keep `wait` from returning while a process below the child holds one open.
         with contextlib.ExitStack() as ends:
-            lifeline, _ = _pipe(ends)  # we never write: the child reads until we are gone
-            status, theirs = _pipe(ends)
-            log, output = _pipe(ends) if self._say is not None else (None, None)
+            lifeline, _ = pipe(ends)  # we never write: the child reads until we are gone
+            status, theirs = pipe(ends)
+            log, output = pipe(ends) if self._say is not None else (None, None)
             facts = {SUPERVISED: "1", SETTINGS: settings, STATUS_FD: str(theirs.fileno()), "PYTHONUNBUFFERED": "1"}
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -189,32 +249,39 @@ class Group:
             for end in (lifeline, theirs, output):
                 if end is not None:
                     end.close()
-            child = self._children[program.name] = _Child(process, status, log, ends.pop_all())
-        if self._stopping.is_set():  # while it was being started
+            child = self._children[program.name] = Child(process, status, log, ends.pop_all())
+        child.listen(lambda known_as: self._on_event(Ready(program.name, known_as)))
+        if self._leaving[program.name].is_set() or self._stopping.is_set():  # while it was being started
             process.kill()
         return child
 
-    async def _keep(self, program: Program, child: "_Child", colour: int) -> None:
-        loop = asyncio.get_running_loop()
+    async def _keep(self, program: Program, child: Child, colour: int) -> None:
+        loop, leaving = asyncio.get_running_loop(), self._leaving[program.name]
+        is_kept = self._restart or program.is_retried
         failures = num_starts = 0
         was_ready = False
         while True:
             started = loop.time()
             code = await self._watch(child, program.name, colour)
             was_ready = was_ready or child.is_ready
-            if self._stopping.is_set() or not self._restart:
+            if leaving.is_set() or self._stopping.is_set():
+                return
+            self._on_event(Ended(program.name, child.is_ready, is_kept))
+            if not is_kept:
                 return
             num_starts += 1
-            if not was_ready and (code == USAGE_ERROR or num_starts == MAX_STARTS):
+            if not was_ready and not program.is_retried and (code == USAGE_ERROR or num_starts == MAX_STARTS):
                 self._failure = self._failure or f"{program.name} does not start: {child.cause}"
                 self._failed.set()
                 return
             failures = 0 if loop.time() - started > STABLE_S else failures + 1
             why, again = f"ended with code {code}", None
+            if program.is_retried and not child.is_ready:
+                why = f"does not start: {child.cause}"
             while again is None:
                 delay = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 self._note(program.name, colour, f"{why}; starting it again in {delay:g} s")
-                if await self._is_stopped_within(delay):
+                if await _is_set_within(leaving, delay):
                     return
                 try:
                     again = await self._spawn(program)
@@ -226,13 +293,7 @@ class Group:
         if self._say is not None:
             self._say(_labelled(name, colour, text))
 
-    async def _is_stopped_within(self, delay_s: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._stopping.wait()
-        return self._stopping.is_set()
-
-    async def _watch(self, child: "_Child", name: str, colour: int) -> int:
+    async def _watch(self, child: Child, name: str, colour: int) -> int:
         """Pass on a process's log until it ends; return its exit code."""
         relaying = asyncio.create_task(self._relay(child, name, colour))
         try:
@@ -243,7 +304,7 @@ class Group:
             child.close()
         return code
 
-    async def _relay(self, child: "_Child", name: str, colour: int) -> None:
+    async def _relay(self, child: Child, name: str, colour: int) -> None:
         if child.log is None or self._say is None:
             return
         reader = asyncio.StreamReader()
@@ -257,56 +318,11 @@ class Group:
             transport.close()
 
 
-class _Child:
-    """A process, its log, and what it reported."""
-
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        status: IO[bytes],
-        log: IO[bytes] | None,
-        pipes: contextlib.ExitStack,
-    ) -> None:
-        self.process = process
-        self.log = log
-        self.last_line = ""
-        self._status = status
-        self._pipes = pipes
-        self._reported = b""
-        os.set_blocking(status.fileno(), False)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it reported that it was."""
-        return self._read_report().startswith(READY)
-
-    @property
-    def cause(self) -> str:
-        """Why it ended."""
-        reported = self._read_report().removeprefix(READY).decode(errors="replace").strip()
-        code = self.process.returncode or 0
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return reported or (f"{how}; its last line was: {self.last_line}" if self.last_line else how)
-
-    def close(self) -> None:
-        """Read what is left of its report, and close its pipes."""
-        self._read_report()
-        self._pipes.close()
-
-    def _read_report(self) -> bytes:
-        """Return what it reported; a pipe holds all that a process may say, so nobody needs to read meanwhile."""
-        if not self._status.closed:
-            self._reported = (self._reported + (self._status.read(STATUS_BYTES) or b""))[:STATUS_BYTES]
-        return self._reported
-
-
-def _pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    """Make a pipe whose ends are closed with the rest."""
-    reading, writing = os.pipe()
-    return (
-        ends.enter_context(os.fdopen(reading, "rb", buffering=0)),
-        ends.enter_context(os.fdopen(writing, "wb", buffering=0)),
-    )
+async def _is_set_within(event: asyncio.Event, delay_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(delay_s):
+            await event.wait()
+    return event.is_set()
 
 
 def _plain(part: Any) -> Any:

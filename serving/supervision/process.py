@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import uvloop
 
 from serving.runtime.stopping import stop_on_signals
-from serving.supervision.group import READY, STATUS_BYTES, STATUS_FD, SUPERVISED
+from serving.supervision.child import READY, STATUS_BYTES
+from serving.supervision.group import STATUS_FD, SUPERVISED
 
 Result = TypeVar("Result")
 
@@ -41,14 +42,14 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
         raise KeyboardInterrupt from None
 
 
-def report_ready() -> None:
-    """Report to the parent, if it supervises us, that this process does its work from now on."""
-    _report(READY)
+def report_ready(known_as: str = "") -> None:
+    """Report to the parent, if it supervises us, that this process does its work from now on, and as what others know it."""
+    _report(b" ".join(filter(None, (READY, known_as.encode()))) + b"\n")
 
 
 def report_failure(message: str) -> None:
     """Report to the parent, if it supervises us, why this process is ending."""
-    _report(message.encode(errors="replace")[: STATUS_BYTES - len(READY)])
+    _report(message.encode(errors="replace")[: STATUS_BYTES // 2])
 
 
 def _report(data: bytes) -> None:

@@ -96,6 +96,17 @@ class KvTier(NamedTuple):
     """How long steps did."""
 
 
+class Work(NamedTuple):
+    """What a rank has to do, in tokens, as planners ask for it."""
+
+    queued_prefill_tokens: int = 0
+    """Prompt tokens that are still to be computed."""
+    decode_kv_tokens: int = 0
+    """Context of the requests that are decoding."""
+    queued_decode_kv_tokens: int = 0
+    """Context of those that wait to decode."""
+
+
 class EngineLoad(NamedTuple):
     """What a rank of an engine is doing now."""
 
@@ -107,6 +118,8 @@ class EngineLoad(NamedTuple):
     kv_transfers: KvTransfers = KvTransfers()
     """Of the whole worker; its first rank has them."""
     kv_tiers: tuple[KvTier, ...] = ()
+    work: Work | None = None
+    """None of an engine that does not know."""
 
 
 class Engine(Protocol):

@@ -9,7 +9,7 @@ import msgspec
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import Stream
-from serving.worker.engine import KvTier, KvTransfers
+from serving.worker.engine import KvTier, KvTransfers, Work
 
 REPORT_S = 0.25
 HEARTBEAT_S = 1.0
@@ -31,6 +31,7 @@ class LoadReport(msgspec.Struct, array_like=True):
     max_num_seqs: int
     kv_transfers: KvTransfers = KvTransfers()
     kv_tiers: tuple[KvTier, ...] = ()
+    work: Work | None = None
 
     def metrics(self) -> dict[str, Any]:
         """Return it as Dynamo's `load_metrics` endpoint does."""

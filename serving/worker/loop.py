@@ -86,7 +86,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         bootstrap=traits.bootstrap,
     )
     await runtime.serve(address, engine.service)
-    report_ready()
+    report_ready(f"{runtime.instance_id:x}")
     log.info("serving %s at %s", card.name, address)
     try:
         waiting = until_stopped(runtime.stopping, engine.failed())

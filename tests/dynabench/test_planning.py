@@ -52,6 +52,14 @@ def test_a_planner_never_has_more_than_its_gpus():
     assert max(row.on_gpus for row in fleet.pools[0].history) == 3
 
 
+def test_an_advisory_planner_changes_nothing_and_notes_what_it_would():
+    fleet = planned(hpa_target=1.0, max_replicas=6, advisory=True).fleet
+    assert fleet.changes == ()
+    assert {row.ready for row in fleet.pools[0].history} == {2}
+    assert any(note.startswith("advisory: worker would have ") for note in fleet.notes)
+    assert not any("not the" in note for note in fleet.notes)
+
+
 def test_limits_that_a_planner_lacks_are_named():
     with pytest.raises(ValueError, match="planner dynamo-sla needs a limit of TTFT"):
         planned("dynamo-sla")

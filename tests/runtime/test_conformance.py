@@ -356,3 +356,18 @@ def test_who_drains_waits_for_what_others_may_still_ask_but_not_for_ever(config,
         assert seen == (["waits", "released"] if is_released else ["waits"])
 
     network(config, talk)
+
+
+def test_a_claim_has_one_holder_until_that_leaves_and_each_has_a_higher_term(config):
+    async def talk(net):
+        first, second = (await net.join(), await net.join())
+        name = f"planner-{uuid.uuid4().hex[:8]}"
+        term = await first.discovery.claim(name)
+        assert term is not None
+        assert await first.discovery.claim(name) == term
+        assert await second.discovery.claim(name) is None
+        await first.close()
+        later = await second.discovery.claim(name)
+        assert later is not None and later > term
+
+    network(config, talk)

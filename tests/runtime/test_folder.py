@@ -518,3 +518,19 @@ def test_a_token_that_is_none_is_refused(tmp_path, content, what):
                 FolderToken(one)
 
     uvloop.run(main())
+
+
+def test_what_a_hung_process_holds_goes_to_another_and_it_does_not_get_it_back(tmp_path):
+    async def main():
+        async with joined(tmp_path / "d", 1, ttl_s=0.3) as one:
+            with lease(tmp_path / "d"):  # nobody touches it
+                (tmp_path / "d" / "claim-planner").write_text(f"7 {OTHER:x}")
+                assert await one.claim("planner") is None
+                async with in_time():
+                    while (term := await one.claim("planner")) is None:
+                        await asyncio.sleep(0.05)
+                assert term > 7
+                async with joined(tmp_path / "d", 2) as two:
+                    assert await two.claim("planner") is None
+
+    uvloop.run(main())

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from serving.supervision.group import LINE_CHARACTERS, Group, GroupError, Program
-from tests.support.waiting import PATIENCE_S, until
+from serving.supervision.group import LINE_CHARACTERS, Ended, Group, GroupError, Program, Ready
+from tests.support.waiting import PATIENCE_S, until, until_async
 
 READY = "import serving.supervision.process as p; p.report_ready()\n"
 HELD = """
@@ -216,3 +216,71 @@ def test_what_others_need_is_asked_to_end_once_they_have_ended():
         return [words[0] for words in said if words[-1] == "ends"]
 
     assert asyncio.run(main()) == ["worker", "store"]
+
+
+WAITING = """
+import signal, sys, serving.supervision.process as p
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+p.report_ready(sys.argv[1])
+signal.pause()
+"""
+
+
+async def until_event(events, wanted):
+    await until_async(lambda: wanted in events)
+
+
+def test_a_process_that_is_asked_to_end_is_forgotten_and_the_others_stay():
+    async def main():
+        events = []
+        async with Group(restart=True, on_event=events.append) as group:
+            await group.start(*(Program(name, ["-c", WAITING, name.upper()]) for name in ("one", "two")))
+            await until_event(events, Ready("one", "ONE"))
+            await until_event(events, Ready("two", "TWO"))
+            await group.end("one", 60)
+            assert list(group.processes) == ["two"]
+            await group.start(Program("one", ["-c", WAITING, "again"]))
+            await until_event(events, Ready("one", "again"))
+        assert not group.processes
+        return events
+
+    assert [event for event in asyncio.run(main()) if isinstance(event, Ended)] == []
+
+
+def test_a_process_that_does_not_end_when_asked_is_ended():
+    stubborn = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(600)"
+
+    async def main():
+        events = []
+        async with Group(restart=True, on_event=events.append) as group:
+            await group.start(Program("child", ["-c", stubborn]))
+            await until_event(events, Ready("child", ""))
+            await group.end("child", 0)
+            assert not group.processes
+
+    asyncio.run(main())
+
+
+def test_a_process_that_is_retried_may_fail_again_and_again_and_is_ended_between(tmp_path):
+    async def main():
+        events, said = [], []
+        async with Group(restart=False, say=said.append, on_event=events.append) as group:
+            await group.start(Program("child", ["-c", "import sys; sys.exit('no')"], is_retried=True))
+            await until_async(lambda: events.count(Ended("child", False, True)) == 4)
+            await group.end("child", 60)
+            assert not group._failed.is_set()
+        assert any(
+            "does not start: ended with code 1; its last line was: no; starting it again" in line for line in said
+        )
+
+    asyncio.run(main())
+
+
+def test_a_process_that_dies_in_a_group_that_does_not_restart_is_reported_so():
+    async def main():
+        events = []
+        async with Group(restart=False, on_event=events.append) as group:
+            await group.start(Program("child", ["-c", READY]))
+            await until_event(events, Ended("child", True, False))
+
+    asyncio.run(main())

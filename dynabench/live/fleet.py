@@ -1,0 +1,50 @@
+"""What a number of workers that changes makes of a live run's record."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.planning.programs import has_planner
+from reports.fleet import FleetUse, PoolFleet
+from reports.pools import PoolUse
+from reports.records import Record
+
+APART = 100_000
+"""Where the numbers of decode workers begin until it is known how many prefill workers there were at most."""
+
+
+def num_ranks_of(pool: Pool) -> int:
+    """Return the workers of a pool at its start, as a router tells them apart."""
+    return pool.replicas * pool.mocker.dp_size
+
+
+def offset_of(deployment: Deployment) -> int:
+    """Return what is added to a router's numbers of decode workers during a run: prefill workers come first."""
+    prefill = [pool for pool in deployment.pools if pool.role == "prefill"]
+    return APART if prefill and has_planner(deployment) else sum(map(num_ranks_of, prefill))
+
+
+def with_fleet(record: Record, fleet: FleetUse, deployment: Deployment) -> Record:
+    """Add the fleet to a record; where a planner changed it, let the numbers of workers be those that there were at most."""
+    if not has_planner(deployment):
+        return replace(record, fleet=fleet)
+    most = {pool.pool: _most(pool) for pool in fleet.pools}
+    pools = tuple(_pool(deployment.pool(use.name), most[use.name]) for use in record.pools)
+    requests, num_workers = record.requests, sum(pool.workers for pool in pools)
+    if deployment.is_disaggregated:
+        num_prefill = sum(pool.workers for pool in pools if pool.role == "prefill")
+        worker = requests.worker
+        shifted = np.where(worker.data >= APART, worker.data - APART + num_prefill, worker.data)
+        requests = replace(requests, worker=np.ma.MaskedArray(shifted, worker.mask))
+    known = requests.worker.compressed()
+    num_workers = max(num_workers, int(known.max()) + 1 if len(known) else 0)
+    return replace(record, requests=requests, num_workers=num_workers, pools=pools, fleet=fleet)
+
+
+def _pool(pool: Pool, most: int) -> PoolUse:
+    return PoolUse(pool.name, pool.role, most * pool.mocker.dp_size, most * pool.gpus_per_worker)
+
+
+def _most(pool: PoolFleet) -> int:
+    return max((int(row.ready + row.draining) for row in pool.history), default=0)

@@ -1,0 +1,66 @@
+"""A deployment served on this host until a signal comes."""
+
+import asyncio
+import contextlib
+import sys
+
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.engines import refuse_idle_settings
+from dynabench.deployment.processes import programs
+from dynabench.planning.hands import Hands
+from dynabench.planning.programs import check_planner, hands_of, has_planner, planner_program
+from foundation.errors import UserError
+from serving.frontend.server import PortError, listen
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.supervision.group import Group, GroupError, Program
+from serving.supervision.log_writer import LogWriter
+from serving.supervision.process import run
+
+
+def serve(deployment: Deployment) -> None:
+    """Run the processes of a deployment until SIGINT or SIGTERM; a second one ends them at once.
+
+    Raises:
+        UserError: a setting is wrong, the port is taken, or a process does not start.
+        KeyboardInterrupt: a second signal came.
+    """
+    frontend, runtime = deployment.frontend, deployment.runtime or RuntimeConfig()
+    try:
+        refuse_idle_settings([deployment])
+        check_planner(deployment)
+        with listen(frontend.http_host, frontend.http_port) as listener:
+            wanted = programs(deployment, runtime, namespace=deployment.name, descriptor=listener.fileno())
+            port = listener.getsockname()[1]
+            run(lambda stopping: _serve(deployment, runtime, wanted, port, stopping))
+    except (PortError, GroupError, RuntimeUnavailableError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+async def _serve(
+    deployment: Deployment, runtime: RuntimeConfig, wanted: list[Program], port: int, stopping: asyncio.Event
+) -> None:
+    """Run the processes until the event is set, then give them time to finish."""
+    log, drain_s = LogWriter(sys.stdout.fileno()), deployment.frontend.drain_s
+    hands: Hands | None = None
+    if has_planner(deployment):
+        namespace, url = deployment.name, url_of(deployment.frontend.http_host, port)
+        hands = hands_of(
+            deployment, runtime, namespace=namespace, beside=wanted, say=lambda text: log.say(f"{'fleet':>10} {text}")
+        )
+        wanted = [*wanted, planner_program(deployment, runtime, namespace=namespace, url=url)]
+    try:
+        async with Group(restart=True, say=log.say, on_event=hands.on_event if hands else None) as group:
+            async with hands.at_work(group, runtime) if hands else contextlib.nullcontext():
+                await group.start(*wanted)
+                await group.wait(stopping)
+            log.say(f"stopping: requests in progress have {drain_s:g} s to finish; Ctrl-C again stops at once")
+            await group.stop(drain_s + 5)
+    finally:
+        log.close()
+
+
+def url_of(host: str, port: int) -> str:
+    """Return where this host reaches what listens on an address."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (of a frontend for all)
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"

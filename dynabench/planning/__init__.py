@@ -1,0 +1,1 @@
+"""A planner and its hands: what it sees of pools, and what carries out its decisions."""

@@ -1,0 +1,147 @@
+"""A planner's hands on this host: they start and end workers as it orders, and report which there are.
+
+They decide nothing. Orders that are gone still stand, so a planner that dies or hangs changes nothing.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from dynabench.deployment.description import Deployment
+from dynabench.planning.messages import Orders, fleets, orders
+from dynabench.planning.past import fleet_use
+from dynabench.planning.roster import PoolOfWorkers, Roster
+from reports.fleet import FleetUse
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.stopping import cancel_all
+from serving.supervision.group import Ended, Event, Group, Program, Ready
+
+LATE_S = 5.0
+"""How much longer than it may take to drain a worker may take to end."""
+
+
+class Hands:
+    """See the module."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        patterns: Mapping[str, Program],
+        *,
+        namespace: str,
+        say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Prepare to start and end workers.
+
+        Args:
+            deployment: what is deployed.
+            patterns: a worker of each pool, whatever its name.
+            namespace: of the deployment.
+            say: is given a line for each change.
+            clock: whose time the past is in.
+        """
+        self.roster = Roster([PoolOfWorkers(pool.name, pool.role, pool.gpus_per_worker) for pool in deployment.pools])
+        self._planner = deployment.planner.planner
+        self._patterns = patterns
+        self._patience_s = {pool.name: pool.worker.drain_s + LATE_S for pool in deployment.pools}
+        self._namespace = namespace
+        self._say = say or (lambda _: None)
+        self._clock = clock
+        self._orders: dict[str, Orders] = {}
+        self._last: dict[int, Orders] = {}
+        """What each planner ordered last, by its term."""
+        self._news = asyncio.Event()
+        self._ending: set[asyncio.Task[None]] = set()
+        for pool in deployment.pools:
+            for _ in range(pool.replicas):
+                self.roster.begin(clock(), pool.name)
+
+    def on_event(self, event: Event) -> None:
+        """Take note of what became of a process of the group."""
+        now = self._clock()
+        match event:
+            case Ready(name, known_as):
+                self.roster.on_ready(now, name, known_as)
+            case Ended(name, was_ready, is_kept):
+                self.roster.on_ended(now, name, was_ready=was_ready, is_kept=is_kept)
+        self._news.set()
+
+    @contextlib.asynccontextmanager
+    async def at_work(self, group: Group, network: RuntimeConfig) -> AsyncIterator[None]:
+        """Obey as long as the block lasts; workers that are draining go on after it.
+
+        Raises:
+            RuntimeUnavailableError: the network cannot be joined.
+        """
+        async with await DistributedRuntime.connect(network) as runtime:
+            await runtime.discovery.watch(orders(self._namespace), self._on_orders)
+            await self._report(runtime)
+            obeying = asyncio.create_task(self._obey_forever(group, runtime))
+            obeying.add_done_callback(self._on_end)
+            try:
+                yield
+            finally:
+                await cancel_all(obeying, *self._ending)
+
+    def fleet_use(self, start_s: float, end_s: float) -> FleetUse:
+        """Return how workers came and went in a time, in seconds since its start."""
+        return fleet_use(self.roster, self._planner, list(self._last.values()), start_s=start_s, end_s=end_s)
+
+    def _on_orders(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._orders.pop(key, None)
+        else:
+            self._orders[key] = msgspec.json.decode(value, type=Orders)
+        self._news.set()
+
+    async def _obey_forever(self, group: Group, runtime: DistributedRuntime) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            ours = [given for given in self._orders.values() if given.fleet == f"{runtime.instance_id:x}"]
+            if ours:
+                await self._obey(max(ours, key=lambda given: given.term), group)
+            await self._report(runtime)
+
+    def _on_end(self, obeying: asyncio.Task[None]) -> None:
+        if not obeying.cancelled() and (error := obeying.exception()) is not None:
+            self._say(f"the planner is not obeyed any longer: {type(error).__name__}: {error}")
+
+    async def _obey(self, given: Orders, group: Group) -> None:
+        if given.term < max(self._last, default=0):
+            return
+        self._last[given.term] = given
+        num_changes = len(self.roster.changes)
+        ending, starting = self.roster.obey(self._clock(), given.term, given.wanted)
+        for change in self.roster.changes[num_changes:]:
+            self._say(f"{change.pool}: {change.before} -> {change.after} workers ({change.reason})")
+        for name in ending:
+            task = asyncio.create_task(self._end(group, name))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        for name in starting:
+            await self._start(group, name)
+
+    async def _start(self, group: Group, name: str) -> None:
+        pattern = self._patterns[self.roster.members[name].pool]
+        try:
+            await group.start(replace(pattern, name=name, is_retried=True))
+        except OSError as error:  # the host is short of files, memory or processes
+            self._say(f"{name} could not be started ({error.strerror})")
+            self.roster.on_unstarted(self._clock(), name)
+
+    async def _end(self, group: Group, name: str) -> None:
+        member = self.roster.members[name]
+        await group.end(name, self._patience_s[member.pool] if member.instance else LATE_S)
+        self.roster.forget(self._clock(), name)
+        self._news.set()
+
+    async def _report(self, runtime: DistributedRuntime) -> None:
+        key = f"{fleets(self._namespace)}{runtime.instance_id:x}"
+        await runtime.discovery.put(key, msgspec.json.encode(self.roster.fleet()))

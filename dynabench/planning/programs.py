@@ -1,0 +1,66 @@
+"""A deployment with a planner, as processes of this host: those that there are without one, and the planner."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.engines import pools_of
+from dynabench.deployment.file import as_plain
+from dynabench.deployment.processes import home_of, pattern_of
+from dynabench.planning.facts import facts_of
+from dynabench.planning.hands import Hands
+from dynabench.planning.service import PlannerServiceConfig
+from serving.planner import Planner
+from serving.runtime.config import RuntimeConfig
+from serving.supervision.group import Program
+
+
+def check_planner(deployment: Deployment) -> None:
+    """Refuse a planner that cannot plan a deployment on this host.
+
+    Raises:
+        ValueError: so it is.
+    """
+    if not has_planner(deployment):
+        return
+    name = deployment.planner.planner
+    for pool in deployment.pools:
+        if pool.engine != "mocker":
+            raise ValueError(
+                f"planner is {name!r} and pools.{pool.name}.engine {pool.engine!r}; expected 'mocker': a planner starts and ends "
+                "no other workers yet"
+            )
+    # How long a start takes is measured later.
+    Planner(deployment.planner, [facts_of(replace(pool, startup_s=0.0)) for pool in pools_of(deployment)])
+
+
+def has_planner(deployment: Deployment) -> bool:
+    """Tell whether somebody changes the number of workers."""
+    return deployment.planner.planner != "static"
+
+
+def planner_program(deployment: Deployment, runtime: RuntimeConfig, *, namespace: str, url: str) -> Program:
+    """Return the planner of a deployment; `url` is that of its frontend."""
+    home, api_key = home_of(deployment, namespace), deployment.frontend.api_key
+    config = PlannerServiceConfig(namespace=namespace, home=home, url=url, api_key=api_key)
+    return Program("planner", ["-m", "dynabench.planning"], (config, as_plain(deployment), runtime), is_retried=True)
+
+
+def hands_of(
+    deployment: Deployment,
+    runtime: RuntimeConfig,
+    *,
+    namespace: str,
+    beside: Sequence[Program],
+    environment: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Hands:
+    """Return what carries out a planner's orders, beside what `dynabench.deployment.processes.programs` returned.
+
+    Without a planner they only watch. `environment` is added to that of each worker.
+    """
+    patterns: dict[str, Program] = {}
+    for pool in deployment.pools if has_planner(deployment) else ():
+        pattern = pattern_of(deployment, pool, runtime, namespace=namespace, beside=list(beside))
+        patterns[pool.name] = replace(pattern, environment={**(environment or {}), **pattern.environment})
+    return Hands(deployment, patterns, namespace=namespace, say=say)

@@ -1,0 +1,124 @@
+"""What a planner sees of real workers: their load reports, and the frontend's metrics."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from dynabench.planning.messages import Worker
+from serving.planner import PoolState, RankLoad, Traffic
+from serving.worker.load_reports import HEARTBEAT_S, LoadReport
+
+STALE_S = 3 * HEARTBEAT_S
+"""A report that is older counts as missing."""
+
+_ROW = re.compile(r"^dynamo_frontend_(\w+)\{[^\n]*\} (\S+)$", re.MULTILINE)
+
+
+class Counts(NamedTuple):
+    """What a frontend has counted since it was started."""
+
+    input_sequence_tokens_count: float = 0.0
+    input_sequence_tokens_sum: float = 0.0
+    output_sequence_tokens_count: float = 0.0
+    output_sequence_tokens_sum: float = 0.0
+    ended_input_tokens_total: float = 0.0
+    cached_tokens_total: float = 0.0
+    time_to_first_token_seconds_count: float = 0.0
+    time_to_first_token_seconds_sum: float = 0.0
+    inter_token_latency_seconds_count: float = 0.0
+    inter_token_latency_seconds_sum: float = 0.0
+    request_duration_seconds_count: float = 0.0
+    request_duration_seconds_sum: float = 0.0
+
+    @classmethod
+    def of(cls, metrics: str) -> "Counts":
+        """Read them of what /metrics says, all models together.
+
+        Raises:
+            ValueError: it says something else.
+        """
+        found = dict.fromkeys(cls._fields, 0.0)
+        for name, value in _ROW.findall(metrics):
+            if name in found:
+                found[name] += float(value)
+        return cls(**found)
+
+
+def traffic_between(before: Counts, after: Counts, duration_s: float) -> Traffic | None:
+    """Return the requests of a time; None if the frontend began to count again in it."""
+    grown = Counts(*(later - earlier for earlier, later in zip(before, after, strict=True)))
+    if min(grown) < 0:
+        return None
+    return Traffic(
+        duration_s=duration_s,
+        num_requests=int(grown.input_sequence_tokens_count),
+        isl=_mean(grown.input_sequence_tokens_sum, grown.input_sequence_tokens_count),
+        osl=_mean(grown.output_sequence_tokens_sum, grown.output_sequence_tokens_count),
+        hit_share=_mean(grown.cached_tokens_total, grown.ended_input_tokens_total),
+        ttft_s=_mean(grown.time_to_first_token_seconds_sum, grown.time_to_first_token_seconds_count),
+        itl_s=_mean(grown.inter_token_latency_seconds_sum, grown.inter_token_latency_seconds_count),
+        e2e_s=_mean(grown.request_duration_seconds_sum, grown.request_duration_seconds_count),
+    )
+
+
+class Reports:
+    """The last load report of each rank."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int], tuple[float, LoadReport]] = {}
+
+    def add(self, now: float, report: LoadReport) -> None:
+        """Take one in."""
+        self._last[f"{report.instance_id:x}", report.rank] = (now, report)
+
+    def keep(self, now: float) -> None:
+        """Forget those that are too old."""
+        self._last = {rank: seen for rank, seen in self._last.items() if now - seen[0] <= STALE_S}
+
+    def state(self, workers: Iterable[Worker], *, num_ranks: int, block_size: int) -> PoolState:
+        """Return the workers of a pool with the loads of those that are ready, as far as they are known."""
+        workers = list(workers)
+        states = [worker.state for worker in workers]
+        ready = [worker.instance for worker in workers if worker.state == "ready"]
+        reports = [self._last.get((instance, rank)) for instance in ready for rank in range(num_ranks)]
+        loads = [_load(seen[1], block_size) for seen in reports if seen is not None]
+        return PoolState(
+            num_ready=len(ready),
+            num_starting=states.count("starting"),
+            num_draining=states.count("draining"),
+            loads=tuple(load for load in loads if load is not None),
+        )
+
+    def idle_first(self, workers: Iterable[Worker]) -> tuple[str, ...]:
+        """Return the ready workers, those with the fewest requests first."""
+        requests: dict[str, int] = {}
+        for (instance, _), (_, report) in self._last.items():
+            requests[instance] = requests.get(instance, 0) + report.num_running + report.num_waiting
+        ready = [worker.instance for worker in workers if worker.state == "ready" and worker.instance in requests]
+        return tuple(sorted(ready, key=requests.__getitem__))
+
+
+def mean_startup_s(workers: Iterable[Worker], *, default_s: float) -> float:
+    """Return how long starts took on average, or the default while that is not known."""
+    known = [worker.startup_s for worker in workers if worker.startup_s is not None]
+    return sum(known) / len(known) if known else default_s
+
+
+def is_up(pools: Mapping[str, Iterable[Worker]]) -> bool:
+    """Tell whether every pool has a ready worker."""
+    return all(any(worker.state == "ready" for worker in workers) for workers in pools.values())
+
+
+def _load(report: LoadReport, block_size: int) -> RankLoad | None:
+    if report.work is None:
+        return None
+    return RankLoad(
+        num_running=report.num_running,
+        num_waiting=report.num_waiting,
+        kv_tokens=report.kv_active_blocks * block_size,
+        **report.work._asdict(),
+    )
+
+
+def _mean(total: float, count: float) -> float | None:
+    return total / count if count else None

@@ -1,0 +1,233 @@
+"""`python -m dynabench.planning`: a planner of real workers, as a process of its own.
+
+It looks at the workers every few seconds, asks the planner core, logs what that decided with what it saw, and leaves its
+orders in discovery for the hands (`hands.py`). It changes nothing while it does not see everything, and says so once.
+
+    waiting for the claim --> waiting for a ready worker in each pool --> planning
+            ^                                                               |
+            +-----------------another planner has the claim-----------------+
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+
+import aiohttp
+import msgspec
+
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.engines import SimulatedPool, pools_of
+from dynabench.deployment.processes import component_of
+from dynabench.planning.facts import facts_of
+from dynabench.planning.messages import Fleet, Orders, Wanted, claim, fleets, orders
+from dynabench.planning.seen import Counts, Reports, is_up, mean_startup_s, traffic_between
+from serving.planner import Decision, Observation, Planner, policy_named
+from serving.runtime.address import EndpointAddress
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.stopping import until_stopped
+from serving.supervision.process import report_ready
+from serving.worker.load_reports import TOPIC, LoadReport
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+"""How often it looks whether it may begin."""
+
+ANSWER_S = 2.0
+"""How long the frontend may take to answer."""
+
+MAX_METRICS_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerServiceConfig:
+    """Where a planner finds what it plans."""
+
+    namespace: str = "dynamo"
+    """Of the deployment."""
+    home: str = "dynamo"
+    """Namespace of its workers."""
+    url: str = "http://127.0.0.1:8080"
+    """The frontend."""
+    api_key: str = field(default="", repr=False)
+
+
+class BlindError(Exception):
+    """Something that the planner must see is not there; the message says what."""
+
+
+class PlannerService:
+    """Plans one deployment for as long as no other planner does."""
+
+    def __init__(self, runtime: DistributedRuntime, config: PlannerServiceConfig, deployment: Deployment) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._settings = deployment.planner
+        self._pools = {pool.name: pool for pool in pools_of(deployment)}
+        self._addresses = {
+            EndpointAddress(config.home, component_of(deployment, pool), "generate") for pool in deployment.pools
+        }
+        self._interval_s = self._settings.planner_interval_s or policy_named(self._settings.planner).default_interval_s
+        self._fleets: dict[str, Fleet] = {}
+        self._reports = Reports()
+        self._planner: Planner | None = None
+        self._looked: tuple[float, Counts] | None = None
+        """When it looked last, and what the frontend had counted."""
+        self._orders = Orders("", 0)
+        self._said: tuple[str, ...] = ()
+
+    async def run(self) -> None:
+        """Plan until the process is asked to end."""
+        runtime, stopping = self._runtime, self._runtime.stopping
+        await runtime.discovery.watch(fleets(self._config.namespace), self._on_fleet)
+        for address in self._addresses:
+            await runtime.events.subscribe(address.subject(TOPIC), self._on_load)
+        report_ready()
+        headers = {"authorization": f"Bearer {self._config.api_key}"} if self._config.api_key else {}
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            while not stopping.is_set():
+                await self._look(session)
+                wait_s = self._interval_s if self._looked else min(WAIT_S, self._interval_s)
+                await until_stopped(stopping, asyncio.sleep(wait_s))
+
+    async def _look(self, session: aiohttp.ClientSession) -> None:
+        """Decide once, if everything can be seen."""
+        try:
+            await self._claim()
+            id, fleet = self._the_fleet()
+            if self._planner is None:
+                if not is_up(fleet.pools):
+                    self._note(("waiting for a ready worker in each pool",))
+                    return
+                self._begin(fleet)
+            before, self._looked = self._looked, (self._now(), await self._counts(session))
+        except BlindError as error:
+            self._note((f"nothing changes: {error}",), logging.WARNING)
+            return
+        if before is None:
+            self._note(())
+            log.info("planning %s with %s", ", ".join(self._pools), self._settings.planner)
+            return
+        assert self._planner is not None
+        observation = self._observe(fleet, before, self._looked)
+        decision = self._planner.decide(observation)
+        await self._order(id, fleet, observation, decision)
+
+    async def _claim(self) -> None:
+        """Make sure that no other planner is at work.
+
+        Raises:
+            BlindError: one is, or nobody can say.
+        """
+        try:
+            term = await self._runtime.discovery.claim(claim(self._config.namespace))
+        except RuntimeUnavailableError as error:
+            raise BlindError(str(error)) from error
+        if term is None:
+            self._planner, self._looked = None, None
+            raise BlindError(f"another planner is at work in {self._config.namespace}; this one waits until it ends")
+        if term != self._orders.term:
+            self._orders = Orders("", term)
+
+    def _the_fleet(self) -> tuple[str, Fleet]:
+        if len(self._fleets) != 1:
+            which = f"there are {len(self._fleets)}" if self._fleets else "there is none"
+            raise BlindError(f"one process that starts workers was expected in {self._config.namespace}, {which}")
+        [(id, fleet)] = self._fleets.items()
+        return id, fleet
+
+    def _begin(self, fleet: Fleet) -> None:
+        """Make a planner, of what starting a worker takes here."""
+        facts = [facts_of(self._measured(pool, fleet)) for pool in self._pools.values()]
+        try:
+            self._planner = Planner(self._settings, facts)
+        except ValueError as error:
+            raise BlindError(str(error)) from error
+
+    def _measured(self, pool: SimulatedPool, fleet: Fleet) -> SimulatedPool:
+        startup_s = mean_startup_s(fleet.pools[pool.name], default_s=pool.startup_s)
+        return replace(pool, startup_s=startup_s)
+
+    async def _counts(self, session: aiohttp.ClientSession) -> Counts:
+        """Ask the frontend what it has counted."""
+        url = self._config.url
+        try:
+            async with session.get(f"{url}/metrics") as response:
+                response.raise_for_status()
+                text = await response.content.read(MAX_METRICS_BYTES)
+                return Counts.of(text.decode())
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            why = getattr(error, "message", "") or getattr(error, "strerror", "") or type(error).__name__
+            raise BlindError(f"the frontend at {url} does not give its metrics ({why})") from error
+
+    def _observe(self, fleet: Fleet, before: tuple[float, Counts], after: tuple[float, Counts]) -> Observation:
+        now = after[0]
+        self._reports.keep(now)
+        pools = {
+            name: self._reports.state(
+                fleet.pools[name],
+                num_ranks=pool.engine.config.dp_size,
+                block_size=pool.engine.config.block_size,
+            )
+            for name, pool in self._pools.items()
+        }
+        return Observation(now=now, pools=pools, traffic=traffic_between(before[1], after[1], now - before[0]))
+
+    async def _order(self, id: str, fleet: Fleet, seen: Observation, decision: Decision) -> None:
+        """Log a decision, and leave it for the hands."""
+        number = self._orders.decisions + 1
+        changes = {
+            name: Wanted(number, target.replicas, target.reason, self._reports.idle_first(fleet.pools[name]))
+            for name, target in decision.targets.items()
+            if target.replicas != seen.pools[name].size
+        }
+        level = logging.INFO if changes else logging.DEBUG
+        if log.isEnabledFor(level):
+            log.log(level, "%s", _line(number, changes, decision, seen, is_advisory=self._settings.advisory))
+        notes = decision.notes
+        if self._settings.advisory:
+            notes += tuple(f"advisory: {name} would have {wanted.replicas} workers" for name, wanted in changes.items())
+            changes = {}
+        self._note(notes)
+        wanted = (self._orders.wanted if self._orders.fleet == id else {}) | changes
+        self._orders = msgspec.structs.replace(self._orders, fleet=id, decisions=number, wanted=wanted)
+        await self._runtime.discovery.put(
+            f"{orders(self._config.namespace)}{self._runtime.instance_id:x}", msgspec.json.encode(self._orders)
+        )
+
+    def _note(self, notes: tuple[str, ...], level: int = logging.INFO) -> None:
+        """Count what was noted, and log what was not noted the last time."""
+        counts = dict(self._orders.notes)
+        for note in notes:
+            counts[note] = counts.get(note, 0) + 1
+            if note not in self._said:
+                log.log(level, "%s", note)
+        self._orders = msgspec.structs.replace(self._orders, notes=counts)
+        self._said = notes
+
+    def _on_fleet(self, key: str, value: bytes | None) -> None:
+        id = key.rpartition("/")[2]
+        if value is None:
+            self._fleets.pop(id, None)
+        else:
+            self._fleets[id] = msgspec.json.decode(value, type=Fleet)
+
+    def _on_load(self, data: bytes) -> None:
+        self._reports.add(self._now(), msgspec.msgpack.decode(data, type=LoadReport))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _line(number: int, changes: dict[str, Wanted], decision: Decision, seen: Observation, *, is_advisory: bool) -> str:
+    """Return a decision and what it was made of as one line of JSON."""
+    content = {
+        "decision": number,
+        "advisory": is_advisory,
+        "changes": {name: {"replicas": wanted.replicas, "reason": wanted.reason} for name, wanted in changes.items()},
+        "notes": decision.notes,
+        "seen": {"pools": seen.pools, "traffic": seen.traffic},
+    }
+    return msgspec.json.encode(content).decode()

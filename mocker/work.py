@@ -1,0 +1,32 @@
+"""What a simulated engine has to do, in tokens, as planners ask for it."""
+
+from typing import NamedTuple
+
+from mocker.scheduler import Scheduler
+
+
+class Work(NamedTuple):
+    """What is to be done."""
+
+    queued_prefill_tokens: int
+    """Prompt tokens that are still to be computed."""
+    decode_kv_tokens: int
+    """Context of the requests that are decoding."""
+    queued_decode_kv_tokens: int
+    """Context of those that wait to decode: their prompt is computed elsewhere, or they were preempted."""
+
+
+def work_of(scheduler: Scheduler) -> Work:
+    """Return what an engine has to do now."""
+    to_compute = decode_kv = queued_decode_kv = 0
+    for sequence in scheduler.running:
+        if sequence.decoding:
+            decode_kv += scheduler.num_tokens(sequence)
+        else:
+            to_compute += max(sequence.num_known - sequence.num_computed, 0)
+    for sequence in [*scheduler.holding, *scheduler.queued()]:
+        if sequence.is_remote_prefill or sequence.is_token_shipped or sequence.num_preemptions:
+            queued_decode_kv += sequence.num_known
+        else:
+            to_compute += max(sequence.num_known - sequence.num_computed, 0)
+    return Work(to_compute, decode_kv, queued_decode_kv)

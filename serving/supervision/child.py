@@ -1,0 +1,83 @@
+"""A process of a group: its pipes, its log, and what it reports."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from typing import IO
+
+READY = b"ready"
+"""Begins the first line of its report, once it is; what follows says as what others know it."""
+
+STATUS_BYTES = 4096
+
+
+class Child:
+    """A process, its log, and what it reported."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        status: IO[bytes],
+        log: IO[bytes] | None,
+        pipes: contextlib.ExitStack,
+    ) -> None:
+        self.process = process
+        self.log = log
+        self.last_line = ""
+        self._status = status
+        self._pipes = pipes
+        self._reported = b""
+        self._is_over = False
+        os.set_blocking(status.fileno(), False)
+
+    def listen(self, on_ready: Callable[[str], None]) -> None:
+        """Tell once it reports that it is ready."""
+        loop, descriptor = asyncio.get_running_loop(), self._status.fileno()
+
+        def hear() -> None:
+            if self.is_ready:
+                on_ready(self._reported.partition(b"\n")[0].removeprefix(READY).decode(errors="replace").strip())
+            if self.is_ready or self._is_over:
+                loop.remove_reader(descriptor)
+
+        loop.add_reader(descriptor, hear)
+        self._pipes.callback(loop.remove_reader, descriptor)  # runs before the pipe is closed: last in, first out
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it reported that it was."""
+        first, end, _ = self._read_report().partition(b"\n")
+        return bool(end) and first.startswith(READY)
+
+    @property
+    def cause(self) -> str:
+        """Why it ended."""
+        report = self._read_report()
+        reported = (report.partition(b"\n")[2] if self.is_ready else report).decode(errors="replace").strip()
+        code = self.process.returncode or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return reported or (f"{how}; its last line was: {self.last_line}" if self.last_line else how)
+
+    def close(self) -> None:
+        """Read what is left of its report, and close its pipes."""
+        self._read_report()
+        self._pipes.close()
+
+    def _read_report(self) -> bytes:
+        """Return what it reported; a pipe holds all that a process may say, so nobody needs to read meanwhile."""
+        if not self._status.closed:
+            data = self._status.read(STATUS_BYTES)
+            self._is_over = data == b""
+            self._reported = (self._reported + (data or b""))[:STATUS_BYTES]
+        return self._reported
+
+
+def pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """Make a pipe whose ends are closed with the rest."""
+    reading, writing = os.pipe()
+    return (
+        ends.enter_context(os.fdopen(reading, "rb", buffering=0)),
+        ends.enter_context(os.fdopen(writing, "wb", buffering=0)),
+    )
