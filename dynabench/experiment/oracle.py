@@ -27,12 +27,11 @@ from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run
 from reports.conditions import Condition
 from reports.fleet import Oracle
+from reports.fleet_figures import ENOUGH
 from reports.slo import good
 from serving.planner import PlannerConfig
 from workloads import Workload
 
-KEPT = 0.95
-"""Share of a window's requests that must be good."""
 WINDOW_S = 60.0
 MAX_WINDOWS = 96
 MAX_WORKERS = 64
@@ -177,12 +176,12 @@ class _Search:
         """Return the fewest workers that keep the window, or those beyond which it does not get better; begin with some."""
         if not self.possible.any():
             return (1,) * len(sizes)
-        while self._share(sizes) < KEPT:
+        while self._share(sizes) < ENOUGH:
             steps = list(self._more(sizes))
             if self._share(sizes) >= max(map(self._share, steps), default=0.0):
                 break
             sizes = steps[0]
-        goal = min(self._share(sizes), KEPT)
+        goal = min(self._share(sizes), ENOUGH)
         while (fewer := next((each for each in self._fewer(sizes) if self._share(each) >= goal), None)) is not None:
             sizes = fewer
         return sizes

@@ -30,7 +30,6 @@ class Fleet(msgspec.Struct, frozen=True):
     """The workers of each pool, from the hands."""
 
     pools: dict[str, tuple[Worker, ...]]
-    failed_starts: dict[str, int] = {}
 
 
 class Wanted(msgspec.Struct, frozen=True):

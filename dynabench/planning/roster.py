@@ -56,7 +56,7 @@ class Roster:
         found: dict[str, list[Worker]] = {pool.name: [] for pool in self.pools}
         for member in self.members.values():
             found[member.pool].append(Worker(member.name, member.state, member.instance, member.startup_s))
-        return Fleet({name: tuple(workers) for name, workers in found.items()}, dict(self.failed_starts))
+        return Fleet({name: tuple(workers) for name, workers in found.items()})
 
     def begin(self, now: float, pool: str) -> str:
         """Take in a worker of a pool that is being started; return its name, which no other had."""

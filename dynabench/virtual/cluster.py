@@ -16,7 +16,7 @@ from dynabench.deployment.overhead import Overhead
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import ARRIVAL, Clock
-from dynabench.virtual.fleet import Fleet, Hands, Member
+from dynabench.virtual.fleet import Fleet, Hooks, Member
 from dynabench.virtual.handover import Disaggregation, Handover
 from dynabench.virtual.links import Links
 from dynabench.virtual.losses import Losses
@@ -144,8 +144,8 @@ class Cluster:
             )
         self.moves = None if moved_kv is None else Moves(self.traffic, moved_kv)
         """Requests that leave a worker with their KV, if any do."""
-        hands = Hands(self._employ, self._dismiss, self._abandon, self._hand_over)
-        self.fleet = Fleet(pools, fleet, self.clock, hands, gpus=gpus, rng=rng or random.Random(0))
+        hooks = Hooks(self._start_ranks, self._stop_routing, self._abandon, self._hand_over)
+        self.fleet = Fleet(pools, fleet, self.clock, hooks, gpus=gpus, rng=rng or random.Random(0))
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -185,7 +185,7 @@ class Cluster:
         assert decision is not None, "only what is routed freely can wait at the router"
         self._send(number, self._sequence(number, chain), decision)
 
-    def _employ(self, member: Member) -> list[Worker]:
+    def _start_ranks(self, member: Member) -> list[Worker]:
         """Put the ranks of a worker on the clock, each routed to by itself."""
         pool, engine = member.pool, member.pool.engine
         is_apart = engine.config.kv_role == "kv_producer" and self.handover is not None
@@ -211,7 +211,7 @@ class Cluster:
         """
         if self.moves is None or worker.prefills or not self.routing.workers:
             return
-        worker.hands_over = True
+        worker.is_handing_over = True
         worker.engine.advance(self.clock.now)
         for sequence in worker.sequences:
             number, scheduler = _number(sequence), worker.engine.scheduler
@@ -227,7 +227,7 @@ class Cluster:
                 worker.abort(sequence)
                 self._dispatch(number)
 
-    def _begin_anew(self, number: int, move: Move, source: Worker) -> None:
+    def _on_kv_lost(self, number: int, move: Move, source: Worker) -> None:
         """Let a request begin again whose KV was at a worker that is gone."""
         self._drop_move(number)
         if move.target is not None:
@@ -235,10 +235,10 @@ class Cluster:
             if move.is_under_way:
                 move.target.arrive(move.sequence, 0)  # what it waited for comes no more
         if self.handover is not None:
-            self.handover.begin_anew(number, source)
+            self.handover.on_kv_lost(number, source)
             return
         self._forget(number)
-        self.losses.begin_anew(number, source)
+        self.losses.on_kv_lost(number, source)
 
     def _drop_move(self, number: int) -> None:
         if self.moves is not None:
@@ -269,7 +269,7 @@ class Cluster:
         self.first_gap_rows.append(0)
         return rank
 
-    def _dismiss(self, worker: Worker) -> None:
+    def _stop_routing(self, worker: Worker) -> None:
         """Send a worker no more requests."""
         self.routing.remove(worker)
         if self.handover is not None:
@@ -279,7 +279,7 @@ class Cluster:
         """Let the requests of a worker that is gone go on elsewhere."""
         worker.stop()
         for number, move in [] if self.moves is None else self.moves.of(worker):
-            self._begin_anew(number, move, worker)
+            self._on_kv_lost(number, move, worker)
         for sequence in worker.sequences if self.moves is not None else ():
             self._drop_move(_number(sequence))
         if self.handover is not None:
@@ -342,7 +342,7 @@ class Cluster:
             self._await_arrivals()
         if self._held:
             self._release()
-        if worker.hands_over and output.sampled:
+        if worker.is_handing_over and output.sampled:
             self._hand_over(worker)
 
     def _note_for_planner(self, window: Window, output: StepOutput) -> None:

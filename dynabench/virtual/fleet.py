@@ -49,12 +49,12 @@ class Member:
         return sum(len(rank.sequences) for rank in self.ranks)
 
 
-class Hands(NamedTuple):
-    """What a fleet has done to its workers."""
+class Hooks(NamedTuple):
+    """What the cluster does when a worker of the fleet changes its state."""
 
-    employ: Callable[[Member], list[Worker]]
-    """Makes the ranks of a worker that is ready, to which requests go from now on."""
-    dismiss: Callable[[Worker], object]
+    start_ranks: Callable[[Member], list[Worker]]
+    """Makes the ranks of a worker that is ready, and routes requests to them from now on."""
+    stop_routing: Callable[[Worker], object]
     """Sends a rank no more requests."""
     abandon: Callable[[Worker], object]
     """Lets the requests of a rank that is gone go on elsewhere."""
@@ -70,7 +70,7 @@ class Fleet:
         pools: Sequence[SimulatedPool],
         config: FleetConfig,
         clock: Clock,
-        hands: Hands,
+        hooks: Hooks,
         *,
         gpus: int | None,
         rng: random.Random,
@@ -81,7 +81,7 @@ class Fleet:
             pools: what there is; with as many workers as they begin with.
             config: how workers come and go.
             clock: the time.
-            hands: what is done to workers.
+            hooks: what the cluster does when workers come and go.
             gpus: how many there are (None: always enough).
             rng: what starts are drawn from.
 
@@ -98,7 +98,7 @@ class Fleet:
         """When workers died."""
         self._config = config
         self._clock = clock
-        self._hands = hands
+        self._hooks = hooks
         self._gpus = gpus
         self._rng = rng
         for pool in pools:
@@ -213,7 +213,7 @@ class Fleet:
 
     def _be_ready(self, member: Member) -> None:
         member.state, member.ready_s = "ready", self._clock.now
-        member.ranks = self._hands.employ(member)
+        member.ranks = self._hooks.start_ranks(member)
 
     def _leave(self, member: Member) -> None:
         """Let a worker finish what it has, and go."""
@@ -222,11 +222,11 @@ class Fleet:
             return
         member.state = "draining"
         for rank in member.ranks:
-            self._hands.dismiss(rank)
+            self._hooks.stop_routing(rank)
             rank.on_idle = partial(self._on_idle, member)
         self._note(member.pool.name)
         for rank in member.ranks if self._config.drain_policy == "hand-over" else ():
-            self._hands.hand_over(rank)
+            self._hooks.hand_over(rank)
         self._on_idle(member)
         if member.state == "draining" and self._config.drain_policy == "bounded":
             self._clock.at(self._clock.now + self._config.drain_limit_s, ARRIVAL, partial(self._cut_off, member))
@@ -243,10 +243,10 @@ class Fleet:
         ranks = member.ranks if member.state in ("ready", "draining") else []
         if member.state == "ready":
             for rank in ranks:
-                self._hands.dismiss(rank)
+                self._hooks.stop_routing(rank)
         member.state, member.until_s = "gone", self._clock.now
         for rank in ranks:
-            self._hands.abandon(rank)
+            self._hooks.abandon(rank)
         self._start_those_that_can()
         self._note(member.pool.name)
 

@@ -240,7 +240,7 @@ class Handover:
             for held in self.routing.router.held:
                 assert isinstance(held, int)
                 self._give_up(held, self._journeys[held])
-                self._losses.begin_again(held)
+                self._losses.dispatch_again(held)
 
     def _send_to_decode(self, number: int, journey: Journey, worker: int | None) -> None:
         if self._journeys.get(number) is not journey:
@@ -404,11 +404,11 @@ class Handover:
                 self._give_up(number, journey)
                 self._losses.on_lost(sequence, worker, journey.life)
 
-    def begin_anew(self, number: int, source: Worker) -> None:
+    def on_kv_lost(self, number: int, source: Worker) -> None:
         """Let a request begin again whose KV was at a worker that is gone."""
         journey = self._journeys[number]
         self._give_up(number, journey)
-        self._losses.begin_anew(number, source, journey.life)
+        self._losses.on_kv_lost(number, source, journey.life)
 
     def _on_prefill_gone(self, worker: Worker) -> None:
         lost = [(n, journey) for n, journey in self._journeys.items() if journey.source == worker.number]
@@ -421,7 +421,7 @@ class Handover:
                     self._arrive(number, journey, 0)
             elif prefilled is None:
                 self._give_up(number, journey)
-                self._losses.begin_again(number)
+                self._losses.dispatch_again(number)
             elif not prefilled.is_over:
                 self._give_up(number, journey)
                 self._losses.on_lost(prefilled, worker, journey.life)

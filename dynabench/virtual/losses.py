@@ -101,9 +101,9 @@ class Losses:
     def on_lost(self, sequence: Sequence, worker: Worker, life: Life | None = None) -> None:
         """Let a request go on elsewhere whose worker is gone, if it may."""
         self.note(sequence, worker)
-        self.begin_anew(_number(sequence.id), worker, life)
+        self.on_kv_lost(_number(sequence.id), worker, life)
 
-    def begin_anew(self, number: int, worker: Worker, life: Life | None = None) -> None:
+    def on_kv_lost(self, number: int, worker: Worker, life: Life | None = None) -> None:
         """Let a request that has lost its KV, or its worker, go on elsewhere, if it may."""
         self.num_lost += 1
         self._follow(number, "its worker is gone", "lost", worker.number, life)
@@ -112,7 +112,7 @@ class Losses:
         """Let a request that no worker takes wait for one, if it may."""
         self._follow(number, message, "unavailable", -1, life)
 
-    def begin_again(self, number: int) -> None:
+    def dispatch_again(self, number: int) -> None:
         """Send a request on its way again, at this instant."""
         self._clock.at(self._clock.now, ARRIVAL, partial(self._dispatch, number))
 
@@ -120,7 +120,7 @@ class Losses:
         """Let those go on that wait for a worker: there is one."""
         waiting, self._waiting = self._waiting, {}
         for number in waiting:
-            self.begin_again(number)
+            self.dispatch_again(number)
 
     def _stop_waiting(self, number: int, message: str) -> None:
         if number in self._waiting:
@@ -136,7 +136,7 @@ class Losses:
                 self._waiting[number] = None
                 self._clock.at(life.waits_until, ARRIVAL, partial(self._stop_waiting, number, message))
             case PlaceAgain():
-                self.begin_again(number)
+                self.dispatch_again(number)
             case Refused(reason, _):
                 self._fail(number, reason)
             case _:

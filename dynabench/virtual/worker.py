@@ -50,7 +50,7 @@ class Worker:
         """Is told when it has nothing to do."""
         self.is_gone = False
         """Whether it takes no more steps."""
-        self.hands_over = False
+        self.is_handing_over = False
         """Whether its requests are to go on elsewhere, with their KV."""
         self.num_readers = 0
         """Requests whose KV others are still to read here."""

@@ -111,12 +111,12 @@ class DynamoSla(Policy):
     def _verdicts(self, facts: PoolFacts, state: PoolState, shape: Shape) -> list[Verdict]:
         verdicts = []
         if facts.role != "decode":
-            verdicts.append(self._of_ttft(facts, state, shape))
+            verdicts.append(self._ttft_verdict(facts, state, shape))
         if facts.role != "prefill":
-            verdicts.append(self._of_itl(facts, state, shape))
+            verdicts.append(self._itl_verdict(facts, state, shape))
         return verdicts
 
-    def _of_ttft(self, facts: PoolFacts, state: PoolState, shape: Shape) -> Verdict:
+    def _ttft_verdict(self, facts: PoolFacts, state: PoolState, shape: Shape) -> Verdict:
         """Hold the ranks' TTFT against the limit."""
         found = [ttft_of(facts, load, shape) for load in state.loads]
         ratio = _consolidation(state)
@@ -129,7 +129,7 @@ class DynamoSla(Policy):
             min(found) > self._ttft_s, can_shrink, f"TTFT would be {_ms(found)}, its limit {self._ttft_s * 1e3:.4g} ms"
         )
 
-    def _of_itl(self, facts: PoolFacts, state: PoolState, shape: Shape) -> Verdict:
+    def _itl_verdict(self, facts: PoolFacts, state: PoolState, shape: Shape) -> Verdict:
         """Hold the ranks' ITL against the limit."""
         found = [itl_of(facts, load, shape) for load in state.loads]
         ratio = _consolidation(state)
