@@ -1,4 +1,4 @@
-"""How the workers of a run came and went, and who decided it."""
+"""How the workers of a run came and went, and what the planner decided."""
 
 from typing import Annotated
 
@@ -38,11 +38,11 @@ class PoolFleet(msgspec.Struct, frozen=True):
     history: Annotated[tuple[Headcount, ...], Meta(max_length=MAX_ROWS)]
     """A row for each change, in order."""
     gpu_s: Amount
-    """GPUs times the time for which workers took them, from each one's start until it was gone (s)."""
+    """GPU-seconds, from the start of each worker until it was gone."""
     failed_starts: Amount = 0.0
     died: Amount = 0.0
     died_s: Annotated[tuple[Seconds, ...], Meta(max_length=MAX_ROWS)] = ()
-    """When each of those did, where that is known."""
+    """When each of those workers died, where that is known."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +57,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Oracle(msgspec.Struct, frozen=True):
-    """The fewest workers that keep the limits in each window of a run, as only a simulation can find out."""
+    """The fewest workers that keep the limits in each window of a run; only a simulation can find them."""
 
     window_s: Annotated[float, Meta(gt=0, le=FINITE)]
     replicas: dict[str, tuple[Number, ...]]
@@ -84,11 +84,11 @@ class FleetUse(msgspec.Struct, frozen=True):
 
     @property
     def gpu_s(self) -> float:
-        """What all pools took together (GPU-seconds)."""
+        """GPU-seconds of all pools together."""
         return sum(pool.gpu_s for pool in self.pools)
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is more to say of it than that it stood still."""
+        """Whether anything happened to it that a report should show."""
         happened = any(len(pool.history) > 1 or pool.died or pool.failed_starts for pool in self.pools)
         return happened or bool(self.planner != "static" or self.changes or self.lost or self.oracle)

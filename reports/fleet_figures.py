@@ -1,4 +1,4 @@
-"""What a fleet took and kept: GPU-hours, changes, time out of limits, and what the fewest workers would have taken.
+"""Figures of a fleet: GPU-hours, changes, time out of limits, and what the fewest workers would have taken.
 
 requests by window  -> which windows were out of limits -> breaks, each from its first such window to its recovery
 history of a pool   -> workers on GPUs, and ready, over time -+-> GPU-hours, workers
@@ -19,7 +19,7 @@ from reports.records import Flags, Floats, Record
 ENOUGH = 0.95
 """Share of the requests that must be within the limits for a window, or an arm, to keep them."""
 WINDOWS = 60
-"""Of a run, at most, unless it is shorter than so many of the shortest."""
+"""Most windows of a run."""
 WIDTHS = (10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0)
 """Of windows (s)."""
 HOUR = 3600.0
@@ -47,7 +47,7 @@ LABELS = {
 
 
 class OutOfLimits(msgspec.Struct, frozen=True):
-    """For how long too few requests were within the limits."""
+    """The time in which too few requests were within the limits."""
 
     window_s: float
     """How wide windows are."""
@@ -58,7 +58,7 @@ class OutOfLimits(msgspec.Struct, frozen=True):
 
 
 class AgainstOracle(msgspec.Struct, frozen=True):
-    """What a fleet had more and less than it needed, where that is known."""
+    """How a fleet compares with the fewest workers that keep the limits, where they are known."""
 
     possible: float
     """The share of the requests that can be within the limits, with any number of workers."""
@@ -68,7 +68,7 @@ class AgainstOracle(msgspec.Struct, frozen=True):
 
 
 class FleetFigures(msgspec.Struct, frozen=True):
-    """What the fleet of an arm took, the mean over its repeats."""
+    """Figures of an arm's fleet: means over its repeats."""
 
     planner: str
     gpu_h: float
@@ -87,7 +87,7 @@ class FleetFigures(msgspec.Struct, frozen=True):
     lost: float
     """How often a request lost its worker."""
     peak_gpu_h: float
-    """What as many GPUs as it had at one time at most would take, all the time."""
+    """What the most GPUs that it had at one time would take for the whole run."""
     out_of_limits: OutOfLimits | None
     against_oracle: AgainstOracle | None
 
@@ -99,12 +99,12 @@ class FleetFigures(msgspec.Struct, frozen=True):
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is more to say of it than that it stood still."""
+        """Whether anything happened to it that a report should show."""
         return not self.is_still or self.against_oracle is not None
 
 
 def figures(repeats: Sequence[Record], limits: list[Condition], edges: Floats) -> FleetFigures | None:
-    """Return what the fleets of an arm's runs took, on average; None where one's workers are not known."""
+    """Return the mean figures of an arm's runs; None if the workers of one are not known."""
     each = [_figures(run, fleet, limits, edges) for run in repeats if (fleet := fleet_of(run))]
     return mean(each) if len(each) == len(repeats) else None
 
@@ -149,7 +149,7 @@ def attained(run: Record, is_good: Flags, edges: Floats) -> Floats:
 
 
 def out_of_limits(shares: Floats, edges: Floats) -> OutOfLimits:
-    """Return for how long the share of good requests was too low."""
+    """Return the time in which the share of good requests was too low."""
     is_out = np.concatenate([[False], np.nan_to_num(shares, nan=1.0) < ENOUGH, [False]])
     begins, ends = np.flatnonzero(~is_out[:-1] & is_out[1:]), np.flatnonzero(is_out[:-1] & ~is_out[1:])
     lengths = edges[ends] - edges[begins]
@@ -157,7 +157,7 @@ def out_of_limits(shares: Floats, edges: Floats) -> OutOfLimits:
 
 
 def against_oracle(fleet: FleetUse, oracle: Oracle, intended_s: Floats) -> AgainstOracle:
-    """Return what a fleet had more and less than it needed, for as long as both are known."""
+    """Compare a fleet with the fewest workers, for as long as both are known."""
     needed = over = under = 0.0
     for pool in fleet.pools:
         replicas = np.array(oracle.replicas.get(pool.pool, ()), float)
@@ -176,7 +176,7 @@ def against_oracle(fleet: FleetUse, oracle: Oracle, intended_s: Floats) -> Again
 
 
 def over_time(pool: PoolFleet, times: Floats, of: Callable[[Headcount], int]) -> Floats:
-    """Return how many workers of a pool there were at some times, of those that are counted."""
+    """Return how many workers of a pool `of` counts at some times."""
     return held(
         times, np.array([row.time_s for row in pool.history]), np.array([float(of(row)) for row in pool.history])
     )

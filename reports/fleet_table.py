@@ -1,4 +1,4 @@
-"""Tables of fleets: what each arm's workers took and kept, what its planner changed and why, and what it noted."""
+"""Tables of fleets: the figures of each arm, what its planner changed and why, and what it noted."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,7 +13,7 @@ MOST_CHANGES = 200
 
 
 def fleet_grid(summary: Summary) -> Grid | None:
-    """Lay out what the workers of each arm took and kept; None where none came or went."""
+    """Lay out the figures of each arm's fleet; None if no worker came or went."""
     if not summary.has_fleet:
         return None
     columns: dict[str, Callable[[ArmSummary, FleetFigures], str]] = {
@@ -48,7 +48,7 @@ def _count(value: float) -> str:
 
 
 def fleet_note(summary: Summary) -> str:
-    """Say how figures of fleets are to be read."""
+    """Explain the figures of fleets."""
     known = [arm.fleet for arm in summary.arms.values() if arm.fleet]
     text = f"GPU-hours: {FORMULAS['gpu_h']}. Workers: {FORMULAS['workers']}."
     if any(one.planner != "static" for one in known):
@@ -62,7 +62,7 @@ def fleet_note(summary: Summary) -> str:
 
 
 def changes(runs: Mapping[str, Record]) -> list[Grid]:
-    """Lay out what the planner of each arm changed, and why: a table for each, of the first changes."""
+    """Lay out the first changes of each arm's planner, with their reasons: a table for each arm."""
     return [_changes(arm, run) for arm, run in runs.items() if run.fleet and run.fleet.changes]
 
 
@@ -80,7 +80,7 @@ def _changes(arm: str, run: Record) -> Grid:
 
 
 def notes(runs: Mapping[str, Record]) -> list[Grid]:
-    """Lay out how often each planner noted what; nothing where none did."""
+    """Lay out how often each planner made each note; return nothing if none did."""
     noted = {arm: run.fleet.notes for arm, run in runs.items() if run.fleet}
     every = sorted({note for its in noted.values() for note in its})
     lines = [(note, [number(its.get(note, 0)) for its in noted.values()]) for note in every]

@@ -9,7 +9,7 @@ from reports.summary import NOISE_FLOOR, Summary
 
 
 class Kept(NamedTuple):
-    """What an arm took, and kept for that."""
+    """What an arm took, and how well it kept the limits."""
 
     fleet: FleetFigures
     share: float

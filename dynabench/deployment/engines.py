@@ -122,7 +122,7 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:
-    """Return how many tokens of one request, its last included, each of some engines can hold that say answers."""
+    """Return how many tokens of one request, the last included, every engine that decodes can hold."""
     return min(
         min(engine.num_usable_tokens + 1, engine.config.max_model_len or sys.maxsize)
         for engine in engines

@@ -1,15 +1,15 @@
 """What happens to workers at given times, as text: `at TIME: ACTION, ACTION; at TIME: ACTION`.
 
     +2 decode               two more workers in the pool (the name may be left out if there is one pool)
-    -1                      one less: it finishes its requests first
-    =4 decode               so many workers
+    -1                      one worker fewer: it leaves as drain_policy says
+    =4 decode               four workers in the pool
     kill worker 3           its process dies, its requests go on elsewhere, and another worker starts in its place
     lose worker 3           the same, and nothing takes its place
-    drain worker 3          it takes no more requests, finishes its own and leaves
+    drain worker 3          it takes no more requests and leaves as drain_policy says
     slow worker 3 x2        each of its steps takes twice as long from now on ...
     slow worker 3 x2 for 60s ... or for a while
 
-Workers are numbered from 0 in the order in which they start.
+Workers are numbered from 0 in the order in which they were asked for.
 """
 
 import re
@@ -35,10 +35,10 @@ class Resize:
     """`+`, `-` or `=`."""
     count: int
     pool: str | None
-    """None: the only one."""
+    """None: the only pool."""
 
     def size(self, before: int) -> int:
-        """Return how many workers a pool that had so many has now."""
+        """Return how many workers the pool has after this, given how many it had."""
         return self.count if self.sign == "=" else max(before + (self.count if self.sign == "+" else -self.count), 0)
 
 
@@ -59,7 +59,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """Let a worker's steps take so many times as long, for a while or for good."""
+    """Make a worker's steps take `factor` times as long, for a while or for good."""
 
     worker: int
     factor: float

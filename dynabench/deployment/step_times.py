@@ -12,7 +12,7 @@ class SimulatedStepTimes:
     def step_s(
         self, prefill_tokens: int, num_decodes: int = 0, num_kv_tokens: int = 0, *, context_tokens: int = 0
     ) -> float:
-        """As the model has it; the prompt tokens count as one chunk."""
+        """Return the model's time for a step, whose prompt tokens count as one chunk (s)."""
         if prefill_tokens:
             return self._model.mixed(chunk(prefill_tokens, context_tokens), num_decodes, num_kv_tokens)
         return self._model.decode(num_decodes, num_kv_tokens).first if num_decodes else 0.0

@@ -1,11 +1,11 @@
-"""The fewest workers that keep the limits in each window of a trace: what a planner that knew everything would have.
+"""The fewest workers that keep the limits in each window of a trace: what a planner that knew everything would use.
 
-Each window is simulated by itself, after the window before it with the workers that this one needs, so that caches and batches
-are as they would be and nothing is left over from a time with too few workers. Workers start in no time. Requests
-that are late with any number of workers (their prompt alone takes longer) do not count; a window is kept if enough of the
-others are good. With prefill and decode workers, a pair is fewest if one worker less of either kind would not do.
+Each window is simulated by itself. The window before it comes first, with enough workers, so that caches and batches are
+filled and nothing is left over from a time with too few. Workers start in no time. Requests that are late with any number
+of workers (their prompt alone takes longer) do not count; a window is kept if enough of the others are good. With prefill
+and decode workers, a pair is the fewest if one worker fewer of either kind would not do.
 
-    workers of the window before --kept?--yes--> one less of each kind in turn, while it is kept
+    workers of the window before --kept?--yes--> one fewer of each kind in turn, while it is kept
                                        --no---> one more of the kind that is late, until it is kept, or more do not help
 """
 
@@ -45,7 +45,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Tried(NamedTuple):
-    """How the requests of a window went with some workers: which kept the limits of TTFT, and the others."""
+    """Which requests of a window kept the limits of TTFT with some workers, and which kept the other limits."""
 
     begins: Flags
     goes_on: Flags
@@ -64,9 +64,9 @@ class Window(NamedTuple):
 def oracles_of(
     arms: Sequence[Arm], source: Source, limits: Sequence[Condition], jobs: int, interrupt: Interrupt
 ) -> dict[str, Oracle]:
-    """Return the fewest workers for each arm whose workers come and go, and for those like it that stay, by its name.
+    """Return, by name, the fewest workers for each arm whose workers come and go, and for each like it that stands still.
 
-    Left out are arms whose windows cannot be told apart, as requests wait for others, or for clients.
+    Arms whose requests wait for others, or for clients, are left out: their windows are not independent.
 
     Raises:
         UserError: a process was killed.
@@ -93,7 +93,7 @@ def oracles_of(
 
 
 def has_changing_fleet(deployment: Deployment) -> bool:
-    """Tell whether workers come and go."""
+    """Tell whether workers may come and go."""
     return deployment.planner.planner != "static" or bool(deployment.fleet.events)
 
 
@@ -129,7 +129,7 @@ def _windows(workload: Workload) -> Iterator[Window]:
 def _part(
     settings: Settings, windows: Sequence[Window], limits: tuple[Condition, ...], flag: Flag
 ) -> list[tuple[Sizes, float]]:
-    """Return the fewest workers for each of some windows that follow each other, and which share of its requests can be good."""
+    """Return the fewest workers for each of some consecutive windows, and the share of its requests that can be good."""
     pools = settings.deployment.pools
     sizes: Sizes = tuple(max(pool.replicas, 1) for pool in pools)
     most = _most(settings.deployment)
@@ -173,7 +173,7 @@ class _Search:
         """Which requests can be good."""
 
     def fewest(self, sizes: Sizes) -> Sizes:
-        """Return the fewest workers that keep the window, or those beyond which it does not get better; begin with some."""
+        """Return the fewest workers that keep the window, or beyond which more do not help; begin at `sizes`."""
         if not self.possible.any():
             return (1,) * len(sizes)
         while self._share(sizes) < ENOUGH:
@@ -187,9 +187,9 @@ class _Search:
         return sizes
 
     def _more(self, sizes: Sizes) -> Iterator[Sizes]:
-        """Yield the sizes with one worker more, and with another: of the first kind where answers begin late, else of the last.
+        """Yield the sizes with one worker more, then with two: of the first kind if answers begin late, else of the last.
 
-        Two, as the first alone need not help where both kinds are too few.
+        Two, because one alone may not help where both kinds are too few.
         """
         for _ in range(2):
             places = [place for place, size in enumerate(sizes) if size < self._most[place]]

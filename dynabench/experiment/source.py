@@ -1,4 +1,4 @@
-"""The workload of an experiment, read once and reshaped as often as arms want it in another shape."""
+"""The workload of an experiment: read once, and reshaped for each arm that wants another shape."""
 
 import functools
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def load_workload(
 
 
 def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:
-    """Return what gives the experiment's workload in a shape."""
+    """Return a function that gives the experiment's workload in a shape."""
     return functools.partial(
         load_workload,
         files,

@@ -1,4 +1,4 @@
-"""`python -m dynabench.planning`: a planner, started by who starts the workers; its settings come from there."""
+"""`python -m dynabench.planning`: a planner, started by the parent of the workers, which hands it its settings."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a planner is told of a pool of simulated engines once, before it plans."""
+"""What a planner is told once about a pool of simulated engines, before it plans."""
 
 from dynabench.deployment.engines import SimulatedPool
 from dynabench.deployment.step_times import SimulatedStepTimes

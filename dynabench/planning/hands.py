@@ -26,7 +26,7 @@ LATE_S = 5.0
 
 
 class Hands:
-    """See the module."""
+    """Starts and ends the workers of one deployment as the planner with the highest term orders, and keeps their roster."""
 
     def __init__(
         self,

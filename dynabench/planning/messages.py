@@ -1,11 +1,11 @@
-"""What a planner and its hands say to each other, as keys in discovery.
+"""What a planner and its hands write for each other, as keys in discovery.
 
     v1/planner/{namespace}/fleet/{id}    the hands: which workers there are
     v1/planner/{namespace}/orders/{id}   the planner: how many there should be, for one pair of hands
     v1/claims/planner-{namespace}        held by the planner at work (etcd; in a folder a file)
 
 Each key ends in the id of the process that wrote it, and goes with its lease. Orders that are gone still stand. Hands obey
-the order with the highest term, so a planner that hung and wakes up is not heard any more.
+the order with the highest term, so a planner that hung and wakes up is no longer obeyed.
 """
 
 from typing import Literal
@@ -21,7 +21,7 @@ class Worker(msgspec.Struct, frozen=True):
     name: str
     state: State
     instance: str = ""
-    """Under which discovery and load reports know it, once it is ready."""
+    """Its id in discovery and in load reports, once it is ready."""
     startup_s: float | None = None
     """How long it took until it was ready."""
 

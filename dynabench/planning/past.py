@@ -1,4 +1,4 @@
-"""How the workers of a live run came and went, for its record."""
+"""How workers came and went during a live run, for its record."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from reports.fleet import FleetUse, Headcount, PoolFleet
 
 
 def fleet_use(roster: Roster, planner: str, given: Sequence[Orders], *, start_s: float, end_s: float) -> FleetUse:
-    """Return it for a time on the roster's clock, in seconds since its start.
+    """Return how workers came and went between two times of the roster's clock; its own times count from `start_s`.
 
     Args:
         roster: the workers.

@@ -1,4 +1,4 @@
-"""A deployment with a planner, as processes of this host: those that there are without one, and the planner."""
+"""What a deployment with a planner needs on this host beside its other processes: the planner and its hands."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ def check_planner(deployment: Deployment) -> None:
     """Refuse a planner that cannot plan a deployment on this host.
 
     Raises:
-        ValueError: so it is.
+        ValueError: an engine, a setting or a limit does not suit it.
     """
     if not has_planner(deployment):
         return
@@ -35,7 +35,7 @@ def check_planner(deployment: Deployment) -> None:
 
 
 def has_planner(deployment: Deployment) -> bool:
-    """Tell whether somebody changes the number of workers."""
+    """Tell whether a planner may change the number of workers."""
     return deployment.planner.planner != "static"
 
 

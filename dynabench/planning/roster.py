@@ -1,4 +1,4 @@
-"""The workers that a planner's hands started: who is where in its life, and who leaves when there are too many.
+"""The workers that a planner's hands started: what state each is in, and which leave when there are too many.
 
 starting --ready--> ready --leave--> draining --gone--> forgotten
 |                 |
@@ -32,7 +32,7 @@ class Member:
     pool: str
     state: State
     since_s: float
-    """Since when it has been starting."""
+    """When its start began."""
     instance: str = ""
     startup_s: float | None = None
 
@@ -52,7 +52,7 @@ class Roster:
     _obeyed: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def fleet(self) -> Fleet:
-        """Return who there is."""
+        """Return the workers of each pool, for the planner."""
         found: dict[str, list[Worker]] = {pool.name: [] for pool in self.pools}
         for member in self.members.values():
             found[member.pool].append(Worker(member.name, member.state, member.instance, member.startup_s))
@@ -134,7 +134,7 @@ class Roster:
 
 
 def _by_worth(members: Iterable[Member], leaving: Sequence[str]) -> list[Member]:
-    """Sort workers by who leaves first: the oldest start, those with the fewest requests, then the newest of the others."""
+    """Sort workers by which leaves first: the oldest start, those with the fewest requests, then the newest of the others."""
     places = {instance: place for place, instance in enumerate(leaving)}
 
     def worth(member: Member) -> tuple[int, float]:

@@ -32,10 +32,10 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, metrics: str) -> "Counts":
-        """Read them of what /metrics says, all models together.
+        """Read the counts from the text of /metrics, all models together.
 
         Raises:
-            ValueError: it says something else.
+            ValueError: a value is not a number.
         """
         found = dict.fromkeys(cls._fields, 0.0)
         for name, value in _ROW.findall(metrics):

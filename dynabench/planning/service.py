@@ -1,7 +1,7 @@
 """`python -m dynabench.planning`: a planner of real workers, as a process of its own.
 
-It looks at the workers every few seconds, asks the planner core, logs what that decided with what it saw, and leaves its
-orders in discovery for the hands (`hands.py`). It changes nothing while it does not see everything, and says so once.
+It looks at the workers every few seconds, asks the planner core, logs the decision with what it saw, and puts its orders
+into discovery for the hands (`hands.py`). While it does not see everything, it changes nothing and says so once.
 
     waiting for the claim --> waiting for a ready worker in each pool --> planning
             ^                                                               |
@@ -54,7 +54,7 @@ class PlannerServiceConfig:
 
 
 class BlindError(Exception):
-    """Something that the planner must see is not there; the message says what."""
+    """The planner cannot see something that it needs; the message says what."""
 
 
 class PlannerService:

@@ -81,10 +81,10 @@ class Cluster:
             apart: how requests get from workers that only prefill to those that decode, where there are such.
             links: what KV travels over between workers, and between them and storage (default: as fast as can be); empty.
             fleet: how workers come and go.
-            moved_kv: the size of what requests take with them from a worker that leaves (None: they do not).
+            moved_kv: the size of the KV that requests take along from a leaving worker (None: they take none).
             gpus: how many there are (None: always enough).
-            migration_limit: how often a request may go on elsewhere whose worker is gone.
-            rng: what times of starts are drawn from.
+            migration_limit: how often a request may go on elsewhere after its worker is gone.
+            rng: draws start-up times.
         """
         self.clock = Clock()
         self.choose = choose
@@ -205,9 +205,9 @@ class Cluster:
         return ranks
 
     def _hand_over(self, worker: Worker) -> None:
-        """Let the requests of a worker that leaves go on elsewhere: with their KV, or from the start if they have not begun.
+        """Let the requests of a leaving worker go on elsewhere: with their KV, or from the start if they have not begun.
 
-        Those whose prompt is being computed follow once it is, and those whose KV is still to come once it has.
+        A prompt that is being computed, or whose KV is still to come, follows once that is done.
         """
         if self.moves is None or worker.prefills or not self.routing.workers:
             return
@@ -228,7 +228,7 @@ class Cluster:
                 self._dispatch(number)
 
     def _on_kv_lost(self, number: int, move: Move, source: Worker) -> None:
-        """Let a request begin again whose KV was at a worker that is gone."""
+        """Let a moving request begin again, as the worker with its KV is gone."""
         self._drop_move(number)
         if move.target is not None:
             move.target.abort(move.sequence)
@@ -290,7 +290,7 @@ class Cluster:
         self._release_all()
 
     def _on_tier_events(self, worker: int, events: list[TierEvent]) -> None:
-        """Tell the routers what came into a tier, or left it, behind a worker's host memory."""
+        """Report to the routers what entered or left a tier behind a worker's host memory."""
         self.routing.on_tier_events(worker, events)
         if self.handover is not None:
             self.handover.routing.on_tier_events(worker, events)

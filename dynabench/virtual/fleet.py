@@ -4,8 +4,8 @@
        ^                          |                    |                         |
        +--------- fails ----------+                    +------- dies ------------+--> gone
 
-A worker is pending while the GPUs of the deployment are all in use. It takes GPUs from its start until it is gone. Who dies
-is replaced by another, unless its place is lost, too: a pool has a size, and workers are started until it has them.
+A worker is pending while all GPUs of the deployment are in use. It holds its GPUs from its start until it is gone. A pool has
+a size, and workers are started until it has as many. So a worker that dies is replaced, unless the size falls with it.
 """
 
 import math
@@ -29,10 +29,10 @@ State = Literal["pending", "starting", "ready", "draining", "gone"]
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A worker."""
+    """A worker: a process with one or more ranks."""
 
     number: int
-    """In the order in which workers were asked for."""
+    """Counts workers in the order in which they were asked for."""
     pool: SimulatedPool
     state: State = "pending"
     ranks: list[Worker] = field(default_factory=list)
@@ -75,15 +75,15 @@ class Fleet:
         gpus: int | None,
         rng: random.Random,
     ) -> None:
-        """Let the workers that the pools begin with be ready.
+        """Begin with the initial workers of each pool, all ready.
 
         Args:
-            pools: what there is; with as many workers as they begin with.
+            pools: the pools, with the number of workers that each begins with.
             config: how workers come and go.
             clock: the time.
             hooks: what the cluster does when workers come and go.
             gpus: how many there are (None: always enough).
-            rng: what starts are drawn from.
+            rng: draws start-up times and failures.
 
         Raises:
             ValueError: an event names a pool that is not there.
@@ -113,10 +113,10 @@ class Fleet:
             clock.at(event.time_s, ARRIVAL, partial(self.act, event))
 
     def act(self, event: FleetEvent) -> None:
-        """Let happen what was given for now.
+        """Carry out an event.
 
         Raises:
-            ValueError: it names a worker that is not there.
+            ValueError: it names a worker that does not exist now.
         """
         match event.action:
             case Resize() as resize:
@@ -148,7 +148,7 @@ class Fleet:
         return [member for member in self.members if member.pool.name == pool and member.state in states]
 
     def resize(self, pool: str, size: int) -> None:
-        """Start workers of a pool, or let some leave, until so many are left: those that are not ready yet go first."""
+        """Start workers of a pool, or let some leave, until it has this size; those that are not ready yet leave first."""
         self.sizes[pool] = size
         members = self.of(pool, "pending", "starting", "ready")
         for member in sorted(members, key=_worth)[: max(len(members) - size, 0)]:
@@ -159,7 +159,7 @@ class Fleet:
         self._note(pool)
 
     def kill(self, member: Member, *, is_replaced: bool) -> None:
-        """Let a worker die; what it had goes on elsewhere."""
+        """Let a worker die; its requests go on elsewhere."""
         was_needed = member.state != "draining"
         self.died_s[member.pool.name].append(self._clock.now)
         self._be_gone(member)
@@ -168,11 +168,11 @@ class Fleet:
             self.resize(member.pool.name, size if is_replaced else size - 1)
 
     def most(self, pool: str) -> int:
-        """Return how many workers of a pool took requests, or finished them, at one time at most."""
+        """Return the most workers of a pool that were ready or draining at one time."""
         return max(row.ready + row.draining for row in self.history[pool])
 
     def gpu_s(self, pool: str, end_s: float) -> float:
-        """Return the time for which GPUs were taken by workers of a pool until the end, all together (s)."""
+        """Return the GPU-seconds that workers of a pool have held until a time."""
         members = [member for member in self.members if member.pool.name == pool and member.since_s < end_s]
         return sum((min(each.until_s, end_s) - each.since_s) * each.pool.gpus_per_worker for each in members)
 
@@ -203,7 +203,7 @@ class Fleet:
         self._clock.at(self._clock.now + lasts_s, ARRIVAL, partial(self._end_start, member, end))
 
     def _end_start(self, member: Member, end: Callable[[Member], None]) -> None:
-        if member.state == "starting":  # and not told to leave meanwhile
+        if member.state == "starting":  # it may have been told to leave meanwhile
             end(member)
             self._note(member.pool.name)
 
@@ -271,5 +271,5 @@ class Fleet:
 
 
 def _worth(member: Member) -> tuple[int, int, int]:
-    """Order workers by how much is lost if they leave: those that are not ready first, then by their requests, the youngest first."""
+    """Order workers by how much is lost if they leave: not ready first, then those with few requests, then the youngest."""
     return ("pending", "starting", "ready").index(member.state), member.num_requests, -member.number

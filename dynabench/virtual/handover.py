@@ -392,7 +392,7 @@ class Handover:
             log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions
 
     def on_gone(self, worker: Worker) -> None:
-        """Let the requests of a worker that is gone go on elsewhere, and those whose KV was there do without it."""
+        """Let the requests of a worker that is gone go on elsewhere; those whose KV was there do without it."""
         if worker.prefills:
             self._on_prefill_gone(worker)
             return
@@ -405,7 +405,7 @@ class Handover:
                 self._losses.on_lost(sequence, worker, journey.life)
 
     def on_kv_lost(self, number: int, source: Worker) -> None:
-        """Let a request begin again whose KV was at a worker that is gone."""
+        """Let a request begin again, as the worker with its KV is gone."""
         journey = self._journeys[number]
         self._give_up(number, journey)
         self._losses.on_kv_lost(number, source, journey.life)
@@ -427,7 +427,7 @@ class Handover:
                 self._losses.on_lost(prefilled, worker, journey.life)
 
     def _give_up(self, number: int, journey: Journey) -> None:
-        """End what is under way for a request that begins again."""
+        """End all that is under way for a request, which begins again."""
         del self._journeys[number]
         if journey.is_under_way:
             self.traffic.drop(number)

@@ -1,7 +1,7 @@
-"""Requests whose worker is gone: what they have said becomes part of their prompt, and they go on at another worker.
+"""Requests whose worker is gone: the tokens of their answer become part of their prompt, and another worker goes on.
 
-How often, and how long they wait for a worker while there is none, is what the life of a request says (`serving.life`), as it
-is on the wall clock.
+A request's life (`serving.life`) decides how often it may do that, and how long it waits while there is no worker. It is the
+same on the wall clock.
 """
 
 from collections.abc import Callable, Hashable
@@ -45,7 +45,7 @@ class Losses:
 
         Args:
             clock: the time.
-            limit: how often a request may lose its worker.
+            limit: how often a request may lose its worker before it fails.
             config: how requests are spread over prefill and decode workers.
             dispatch: sends a request on its way again.
             fail: ends a request, with a message.
@@ -63,7 +63,7 @@ class Losses:
         self._fail = fail
 
     def note(self, sequence: Sequence, worker: Worker) -> None:
-        """Note what a worker has said of a request, which is to go on elsewhere."""
+        """Note which tokens of an answer a worker has given, before the request goes on elsewhere."""
         engine, number = worker.engine, _number(sequence.id)
         before = self.said.get(number)
         num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
@@ -86,7 +86,7 @@ class Losses:
         sequence.first_token_s, sequence.waited_since_s = said.first_token_s, said.last_token_s
 
     def amend(self, sequence: Sequence, end: float, log: RequestLog, gaps: StepLog) -> None:
-        """Correct what was logged of a request that has ended, whose answer several workers gave, as if it were one."""
+        """Correct the log of a request that has ended: if several workers gave its answer, log it as if one had."""
         number = _number(sequence.id)
         if (said := self.said.get(number)) is not None:
             log.admitted_s[number] = said.admitted_s
@@ -95,11 +95,11 @@ class Losses:
                 gaps.add_gap(end - said.last_token_s)
 
     def life(self, number: int) -> Life:
-        """Return what a request may still do."""
+        """Return the life of a request: what it may still do."""
         return self._lives.get(number) or Life(self._limit, config=self._config)
 
     def on_lost(self, sequence: Sequence, worker: Worker, life: Life | None = None) -> None:
-        """Let a request go on elsewhere whose worker is gone, if it may."""
+        """Let a request whose worker is gone go on elsewhere, if it may."""
         self.note(sequence, worker)
         self.on_kv_lost(_number(sequence.id), worker, life)
 
@@ -109,7 +109,7 @@ class Losses:
         self._follow(number, "its worker is gone", "lost", worker.number, life)
 
     def on_nobody(self, number: int, message: str, life: Life | None = None) -> None:
-        """Let a request that no worker takes wait for one, if it may."""
+        """Let a request wait that no worker can take, if it may."""
         self._follow(number, message, "unavailable", -1, life)
 
     def dispatch_again(self, number: int) -> None:
@@ -117,7 +117,7 @@ class Losses:
         self._clock.at(self._clock.now, ARRIVAL, partial(self._dispatch, number))
 
     def on_worker(self) -> None:
-        """Let those go on that wait for a worker: there is one."""
+        """Dispatch the requests that wait for a worker, as there is one."""
         waiting, self._waiting = self._waiting, {}
         for number in waiting:
             self.dispatch_again(number)

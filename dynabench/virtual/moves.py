@@ -1,8 +1,8 @@
-"""Requests that leave a worker with their KV: another reads it over the links, and goes on where the answer stopped.
+"""Requests that move with their KV from a worker that leaves: another reads it over the links and goes on with the answer.
 
     decoding at one --taken out--> waits for blocks at another --KV on its way--> decoding there
 
-The worker that they leave stays until its KV was read. If it dies before that, they begin again without it.
+The worker that leaves stays until the KV was read. If it dies before that, the requests begin again without it.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ class Move:
 
     source: Worker
     sequence: EngineSequence
-    """As the other worker gets it."""
+    """The one that the other worker gets."""
     target: Worker | None = None
-    """Who has it; None while it waits at the router."""
+    """The worker that it was sent to; None while it waits at the router."""
     is_under_way: bool = False
     """Whether its KV is being read."""
 
 
 class Moves:
-    """What is on its way from workers that leave."""
+    """The requests that are moving, by their numbers."""
 
     def __init__(self, traffic: Traffic, kv_size: KvSize) -> None:
         self._traffic = traffic
@@ -37,18 +37,18 @@ class Moves:
         self._moves: dict[int, Move] = {}
 
     def begin(self, number: int, sequence: EngineSequence, source: Worker) -> None:
-        """Let a request's KV be read from a worker by the one that gets this sequence."""
+        """Let the worker that gets this sequence read its KV from `source`."""
         sequence.is_remote_prefill = True
         source.num_readers += 1
         self._moves[number] = Move(source, sequence)
 
     def on_sent(self, number: int, target: Worker) -> None:
-        """Take note of who has a request, which may be one that moves."""
+        """Take note of the worker that a request was sent to, if it moves."""
         if (move := self._moves.get(number)) is not None:
             move.target = target
 
     def take(self, sequences: Sequence[EngineSequence]) -> list[EngineSequence]:
-        """Begin to read for those, of sequences which have blocks now, that move; return the others."""
+        """Begin to read the KV of those sequences that move, now that they have blocks; return the others."""
         others = []
         for sequence in sequences:
             number = sequence.id
@@ -89,5 +89,5 @@ class Moves:
             move.source.on_read()
 
     def of(self, source: Worker) -> list[tuple[int, Move]]:
-        """Return those, by their numbers, whose KV is at a worker."""
+        """Return the moves whose KV is at a worker, by their numbers."""
         return [(number, move) for number, move in self._moves.items() if move.source is source]

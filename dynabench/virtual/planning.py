@@ -1,4 +1,4 @@
-"""The planner's hands in virtual time: what it sees of a simulated fleet at its intervals, and what it decides carried out."""
+"""A planner in virtual time: at its intervals it observes the simulated fleet, decides, and changes it."""
 
 import math
 

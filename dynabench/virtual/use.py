@@ -117,7 +117,7 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
 
 
 def _with_hits(uses: Sequence[TierUse], cluster: Cluster, requests: Requests) -> Iterator[TierUse]:
-    """Say of tiers how many prompt tokens came from them, and how much prefill that avoided."""
+    """Add to each tier how many prompt tokens came from it, and how much prefill that avoided."""
     by_tier = {tier: getattr(requests, f"{tier}_tokens") for tier in {use.tier for use in uses}}
     known = {tier: tokens.filled(0) for tier, tokens in by_tier.items() if not tokens.mask.all()}
     beyond = np.sum(list(known.values()), axis=0) if known else np.zeros(len(requests))
@@ -172,7 +172,7 @@ def _traffic(ways: Sequence[Direction], length_s: float) -> Traffic:
 
 
 def _shares(seconds: Sequence[float], length_s: float) -> Use:
-    """Return which shares of the run so many seconds of each worker are; what lasts longer than the run is cut off."""
+    """Return the seconds of each worker as shares of the run, at most 1."""
     return Use.of([min(each / length_s, 1.0) if length_s else 0.0 for each in seconds])
 
 
@@ -188,7 +188,7 @@ def kv_use(cluster: Cluster) -> tuple[KvOverTime, ...]:
 
 
 def link_use(cluster: Cluster) -> tuple[LinkUse, ...]:
-    """Return how much of what links could have carried they did; those that carry any amount are left out."""
+    """Return which share of their capacity links carried; links without a limit are left out."""
     if cluster.handover is None:
         return ()
     now, length_s = cluster.clock.now, _length_s(cluster)

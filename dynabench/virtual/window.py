@@ -1,4 +1,4 @@
-"""The requests that a planner hears of: those that came, and what was seen of them, since it last looked."""
+"""The traffic that a planner sees in virtual time: sums over the requests since it last looked."""
 
 from serving.planner import Traffic
 
@@ -31,12 +31,12 @@ class Window:
         self._prompt_tokens += isl
 
     def on_first_token(self, ttft_s: float) -> None:
-        """Take note of an answer that has begun, so long after its request."""
+        """Take note of an answer that has begun."""
         self._first_tokens += 1
         self._ttft_s += ttft_s
 
     def on_end(self, *, isl: int, osl: int, cached_tokens: int, e2e_s: float, decode_s: float) -> None:
-        """Take note of an answer that has ended, so long after its request, and after its first token."""
+        """Take note of an answer that has ended, `decode_s` after its first token."""
         self._num_ended += 1
         self._prompt_tokens_ended += isl
         self._output_tokens += osl
@@ -46,7 +46,7 @@ class Window:
         self._gap_s += decode_s
 
     def take(self, duration_s: float) -> Traffic:
-        """Return what was noted in so long a time, and begin again."""
+        """Return the traffic since the last call, `duration_s` ago, and begin again."""
         traffic = Traffic(
             duration_s=duration_s,
             num_requests=self._num_arrived,

@@ -53,7 +53,7 @@ class Worker:
         self.is_handing_over = False
         """Whether its requests are to go on elsewhere, with their KV."""
         self.num_readers = 0
-        """Requests whose KV others are still to read here."""
+        """Requests whose KV other workers have yet to read here."""
         self._kv_since = (0.0, 0.0)  # when its share of the KV blocks in use was last noted, and the share
         self._kv_due = 0.0  # when to note it next
         self._clock = clock
@@ -118,7 +118,7 @@ class Worker:
             self.on_idle()
 
     def stop(self) -> None:
-        """Take no more steps; the one in flight counts for nothing, but for its iterations that have ended."""
+        """Take no more steps; of the one in flight, only the iterations that have ended count."""
         self.engine.advance(self._clock.now)
         self.is_gone = True
         if not self._is_idle:
@@ -132,13 +132,13 @@ class Worker:
         return engine.step is None and engine.is_idle and not (engine.scheduler.retention.held or self.num_readers)
 
     def on_read(self) -> None:
-        """Take note that the KV of a request was read, or is needed no more."""
+        """Take note that the KV of a request was read, or is no longer needed."""
         self.num_readers -= 1
         if self.on_idle is not None:
             self.on_idle()
 
     def slow_down(self, factor: float) -> None:
-        """Let each step from the next one on take so many times as long as usual."""
+        """Make each step, from the next one on, take `factor` times as long as usual."""
         self.engine.advance(self._clock.now)
         self.engine.change_timing(
             Faster(self._usual_timing, 1 / factor, 1 / factor) if factor != 1 else self._usual_timing
@@ -206,7 +206,7 @@ class Worker:
                 self._has_first_token.append(sequence)
 
     def await_second_token(self, sequence: Sequence) -> None:
-        """Take note that the next token of a sequence is the second of its answer: another worker gave the first."""
+        """Take note that the next token of a sequence is the second of its answer, as another worker gave the first."""
         self._has_first_token.append(sequence)
 
     def _tell_second_tokens(self, step: Step) -> None:

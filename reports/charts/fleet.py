@@ -59,7 +59,7 @@ class Row:
 
 
 def fleet(shown: Comparison) -> Chart | None:
-    """Load, workers by state, and what is within the limits; None where no worker came or went."""
+    """Draw load, workers by state, and requests within the limits; return None if no worker came or went."""
     if not shown.summary.has_fleet:
         return None
     edges = fleet_figures.windows(list(shown.runs.values()))
@@ -129,7 +129,7 @@ def _rate(heading: str, arms: Sequence[Seen], edges: Floats, of: Callable[[Recor
 
 
 def _workers(pool: str, arms: Sequence[Seen], pools: Sequence[str], spots: Floats) -> Row:
-    """Draw the workers of a pool: by state on top of one another, how many were needed, when some died; the pointer finds spots."""
+    """Draw the workers of a pool, stacked by state, with those needed and deaths; the pointer reads values at `spots`."""
     most = max((_most(seen.fleet, pool) for seen in arms), default=1.0) * 1.1
 
     def draw(seen: Seen, panel: Panel) -> None:

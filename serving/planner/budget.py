@@ -5,21 +5,21 @@ from collections.abc import Sequence
 
 
 def gpus_of(replicas: Sequence[int], gpus: Sequence[int]) -> int:
-    """Return the GPUs of so many workers of each pool."""
+    """Return how many GPUs the workers of all pools need."""
     return sum(number * each for number, each in zip(replicas, gpus, strict=True))
 
 
 def clamp(replicas: Sequence[int], gpus: Sequence[int], minima: Sequence[int], *, most: int) -> tuple[int, ...]:
-    """Shrink pools in proportion until they fit a budget; the last pool gets what the others leave.
+    """Shrink pools in proportion until they fit a budget; the last pool gets what the others leave. No pool grows.
 
-    This is how NVIDIA Dynamo 1.6 shrinks prefill and decode workers, for any number of pools; it has no pool grow.
-    The minima must fit.
+    NVIDIA Dynamo 1.6 shrinks prefill and decode workers in this way; here, there may be any number of pools. The minima
+    must fit.
 
     Args:
         replicas: workers of each pool, at least the minima.
-        gpus: of a worker of each.
-        minima: workers that each keeps.
-        most: GPUs of all together.
+        gpus: GPUs of one worker of each pool.
+        minima: fewest workers of each pool.
+        most: GPUs of all pools together.
     """
     assert gpus_of(minima, gpus) <= most
     total = gpus_of(replicas, gpus)
@@ -41,7 +41,7 @@ def grow(replicas: Sequence[int], gpus: Sequence[int], wanted: Sequence[int], *,
 
     Args:
         replicas: workers of each pool.
-        gpus: of a worker of each.
+        gpus: GPUs of one worker of each pool.
         wanted: workers that each should have; a pool that has more stays as it is.
         room: GPUs that are free.
     """
@@ -56,7 +56,7 @@ def grow(replicas: Sequence[int], gpus: Sequence[int], wanted: Sequence[int], *,
 
 
 def keep(replicas: Sequence[int], gpus: Sequence[int], before: Sequence[int], *, least: int) -> tuple[int, ...]:
-    """Undo reductions, the largest first, until the pools have at least so many GPUs or are as before."""
+    """Undo reductions, the largest first, until the pools have `least` GPUs or are as before."""
     kept = list(replicas)
     while gpus_of(kept, gpus) < least:
         place = max(range(len(kept)), key=lambda place: before[place] - kept[place])
@@ -67,7 +67,7 @@ def keep(replicas: Sequence[int], gpus: Sequence[int], before: Sequence[int], *,
 
 
 def raised(replicas: Sequence[int], gpus: Sequence[int], *, least: int) -> tuple[int, ...]:
-    """Return how many workers of each pool would be at least so many GPUs, in proportion to what there are."""
+    """Return how many workers of each pool, in proportion to those that there are, have at least `least` GPUs."""
     total = gpus_of(replicas, gpus)
     if total >= least:
         return tuple(replicas)

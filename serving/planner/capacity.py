@@ -1,4 +1,4 @@
-"""What an engine can do at most within limits, from how long its steps take.
+"""How many requests a second an engine can serve within limits, from how long its steps take.
 
 The searches are those of NVIDIA Dynamo 1.6's planner, for one rank: of all batch sizes, the one with the most requests a
 second among those that keep the limits, or among all if none does. More than 128 sizes are thinned out evenly. Every
@@ -31,7 +31,7 @@ class StepTimes(Protocol):
 
 
 class Shape(NamedTuple):
-    """Requests as they are on average."""
+    """The mean request."""
 
     isl: float
     """Prompt tokens."""
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
         return max(0, math.ceil(self.isl) - self.num_computed)
 
     def is_near(self, other: "Shape", share: float) -> bool:
-        """Tell whether another differs by no more than a share in the tokens to compute, in those to say, and in context."""
+        """Tell whether another shape has nearly the same prompt tokens to compute, output tokens and context."""
         pairs = zip(
             (self.num_computed, self.osl, self.context), (other.num_computed, other.osl, other.context), strict=True
         )
@@ -64,7 +64,7 @@ class Shape(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """What an engine can do."""
+    """What an engine can do at its best batch size."""
 
     batch: int
     """Requests at once."""
@@ -126,7 +126,7 @@ def aggregated_capacity(
 
 
 def prefill_per_step(shape: Shape, batch: int) -> int:
-    """Return the prompt tokens that each step must compute for the requests that follow those that end."""
+    """Return the prompt tokens that each step must compute so that new requests replace those that end."""
     return math.ceil(batch * shape.num_computed / max(1.0, shape.osl))
 
 

@@ -1,7 +1,7 @@
-"""What pools want, fitted to a GPU budget.
+"""Fit what pools want to a GPU budget.
 
-GPUs of draining workers are not free yet. So there are two numbers for each pool: what it is to have in the end, and
-what it may have now. Where they differ, the rest is owed to it until GPUs are free.
+GPUs of draining workers are not free yet. So there are two numbers for each pool: the workers that it will have in the
+end, and those that it may have now. The difference is owed to the pool until GPUs are free.
 
     wanted (both or neither)        now                     once the prefill worker has left
     prefill 4 -> 3, decode 4 -> 5   prefill 3, decode 4     prefill 3, decode 5
@@ -24,7 +24,7 @@ class Wish:
     """Workers, ready and starting."""
     num_draining: int
     present: int
-    """Workers without those starts that are being given up."""
+    """Workers, without the starts that are being given up."""
     goal: int
     """Workers that it wants, within the limits of a pool."""
     owed: int = 0
@@ -32,7 +32,7 @@ class Wish:
 
 
 def fit(wishes: Sequence[Wish], config: PlannerConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return how many workers each pool is to have in the end, and how many it may have now."""
+    """Return how many workers each pool will have in the end, and how many it may have now."""
     gpus = [wish.gpus for wish in wishes]
     goals = [wish.goal for wish in wishes]
     present = [wish.present for wish in wishes]

@@ -1,6 +1,6 @@
 """What a planner sees: the pools, the work that waits in them, and the requests that have come since it last looked.
 
-The same on every clock. The simulated fleet, the processes of `dynabench serve` and a cluster of Kubernetes fill it in.
+It is the same in virtual time and for real workers.
 """
 
 from collections.abc import Mapping
@@ -72,14 +72,14 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The requests of a time: all that came in it, and what is known of those that ended in it.
+    """The requests of an interval: those that came, and what is known of those that ended.
 
-    What no request has shown is None, such as the output length while none has ended.
+    A mean over no request is None, such as the output length while none has ended.
     """
 
     duration_s: float
     num_requests: int
-    """That came."""
+    """Requests that came."""
     isl: float | None = None
     """Mean prompt length of those that came (tokens)."""
     osl: float | None = None
@@ -102,4 +102,4 @@ class Observation:
     pools: Mapping[str, PoolState]
     """By name."""
     traffic: Traffic | None
-    """Since the last observation; None where nobody can say."""
+    """Since the last observation; None if it is not known."""

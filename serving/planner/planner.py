@@ -71,7 +71,7 @@ class Planner:
         return self._config.planner_interval_s or self._policy.default_interval_s
 
     def decide(self, observation: Observation) -> Decision:
-        """Say how many workers each pool should have from now on."""
+        """Return how many workers each pool should have from now on."""
         notes = [note for pool in self._pools for note in self._follow(observation, pool.name)]
         blind = self._unknown(observation)
         if blind:
@@ -88,11 +88,11 @@ class Planner:
         return self._constrain(observation, proposals, notes)
 
     def _follow(self, observation: Observation, name: str) -> list[str]:
-        """Compare a pool with what was decided, and return what is to be noted."""
+        """Compare a pool with what was decided, and return notes."""
         state, pool = observation.pools.get(name), self._followed[name]
         if state is None:
             return []
-        del pool.starts[: max(0, len(pool.starts) - state.num_starting)]  # who began first is ready first
+        del pool.starts[: max(0, len(pool.starts) - state.num_starting)]  # the oldest start is ready first
         pool.starts += [observation.now] * (state.num_starting - len(pool.starts))
         pool.num_overdue = sum(observation.now - start > self._config.startup_timeout_s for start in pool.starts)
         if observation.now > pool.owed_until:
@@ -196,7 +196,7 @@ def policy_named(name: str) -> type[Policy]:
 
 
 def _check(kind: type[Policy], config: PlannerConfig, pools: Sequence[PoolFacts]) -> None:
-    """Refuse what a policy, or any, cannot work with."""
+    """Refuse pools and settings that the policy, or every policy, cannot work with."""
     _check_limits(kind, config, pools)
     names = [pool.name for pool in pools]
     if not pools or len(set(names)) < len(names):

@@ -1,6 +1,6 @@
-"""What comes next in a series of numbers, one an interval.
+"""Predict a series of numbers, one for each interval.
 
-The zeros before the first number that is none are left out: nothing has come yet. No prediction is below 0.
+A series begins with its first value that is not 0. No prediction is below 0.
 """
 
 import math
@@ -12,11 +12,11 @@ from serving.planner.config import PlannerConfig
 
 
 class Predictor:
-    """Predicts a series; this one says what was last."""
+    """Predicts a series; this one repeats the last value."""
 
     description: ClassVar[str] = "the last value"
     min_points: ClassVar[int] = 1
-    """Values with fewer than these lead to the last one."""
+    """With fewer values, the prediction is the last one."""
 
     def __init__(self, config: PlannerConfig, step_s: float) -> None:
         """Predict a series with a value every `step_s`."""
@@ -30,7 +30,7 @@ class Predictor:
             self._note(value)
 
     def predict(self, steps: int = 1) -> float:
-        """Predict the value so many intervals after the last."""
+        """Predict the value `steps` intervals after the last."""
         if len(self.values) < self.min_points:
             return self.values[-1] if self.values else 0.0
         return max(0.0, self._predict(steps))
@@ -43,7 +43,7 @@ class Predictor:
 
 
 class Seasonal(Predictor):
-    """What was a season before, as much more as the last few values are than those a season before them."""
+    """The value a season before, scaled by how the last few values compare with those a season before them."""
 
     description: ClassVar[str] = (
         "the value a season before (season_s), times the last 5 values / those a season before them"

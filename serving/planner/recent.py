@@ -1,10 +1,10 @@
-"""What was seen lately."""
+"""Values over a sliding window of time."""
 
 from collections import deque
 
 
 class Recent:
-    """Values of the last so many seconds."""
+    """The values of the last `window_s` seconds."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s

@@ -8,7 +8,7 @@ from serving.planner.observation import PoolFacts, Traffic
 
 
 def capacity_of(facts: PoolFacts, shape: Shape, *, ttft_s: float, itl_s: float) -> Capacity | None:
-    """Return what a worker can do, all its ranks together; None if it cannot run such requests at all."""
+    """Return what a worker can do with all its ranks; None if it cannot run such requests at all."""
     times = facts.times
     assert times is not None
     match facts.role:
@@ -40,12 +40,12 @@ def capacity_of(facts: PoolFacts, shape: Shape, *, ttft_s: float, itl_s: float) 
 
 
 def workers_for(demand: float, each: float) -> int:
-    """Return the workers that serve a demand, each so much of it."""
+    """Return how many workers serve a demand if each serves `each` of it."""
     return math.ceil(demand / each - 1e-9)
 
 
 def merged(windows: Sequence[Traffic]) -> Traffic:
-    """Return the traffic of several times together; means are weighted by the requests that came in each."""
+    """Return the traffic of several intervals as one; means are weighted by the requests that came in each."""
 
     def mean(name: str) -> float | None:
         known = [(value, each.num_requests or 1) for each in windows if (value := getattr(each, name)) is not None]

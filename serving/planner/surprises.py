@@ -1,4 +1,4 @@
-"""By how much demand exceeded what was expected of it: how much room must be left for what nobody foresees."""
+"""How far demand exceeded what was expected, and so how much room to leave for what nobody foresees."""
 
 from bisect import bisect_left
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 FEWEST = 24
-"""Comparisons that say something."""
+"""Comparisons below which nothing is foreseen."""
 SMALLEST = 0.05
 """Share of the usual demand below which an expectation counts as that much: next to nothing, everything is a surprise."""
 
@@ -15,7 +15,7 @@ class Surprises:
     """Demand of the last while beside what was expected of it some time before."""
 
     def __init__(self, ahead_s: float, memory_s: float) -> None:
-        """Begin to compare what comes with what was expected so long before (s), and remember it for so long (s)."""
+        """Compare demand with what was expected of it `ahead_s` before, and remember that for `memory_s`."""
         self._ahead_s = ahead_s
         self._memory_s = memory_s
         self._expected: deque[tuple[float, float]] = deque()
@@ -33,10 +33,10 @@ class Surprises:
             self._seen.popleft()
 
     def foresee(self, expected: float, share: float) -> float | None:
-        """Return the demand to be ready for where so much is expected; None if too little is known.
+        """Return the demand to be ready for, given what is expected; None if too little is known.
 
-        It is as many times what is expected as sufficed for this share of all that came, but no more than what itself sufficed
-        for that share: what comes out of nothing need not come on top of what is there.
+        It is the expectation times the factor that sufficed for this share of recent demand, but at most the demand that itself
+        sufficed for that share: a burst out of nothing need not come on top of the load that is there.
         """
         total = sum(demand for _, demand, _ in self._seen)
         if len(self._seen) < FEWEST or not total:

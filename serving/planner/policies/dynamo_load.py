@@ -55,7 +55,7 @@ class DynamoLoad(Policy):
 
 
 def value_of(facts: PoolFacts, load: RankLoad) -> float:
-    """Return what is held against the thresholds."""
+    """Return what is compared with the thresholds."""
     if facts.role == "prefill":
         return load.queued_prefill_tokens / (facts.max_model_len or facts.max_kv_tokens)
     tokens = load.decode_kv_tokens + load.queued_decode_kv_tokens

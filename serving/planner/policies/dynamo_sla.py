@@ -28,7 +28,7 @@ MAX_STEP = 8
 
 
 class Verdict(NamedTuple):
-    """What the fast loop makes of a limit."""
+    """How the ranks of a pool stand against a limit."""
 
     is_over: bool
     """Of all ranks."""
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 class DynamoSla(Policy):
-    """Sizes for the predicted load now and then, and moves by one as queues are."""
+    """Sets floors for the predicted load now and then, and moves by one worker with the queues."""
 
     description: ClassVar[str] = (
         "NVIDIA Dynamo 1.6, sla: floors ceil(predicted demand / capacity within limits) every 180 s; +-1 by estimated TTFT and ITL"
@@ -117,7 +117,7 @@ class DynamoSla(Policy):
         return verdicts
 
     def _ttft_verdict(self, facts: PoolFacts, state: PoolState, shape: Shape) -> Verdict:
-        """Hold the ranks' TTFT against the limit."""
+        """Compare the ranks' TTFT with the limit."""
         found = [ttft_of(facts, load, shape) for load in state.loads]
         ratio = _consolidation(state)
         can_shrink = True
@@ -130,7 +130,7 @@ class DynamoSla(Policy):
         )
 
     def _itl_verdict(self, facts: PoolFacts, state: PoolState, shape: Shape) -> Verdict:
-        """Hold the ranks' ITL against the limit."""
+        """Compare the ranks' ITL with the limit."""
         found = [itl_of(facts, load, shape) for load in state.loads]
         ratio = _consolidation(state)
         can_shrink = all(

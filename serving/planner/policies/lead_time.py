@@ -2,24 +2,23 @@
 
     s         start-up time of a worker;  H = s + the interval;  c = requests a second of a worker within the limits
     load      max(requests a second lately, those predicted for now + H) / c, in workers
-    room      how many times the load the pool must be able to take (`surprises`): as often as 99% of what came in the last
-              hour came to what was expected of it H before, and 1 / (1 - headroom) at least
+    room      how many times the load the pool must be able to take (`surprises`): the factor over what was expected H before
+              that covers 99% of what came in the last hour, and at least 1 / (1 - headroom)
     state     requests that run / those that a worker runs at once within the limits, in workers, no rank more than full
     base      max(load x room, state)
     backlog   work of requests that wait, or run beyond the limits, after s: now + (load - ready - starting / 2) s, in
               worker-seconds, less what the base works off within the TTFT limit
     extra     min(sqrt(late weight x load x backlog / s), backlog / TTFT limit)
     up        at once, to ceil(base + extra)
-    down      to the most that was needed in the last hold x s, if a tenth more than that is still fewer than there are
+    down      to the most that was needed in the last hold x s, and a twentieth more
 
 Extra workers: n of them work the backlog off in backlog / n seconds. All that comes until then is late, and that is
 load x backlog / n worker-seconds of requests, which count `lead_late_weight` times; each of the n costs its start, s. The
 sum is least at the root. More workers than work the backlog off within the limit make nobody less late.
 
-Holding: who lets a worker go that is needed again pays its start, s, and the requests that are late meanwhile, which count
-`lead_late_weight` times. After as much time, an idle worker has cost that, too. Whoever keeps it for so long never pays more
-than twice what would have been best, had one known when it is needed again (ski rental). So `lead_hold` is the same as the
-weight, 10.
+Holding: letting a worker go that is needed again costs its start, s, and the requests that are late meanwhile, which count
+`lead_late_weight` times. An idle worker costs as much after that time. Keeping it for so long never costs more than twice
+what would have been best, had one known when it is needed again (ski rental).
 """
 
 import math

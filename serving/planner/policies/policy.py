@@ -41,15 +41,15 @@ class Policy:
         self._pools = {pool.name: pool for pool in pools}
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
-        """Propose how many workers pools should have, or say why that cannot be said.
+        """Propose how many workers pools should have, or say why that is not known.
 
         A pool that is left out stays as it is.
 
         Args:
-            seen: as the planner was given it, but for starts that took too long: those it leaves out. All loads are
-                there if the policy needs them, and so is the traffic.
+            seen: what the planner was given, without starts that took too long. It has all loads, and the traffic, if
+                the policy needs them.
         """
         raise NotImplementedError
 
     def forget(self, pool: str) -> None:
-        """Forget what was decided for a pool: somebody else has changed it."""
+        """Forget what was decided for a pool, because somebody else has changed it."""

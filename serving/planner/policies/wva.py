@@ -6,8 +6,8 @@
     down        by 1, if at least two are not saturated and both would hold with their load on one worker fewer
 
 While workers start, no pool grows. llm-d hands the number to a HorizontalPodAutoscaler, whose window for reductions is
-`wva_down_window_s`. Source: llm-d-workload-variant-autoscaler, saturation scaling. It knows aggregated workers only;
-here, each pool is taken by itself.
+`wva_down_window_s`. Source: llm-d-workload-variant-autoscaler, saturation scaling. It knows only aggregated workers;
+here, each pool is planned by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ def change_of(workers: Sequence[Fullness], config: PlannerConfig) -> tuple[int, 
 
 
 def _spare(free: Sequence[Fullness], number: int, config: PlannerConfig) -> Fullness:
-    """Return what so many workers with this load have to spare, on average."""
+    """Return what `number` workers with this load have to spare, on average."""
     return Fullness(
         config.wva_kv_threshold - sum(worker.kv for worker in free) / number,
         config.wva_queue_threshold - sum(worker.queue for worker in free) / number,
