@@ -17,6 +17,7 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.fleet import Fleet, Hooks, Member
+from dynabench.virtual.grouping import Grouping
 from dynabench.virtual.handover import Disaggregation, Handover
 from dynabench.virtual.links import Links
 from dynabench.virtual.losses import Losses
@@ -35,7 +36,7 @@ from reports.records import RequestLog
 from serving.life import DisaggregationConfig
 from serving.router import Decision, Prompt, PromptBlocks, Router
 from serving.router.router import NoWorkersError
-from workloads import Request, Workload, WorkloadError
+from workloads import Workload
 from workloads.pacing import LoadConfig, Pacer
 
 NOBODY = "it waited at the router, and no worker came"
@@ -101,7 +102,7 @@ class Cluster:
         self.workload = workload
         self.block_size = pools[0].engine.config.block_size
         self.overhead = overhead
-        self._grouping = _Grouping(workload.block_size, self.block_size)
+        self._grouping = Grouping(workload.block_size, self.block_size)
         self._on_progress = on_progress
         self._turn_s = -math.inf  # when the frontend turned to the last request
         self._awaited_s = -1.0  # of the arrivals' next appointment
@@ -334,7 +335,7 @@ class Cluster:
                 self.handover.on_decoded(number, sequence, answer_s=answer_s)
             self.pacer.on_end(number, output.end + answer_s)
         if self.window is not None:
-            self._note_for_planner(self.window, output)
+            self.window.on_output(output, log, self.workload.requests)
         self.num_finished += len(output.finished)
         if output.finished and self._on_progress is not None:
             self._on_progress(self.num_finished)
@@ -344,23 +345,6 @@ class Cluster:
             self._release()
         if worker.is_handing_over and output.sampled:
             self._hand_over(worker)
-
-    def _note_for_planner(self, window: Window, output: StepOutput) -> None:
-        log = self.log
-        for sequence in output.sampled:
-            if sequence.first_token_s == output.end:
-                window.on_first_token(output.end - log.intended_s[_number(sequence)])
-        for sequence in output.finished:
-            if not sequence.is_failed:
-                number = _number(sequence)
-                request = self.workload.requests[number]
-                window.on_end(
-                    isl=request.input_length,
-                    osl=request.output_length,
-                    cached_tokens=log.cached_tokens[number],
-                    e2e_s=output.end - log.intended_s[number],
-                    decode_s=log.last_token_s[number] - log.first_token_s[number],
-                )
 
     def _note_second_token(self, sequence: EngineSequence, time: float) -> None:
         number = _number(sequence)
@@ -498,23 +482,3 @@ class Cluster:
 def _number(sequence: EngineSequence) -> int:
     assert isinstance(sequence.id, int)
     return sequence.id
-
-
-class _Grouping:
-    """Translates a workload's block ids to the engine's block size."""
-
-    def __init__(self, trace_block: int, engine_block: int) -> None:
-        if trace_block % engine_block and engine_block % trace_block:
-            raise WorkloadError(
-                f"block_size {engine_block} neither divides the workload's blocks of {trace_block} tokens nor is a multiple"
-            )
-        self._size = engine_block
-        self._split = max(trace_block // engine_block, 1)
-        self._join = max(engine_block // trace_block, 1)
-
-    def chain(self, request: Request) -> BlockChain:
-        """Name the blocks of a request's prompt; full ones are shared, the rest is its own."""
-        ids = request.hash_ids
-        if self._join > 1:  # ids are chained, so the last of a group stands for all of it
-            ids = ids[self._join - 1 :: self._join]
-        return BlockChain(ids, request.input_length // self._size, blocks_per_id=self._split)

@@ -1,6 +1,12 @@
 """The traffic that a planner sees in virtual time: sums over the requests since it last looked."""
 
+from collections.abc import Sequence
+
+from mocker import Sequence as EngineSequence
+from mocker import StepOutput
+from reports.records import RequestLog
 from serving.planner import Traffic
+from workloads import Request
 
 
 class Window:
@@ -30,20 +36,25 @@ class Window:
         self._num_arrived += 1
         self._prompt_tokens += isl
 
-    def on_first_token(self, ttft_s: float) -> None:
-        """Take note of an answer that has begun."""
-        self._first_tokens += 1
-        self._ttft_s += ttft_s
+    def on_output(self, output: StepOutput, log: RequestLog, requests: Sequence[Request]) -> None:
+        """Take note of the answers that began or ended with a step, once they are in the log."""
+        for sequence in output.sampled:
+            if sequence.first_token_s == output.end:
+                self._first_tokens += 1
+                self._ttft_s += output.end - log.intended_s[_number(sequence)]
+        for sequence in output.finished:
+            if not sequence.is_failed:
+                self._on_end(_number(sequence), output.end, log, requests)
 
-    def on_end(self, *, isl: int, osl: int, cached_tokens: int, e2e_s: float, decode_s: float) -> None:
-        """Take note of an answer that has ended, `decode_s` after its first token."""
+    def _on_end(self, number: int, end_s: float, log: RequestLog, requests: Sequence[Request]) -> None:
+        request = requests[number]
         self._num_ended += 1
-        self._prompt_tokens_ended += isl
-        self._output_tokens += osl
-        self._cached_tokens += cached_tokens
-        self._e2e_s += e2e_s
-        self._num_gaps += osl - 1
-        self._gap_s += decode_s
+        self._prompt_tokens_ended += request.input_length
+        self._output_tokens += request.output_length
+        self._cached_tokens += log.cached_tokens[number]
+        self._e2e_s += end_s - log.intended_s[number]
+        self._num_gaps += request.output_length - 1
+        self._gap_s += log.last_token_s[number] - log.first_token_s[number]
 
     def take(self, duration_s: float) -> Traffic:
         """Return the traffic since the last call, `duration_s` ago, and begin again."""
@@ -63,3 +74,8 @@ class Window:
 
 def _mean(total: float, count: int) -> float | None:
     return total / count if count else None
+
+
+def _number(sequence: EngineSequence) -> int:
+    assert isinstance(sequence.id, int)
+    return sequence.id

@@ -1,0 +1,29 @@
+"""The blocks of a workload's prompts, named as an engine with blocks of another size names them."""
+
+from mocker import BlockChain
+from workloads import Request, WorkloadError
+
+
+class Grouping:
+    """Translates a workload's block ids to the engine's block size."""
+
+    def __init__(self, trace_block: int, engine_block: int) -> None:
+        """Translate between two block sizes.
+
+        Raises:
+            WorkloadError: neither is a multiple of the other.
+        """
+        if trace_block % engine_block and engine_block % trace_block:
+            raise WorkloadError(
+                f"block_size {engine_block} neither divides the workload's blocks of {trace_block} tokens nor is a multiple"
+            )
+        self._size = engine_block
+        self._split = max(trace_block // engine_block, 1)
+        self._join = max(engine_block // trace_block, 1)
+
+    def chain(self, request: Request) -> BlockChain:
+        """Name the blocks of a request's prompt; full ones are shared, the rest is its own."""
+        ids = request.hash_ids
+        if self._join > 1:  # ids are chained, so the last of a group stands for all of it
+            ids = ids[self._join - 1 :: self._join]
+        return BlockChain(ids, request.input_length // self._size, blocks_per_id=self._split)
