@@ -103,7 +103,7 @@ def test_a_worker_that_hands_over_passes_on_the_kv_and_leaves_once_it_was_read()
     assert len(gaps) == 99
 
 
-def test_what_is_lost_is_not_replaced():
+def test_a_worker_that_is_lost_is_not_replaced():
     made, _ = simulated(aggregated("at 1s: lose worker 0; at 2s: lose worker 1; at 3s: =1"), STEADY)
     assert counts(made) == [(0, 0, 2, 0), (1, 0, 1, 0), (2, 0, 0, 0), (3, 1, 0, 0), (8, 0, 1, 0)]
 
@@ -151,7 +151,7 @@ def test_a_start_that_fails_is_tried_again():
     assert len(made.fleet.of("worker", "ready")) == 41
 
 
-def test_times_of_starts_are_spread_around_their_mean():
+def test_startup_times_are_spread_around_their_mean():
     deployment = aggregated("at 0s: +400", replicas=1, startup_spread=0.5, startup_s=10.0)
     made, _ = simulated(deployment, STEADY)
     lasted = [member.ready_s - member.since_s for member in made.fleet.members[1:]]
@@ -197,13 +197,13 @@ def test_events_that_are_not_understood_are_refused(events, message):
         ),
     ],
 )
-def test_events_that_name_who_is_not_there_are_refused(events, message):
+def test_events_that_name_an_unknown_pool_or_worker_are_refused(events, message):
     with pytest.raises(ValueError, match="events") as refused:
         simulated(aggregated(events), STEADY)
     assert str(refused.value) == message
 
 
-def test_a_pool_that_could_be_any_of_several_is_to_be_named():
+def test_an_event_must_name_the_pool_if_there_are_several():
     deployment = replace(apart(), fleet=FleetConfig(events="at 1s: +1"))
     with pytest.raises(ValueError, match=r"events: \+1 names no pool; expected one of prefill, decode"):
         simulated(deployment, STEADY)

@@ -216,7 +216,7 @@ def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path)
         ),
     ],
 )
-def test_a_planner_that_cannot_be_is_one_line(tmp_path, flags, message):
+def test_a_planner_that_cannot_plan_is_refused_in_one_line(tmp_path, flags, message):
     done = dynabench("run", *flags, "--out", tmp_path / "out")
     assert done.returncode == 2, done.stderr
     assert message in done.stderr

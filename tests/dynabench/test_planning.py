@@ -60,7 +60,7 @@ def test_an_advisory_planner_changes_nothing_and_notes_what_it_would():
     assert not any("not the" in note for note in fleet.notes)
 
 
-def test_limits_that_a_planner_lacks_are_named():
+def test_a_missing_limit_of_a_planner_is_named():
     with pytest.raises(ValueError, match="planner dynamo-sla needs a limit of TTFT"):
         planned("dynamo-sla")
 
@@ -72,7 +72,7 @@ def test_every_planner_keeps_every_request_of_prefill_and_decode_workers(planner
     assert len(record.requests) == len(BUSY)
 
 
-def test_loads_say_what_a_rank_has_to_do():
+def test_a_load_has_the_work_of_a_rank():
     made = cluster_of(
         Plan.alone(Settings(aggregated(replicas=1))), workload((0.0, 96, 100), (0.0, 320, 100), (1.0, 96, 5))
     )

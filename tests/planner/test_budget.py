@@ -12,7 +12,7 @@ def test_pools_shrink_in_proportion_to_fit_eight_gpus(replicas, gpus, fitted):
     assert clamp(replicas, gpus, (1, 1), most=8) == fitted
 
 
-def test_what_fits_stays():
+def test_pools_that_fit_the_budget_stay_as_they_are():
     assert clamp((3, 4), (1, 1), (1, 1), most=8) == (3, 4)
 
 

@@ -45,7 +45,7 @@ def test_decode_capacity_is_that_of_dynamo():
     assert workers_for(100, found.rps) == 3
 
 
-def test_where_no_batch_keeps_the_limit_the_one_with_the_most_requests_is_taken():
+def test_if_no_batch_keeps_the_limit_the_one_with_the_most_requests_is_used():
     found = prefill_capacity(DYNAMO, Shape(3000), max_num_seqs=256, max_num_batched_tokens=8192, ttft_s=0.01)
     assert not found.is_within
     assert found.batch == 2

@@ -109,7 +109,7 @@ def test_a_pool_that_is_slow_to_follow_is_not_taken_for_one_changed_by_hand():
 
 
 @pytest.mark.parametrize("name", ["hpa", "dynamo-load"])
-def test_a_pool_grows_to_its_most(name):
+def test_a_pool_grows_to_max_replicas_at_most(name):
     decision = planner(name=name, max_replicas=3).decide(seen(worker=state(3, FULL)))
     assert replicas(decision) == {"worker": 3}
 
@@ -173,7 +173,7 @@ def test_gpus_of_draining_workers_are_in_use():
     assert replicas(decision) == {"worker": 3}
 
 
-def test_pools_keep_their_least_gpus():
+def test_pools_keep_min_gpu_budget():
     decision = planner(min_gpu_budget=3).decide(seen(worker=state(3, IDLE)))
     assert replicas(decision) == {"worker": 3}
     assert replicas(planner(name="static", min_gpu_budget=5).decide(seen(worker=state(3)))) == {"worker": 5}
@@ -200,7 +200,7 @@ def test_a_pool_below_its_minimum_grows():
         ),
     ],
 )
-def test_what_cannot_work_is_refused_in_a_line(settings, message):
+def test_settings_that_cannot_work_are_refused_in_one_line(settings, message):
     pools = facts("p", gpus_per_worker=2, startup_s=40), facts("d", gpus_per_worker=2)
     with pytest.raises(ValueError) as error:
         planner(*pools, **settings)

@@ -36,7 +36,7 @@ def test_every_policy_says_in_a_line_what_it_does():
 
 
 @pytest.mark.parametrize("name", [name for name, kind in PLANNERS.items() if kind.needs_limits])
-def test_policies_that_work_from_limits_and_step_times_refuse_to_without(name):
+def test_policies_refuse_to_plan_without_the_limits_and_step_times_that_they_need(name):
     roles = PLANNERS[name].layouts[0]
     pools = [timed(role, role=role) for role in roles]
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_policies_that_size_for_all_requests_refuse_several_pools_of_a_role(name
 
 
 @pytest.mark.parametrize("name", [name for name, kind in PLANNERS.items() if kind.needs_traffic])
-def test_policies_that_need_the_traffic_change_nothing_without(name):
+def test_policies_that_need_the_traffic_change_nothing_without_it(name):
     pools = [timed(role, role=role) for role in PLANNERS[name].layouts[0]]
     decision = planner(name, *pools, planner_ttft_ms=500, planner_itl_ms=50).decide(
         seen(**{pool.name: state(2, waiting(MANY)) for pool in pools})

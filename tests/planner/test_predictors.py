@@ -15,7 +15,7 @@ def predictor(name: str, *values: float, step_s: float = 60.0, **settings):
 
 
 @pytest.mark.parametrize(("values", "forecast"), [((10, 12, 14, 16, 18), 19.9896), ((10, 10, 10, 10, 30), 30.2331)])
-def test_kalman_is_dynamos(values, forecast):
+def test_kalman_predicts_what_dynamo_predicts(values, forecast):
     """C13."""
     assert predictor("kalman", *values).predict() == pytest.approx(forecast, abs=5e-5)
 
@@ -35,7 +35,7 @@ def test_no_prediction_is_negative():
 
 
 @pytest.mark.parametrize("name", ["constant", "seasonal", "kalman"])
-def test_few_values_lead_to_the_last(name):
+def test_too_few_values_predict_the_last_one(name):
     assert predictor(name).predict() == 0
     assert predictor(name, 3, 7).predict(4) == 7
 
@@ -44,7 +44,7 @@ def test_zeros_before_the_first_request_are_left_out():
     assert predictor("constant", 0, 0, 5, 0).values == [5, 0]
 
 
-def test_what_is_no_number_counts_as_none():
+def test_a_value_that_is_not_a_number_counts_as_zero():
     assert predictor("constant", 5, math.nan).predict() == 0
 
 

@@ -13,7 +13,7 @@ def seen(rows, ahead_s=10.0, memory_s=1000.0):
     return made
 
 
-def test_nothing_is_foreseen_of_few_comparisons():
+def test_nothing_is_foreseen_from_few_comparisons():
     assert seen([(1.0, 1.0)] * FEWEST).foresee(1.0, 0.9) is None
     assert seen([(1.0, 1.0)] * (FEWEST + 1)).foresee(1.0, 0.9) == 1.0
 

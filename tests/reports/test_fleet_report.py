@@ -86,7 +86,7 @@ def test_windows_are_about_a_sixtieth_of_the_run_but_ten_seconds_at_least(span_s
     assert edges[-1] == max(span_s, width_s)
 
 
-def test_without_limits_nothing_is_out_of_them():
+def test_without_limits_there_is_no_time_out_of_limits():
     found = figures(planned(), limits=[])
     assert (found.out_of_limits, found.good_per_gpu_h) == (None, None)
     assert "limits" not in " ".join(fleet_table.fleet_grid(summarize([planned()])).columns)
