@@ -58,7 +58,7 @@ def fleet_note(summary: Summary) -> str:
         text += f" Good per GPU-hour: {FORMULAS['good_per_gpu_h']}. Out of limits: {FORMULAS['out_of_limits']}; windows of {width:g} s."
     if any(one.against_oracle for one in known):
         text += f" Needed: {FORMULAS['oracle']}."
-    return f"{text} What did not happen is left out."
+    return f"{text} Columns in which nothing happened are left out."
 
 
 def changes(runs: Mapping[str, Record]) -> list[Grid]:

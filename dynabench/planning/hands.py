@@ -111,7 +111,7 @@ class Hands:
 
     def _on_end(self, obeying: asyncio.Task[None]) -> None:
         if not obeying.cancelled() and (error := obeying.exception()) is not None:
-            self._say(f"the planner is not obeyed any longer: {type(error).__name__}: {error}")
+            self._say(f"the planner is no longer obeyed: {type(error).__name__}: {error}")
 
     async def _obey(self, given: Orders, group: Group) -> None:
         if given.term < max(self._last, default=0):

@@ -134,7 +134,7 @@ class PlannerService:
     def _the_fleet(self) -> tuple[str, Fleet]:
         if len(self._fleets) != 1:
             which = f"there are {len(self._fleets)}" if self._fleets else "there is none"
-            raise BlindError(f"one process that starts workers was expected in {self._config.namespace}, {which}")
+            raise BlindError(f"expected one process that starts workers in {self._config.namespace}, but {which}")
         [(id, fleet)] = self._fleets.items()
         return id, fleet
 
@@ -160,7 +160,7 @@ class PlannerService:
                 return Counts.of(text.decode())
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             why = getattr(error, "message", "") or getattr(error, "strerror", "") or type(error).__name__
-            raise BlindError(f"the frontend at {url} does not give its metrics ({why})") from error
+            raise BlindError(f"the frontend at {url} does not return its metrics ({why})") from error
 
     def _observe(self, fleet: Fleet, before: tuple[float, Counts], after: tuple[float, Counts]) -> Observation:
         now = after[0]

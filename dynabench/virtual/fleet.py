@@ -136,11 +136,11 @@ class Fleet:
         states = states or ("pending", "starting", "ready", "draining")
         if number < len(self.members) and self.members[number].state in states:
             return self.members[number]
-        state = f"is {self.members[number].state}" if number < len(self.members) else "is not there"
+        state = f"is {self.members[number].state}" if number < len(self.members) else "does not exist"
         there = ", ".join(str(member.number) for member in self.members if member.state in states)
-        expected = f"one of {there}" if there else "an earlier time, as there are none"
+        expected = f"one of {there}" if there else "another time, as no worker fits"
         raise ValueError(
-            f"events: at {event.time_s:g}s: {event.text}: worker {number} {state} then; expected {expected}"
+            f"events: at {event.time_s:g}s: {event.text}: worker {number} {state} at that time; expected {expected}"
         )
 
     def of(self, pool: str, *states: State) -> list[Member]:

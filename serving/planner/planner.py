@@ -228,9 +228,9 @@ def _check_limits(kind: type[Policy], config: PlannerConfig, pools: Sequence[Poo
         return
     roles = {pool.role for pool in pools}
     if config.planner_ttft_ms is None and roles & {"aggregated", "prefill"}:
-        raise ValueError(f"planner {config.planner} needs a limit of TTFT: give planner_ttft_ms or an --slo of ttft")
+        raise ValueError(f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms or an --slo of ttft")
     if config.planner_itl_ms is None and roles & {"aggregated", "decode"}:
-        raise ValueError(f"planner {config.planner} needs a limit of ITL: give planner_itl_ms or an --slo of itl")
+        raise ValueError(f"planner {config.planner} needs an ITL limit: set planner_itl_ms or an --slo of itl")
 
 
 def _missing_loads(pool: PoolFacts, state: PoolState) -> str:

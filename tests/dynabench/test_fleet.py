@@ -186,14 +186,17 @@ def test_events_that_are_not_understood_are_refused(events, message):
     ("events", "message"),
     [
         ("at 1s: +1 decode", "events: pool 'decode' is unknown; expected one of worker"),
-        ("at 1s: kill worker 7", "events: at 1s: kill worker 7: worker 7 is not there then; expected one of 0, 1"),
+        (
+            "at 1s: kill worker 7",
+            "events: at 1s: kill worker 7: worker 7 does not exist at that time; expected one of 0, 1",
+        ),
         (
             "at 1s: kill worker 0; at 2s: drain worker 0",
-            "events: at 2s: drain worker 0: worker 0 is gone then; expected one of 1, 2",
+            "events: at 2s: drain worker 0: worker 0 is gone at that time; expected one of 1, 2",
         ),
         (
             "at 1s: +1; at 2s: slow worker 2 x2",
-            "events: at 2s: slow worker 2 x2: worker 2 is starting then; expected one of 0, 1",
+            "events: at 2s: slow worker 2 x2: worker 2 is starting at that time; expected one of 0, 1",
         ),
     ],
 )

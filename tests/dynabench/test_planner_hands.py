@@ -203,7 +203,7 @@ def test_nothing_changes_while_the_frontend_does_not_answer_and_it_is_said_once(
         async with planned(tmp_path) as world:
             world.is_up = False
             reporting = asyncio.create_task(world.reporting())
-            await until_async(lambda: "does not give its metrics (Service Unavailable)" in caplog.text)
+            await until_async(lambda: "does not return its metrics (Service Unavailable)" in caplog.text)
             asked = world.num_asked
             await until_async(lambda: world.num_asked >= asked + 5)
             assert not ordered(world)
@@ -212,7 +212,7 @@ def test_nothing_changes_while_the_frontend_does_not_answer_and_it_is_said_once(
             reporting.cancel()
 
     uvloop.run(main())
-    assert caplog.text.count("does not give its metrics") == 1
+    assert caplog.text.count("does not return its metrics") == 1
 
 
 def test_a_second_planner_waits_and_says_so_once(tmp_path, caplog):
@@ -238,6 +238,6 @@ def test_a_planner_does_not_choose_among_several_hands(tmp_path, caplog):
         async with planned(tmp_path) as world, await world.make() as other:
             world.runtime = other
             await world.begin()
-            await until_async(lambda: "expected in dynamo, there are 2" in caplog.text)
+            await until_async(lambda: "in dynamo, but there are 2" in caplog.text)
 
     uvloop.run(main())

@@ -61,7 +61,7 @@ def test_an_advisory_planner_changes_nothing_and_notes_what_it_would():
 
 
 def test_a_missing_limit_of_a_planner_is_named():
-    with pytest.raises(ValueError, match="planner dynamo-sla needs a limit of TTFT"):
+    with pytest.raises(ValueError, match="planner dynamo-sla needs a TTFT limit"):
         planned("dynamo-sla")
 
 
