@@ -47,8 +47,8 @@ TRACES = {
 """Trace, and how many copies of it come at once."""
 LOADS = (*TRACES, "sine", "spikes")
 STATIC = ("static at the peak", "static at the mean")
-HPA = {"hpa": {"hpa_metric": "concurrency", "hpa_target": 16.0}}
-"""Its target has no default that fits every engine; this one is about what a worker holds within the limits."""
+TARGETS = {"hpa": {"hpa_metric": "concurrency", "hpa_target": 16.0}, "kpa": {"kpa_target_concurrency": 12.0}}
+"""Targets that have no default which fits every engine: 16 is about what a worker holds within the limits, and 12 leaves room."""
 
 
 def moved(request: Request, at: float, copy: int) -> Request:
@@ -123,7 +123,7 @@ def sizes_of(planner: str, oracle: Oracle) -> dict[str, int]:
 def case(workload: Workload, layout: str, planner: str, startup_s: float, oracle: Oracle) -> dict[str, Any]:
     """Run one fleet, and sum up how it did."""
     settings = {} if planner in STATIC else {"planner": planner, "planner_ttft_ms": 2000.0, "planner_itl_ms": 50.0}
-    config = PlannerConfig(**settings, **HPA.get(planner, {}), max_replicas=64)
+    config = PlannerConfig(**settings, **TARGETS.get(planner, {}), max_replicas=64)
     deployment = replace(
         deployment_of(layout, sizes_of(planner, oracle)), planner=config, fleet=FleetConfig(startup_s=startup_s)
     )

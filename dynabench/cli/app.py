@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": ("results:compare", "Put earlier runs side by side, the first as the baseline."),
     "export": ("results:export", "Write a results folder's figures in another form."),
     "modes": ("experiment:modes", "List the router modes, and what can be added to one."),
+    "planners": ("experiment:planners", "List the policies that decide how many workers each pool has."),
     "hardware": ("fidelity:hardware", "List the GPUs and models whose step times are bundled, for --gpu and --model."),
     "calibrate": (
         "fidelity:calibrate",

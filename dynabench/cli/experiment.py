@@ -57,7 +57,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
-from serving.planner import PlannerConfig
+from serving.planner import PLANNERS, PlannerConfig
 from serving.router import ROUTER_MODES
 from serving.router.policies.modes import ADDITIONS
 from serving.transfer.config import TransferRunConfig
@@ -303,6 +303,12 @@ def modes() -> None:
     print("\nAdded with +, such as lmetric+eps(5):")
     for text in ADDITIONS.values():
         print(f"  {text}")
+
+
+def planners() -> None:
+    """List the policies that decide how many workers each pool has."""
+    for name, kind in PLANNERS.items():
+        print(f"{name:20} {kind.description}")
 
 
 def _simulated(

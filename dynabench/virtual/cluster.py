@@ -197,7 +197,7 @@ class Cluster:
             self.tiering.connect(rank)
             rank.kv_use = self.kv_uses[pool.name]
             routing.add(rank)
-            if not is_apart:
+            if not is_apart and (self.handover is not None or self.moves is not None):
                 rank.on_loads = self._on_loads
         if engine.is_lockstep:
             Lockstep(self.clock, ranks)

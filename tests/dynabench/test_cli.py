@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from dynabench.experiment.workload_file import BUNDLED
+from serving.planner import PLANNERS
 from tests.support.commands import BIN, dynabench, dynamo_run, run
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, until
@@ -360,6 +361,29 @@ def test_the_example_compares_three_weights(tmp_path):
     assert done.returncode == 0, done.stderr
     arms = json.loads((tmp_path / "compared" / "summary.json").read_text())["arms"]
     assert list(arms) == ["weight-0/kv", "weight-1/kv", "weight-4/kv"]
+
+
+def test_planners_are_listed_with_their_formulas():
+    done = dynabench("planners")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(PLANNERS)
+
+
+def test_the_example_of_a_planner_changes_its_fleet(tmp_path):
+    example = [
+        "--deployment",
+        Path(__file__).parents[2] / "examples" / "planner.yaml",
+        "--slo",
+        "ttft <= 2s",
+        "--slo",
+        "tpot <= 50ms",
+    ]
+    arms = ["--vary", "planner=static,lead-time", "--rate-scale", "4", "--max-requests", "400", "--no-oracle"]
+    done = dynabench("simulate", *example, *arms, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "out" / "experiment.json").read_text())["runs"]
+    assert [run["fleet"]["planner"] for run in runs] == ["static", "lead-time"]
+    assert runs[1]["fleet"]["decisions"] > 0
 
 
 def test_help_names_every_command():
