@@ -43,7 +43,7 @@ def test_policies_that_work_from_limits_and_step_times_refuse_to_without(name):
         ValueError, match=f"planner {name} needs a limit of TTFT: give planner_ttft_ms or an --slo of ttft"
     ):
         planner(name, *pools, planner_itl_ms=50)
-    with pytest.raises(ValueError, match=f"planner {name} needs a limit of ITL"):
+    with pytest.raises(ValueError, match=f"planner {name} needs a limit of ITL: give .* of itl or tpot"):
         planner(name, *pools, planner_ttft_ms=500)
     untimed = [timed(role, role=role, times=None) for role in roles]
     with pytest.raises(ValueError, match=f"planner {name} needs step times; those of .* are not known"):

@@ -218,12 +218,12 @@ def still(gpu_h):
         (
             {"hpa": (arm(2.0, needed=1.5), 0.97)},
             "hpa keeps the limits, in 2.00 GPU-hours; as many GPUs as it had at most, all the time, would take 6.00. The fewest "
-            "workers that keep the limits (for 98.0% of the requests, that is possible) would take 1.50; as many as the busiest part needs, all the time, 3.00.",
+            "workers that keep the limits in each part (for 98.0% of the requests, that is possible) would take 1.50; as many as the busiest part needs, all the time, 3.00.",
         ),
         (
             {"static": (still(4.0), 0.99), "hpa": (arm(2.0, needed=1.5, steady=1.8), 0.97)},
             "hpa keeps the limits with the fewest GPU-hours: 2.00; static takes 4.00 (+100%), with 99.0% of the requests within "
-            "the limits. The fewest workers that keep the limits (for 98.0% of the requests, that is possible) would take 1.50; as "
+            "the limits. The fewest workers that keep the limits in each part (for 98.0% of the requests, that is possible) would take 1.50; as "
             "many as the busiest part needs, all the time, 1.80: less than this planner.",
         ),
         (
