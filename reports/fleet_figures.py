@@ -65,6 +65,8 @@ class AgainstOracle(msgspec.Struct, frozen=True):
     needed_gpu_h: float
     over_gpu_s: float
     under_gpu_s: float
+    steady_gpu_h: float
+    """What as many workers as its busiest window needs would take, all the time."""
 
 
 class FleetFigures(msgspec.Struct, frozen=True):
@@ -158,7 +160,7 @@ def out_of_limits(shares: Floats, edges: Floats) -> OutOfLimits:
 
 def against_oracle(fleet: FleetUse, oracle: Oracle, intended_s: Floats) -> AgainstOracle:
     """Compare a fleet with the fewest workers, for as long as both are known."""
-    needed = over = under = 0.0
+    needed = over = under = steady = 0.0
     for pool in fleet.pools:
         replicas = np.array(oracle.replicas.get(pool.pool, ()), float)
         begins = np.arange(len(replicas), dtype=float) * oracle.window_s
@@ -167,12 +169,13 @@ def against_oracle(fleet: FleetUse, oracle: Oracle, intended_s: Floats) -> Again
         times = times[times < end]
         lasts = np.diff(np.append(times, end)) * pool.gpus_per_worker
         need = held(times, begins, replicas)
+        steady += float(replicas.max(initial=0.0)) * pool.gpus_per_worker * fleet.length_s
         needed += float((need * lasts).sum())
         over += float((np.maximum(0, over_time(pool, times, lambda row: row.on_gpus) - need) * lasts).sum())
         under += float((np.maximum(0, need - over_time(pool, times, lambda row: row.ready)) * lasts).sum())
     came = np.diff(np.searchsorted(np.sort(intended_s), np.arange(len(oracle.possible) + 1) * oracle.window_s))
     possible = float((came * oracle.possible).sum() / came.sum()) if came.any() else 1.0
-    return AgainstOracle(possible, needed / HOUR, over, under)
+    return AgainstOracle(possible, needed / HOUR, over, under, steady / HOUR)
 
 
 def over_time(pool: PoolFleet, times: Floats, of: Callable[[Headcount], int]) -> Floats:

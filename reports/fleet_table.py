@@ -32,7 +32,7 @@ def fleet_grid(summary: Summary) -> Grid | None:
         "under (GPU-s)": lambda _, its: number(its.against_oracle.under_gpu_s if its.against_oracle else None),
         "died": lambda _, its: _count(its.died),
         "failed starts": lambda _, its: _count(its.failed_starts),
-        "lost requests": lambda _, its: _count(its.lost),
+        "lost their worker": lambda _, its: _count(its.lost),
         "busy GPU-hours": lambda _, its: "n/a" if its.busy_gpu_h is None else hours(its.busy_gpu_h),
     }
     lines = [

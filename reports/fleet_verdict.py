@@ -72,4 +72,6 @@ def _needed(its: FleetFigures) -> str:
     if oracle is None:
         return ""
     least = f" (for {oracle.possible:.1%} of the requests, that is possible)" if oracle.possible < 0.9995 else ""
-    return f" The fewest workers that keep the limits{least} would take {hours(oracle.needed_gpu_h)}."
+    steady = f"as many as the busiest part needs, all the time, {hours(oracle.steady_gpu_h)}"
+    less = ": less than this planner" if its.planner != "static" and oracle.steady_gpu_h < 0.99 * its.gpu_h else ""
+    return f" The fewest workers that keep the limits in each part{least} would take {hours(oracle.needed_gpu_h)}; {steady}{less}."

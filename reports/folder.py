@@ -409,7 +409,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         verdict=" ".join(filter(None, verdict)),
         remarks=[
             *(f"Left out: {reason}" for reason in experiment.get("left_out", [])),
-            *(f"{arm}: {remark}" for arm, figures in summary.arms.items() for remark in figures.remarks),
+            *headline.remarks(summary),
         ],
         summary=summary,
         limits=tables.for_page(limits) if limits else [],

@@ -44,6 +44,18 @@ def notes(summary: Summary) -> list[str]:
     return [f"{arm}: {note}" for arm, figures in summary.arms.items() for note in figures.notes]
 
 
+def remarks(summary: Summary) -> list[str]:
+    """Return what a reader should know of arms, though it spoils nothing; what holds for each of several is said once."""
+    found: dict[str, list[str]] = {}
+    for arm, figures in summary.arms.items():
+        for remark in figures.remarks:
+            found.setdefault(remark, []).append(arm)
+    is_of_all = {remark: 1 < len(summary.arms) == len(arms) for remark, arms in found.items()}
+    return [
+        f"{arm}: {remark}" for remark, arms in found.items() for arm in (["each arm"] if is_of_all[remark] else arms)
+    ]
+
+
 def answer(summary: Summary) -> str:
     """Say which arms meet the limits, or which is nearest to doing so; nothing without limits of a run."""
     nearest = {arm: one for arm, figures in summary.arms.items() if (one := binding(figures.outcomes or ()))}

@@ -140,9 +140,8 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
     console.say(summary.verdict)
     for line in headline.limits(summary):
         console.say(line)
-    for arm, figures in summary.arms.items():
-        for remark in figures.remarks:
-            console.say(f"{arm}: {remark}")
+    for line in headline.remarks(summary):
+        console.say(line)
     if not is_whole:
         console.say("More metrics: --all-metrics, or the report.")
 

@@ -83,7 +83,8 @@ def oracles_of(
         cuts = [len(windows) * part // num_parts for part in range(num_parts + 1)]
         for start, stop in itertools.pairwise(cuts):
             calls.append((each, (_part, (each, windows[start:stop], tuple(limits), interrupt.flag))))
-    found = dict(in_parallel([call for _, call in calls], jobs, interrupt=interrupt))
+    parts_of = in_parallel([call for _, call in calls], jobs, interrupt=interrupt)
+    found = {place: part for place, part in parts_of if part}
     oracles = {}
     for name, each in wanted.items():
         parts = [found[place] for place, (whose, _) in enumerate(calls) if whose == each and place in found]
@@ -129,14 +130,17 @@ def _windows(workload: Workload) -> Iterator[Window]:
 def _part(
     settings: Settings, windows: Sequence[Window], limits: tuple[Condition, ...], flag: Flag
 ) -> list[tuple[Sizes, float]]:
-    """Return the fewest workers for each of some consecutive windows, and the share of its requests that can be good."""
+    """Return the fewest workers for each of some consecutive windows, and the share of its requests that can be good.
+
+    Nothing if it is interrupted: the windows of the next part would move to the times of those that are missing.
+    """
     pools = settings.deployment.pools
     sizes: Sizes = tuple(max(pool.replicas, 1) for pool in pools)
     most = _most(settings.deployment)
     found = []
     for place, window in enumerate(windows):
         if flag.is_raised():
-            break
+            return []
         flag.note(place / len(windows))
         if len(window.requests) == window.first:
             found.append(((1,) * len(pools), 1.0))

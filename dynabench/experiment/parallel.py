@@ -56,7 +56,8 @@ def in_parallel(
             )
         try:
             for place, result, has_begun in results:
-                interrupt.flag._replace(place=place).note(1.0)
+                if has_begun:
+                    interrupt.flag._replace(place=place).note(1.0)
                 if isinstance(result, _Failure):
                     failure = failure or result.error
                     interrupt.flag.raise_()  # it may have failed on another host

@@ -47,6 +47,7 @@ def pool_use(cluster: Cluster) -> tuple[PoolUse, ...]:
 def fleet_use(cluster: Cluster, planning: Planning | None) -> FleetUse:
     """Return how workers came and went until the last answer ended."""
     fleet, length_s = cluster.fleet, _length_s(cluster)
+    died_s = {name: tuple(time for time in times if time <= length_s) for name, times in fleet.died_s.items()}
     pools = tuple(
         PoolFleet(
             name,
@@ -55,8 +56,8 @@ def fleet_use(cluster: Cluster, planning: Planning | None) -> FleetUse:
             tuple(row for row in fleet.history[name] if row.time_s <= length_s),
             gpu_s=fleet.gpu_s(name, length_s),
             failed_starts=fleet.num_failed_starts[name],
-            died=len(fleet.died_s[name]),
-            died_s=tuple(time for time in fleet.died_s[name] if time <= length_s),
+            died=len(died_s[name]),
+            died_s=died_s[name],
         )
         for name, pool in fleet.pools.items()
     )

@@ -87,6 +87,12 @@ def test_a_worker_that_dies_is_replaced_and_its_answers_go_on_where_they_stopped
     assert record.requests.osl.tolist() == [100]
 
 
+def test_a_worker_that_would_die_after_the_last_answer_has_not_died():
+    _, record = simulated(aggregated("at 1s: kill worker 0; at 1000s: kill worker 1"), workload((0.0, 96, 100)))
+    [pool] = record.fleet.pools
+    assert (pool.died, pool.died_s) == (1, (1.0,))
+
+
 def test_a_worker_that_hands_over_passes_on_the_kv_and_leaves_once_it_was_read():
     """Forty-one tokens are said by the first worker; their KV, 9 blocks of 1 MiB, takes 10 ms to be read."""
     deployment = aggregated("at 0.605s: drain worker 0", drain_policy="hand-over")

@@ -105,8 +105,10 @@ def test_calls_that_were_not_begun_are_not_made(tmp_path):
         calls = [(wait, (str(started), interrupt.flag))] * 50
         results = list(in_parallel(calls, 2, interrupt=interrupt))
         thread.join()
+        said = Display("simulating", "runs", interrupt, Terminal()).line()
     assert 1 <= len(results) <= 2
     assert {result for _, result in results} == {"ended"}
+    assert said == f"simulating: {len(results)} of 50 runs"
 
 
 def fail_beside(started, flag):

@@ -7,7 +7,7 @@ import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.oracle import oracles_of
-from dynabench.interrupt import Interrupt
+from dynabench.interrupt import Flag, Interrupt
 from dynabench.plan import Arm, Settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -94,3 +94,24 @@ def test_requests_that_wait_for_clients_have_no_oracle(load):
 def test_a_fleet_that_stays_as_it_is_needs_no_oracle():
     static = replace(deployment(), planner=PlannerConfig())
     assert oracle(static, workload(*each_second(0, 60, 1)), "ttft <= 1.5s") is None
+
+
+class RaisedLater(Flag):
+    """A flag that is raised when it has been looked at twice: by the call, and for its first window."""
+
+    looks = 0
+
+    def is_raised(self):
+        RaisedLater.looks += 1
+        return RaisedLater.looks > 2
+
+
+def test_an_interrupted_search_has_no_oracle_rather_than_one_of_some_windows():
+    requests = workload(*each_second(0, 240, 1))
+    RaisedLater.looks = 0
+    with Interrupt() as interrupt:
+        interrupt.flag = RaisedLater(*interrupt.flag)
+        arm = Arm("a", Settings(deployment()), {})
+        found = oracles_of([arm], functools.partial(source, requests), [parse("ttft <= 1.5s")], 1, interrupt)
+    assert RaisedLater.looks == 3
+    assert found == {}

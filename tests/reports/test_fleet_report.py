@@ -99,6 +99,7 @@ def test_against_the_fewest_workers_gpu_seconds_are_over_on_gpus_and_under_where
     # On GPUs: 1 until 30 s, 2 until 50 s, then 3; ready: 1 until 50 s, 3 until 80 s, then 2.
     assert found.over_gpu_s == 2 * (20 * 1 + 30 * 2)
     assert found.under_gpu_s == 2 * 20 * 1
+    assert found.steady_gpu_h * 3600 == pytest.approx(max(TEN_S.replicas["worker"]) * 2 * GROWN.length_s)
 
 
 def test_a_fleet_is_compared_only_for_as_long_as_both_are_known():
@@ -192,9 +193,9 @@ def test_the_table_has_a_line_for_each_arm_and_leaves_out_what_did_not_happen():
     assert use_tables.grids(summarize([standing(), planned()], LIMITS))[0].title == grid.title
 
 
-def arm(gpu_h, *, planner="hpa", needed=None):
+def arm(gpu_h, *, planner="hpa", needed=None, steady=3.0):
     its = figures(planned(fleet=structs.replace(GROWN, planner=planner)))
-    oracle = None if needed is None else fleet_figures.AgainstOracle(0.98, needed, 0.0, 0.0)
+    oracle = None if needed is None else fleet_figures.AgainstOracle(0.98, needed, 0.0, 0.0, steady)
     return structs.replace(its, gpu_h=gpu_h, peak_gpu_h=6.0, against_oracle=oracle)
 
 
@@ -217,7 +218,13 @@ def still(gpu_h):
         (
             {"hpa": (arm(2.0, needed=1.5), 0.97)},
             "hpa keeps the limits, in 2.00 GPU-hours; as many GPUs as it had at most, all the time, would take 6.00. The fewest "
-            "workers that keep the limits (for 98.0% of the requests, that is possible) would take 1.50.",
+            "workers that keep the limits in each part (for 98.0% of the requests, that is possible) would take 1.50; as many as the busiest part needs, all the time, 3.00.",
+        ),
+        (
+            {"static": (still(4.0), 0.99), "hpa": (arm(2.0, needed=1.5, steady=1.8), 0.97)},
+            "hpa keeps the limits with the fewest GPU-hours: 2.00; static takes 4.00 (+100%), with 99.0% of the requests within "
+            "the limits. The fewest workers that keep the limits in each part (for 98.0% of the requests, that is possible) would take 1.50; as "
+            "many as the busiest part needs, all the time, 1.80: less than this planner.",
         ),
         (
             {"hpa": (arm(2.0), 0.9)},

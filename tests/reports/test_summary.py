@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reports import folder, slo
+from reports import folder, headline, slo
 from reports.metrics import Goodput
 from reports.outcomes import Outcome, binding, of_requests, state_of
 from reports.summarize import summarize
@@ -131,3 +131,11 @@ def test_what_is_attained_is_of_the_limits_of_each_request():
     limits = [slo.parse("ttft <= 2s"), slo.parse("e2e.p50 <= 1ms")]
     found = summarize([waits], limits).arms["a"].goodput
     assert (found.attainment, found.good) == (0.75, 0)
+
+
+def test_a_remark_on_all_arms_is_made_once():
+    known, unknown = run("a"), [run(name, facts={"without_gpu": 1.0}) for name in ("b", "c")]
+    (of_each,) = headline.remarks(summarize(unknown))
+    assert of_each.startswith("each arm: its step times")
+    assert [remark[:3] for remark in headline.remarks(summarize([known, *unknown]))] == ["b: ", "c: "]
+    assert headline.remarks(summarize(unknown[:1]))[0].startswith("b: ")
