@@ -138,6 +138,12 @@ def test_workers_wait_for_gpus_and_take_those_of_one_that_has_left():
     assert [structs.astuple(row) for row in made.fleet.history["worker"]][-2:] == [(7, 0, 1, 2, 0), (12, 0, 0, 3, 0)]
 
 
+def test_a_worker_that_takes_the_gpus_of_another_pool_is_seen_to_start():
+    deployment = replace(apart(), gpus=2, fleet=FleetConfig(events="at 1s: +1 decode; at 2s: -1 prefill", startup_s=5.0))
+    made, _ = simulated(deployment, workload((0.0, 96, 10)))
+    assert counts(made, "decode") == [(0, 0, 1, 0), (1, 0, 1, 0), (2, 1, 1, 0), (7, 0, 2, 0)]
+
+
 def test_gpus_are_taken_from_the_start_of_a_worker_until_it_is_gone():
     made, _ = simulated(aggregated("at 1s: +1; at 3s: lose worker 0"), STEADY)
     assert made.fleet.gpu_s("worker", 10.0) == pytest.approx(3 + 10 + 9)
