@@ -16,6 +16,7 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import cluster_of, run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.router import ROUTER_MODES
 from tests.dynabench.test_handover import BLOCK, apart, clusters, workload
 
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0)
@@ -106,6 +107,13 @@ def test_a_worker_that_hands_over_passes_on_the_kv_and_leaves_once_it_was_read()
 def test_what_is_lost_is_not_replaced():
     made, _ = simulated(aggregated("at 1s: lose worker 0; at 2s: lose worker 1; at 3s: =1"), STEADY)
     assert counts(made) == [(0, 0, 2, 0), (1, 0, 1, 0), (2, 0, 0, 0), (3, 1, 0, 0), (8, 0, 1, 0)]
+
+
+@pytest.mark.parametrize("mode", sorted(ROUTER_MODES))
+def test_in_every_router_mode_requests_fail_while_there_is_no_worker(mode):
+    requests = workload((0.0, 96, 10), (2.0, 96, 10), (9.0, 96, 10))
+    _, record = simulated(aggregated("at 1s: =0; at 3s: =20", mode=mode), requests)
+    assert record.requests.error.tolist() == ["", "no worker is known to the router", ""]
 
 
 def test_requests_that_come_while_there_is_no_worker_fail_and_those_that_had_one_wait():
