@@ -18,6 +18,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.router import ROUTER_MODES
 from tests.dynabench.test_handover import BLOCK, apart, clusters, workload
+from workloads import Workload
 
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0)
 
@@ -123,6 +124,22 @@ def test_requests_that_come_while_there_is_no_worker_fail_and_those_that_had_one
     assert failed.tolist() == [bool(1 <= time < 6) for time in sent_s]
     assert made.losses.num_lost == 10
     assert record.requests.osl[failed].sum() == 0
+
+
+def test_requests_that_follow_one_which_waits_at_the_router_in_vain_fail_after_it():
+    """The only worker leaves while the second waits at the router; the third follows it."""
+    [first, second, third] = workload((0.0, 900, 10), (0.1, 900, 10), (0.2, 96, 10)).requests
+    requests = Workload("w", BLOCK, [first, second, structs.replace(third, after=(1,))])
+    _, record = simulated(aggregated("at 0.15s: drain worker 0", replicas=1, mode="kv+late(100)"), requests)
+    nobody = "it waited at the router, and no worker came", "no worker is known to the router"
+    assert record.requests.error.tolist() == ["", *nobody]
+
+
+def test_a_worker_that_dies_while_it_is_slow_says_nothing_more():
+    """Its time to recover comes after its death; what it would have computed until then does not count."""
+    deployment = aggregated("at 0.5s: slow worker 0 x3 for 1s; at 1s: lose worker 0")
+    _, record = simulated(deployment, workload((0.0, 96, 100)))
+    assert sum(int(row[3]) for row in record.gaps) == 99
 
 
 def test_a_request_that_loses_its_worker_too_often_fails():
