@@ -164,7 +164,9 @@ def test_workers_wait_for_gpus_and_take_those_of_one_that_has_left():
 
 
 def test_a_worker_that_takes_the_gpus_of_another_pool_is_seen_to_start():
-    deployment = replace(apart(), gpus=2, fleet=FleetConfig(events="at 1s: +1 decode; at 2s: -1 prefill", startup_s=5.0))
+    deployment = replace(
+        apart(), gpus=2, fleet=FleetConfig(events="at 1s: +1 decode; at 2s: -1 prefill", startup_s=5.0)
+    )
     made, _ = simulated(deployment, workload((0.0, 96, 10)))
     assert counts(made, "decode") == [(0, 0, 1, 0), (1, 0, 1, 0), (2, 1, 1, 0), (7, 0, 2, 0)]
 
