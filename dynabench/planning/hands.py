@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 
 import msgspec
 
@@ -117,9 +118,9 @@ class Hands:
         if given.term < max(self._last, default=0):
             return
         self._last[given.term] = given
-        num_changes = len(self.roster.changes)
-        ending, starting = self.roster.obey(self._clock(), given.term, given.wanted)
-        for change in self.roster.changes[num_changes:]:
+        now = self._clock()
+        ending, starting = self.roster.obey(now, given.term, given.wanted)
+        for change in [*takewhile(lambda change: change.time_s == now, reversed(self.roster.changes))][::-1]:
             self._say(f"{change.pool}: {change.before} -> {change.after} workers ({change.reason})")
         for name in ending:
             task = asyncio.create_task(self._end(group, name))

@@ -15,6 +15,9 @@ from msgspec.structs import replace
 from dynabench.planning.messages import Fleet, State, Wanted, Worker
 from reports.fleet import Change, Headcount
 
+MAX_PAST = 100_000
+"""Rows of a pool's history, and changes, that are remembered: a deployment may be served for years."""
+
 
 class PoolOfWorkers(NamedTuple):
     """What does not change about a pool."""
@@ -119,6 +122,7 @@ class Roster:
                 ending.append(member.name)
             starting += [self.begin(now, pool) for _ in range(target.replicas - len(here))]
             self._note(now, pool)
+        del self.changes[:-MAX_PAST]
         return ending, starting
 
     @property
@@ -131,6 +135,7 @@ class Roster:
         rows = self.history.setdefault(pool, [])
         if not rows or replace(row, time_s=rows[-1].time_s) != rows[-1]:
             rows.append(row)
+            del rows[:-MAX_PAST]
 
 
 def _by_worth(members: Iterable[Member], leaving: Sequence[str]) -> list[Member]:

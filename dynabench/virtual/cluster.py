@@ -164,8 +164,11 @@ class Cluster:
         if self._warmup_s:
             self.clock.at(self._warmup_s, ARRIVAL, self._end_warmup)
         self.clock.run()
-        for number in list(self._held) if not self.routing.workers else ():
-            self._fail(number, NOBODY)
+        while self._held and not self.routing.workers:
+            for number in list(self._held):
+                self._forget(number)
+                self._fail(number, NOBODY)
+            self.clock.run()  # others may have waited for those to end
         if self.num_finished != count:
             schedulers = [worker.engine.scheduler for worker in self.workers]
             waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.queued())]

@@ -183,10 +183,14 @@ class Fleet:
 
     def _start_those_that_can(self) -> None:
         """Start pending workers, first come first served, while there are GPUs."""
+        started: dict[str, None] = {}
         for member in [member for member in self.members if member.state == "pending"]:
             if self._gpus is not None and self._gpus_taken() + member.pool.gpus_per_worker > self._gpus:
-                return
+                break
             self._start(member)
+            started[member.pool.name] = None
+        for name in started:
+            self._note(name)
 
     def _gpus_taken(self) -> int:
         states = ("starting", "ready", "draining")

@@ -3,6 +3,7 @@
 import copy
 
 from dynabench.virtual.cluster import Cluster
+from serving.router.router import NOBODY, NoWorkersError
 from workloads import WorkloadError
 
 HORIZON_S = 60.0
@@ -17,8 +18,11 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
     per request make this an upper bound for small workloads only.
 
     Raises:
+        NoWorkersError: there is none.
         WorkloadError: the workload is too large, or the cores are compiled.
     """
+    if not cluster.routing.workers:
+        raise NoWorkersError(NOBODY)
     if len(cluster.log) > MAX_REQUESTS:
         raise WorkloadError(
             f"oracle-rollout copies the simulation for every request; expected {MAX_REQUESTS} requests or fewer"

@@ -139,6 +139,8 @@ class Worker:
 
     def slow_down(self, factor: float) -> None:
         """Make each step, from the next one on, take `factor` times as long as usual."""
+        if self.is_gone:
+            return
         self.engine.advance(self._clock.now)
         self.engine.change_timing(
             Faster(self._usual_timing, 1 / factor, 1 / factor) if factor != 1 else self._usual_timing

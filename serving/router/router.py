@@ -47,6 +47,9 @@ class Decision(NamedTuple):
         return list(zip(self.workers, self.costs, overlaps, strict=True))
 
 
+NOBODY = "no worker is known to the router"
+
+
 class NoWorkersError(Exception):
     """There is no worker to route to."""
 
@@ -215,7 +218,7 @@ class Router:
         """Return the workers among which a request has the choice, or raise what `pick` raises."""
         workers = self._workers if only is None else [worker for worker in self._workers if worker == only]
         if not workers:
-            raise NoWorkersError("no worker is known to the router")
+            raise NoWorkersError(NOBODY)
         if self._busy:
             workers = [worker for worker in workers if worker not in self._busy]
             if not workers:
@@ -285,7 +288,7 @@ class Router:
             NoWorkersError: there is none.
         """
         if not self._workers:
-            raise NoWorkersError("no worker is known to the router")
+            raise NoWorkersError(NOBODY)
         is_remote = self.stage == "decode"
         candidates = self._candidates(self._workers, prompt, now, is_remote=is_remote)
         costs, place = self._score(candidates)

@@ -16,7 +16,9 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import cluster_of, run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.router import ROUTER_MODES
 from tests.dynabench.test_handover import BLOCK, apart, clusters, workload
+from workloads import Workload
 
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0)
 
@@ -114,6 +116,13 @@ def test_a_worker_that_is_lost_is_not_replaced():
     assert counts(made) == [(0, 0, 2, 0), (1, 0, 1, 0), (2, 0, 0, 0), (3, 1, 0, 0), (8, 0, 1, 0)]
 
 
+@pytest.mark.parametrize("mode", sorted(ROUTER_MODES))
+def test_in_every_router_mode_requests_fail_while_there_is_no_worker(mode):
+    requests = workload((0.0, 96, 10), (2.0, 96, 10), (9.0, 96, 10))
+    _, record = simulated(aggregated("at 1s: =0; at 3s: =20", mode=mode), requests)
+    assert record.requests.error.tolist() == ["", "no worker is known to the router", ""]
+
+
 def test_requests_that_come_while_there_is_no_worker_fail_and_those_that_had_one_wait():
     made, record = simulated(aggregated("at 1s: kill worker 0, kill worker 1"), STEADY)
     sent_s, failed = record.requests.sent_s, ~record.requests.succeeded
@@ -121,6 +130,22 @@ def test_requests_that_come_while_there_is_no_worker_fail_and_those_that_had_one
     assert failed.tolist() == [bool(1 <= time < 6) for time in sent_s]
     assert made.losses.num_lost == 10
     assert record.requests.osl[failed].sum() == 0
+
+
+def test_requests_that_follow_one_which_waits_at_the_router_in_vain_fail_after_it():
+    """The only worker leaves while the second waits at the router; the third follows it."""
+    [first, second, third] = workload((0.0, 900, 10), (0.1, 900, 10), (0.2, 96, 10)).requests
+    requests = Workload("w", BLOCK, [first, second, structs.replace(third, after=(1,))])
+    _, record = simulated(aggregated("at 0.15s: drain worker 0", replicas=1, mode="kv+late(100)"), requests)
+    nobody = "it waited at the router, and no worker came", "no worker is known to the router"
+    assert record.requests.error.tolist() == ["", *nobody]
+
+
+def test_a_worker_that_dies_while_it_is_slow_says_nothing_more():
+    """Its time to recover comes after its death; what it would have computed until then does not count."""
+    deployment = aggregated("at 0.5s: slow worker 0 x3 for 1s; at 1s: lose worker 0")
+    _, record = simulated(deployment, workload((0.0, 96, 100)))
+    assert sum(int(row[3]) for row in record.gaps) == 99
 
 
 def test_a_request_that_loses_its_worker_too_often_fails():
@@ -142,6 +167,14 @@ def test_workers_wait_for_gpus_and_take_those_of_one_that_has_left():
     assert [row.pending for row in made.fleet.history["worker"]] == [0, 1, 1]
     made, _ = simulated(aggregated("at 1s: +2; at 7s: lose worker 0", replicas=2, gpus=3), STEADY)
     assert [structs.astuple(row) for row in made.fleet.history["worker"]][-2:] == [(7, 0, 1, 2, 0), (12, 0, 0, 3, 0)]
+
+
+def test_a_worker_that_takes_the_gpus_of_another_pool_is_seen_to_start():
+    deployment = replace(
+        apart(), gpus=2, fleet=FleetConfig(events="at 1s: +1 decode; at 2s: -1 prefill", startup_s=5.0)
+    )
+    made, _ = simulated(deployment, workload((0.0, 96, 10)))
+    assert counts(made, "decode") == [(0, 0, 1, 0), (1, 0, 1, 0), (2, 1, 1, 0), (7, 0, 2, 0)]
 
 
 def test_gpus_are_taken_from_the_start_of_a_worker_until_it_is_gone():

@@ -71,6 +71,15 @@ def test_each_decision_is_obeyed_once_and_none_of_an_earlier_planner():
     assert made.obey(9.0, 3, wanted(2)) == ([], ["worker-2"])
 
 
+def test_the_past_that_is_remembered_is_bounded_however_long_workers_come_and_go(monkeypatch):
+    monkeypatch.setattr("dynabench.planning.roster.MAX_PAST", 5)
+    made = roster()
+    for number in range(1, 21):
+        made.obey(100.0 + number, 1, wanted(2 + number % 2, number))
+    assert (len(made.history["worker"]), len(made.changes)) == (5, 5)
+    assert made.changes[-1].time_s == made.history["worker"][-1].time_s == 120.0
+
+
 def test_the_past_of_a_run_counts_from_its_start():
     made = roster(1)
     made.obey(10.0, 1, wanted(2))
