@@ -33,10 +33,10 @@ class FleetConfig:
     weights_gb_s: Positive = 3.0
     """Bandwidth at which each GPU's weights are read (GB/s): 1 from a network disk, 3 to 7 from NVMe, 25 and more from host memory."""
 
-    startup_spread: NotNegative = 0.0
+    startup_spread: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """How much start-up times differ: standard deviation over mean of a log-normal distribution."""
 
-    start_failure_rate: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    start_failure_rate: Annotated[float, Meta(ge=0, le=0.95)] = 0.0
     """Share of the starts that fail at the moment when the worker should be ready; each is tried again."""
 
     drain_policy: DrainPolicy = "wait"

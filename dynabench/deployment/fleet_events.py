@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 MAX_EVENTS = 10_000
+MAX_WORKERS = 10_000
+"""Of an event, as of a pool."""
 UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
@@ -114,6 +116,8 @@ def _at(part: str) -> Iterator[FleetEvent]:
 def _action(text: str) -> Resize | Kill | Drain | Slow:
     if match := _RESIZE.fullmatch(text):
         sign, count, pool = match.groups()
+        if int(count) > MAX_WORKERS:
+            raise ValueError(f"events: {text!r} is too much; expected {MAX_WORKERS:,} workers at most")
         return Resize(sign, int(count), pool)
     if match := _TO_WORKER.fullmatch(text):
         verb, number = match[1], int(match[2])

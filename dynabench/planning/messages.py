@@ -8,9 +8,10 @@ Each key ends in the id of the process that wrote it, and goes with its lease. O
 the order with the highest term, so a planner that hung and wakes up is no longer obeyed.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 State = Literal["starting", "ready", "draining"]
 
@@ -37,7 +38,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     number: int
     """Of the decision; hands obey each once."""
-    replicas: int
+    replicas: Annotated[int, Meta(ge=0, le=10_000)]
     reason: str
     leaving: tuple[str, ...] = ()
     """Instances in the order in which they should leave: those with the fewest requests first."""

@@ -136,6 +136,8 @@ class PlannerService:
             which = f"there are {len(self._fleets)}" if self._fleets else "there is none"
             raise BlindError(f"expected one process that starts workers in {self._config.namespace}, but {which}")
         [(id, fleet)] = self._fleets.items()
+        if missing := self._pools.keys() - fleet.pools.keys():
+            raise BlindError(f"the process that starts workers says nothing of {', '.join(sorted(missing))}")
         return id, fleet
 
     def _begin(self, fleet: Fleet) -> None:

@@ -40,6 +40,8 @@ class Member:
     since_s: float = math.inf
     """When it took its GPUs."""
     ready_s: float = math.inf
+    num_slowed: int = 0
+    """Times that it was slowed down."""
     until_s: float = math.inf
     """When it gave them back."""
 
@@ -255,10 +257,16 @@ class Fleet:
         self._note(member.pool.name)
 
     def _slow(self, member: Member, factor: float, duration_s: float | None) -> None:
+        member.num_slowed += 1
         for rank in member.ranks:
             rank.slow_down(factor)
-            if duration_s is not None:
-                self._clock.at(self._clock.now + duration_s, ARRIVAL, partial(rank.slow_down, 1.0))
+        if duration_s is not None:
+            self._clock.at(self._clock.now + duration_s, ARRIVAL, partial(self._recover, member, member.num_slowed))
+
+    def _recover(self, member: Member, number: int) -> None:
+        """End a slow-down, unless another has begun since."""
+        for rank in member.ranks if number == member.num_slowed else ():
+            rank.slow_down(1.0)
 
     def _note(self, pool: str) -> None:
         """Note how many workers of a pool are in which state, unless that is as before."""

@@ -80,7 +80,7 @@ def run(
         facts["without_gpu"] = 1.0
     if not workload.knows_prefixes:
         facts["without_prefixes"] = 1.0
-    if any(overhead) and len(requests):
+    if any(overhead) and requests.succeeded.any():
         delays_s = cluster.delays_s + (cluster.handover.delays_s if cluster.handover is not None else 0.0)
         outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())

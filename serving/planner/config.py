@@ -18,7 +18,7 @@ class PlannerConfig:
     planner: str = "static"
     """Policy that decides how many workers each pool has; static changes nothing."""
 
-    planner_interval_s: Positive | None = None
+    planner_interval_s: Annotated[float, Meta(ge=0.001, le=86400)] | None = None
     """How often the planner looks at the pools and decides (s; default: the policy's own)."""
 
     advisory: bool = False

@@ -161,6 +161,14 @@ def test_a_slow_worker_takes_longer_until_it_has_recovered():
     assert record.requests.last_token_s[0] == pytest.approx(0.2 + 199 * 0.01 + 0.4)
 
 
+def test_a_worker_that_is_slowed_twice_recovers_after_the_second():
+    """Twice as long from 1 s on; thrice from 1.2 s until 1.8 s, when 4 and 20 tokens are done: the rest is as usual."""
+    events = "at 1s: slow worker 0 x2 for 0.4s; at 1.2s: slow worker 0 x3 for 0.6s"
+    _, record = simulated(aggregated(events, replicas=1), workload((0.0, 96, 200)))
+    tokens = round((1.0 - 0.2) / 0.01) + round(0.2 / 0.02) + round(0.6 / 0.03)
+    assert record.requests.last_token_s[0] == pytest.approx(1.8 + (199 - tokens) * 0.01)
+
+
 def test_workers_wait_for_gpus_and_take_those_of_one_that_has_left():
     deployment = aggregated("at 1s: +2", replicas=2, gpus=3)
     made, _ = simulated(deployment, STEADY)
@@ -213,6 +221,7 @@ def test_a_start_takes_its_fixed_part_and_the_time_to_read_the_weights():
         ("60s: +2", "events: '60s: +2' is not understood; expected 'at TIME: ACTION', such as 'at 60s: +2 decode'"),
         ("at 5s: jump", "events: 'jump' is not understood; expected +N POOL, -N POOL, =N POOL, kill worker N"),
         ("at 5s: slow worker 1 x0", "events: 'slow worker 1 x0' is not understood"),
+        ("at 5s: +10001", "events: '+10001' is too much; expected 10,000 workers at most"),
     ],
 )
 def test_events_that_are_not_understood_are_refused(events, message):
