@@ -10,6 +10,7 @@ a size, and workers are started until it has as many. So a worker that dies is r
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,8 @@ from dynabench.virtual.worker import Worker
 from reports.fleet import Headcount
 
 State = Literal["pending", "starting", "ready", "draining", "gone"]
+STATES: tuple[State, ...] = ("pending", "starting", "ready", "draining", "gone")
+ON_GPUS: tuple[State, ...] = ("starting", "ready", "draining")
 
 
 @dataclass(slots=True, eq=False)
@@ -94,10 +97,15 @@ class Fleet:
         self.pools = {pool.name: pool for pool in pools}
         self.sizes = {pool.name: pool.replicas for pool in pools}
         """How many workers each pool should have."""
+        self._in_state: dict[str, dict[State, dict[Member, None]]] = {
+            name: {state: {} for state in STATES} for name in self.pools
+        }
+        self._gpus_taken = 0
         self.history: dict[str, list[Headcount]] = {name: [] for name in self.pools}
         self.num_failed_starts = dict.fromkeys(self.pools, 0)
         self.died_s: dict[str, list[float]] = {name: [] for name in self.pools}
         """When workers died."""
+        self._pending: deque[Member] = deque()  # and some that are not any more
         self._config = config
         self._clock = clock
         self._hooks = hooks
@@ -147,7 +155,8 @@ class Fleet:
 
     def of(self, pool: str, *states: State) -> list[Member]:
         """Return the workers of a pool in some states, by number."""
-        return [member for member in self.members if member.pool.name == pool and member.state in states]
+        found = (member for state in states for member in self._in_state[pool][state])
+        return sorted(found, key=lambda member: member.number)
 
     def resize(self, pool: str, size: int) -> None:
         """Start workers of a pool, or let some leave, until it has this size; those that are not ready yet leave first."""
@@ -181,25 +190,35 @@ class Fleet:
     def _ask_for(self, pool: SimulatedPool) -> Member:
         member = Member(len(self.members), pool)
         self.members.append(member)
+        self._in_state[pool.name][member.state][member] = None
+        self._pending.append(member)
         return member
+
+    def _set(self, member: Member, state: State) -> None:
+        """Let a worker be in another state; while it is starting, ready or draining, it has its GPUs."""
+        of_pool, before = self._in_state[member.pool.name], member.state
+        del of_pool[before][member]
+        of_pool[state][member] = None
+        self._gpus_taken += member.pool.gpus_per_worker * ((state in ON_GPUS) - (before in ON_GPUS))
+        member.state = state
 
     def _start_those_that_can(self) -> None:
         """Start pending workers, first come first served, while there are GPUs."""
         started: dict[str, None] = {}
-        for member in [member for member in self.members if member.state == "pending"]:
-            if self._gpus is not None and self._gpus_taken() + member.pool.gpus_per_worker > self._gpus:
-                break
-            self._start(member)
-            started[member.pool.name] = None
+        while self._pending:
+            member = self._pending[0]
+            if member.state == "pending":  # and was not told to leave meanwhile
+                if self._gpus is not None and self._gpus_taken + member.pool.gpus_per_worker > self._gpus:
+                    break
+                self._start(member)
+                started[member.pool.name] = None
+            self._pending.popleft()
         for name in started:
             self._note(name)
 
-    def _gpus_taken(self) -> int:
-        states = ("starting", "ready", "draining")
-        return sum(member.pool.gpus_per_worker for member in self.members if member.state in states)
-
     def _start(self, member: Member) -> None:
-        member.state, member.since_s = "starting", self._clock.now
+        self._set(member, "starting")
+        member.since_s = self._clock.now
         self._try(member)
 
     def _try(self, member: Member) -> None:
@@ -218,7 +237,8 @@ class Fleet:
         self._try(member)
 
     def _be_ready(self, member: Member) -> None:
-        member.state, member.ready_s = "ready", self._clock.now
+        self._set(member, "ready")
+        member.ready_s = self._clock.now
         member.ranks = self._hooks.start_ranks(member)
 
     def _leave(self, member: Member) -> None:
@@ -226,7 +246,7 @@ class Fleet:
         if member.state in ("pending", "starting"):
             self._be_gone(member)
             return
-        member.state = "draining"
+        self._set(member, "draining")
         for rank in member.ranks:
             self._hooks.stop_routing(rank)
             rank.on_idle = partial(self._on_idle, member)
@@ -250,7 +270,8 @@ class Fleet:
         if member.state == "ready":
             for rank in ranks:
                 self._hooks.stop_routing(rank)
-        member.state, member.until_s = "gone", self._clock.now
+        self._set(member, "gone")
+        member.until_s = self._clock.now
         for rank in ranks:
             self._hooks.abandon(rank)
         self._start_those_that_can()
@@ -270,11 +291,8 @@ class Fleet:
 
     def _note(self, pool: str) -> None:
         """Note how many workers of a pool are in which state, unless that is as before."""
-        counts = dict.fromkeys(("pending", "starting", "ready", "draining"), 0)
-        for member in self.members:
-            if member.pool.name == pool and member.state != "gone":
-                counts[member.state] += 1
-        row = Headcount(self._clock.now, *counts.values())
+        of_pool = self._in_state[pool]
+        row = Headcount(self._clock.now, *(len(of_pool[state]) for state in ("pending", *ON_GPUS)))
         history = self.history[pool]
         if history and history[-1].time_s == row.time_s:
             history.pop()
