@@ -51,7 +51,7 @@ def in_parallel(
         resource_tracker.ensure_running()
         with held_back():
             results = parallel(
-                joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place))
+                joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place), os.getpid())
                 for place, (function, args) in enumerate(calls)
             )
         try:
@@ -77,13 +77,14 @@ class _Failure(NamedTuple):
     error: Exception
 
 
-def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> tuple[int, Any, bool]:
+def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag, parent: int) -> tuple[int, Any, bool]:
     """Carry out a call in a process of its own, unless the user has asked to end or another call has failed.
 
     A flag among its arguments learns the call's place, by which it says how far it is.
     """
     place = flag.place
-    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster we did not start the process
+    if os.getpid() != parent:  # one at a time is carried out in the process that asks, which must hear the user
+        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster we did not start the process
     if flag.is_raised():
         return place, None, False
     try:

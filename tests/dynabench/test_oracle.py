@@ -1,6 +1,7 @@
 """The fewest workers that keep the limits in each part of a trace."""
 
 import functools
+import signal
 from dataclasses import replace
 
 import pytest
@@ -84,6 +85,11 @@ def test_parts_are_searched_at_once_and_joined_in_order():
         *[row for place, count in enumerate(counts) for row in each_second(60 * place, 60 * place + 60, count)]
     )
     assert oracle(deployment(), requests, "ttft <= 1.5s", jobs=2).replicas == {"worker": tuple(counts)}
+
+
+def test_signals_are_heard_after_a_search_in_one_process():
+    oracle(deployment(), workload(*each_second(0, 60, 1)), "ttft <= 1.5s")
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize("load", [LoadConfig(concurrency=4), LoadConfig(max_concurrency=4)])
