@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.planning.programs import has_planner
+from dynabench.planner.programs import has_planner
 from reports.fleet import FleetUse, PoolFleet
 from reports.pools import PoolUse
 from reports.records import Record

@@ -27,7 +27,7 @@ from dynabench.live.validity import spoilt
 from dynabench.live.view import LiveView
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.plan import ClientConfig, Plan
-from dynabench.planning.programs import check_planner
+from dynabench.planner.programs import check_planner
 from reports.pools import KvOverTime, PoolUse
 from reports.records import Record
 from serving.model.card import Role

@@ -7,8 +7,8 @@ import sys
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.deployment.processes import programs
-from dynabench.planning.hands import Hands
-from dynabench.planning.programs import check_planner, hands_of, has_planner, planner_program
+from dynabench.planner.hands import Hands
+from dynabench.planner.programs import check_planner, hands_of, has_planner, planner_program
 from foundation.errors import UserError
 from serving.frontend.server import PortError, listen
 from serving.runtime.config import RuntimeConfig

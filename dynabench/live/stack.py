@@ -15,7 +15,7 @@ import aiohttp
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.processes import programs
-from dynabench.planning.programs import hands_of, has_planner, planner_program
+from dynabench.planner.programs import hands_of, has_planner, planner_program
 from foundation.errors import UserError
 from serving.frontend.server import PortError, listen
 from serving.runtime.config import RuntimeConfig

@@ -16,7 +16,7 @@ from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.links import Links
-from dynabench.virtual.planning import Planning
+from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import fleet_use, kv_use, link_use, pool_use, tier_use
 from mocker.offload.config import HostMemory
@@ -64,8 +64,8 @@ def run(
         StalledError: the simulation ended with unfinished requests (a defect).
     """
     cluster = cluster_of(plan, workload, on_progress=_progress(on_progress, is_interrupted))
-    planner = plan.deployment.planner
-    planning = Planning(planner, cluster) if planner.planner != "static" else None
+    config = plan.deployment.planner
+    planner = SimulatedPlanner(config, cluster) if config.planner != "static" else None
     started, is_complete = time.perf_counter(), True
     try:
         cluster.run()
@@ -97,7 +97,7 @@ def run(
         links=link_use(cluster),
         tiers=tier_use(cluster, requests),
         kv=kv_use(cluster),
-        fleet=fleet_use(cluster, planning),
+        fleet=fleet_use(cluster, planner),
     )
 
 

@@ -14,7 +14,7 @@ from dynabench.deployment.engines import SimulatedPool
 from dynabench.deployment.prefill import prefill_s
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
-from dynabench.virtual.planning import Planning
+from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.tiers import Storage
 from dynabench.virtual.worker import Worker
 from mocker.offload.host_link import Direction
@@ -44,7 +44,7 @@ def pool_use(cluster: Cluster) -> tuple[PoolUse, ...]:
     return tuple(found)
 
 
-def fleet_use(cluster: Cluster, planning: Planning | None) -> FleetUse:
+def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
     """Return how workers came and went until the last answer ended."""
     fleet, length_s = cluster.fleet, _length_s(cluster)
     died_s = {name: tuple(time for time in times if time <= length_s) for name, times in fleet.died_s.items()}
@@ -61,15 +61,15 @@ def fleet_use(cluster: Cluster, planning: Planning | None) -> FleetUse:
         )
         for name, pool in fleet.pools.items()
     )
-    if planning is None:
+    if planner is None:
         return FleetUse(pools, length_s, lost=cluster.losses.num_lost)
     return FleetUse(
         pools,
         length_s,
-        planner=planning.planner.name,
-        changes=tuple(planning.changes),
-        decisions=planning.num_decisions,
-        notes=planning.notes,
+        planner=planner.planner.name,
+        changes=tuple(planner.changes),
+        decisions=planner.num_decisions,
+        notes=planner.notes,
         lost=cluster.losses.num_lost,
     )
 

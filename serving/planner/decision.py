@@ -10,8 +10,6 @@ class Target:
 
     replicas: int
     """Ready and starting ones together."""
-    proposed: int
-    """What the policy asked for, before limits."""
     reason: str
     """One line."""
 
@@ -20,8 +18,16 @@ class Target:
 class Decision:
     """How many workers each pool should have from now on."""
 
-    now: float
     targets: Mapping[str, Target]
     """By the pool's name; a pool that is left out stays as it is."""
+    changes: Mapping[str, Target]
+    """Those that change the size of their pool; pools that shrink come first, as others may need their GPUs."""
     notes: tuple[str, ...] = ()
     """What kept the planner from deciding, or what it noticed: one line each."""
+    is_advisory: bool = False
+    """Whether nothing is to be carried out."""
+
+    @property
+    def orders(self) -> Mapping[str, Target]:
+        """What is to be carried out, in this order."""
+        return {} if self.is_advisory else self.changes

@@ -75,7 +75,7 @@ class Planner:
         notes = [note for pool in self._pools for note in self._follow(observation, pool.name)]
         blind = self._unknown(observation)
         if blind:
-            return Decision(observation.now, {}, (*notes, *blind))
+            return Decision({}, {}, (*notes, *blind), self._config.advisory)
         known = {pool.name: self._without_overdue(pool.name, observation.pools[pool.name]) for pool in self._pools}
         proposals: dict[str, Proposal] = {}
         for name, proposal in self._policy.propose(replace(observation, pools=known)).items():
@@ -140,9 +140,12 @@ class Planner:
                 )
             if proposal is None and replicas == wish.size:
                 continue
-            asked = wish.goal if proposal is None else proposal.replicas
-            targets[pool.name] = Target(replicas, asked, self._reason(proposal, wish, end, replicas))
-        return Decision(observation.now, targets, tuple(notes))
+            targets[pool.name] = Target(replicas, self._reason(proposal, wish, end, replicas))
+        growth = {name: target.replicas - observation.pools[name].size for name, target in targets.items()}
+        changes = {name: targets[name] for name in sorted(growth, key=growth.__getitem__) if growth[name]}
+        if self._config.advisory:
+            notes += [f"advisory: {name} would have {target.replicas} workers" for name, target in changes.items()]
+        return Decision(targets, changes, tuple(notes), self._config.advisory)
 
     def _wish(self, pool: PoolFacts, state: PoolState, proposal: Proposal | None) -> Wish:
         """Return what a pool wants within its own limits."""

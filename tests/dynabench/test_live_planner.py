@@ -143,7 +143,7 @@ def test_a_planner_that_is_killed_changes_nothing_and_goes_on_once_it_is_back(tm
         with served.load():
             served.wait_for(2)
             before = instances(served.url)
-            os.kill(served.pid_of("dynabench.planning"), signal.SIGKILL)
+            os.kill(served.pid_of("dynabench.planner"), signal.SIGKILL)
             served.until_says("planner ended with code -9; starting it again")
             served.until_says("planning worker with dynamo-load", 2)
             assert instances(served.url) == before
@@ -154,7 +154,7 @@ def test_a_planner_that_hangs_changes_nothing(tmp_path):
     with serving(tmp_path) as served:
         with served.load():
             served.wait_for(2)
-            pid = served.pid_of("dynabench.planning")
+            pid = served.pid_of("dynabench.planner")
             os.kill(pid, signal.SIGSTOP)
         assert served.ask("x" * 20, 100)  # longer than a planner that runs needs
         assert len(instances(served.url)) == 2

@@ -8,11 +8,11 @@ import uvloop
 from aiohttp import web
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.planning.messages import Fleet, Orders, Wanted, Worker, fleets, orders
-from dynabench.planning.past import cut, fleet_use
-from dynabench.planning.roster import PoolOfWorkers, Roster
-from dynabench.planning.seen import STALE_S, Counts, Reports, traffic_between
-from dynabench.planning.service import PlannerService, PlannerServiceConfig
+from dynabench.planner.history import cut, fleet_use
+from dynabench.planner.messages import Fleet, Orders, Wanted, Worker, fleets, orders
+from dynabench.planner.roster import PoolOfWorkers, Roster
+from dynabench.planner.seen import STALE_S, Counts, Reports, traffic_between
+from dynabench.planner.service import PlannerService, PlannerServiceConfig
 from mocker import EngineConfig
 from reports.fleet import Headcount
 from serving.planner import PlannerConfig
@@ -72,7 +72,7 @@ def test_each_decision_is_obeyed_once_and_none_of_an_earlier_planner():
 
 
 def test_the_past_that_is_remembered_is_bounded_however_long_workers_come_and_go(monkeypatch):
-    monkeypatch.setattr("dynabench.planning.roster.MAX_PAST", 5)
+    monkeypatch.setattr("dynabench.planner.roster.MAX_PAST", 5)
     made = roster()
     for number in range(1, 21):
         made.obey(100.0 + number, 1, wanted(2 + number % 2, number))

@@ -11,10 +11,9 @@ under the lower one and the rest would stay under the upper one: largest value x
 N are the ready workers; while any worker of any pool starts, no pool grows. Source: dynamo.planner.core.load_scaling.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad
+from serving.planner.observation import PoolFacts, PoolState, RankLoad
 from serving.planner.policies.policy import Policy, Proposal
 
 PREFILL = {"throughput": (1.0, 0.1), "latency": (0.1, 0.0)}
@@ -30,14 +29,7 @@ class DynamoLoad(Policy):
     default_interval_s: ClassVar[float] = 5.0
     waits_for_starts: ClassVar[bool] = True
 
-    def propose(self, seen: Observation) -> Mapping[str, Proposal]:
-        """Propose for each pool by itself."""
-        proposals = {
-            name: self._propose(self._pools[name], state) for name, state in seen.pools.items() if state.num_ready
-        }
-        return {name: proposal for name, proposal in proposals.items() if proposal is not None}
-
-    def _propose(self, facts: PoolFacts, state: PoolState) -> Proposal | None:
+    def _propose_one(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal | None:
         up, down = (PREFILL if facts.role == "prefill" else DECODE)[self._config.dynamo_target]
         values = [value_of(facts, load) for load in state.loads]
         number, most = state.num_ready, max(values)

@@ -10,11 +10,11 @@ Source: the algorithm and the default behaviour in Kubernetes' documentation.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad
+from serving.planner.observation import PoolFacts, PoolState, RankLoad
 from serving.planner.policies.policy import Policy, Proposal
 from serving.planner.recent import Recent
 
@@ -36,20 +36,12 @@ class Hpa(Policy):
         self._wishes = {name: Recent(config.hpa_down_window_s) for name in self._pools}
         self._sizes: dict[str, list[tuple[float, int]]] = {name: [] for name in self._pools}
 
-    def propose(self, seen: Observation) -> Mapping[str, Proposal]:
-        """Propose for each pool by itself."""
-        return {
-            name: self._propose(seen.now, self._pools[name], state)
-            for name, state in seen.pools.items()
-            if state.num_ready
-        }
-
     def forget(self, pool: str) -> None:
         """Forget what was asked for, and how fast the pool grew."""
         self._wishes[pool].clear()
         self._sizes[pool].clear()
 
-    def _propose(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal:
+    def _propose_one(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal:
         target = self._target(facts)
         total = sum(_metric(self._config.hpa_metric, facts, load) for load in state.loads)
         if self._config.hpa_metric == "kv_usage":

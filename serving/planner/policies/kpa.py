@@ -9,12 +9,12 @@ runs at once, Knative's share of a hard limit.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import Observation, PoolFacts, PoolState
+from serving.planner.observation import PoolFacts, PoolState
 from serving.planner.policies.policy import Policy, Proposal
 from serving.planner.recent import Recent
 
@@ -41,14 +41,6 @@ class Kpa(Policy):
         super().__init__(config, pools)
         self._followed = {name: self._fresh() for name in self._pools}
 
-    def propose(self, seen: Observation) -> Mapping[str, Proposal]:
-        """Propose for each pool by itself."""
-        return {
-            name: self._propose(seen.now, self._pools[name], state)
-            for name, state in seen.pools.items()
-            if state.num_ready
-        }
-
     def forget(self, pool: str) -> None:
         """Leave a panic."""
         self._followed[pool].panics_since = None
@@ -56,7 +48,7 @@ class Kpa(Policy):
     def _fresh(self) -> _Pool:
         return _Pool(Recent(self._config.kpa_stable_window_s), Recent(self._config.kpa_panic_window_s))
 
-    def _propose(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal:
+    def _propose_one(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal:
         config, pool = self._config, self._followed[facts.name]
         number = sum(load.num_requests for load in state.loads)
         pool.stable.add(now, number)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import Observation, PoolFacts
+from serving.planner.observation import Observation, PoolFacts, PoolState
 
 
 class Proposal(NamedTuple):
@@ -43,12 +43,21 @@ class Policy:
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
         """Propose how many workers pools should have, or say why that is not known.
 
-        A pool that is left out stays as it is.
+        A pool that is left out stays as it is. Unless a policy says otherwise, each pool is looked at by itself.
 
         Args:
             seen: what the planner was given, without starts that took too long. It has all loads, and the traffic, if
                 the policy needs them.
         """
+        proposals = {
+            name: self._propose_one(seen.now, self._pools[name], state)
+            for name, state in seen.pools.items()
+            if state.num_ready
+        }
+        return {name: proposal for name, proposal in proposals.items() if proposal is not None}
+
+    def _propose_one(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal | str | None:
+        """Propose for a pool by itself, if `propose` is not made for all pools together."""
         raise NotImplementedError
 
     def forget(self, pool: str) -> None:

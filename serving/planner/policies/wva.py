@@ -10,11 +10,11 @@ While workers start, no pool grows. llm-d hands the number to a HorizontalPodAut
 here, each pool is planned by itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import Observation, PoolFacts, PoolState
+from serving.planner.observation import PoolFacts, PoolState
 from serving.planner.policies.policy import Policy, Proposal
 from serving.planner.recent import Recent
 
@@ -39,19 +39,11 @@ class Wva(Policy):
         super().__init__(config, pools)
         self._wishes = {name: Recent(config.wva_down_window_s) for name in self._pools}
 
-    def propose(self, seen: Observation) -> Mapping[str, Proposal]:
-        """Propose for each pool by itself."""
-        return {
-            name: self._propose(seen.now, self._pools[name], state)
-            for name, state in seen.pools.items()
-            if state.num_ready
-        }
-
     def forget(self, pool: str) -> None:
         """Forget what was asked for."""
         self._wishes[pool].clear()
 
-    def _propose(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal:
+    def _propose_one(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal:
         change, reason = change_of(fullness_of(facts, state), self._config)
         wishes = self._wishes[facts.name]
         wishes.add(now, state.num_ready + change)

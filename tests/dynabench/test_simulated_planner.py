@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dynabench.plan import Plan, Settings
-from dynabench.virtual.planning import Planning, load_of
+from dynabench.virtual.planner import SimulatedPlanner, load_of
 from dynabench.virtual.run import cluster_of, run
 from reports import fleet_figures, slo
 from serving.planner import PlannerConfig
@@ -87,6 +87,6 @@ def test_a_load_has_the_work_of_a_rank():
 def test_a_cluster_is_observed_at_the_planners_interval():
     config = PlannerConfig(planner="hpa", planner_interval_s=5.0)
     made = cluster_of(Plan.alone(Settings(aggregated())), BUSY)
-    planning = Planning(config, made)
+    planning = SimulatedPlanner(config, made)
     made.run()
     assert planning.num_decisions == int(max(made.log.last_token_s) / 5)

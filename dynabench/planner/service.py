@@ -1,4 +1,4 @@
-"""`python -m dynabench.planning`: a planner of real workers, as a process of its own.
+"""`python -m dynabench.planner`: a planner of real workers, as a process of its own.
 
 It looks at the workers every few seconds, asks the planner core, logs the decision with what it saw, and puts its orders
 into discovery for the hands (`hands.py`). While it does not see everything, it changes nothing and says so once.
@@ -18,9 +18,9 @@ import msgspec
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import SimulatedPool, pools_of
 from dynabench.deployment.processes import component_of
-from dynabench.planning.facts import facts_of
-from dynabench.planning.messages import Fleet, Orders, Wanted, claim, fleets, orders
-from dynabench.planning.seen import Counts, Reports, is_up, mean_startup_s, traffic_between
+from dynabench.planner.facts import facts_of
+from dynabench.planner.messages import Fleet, Orders, Wanted, claim, fleets, orders
+from dynabench.planner.seen import Counts, Reports, is_up, mean_startup_s, traffic_between
 from serving.planner import Decision, Observation, Planner, policy_named
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
@@ -180,20 +180,14 @@ class PlannerService:
     async def _order(self, id: str, fleet: Fleet, seen: Observation, decision: Decision) -> None:
         """Log a decision, and leave it for the hands."""
         number = self._orders.decisions + 1
-        changes = {
-            name: Wanted(number, target.replicas, target.reason, self._reports.idle_first(fleet.pools[name]))
-            for name, target in decision.targets.items()
-            if target.replicas != seen.pools[name].size
-        }
-        level = logging.INFO if changes else logging.DEBUG
+        level = logging.INFO if decision.changes else logging.DEBUG
         if log.isEnabledFor(level):
-            log.log(level, "%s", _line(number, changes, decision, seen, is_advisory=self._settings.advisory))
-        notes = decision.notes
-        if self._settings.advisory:
-            notes += tuple(f"advisory: {name} would have {wanted.replicas} workers" for name, wanted in changes.items())
-            changes = {}
-        self._note(notes)
-        wanted = (self._orders.wanted if self._orders.fleet == id else {}) | changes
+            log.log(level, "%s", _line(number, decision, seen))
+        self._note(decision.notes)
+        wanted = dict(self._orders.wanted) if self._orders.fleet == id else {}
+        for name, target in decision.orders.items():
+            leaving = self._reports.idle_first(fleet.pools[name])
+            wanted[name] = Wanted(number, target.replicas, target.reason, leaving)
         self._orders = msgspec.structs.replace(self._orders, fleet=id, decisions=number, wanted=wanted)
         await self._runtime.discovery.put(
             f"{orders(self._config.namespace)}{self._runtime.instance_id:x}", msgspec.json.encode(self._orders)
@@ -223,12 +217,12 @@ class PlannerService:
         return asyncio.get_running_loop().time()
 
 
-def _line(number: int, changes: dict[str, Wanted], decision: Decision, seen: Observation, *, is_advisory: bool) -> str:
+def _line(number: int, decision: Decision, seen: Observation) -> str:
     """Return a decision and what it was made of as one line of JSON."""
     content = {
         "decision": number,
-        "advisory": is_advisory,
-        "changes": {name: {"replicas": wanted.replicas, "reason": wanted.reason} for name, wanted in changes.items()},
+        "advisory": decision.is_advisory,
+        "changes": decision.changes,
         "notes": decision.notes,
         "seen": {"pools": seen.pools, "traffic": seen.traffic},
     }

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from dynabench.planning.messages import Orders
-from dynabench.planning.roster import PoolOfWorkers, Roster
+from dynabench.planner.messages import Orders
+from dynabench.planner.roster import PoolOfWorkers, Roster
 from reports.fleet import FleetUse, Headcount, PoolFleet
 
 

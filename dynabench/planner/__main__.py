@@ -1,4 +1,4 @@
-"""`python -m dynabench.planning`: a planner, started by the parent of the workers, which hands it its settings."""
+"""`python -m dynabench.planner`: a planner, started by the parent of the workers, which hands it its settings."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from dynabench.deployment.file import from_plain
-from dynabench.planning.service import PlannerService, PlannerServiceConfig
+from dynabench.planner.service import PlannerService, PlannerServiceConfig
 from serving.cli.commands import failing_in_one_line
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -34,5 +34,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with failing_in_one_line("dynabench.planning"):
+    with failing_in_one_line("dynabench.planner"):
         main()

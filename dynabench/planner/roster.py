@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from dynabench.planning.messages import Fleet, State, Wanted, Worker
+from dynabench.planner.messages import Fleet, State, Wanted, Worker
 from reports.fleet import Change, Headcount
 
 MAX_PAST = 100_000

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from dynabench.planning.messages import Worker
+from dynabench.planner.messages import Worker
 from serving.planner import PoolState, RankLoad, Traffic
 from serving.worker.load_reports import HEARTBEAT_S, LoadReport
 

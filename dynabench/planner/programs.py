@@ -7,9 +7,9 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import pools_of
 from dynabench.deployment.file import as_plain
 from dynabench.deployment.processes import home_of, pattern_of
-from dynabench.planning.facts import facts_of
-from dynabench.planning.hands import Hands
-from dynabench.planning.service import PlannerServiceConfig
+from dynabench.planner.facts import facts_of
+from dynabench.planner.hands import Hands
+from dynabench.planner.service import PlannerServiceConfig
 from serving.planner import Planner
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
@@ -43,7 +43,7 @@ def planner_program(deployment: Deployment, runtime: RuntimeConfig, *, namespace
     """Return the planner of a deployment; `url` is that of its frontend."""
     home, api_key = home_of(deployment, namespace), deployment.frontend.api_key
     config = PlannerServiceConfig(namespace=namespace, home=home, url=url, api_key=api_key)
-    return Program("planner", ["-m", "dynabench.planning"], (config, as_plain(deployment), runtime), is_retried=True)
+    return Program("planner", ["-m", "dynabench.planner"], (config, as_plain(deployment), runtime), is_retried=True)
 
 
 def hands_of(

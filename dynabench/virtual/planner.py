@@ -2,7 +2,7 @@
 
 import math
 
-from dynabench.planning.facts import facts_of
+from dynabench.planner.facts import facts_of
 from dynabench.virtual.clock import ARRIVAL
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.window import Window
@@ -26,7 +26,7 @@ def load_of(worker: Worker, now: float) -> RankLoad:
     )
 
 
-class Planning:
+class SimulatedPlanner:
     """A planner at work on a simulated cluster."""
 
     def __init__(self, config: PlannerConfig, cluster: Cluster) -> None:
@@ -40,7 +40,6 @@ class Planning:
         self.num_decisions = 0
         self.notes: dict[str, int] = {}
         """What the planner noted, and how often."""
-        self._is_advisory = config.advisory
         self._cluster = cluster
         self._looked_s = cluster.clock.now
         self._window = cluster.window = Window()
@@ -57,21 +56,13 @@ class Planning:
         decision = self.planner.decide(self._observe())
         self.num_decisions += 1
         for note in decision.notes:
-            self._note(note)
+            self.notes[note] = self.notes.get(note, 0) + 1
         fleet, now = cluster.fleet, cluster.clock.now
-        targets = {name: t for name, t in decision.targets.items() if t.replicas != fleet.sizes[name]}
-        if self._is_advisory:
-            for name, target in targets.items():
-                self._note(f"advisory: {name} would have {target.replicas} workers")
-            targets = {}
-        for name, target in sorted(targets.items(), key=lambda item: item[1].replicas - fleet.sizes[item[0]]):
+        for name, target in decision.orders.items():
             self.changes.append(Change(now, name, fleet.sizes[name], target.replicas, target.reason))
-            fleet.resize(name, target.replicas)  # those that shrink first: their GPUs may be needed
+            fleet.resize(name, target.replicas)
         if cluster.clock.peek() < math.inf:  # else nothing can ever happen, and the run is to say so
             self._look_again()
-
-    def _note(self, note: str) -> None:
-        self.notes[note] = self.notes.get(note, 0) + 1
 
     def _observe(self) -> Observation:
         fleet, now = self._cluster.fleet, self._cluster.clock.now

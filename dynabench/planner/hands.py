@@ -13,9 +13,9 @@ from itertools import takewhile
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.planning.messages import Orders, fleets, orders
-from dynabench.planning.past import fleet_use
-from dynabench.planning.roster import PoolOfWorkers, Roster
+from dynabench.planner.history import fleet_use
+from dynabench.planner.messages import Orders, fleets, orders
+from dynabench.planner.roster import PoolOfWorkers, Roster
 from reports.fleet import FleetUse
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
