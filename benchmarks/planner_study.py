@@ -8,7 +8,6 @@ of it follow each other, thinned out as the day goes on, from the full rate at i
 """
 
 import argparse
-import itertools
 import json
 import math
 import random
@@ -30,6 +29,7 @@ from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.fleet import Oracle
+from reports.fleet_figures import HOUR, against_oracle
 from reports.slo import good, parse
 from serving.planner import PLANNERS, PlannerConfig
 from workloads import Request, Workload, formats
@@ -130,27 +130,16 @@ def case(workload: Workload, layout: str, planner: str, startup_s: float, oracle
     record = run(Plan.alone(Settings(deployment)), workload)
     fleet, is_good = record.fleet, good(record, LIMITS)
     assert fleet is not None
-    over = under = need = 0.0
-    for pool in fleet.pools:
-        edges = np.arange(len(oracle.replicas[pool.pool])) * oracle.window_s
-        rows = sorted({*edges, *(row.time_s for row in pool.history), fleet.length_s})
-        for start, stop in itertools.pairwise(rows):
-            place = min(int(start / oracle.window_s), len(edges) - 1)
-            needed = oracle.replicas[pool.pool][place]
-            now = [row for row in pool.history if row.time_s <= start][-1]
-            lasts = (stop - start) * pool.gpus_per_worker / 3600
-            need += needed * lasts
-            over += max(now.on_gpus - needed, 0) * lasts
-            under += max(needed - now.ready, 0) * lasts
+    compared = against_oracle(fleet, oracle, np.asarray(record.requests.intended_s))
     ttft = np.asarray((record.requests.first_token_s - record.requests.intended_s).filled(np.inf))
     return {
         "attainment": float(is_good.mean()),
-        "possible": float(np.mean(oracle.possible)),
-        "gpu_h": fleet.gpu_s / 3600,
-        "oracle_gpu_h": need,
-        "over_gpu_h": over,
-        "under_gpu_h": under,
-        "good_per_gpu_h": float(is_good.sum()) / (fleet.gpu_s / 3600),
+        "possible": compared.possible,
+        "gpu_h": fleet.gpu_s / HOUR,
+        "oracle_gpu_h": compared.needed_gpu_h,
+        "over_gpu_h": compared.over_gpu_s / HOUR,
+        "under_gpu_h": compared.under_gpu_s / HOUR,
+        "good_per_gpu_h": float(is_good.sum()) / (fleet.gpu_s / HOUR),
         "changes": len(fleet.changes),
         "ttft_p50_s": float(np.median(ttft)),
         "ttft_p99_s": float(np.quantile(ttft, 0.99)),

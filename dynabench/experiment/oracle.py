@@ -10,7 +10,6 @@ and decode workers, a pair is the fewest if one worker fewer of either kind woul
 """
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -36,8 +35,8 @@ WINDOW_S = 60.0
 MAX_WINDOWS = 96
 MAX_WORKERS = 64
 """Of a pool, where the GPUs do not say less."""
-SHORTEST_PART = 4
-"""Windows that are worth a process of their own."""
+PART = 8
+"""Windows that follow each other in one process, however many there are: each search begins where the last one ended."""
 
 Sizes = tuple[int, ...]
 """Workers of each pool."""
@@ -79,17 +78,15 @@ def oracles_of(
         windows = list(_windows(source(each.shape)))
         if not limits or not windows or each.load.is_closed or each.load.max_concurrency is not None:
             continue
-        num_parts = min(jobs or os.cpu_count() or 1, -(-len(windows) // SHORTEST_PART))
-        cuts = [len(windows) * part // num_parts for part in range(num_parts + 1)]
-        for start, stop in itertools.pairwise(cuts):
-            calls.append((each, (_part, (each, windows[start:stop], tuple(limits), interrupt.flag))))
+        parts = [windows[start : start + PART] for start in range(0, len(windows), PART)]
+        calls += [(each, (_part, (each, part, tuple(limits), interrupt.flag))) for part in parts]
     parts_of = in_parallel([call for _, call in calls], jobs, interrupt=interrupt)
     found = {place: part for place, part in parts_of if part}
     oracles = {}
     for name, each in wanted.items():
-        parts = [found[place] for place, (whose, _) in enumerate(calls) if whose == each and place in found]
-        if parts and len(parts) == sum(whose == each for whose, _ in calls):  # and was not interrupted
-            oracles[name] = _joined(each, source(each.shape), parts)
+        its = [found[place] for place, (whose, _) in enumerate(calls) if whose == each and place in found]
+        if its and len(its) == sum(whose == each for whose, _ in calls):  # and was not interrupted
+            oracles[name] = _joined(each, source(each.shape), its)
     return oracles
 
 

@@ -19,8 +19,12 @@ from dynabench.planner.roster import PoolOfWorkers, Roster
 from reports.fleet import FleetUse
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.stopping import cancel_all
 from serving.supervision.group import Ended, Event, Group, Program, Ready
+
+AGAIN_S = 1.0
+"""How long after a report that could not be made the next one is tried."""
 
 LATE_S = 5.0
 """How much longer than it may take to drain a worker may take to end."""
@@ -59,6 +63,7 @@ class Hands:
         """What each planner ordered last, by its term."""
         self._news = asyncio.Event()
         self._ending: set[asyncio.Task[None]] = set()
+        self._trouble = ""
         for pool in deployment.pools:
             for _ in range(pool.replicas):
                 self.roster.begin(clock(), pool.name)
@@ -108,7 +113,15 @@ class Hands:
             ours = [given for given in self._orders.values() if given.fleet == f"{runtime.instance_id:x}"]
             if ours:
                 await self._obey(max(ours, key=lambda given: given.term), group)
-            await self._report(runtime)
+            try:
+                await self._report(runtime)
+                self._trouble = ""
+            except RuntimeUnavailableError as error:
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    self._say(f"the planner cannot be told about the workers; trying again until it can: {error}")
+                await asyncio.sleep(AGAIN_S)
+                self._news.set()
 
     def _on_end(self, obeying: asyncio.Task[None]) -> None:
         if not obeying.cancelled() and (error := obeying.exception()) is not None:

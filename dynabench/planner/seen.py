@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from dynabench.planner.messages import Worker
-from serving.planner import PoolState, RankLoad, Traffic
+from serving.planner import Counts, PoolState, RankLoad
 from serving.worker.load_reports import HEARTBEAT_S, LoadReport
 
 STALE_S = 3 * HEARTBEAT_S
@@ -13,52 +12,34 @@ STALE_S = 3 * HEARTBEAT_S
 
 _ROW = re.compile(r"^dynamo_frontend_(\w+)\{[^\n]*\} (\S+)$", re.MULTILINE)
 
-
-class Counts(NamedTuple):
-    """What a frontend has counted since it was started."""
-
-    input_sequence_tokens_count: float = 0.0
-    input_sequence_tokens_sum: float = 0.0
-    output_sequence_tokens_count: float = 0.0
-    output_sequence_tokens_sum: float = 0.0
-    ended_input_tokens_total: float = 0.0
-    cached_tokens_total: float = 0.0
-    time_to_first_token_seconds_count: float = 0.0
-    time_to_first_token_seconds_sum: float = 0.0
-    inter_token_latency_seconds_count: float = 0.0
-    inter_token_latency_seconds_sum: float = 0.0
-    request_duration_seconds_count: float = 0.0
-    request_duration_seconds_sum: float = 0.0
-
-    @classmethod
-    def of(cls, metrics: str) -> "Counts":
-        """Read the counts from the text of /metrics, all models together.
-
-        Raises:
-            ValueError: a value is not a number.
-        """
-        found = dict.fromkeys(cls._fields, 0.0)
-        for name, value in _ROW.findall(metrics):
-            if name in found:
-                found[name] += float(value)
-        return cls(**found)
+METRICS = (
+    "input_sequence_tokens_count",
+    "input_sequence_tokens_sum",
+    "output_sequence_tokens_count",
+    "output_sequence_tokens_sum",
+    "ended_input_tokens_total",
+    "cached_tokens_total",
+    "time_to_first_token_seconds_count",
+    "time_to_first_token_seconds_sum",
+    "inter_token_latency_seconds_count",
+    "inter_token_latency_seconds_sum",
+    "request_duration_seconds_count",
+    "request_duration_seconds_sum",
+)
+"""Those of a frontend (`dynamo_frontend_...`) that are the fields of `Counts`, in their order."""
 
 
-def traffic_between(before: Counts, after: Counts, duration_s: float) -> Traffic | None:
-    """Return the requests of a time; None if the frontend began to count again in it."""
-    grown = Counts(*(later - earlier for earlier, later in zip(before, after, strict=True)))
-    if min(grown) < 0:
-        return None
-    return Traffic(
-        duration_s=duration_s,
-        num_requests=int(grown.input_sequence_tokens_count),
-        isl=_mean(grown.input_sequence_tokens_sum, grown.input_sequence_tokens_count),
-        osl=_mean(grown.output_sequence_tokens_sum, grown.output_sequence_tokens_count),
-        hit_share=_mean(grown.cached_tokens_total, grown.ended_input_tokens_total),
-        ttft_s=_mean(grown.time_to_first_token_seconds_sum, grown.time_to_first_token_seconds_count),
-        itl_s=_mean(grown.inter_token_latency_seconds_sum, grown.inter_token_latency_seconds_count),
-        e2e_s=_mean(grown.request_duration_seconds_sum, grown.request_duration_seconds_count),
-    )
+def counts_of(metrics: str) -> Counts:
+    """Read what a frontend has counted from the text of /metrics, all models together.
+
+    Raises:
+        ValueError: a value is not a number.
+    """
+    found = dict.fromkeys(METRICS, 0.0)
+    for name, value in _ROW.findall(metrics):
+        if name in found:
+            found[name] += float(value)
+    return Counts(*found.values())
 
 
 class Reports:
@@ -118,7 +99,3 @@ def _load(report: LoadReport, block_size: int) -> RankLoad | None:
         kv_tokens=report.kv_active_blocks * block_size,
         **report.work._asdict(),
     )
-
-
-def _mean(total: float, count: float) -> float | None:
-    return total / count if count else None

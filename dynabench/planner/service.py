@@ -20,8 +20,8 @@ from dynabench.deployment.engines import SimulatedPool, pools_of
 from dynabench.deployment.processes import component_of
 from dynabench.planner.facts import facts_of
 from dynabench.planner.messages import Fleet, Orders, Wanted, claim, fleets, orders
-from dynabench.planner.seen import Counts, Reports, is_up, mean_startup_s, traffic_between
-from serving.planner import Decision, Observation, Planner, policy_named
+from dynabench.planner.seen import Reports, counts_of, is_up, mean_startup_s
+from serving.planner import Counts, Decision, Observation, Planner, policy_named, traffic_between
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
@@ -38,6 +38,8 @@ ANSWER_S = 2.0
 """How long the frontend may take to answer."""
 
 MAX_METRICS_BYTES = 1 << 24
+MAX_NOTES = 200
+"""Different ones that are counted; all are logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ class PlannerService:
             async with session.get(f"{url}/metrics") as response:
                 response.raise_for_status()
                 text = await response.content.read(MAX_METRICS_BYTES)
-                return Counts.of(text.decode())
+                return counts_of(text.decode())
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             why = getattr(error, "message", "") or getattr(error, "strerror", "") or type(error).__name__
             raise BlindError(f"the frontend at {url} does not return its metrics ({why})") from error
@@ -197,7 +199,8 @@ class PlannerService:
         """Count what was noted, and log what was not noted the last time."""
         counts = dict(self._orders.notes)
         for note in notes:
-            counts[note] = counts.get(note, 0) + 1
+            if note in counts or len(counts) < MAX_NOTES:
+                counts[note] = counts.get(note, 0) + 1
             if note not in self._said:
                 log.log(level, "%s", note)
         self._orders = msgspec.structs.replace(self._orders, notes=counts)

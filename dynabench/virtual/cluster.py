@@ -16,6 +16,7 @@ from dynabench.deployment.overhead import Overhead
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.counter import Counter
 from dynabench.virtual.fleet import Fleet, Hooks, Member
 from dynabench.virtual.grouping import Grouping
 from dynabench.virtual.handover import Disaggregation, Handover
@@ -25,8 +26,7 @@ from dynabench.virtual.moves import Move, Moves
 from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns, Tiering
 from dynabench.virtual.traffic import Traffic
-from dynabench.virtual.window import Window
-from dynabench.virtual.worker import Lockstep, Worker
+from dynabench.virtual.worker import Lockstep, Worker, number_of
 from mocker import BlockChain, Engine, StepOutput
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
@@ -122,7 +122,7 @@ class Cluster:
         roles = DisaggregationConfig() if apart is None else apart.config
         self.losses = Losses(self.clock, migration_limit, roles, dispatch=self._dispatch, fail=self._fail)
         """Requests whose worker is gone."""
-        self.window: Window | None = None
+        self.counter: Counter | None = None
         """Where requests are noted for a planner, if there is one."""
         self.handover: Handover | None = None
         """Brings requests from workers that prefill to those that decode, where there are such."""
@@ -218,7 +218,7 @@ class Cluster:
         worker.is_handing_over = True
         worker.engine.advance(self.clock.now)
         for sequence in worker.sequences:
-            number, scheduler = _number(sequence), worker.engine.scheduler
+            number, scheduler = number_of(sequence), worker.engine.scheduler
             if sequence.decoding and sequence.first_token_s >= 0 and not scheduler.is_ending(sequence):
                 self.losses.note(sequence, worker)
                 worker.abort(sequence)
@@ -285,7 +285,7 @@ class Cluster:
         for number, move in [] if self.moves is None else self.moves.of(worker):
             self._on_kv_lost(number, move, worker)
         for sequence in worker.sequences if self.moves is not None else ():
-            self._drop_move(_number(sequence))
+            self._drop_move(number_of(sequence))
         if self.handover is not None:
             self.handover.on_gone(worker)
         else:
@@ -319,7 +319,7 @@ class Cluster:
         if output.sampled:
             worker.note_first_tokens(output)
         for sequence in output.finished:
-            number = _number(sequence)
+            number = number_of(sequence)
             router.on_finish(number)
             log.worker[number] = worker.number
             log.cached_tokens[number] = sequence.cached_tokens
@@ -327,7 +327,7 @@ class Cluster:
             log.preemptions[number] = sequence.num_preemptions
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s
-            if self.losses.said:
+            if self.losses.generated:
                 self.losses.amend(sequence, output.end, log, worker.engine.log)
             if not sequence.is_failed:  # a token that came with the KV may be all that was asked for
                 first_s = sequence.first_token_s if sequence.first_token_s >= 0 else output.end
@@ -337,8 +337,8 @@ class Cluster:
             if self.handover is not None:
                 self.handover.on_decoded(number, sequence, answer_s=answer_s)
             self.pacer.on_end(number, output.end + answer_s)
-        if self.window is not None:
-            self.window.on_output(output, log, self.workload.requests)
+        if self.counter is not None:
+            self.counter.on_output(output, log, self.workload.requests)
         self.num_finished += len(output.finished)
         if output.finished and self._on_progress is not None:
             self._on_progress(self.num_finished)
@@ -350,7 +350,7 @@ class Cluster:
             self._hand_over(worker)
 
     def _note_second_token(self, sequence: EngineSequence, time: float) -> None:
-        number = _number(sequence)
+        number = number_of(sequence)
         if math.isnan(self.log.second_token_s[number]):
             self.log.second_token_s[number] = time
 
@@ -366,8 +366,8 @@ class Cluster:
         self._awaited_s = -1.0
         for number, intended in self.pacer.due(now):
             self.log.intended_s[number] = intended
-            if self.window is not None:
-                self.window.on_arrival(self.workload.requests[number].input_length)
+            if self.counter is not None:
+                self.counter.on_arrival(self.workload.requests[number].input_length)
             passed = self._passed_on(number, now)
             if passed > now:
                 self.delays_s += passed - now
@@ -387,21 +387,21 @@ class Cluster:
         request = self.workload.requests[number]
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
-        num_tokens = request.input_length + self.losses.num_said(number)
+        num_tokens = request.input_length + self.losses.num_generated(number)
         return Prompt(num_tokens, blocks, request.session or None), chain
 
     def _sequence(self, number: int, chain: BlockChain) -> EngineSequence:
         """Return a request as an engine takes it that answers it; one that ends by EOS has a limit beyond that."""
-        request, num_said = self.workload.requests[number], self.losses.num_said(number)
+        request, num_generated = self.workload.requests[number], self.losses.num_generated(number)
         sequence = EngineSequence(
             number,
-            num_prompt=request.input_length + num_said,
-            max_tokens=request.max_tokens(self._context) - num_said,
-            stop_after=request.output_length - num_said if request.ends == "stop" else None,
+            num_prompt=request.input_length + num_generated,
+            max_tokens=request.max_tokens(self._context) - num_generated,
+            stop_after=request.output_length - num_generated if request.ends == "stop" else None,
             chain=chain,
             arrival=self.clock.now,
         )
-        if num_said:
+        if num_generated:
             self.losses.go_on(sequence)
         return sequence
 
@@ -465,7 +465,7 @@ class Cluster:
         if self.moves is not None:
             self.moves.on_sent(number, worker)
         worker.add(sequence)
-        if self.losses.said and self.losses.num_said(number) == 1:
+        if self.losses.generated and self.losses.num_generated(number) == 1:
             worker.await_second_token(sequence)
 
     def _note(self, number: int, decision: Decision, router: Router) -> None:
@@ -480,8 +480,3 @@ class Cluster:
         """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
         for place, worker in enumerate(self.workers):
             self.first_gap_rows[place] = worker.engine.split_log(self.clock.now)
-
-
-def _number(sequence: EngineSequence) -> int:
-    assert isinstance(sequence.id, int)
-    return sequence.id

@@ -20,7 +20,7 @@ from dynabench.virtual.overlap import hidden_bytes
 from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns
 from dynabench.virtual.traffic import Traffic
-from dynabench.virtual.worker import Worker
+from dynabench.virtual.worker import Worker, number_of
 from mocker import BlockChain, StepOutput
 from mocker import Sequence as EngineSequence
 from mocker.timing.choose import SimulatedEngine
@@ -206,8 +206,7 @@ class Handover:
             self._send_chunks(output)
         router = self.routing.router
         for sequence in output.finished:
-            number = sequence.id
-            assert isinstance(number, int)
+            number = number_of(sequence)
             router.on_finish(number)
             journey = self._journeys[number]
             journey.is_held = True
@@ -280,8 +279,7 @@ class Handover:
     def on_loads(self, sequences: list[EngineSequence]) -> None:
         """Go on with those for which a decode worker has taken blocks."""
         for sequence in sequences:
-            number = sequence.id
-            assert isinstance(number, int)
+            number = number_of(sequence)
             self._log.decode_blocks_s[number] = self._clock.now
             journey = self._journeys[number]
             journey.has_blocks = True
@@ -339,8 +337,7 @@ class Handover:
             is_last = sequence in output.finished
             if (sequence.is_over or sequence.num_preemptions) and not is_last:
                 continue
-            number = sequence.id
-            assert isinstance(number, int)
+            number = number_of(sequence)
             journey = self._journeys[number]
             assert journey.decoded is not None
             journey.num_computed = max(journey.num_computed, sequence.cached_tokens) + count
@@ -397,8 +394,7 @@ class Handover:
             self._on_prefill_gone(worker)
             return
         for sequence in worker.sequences:
-            number = sequence.id
-            assert isinstance(number, int)
+            number = number_of(sequence)
             journey = self._journeys.get(number)
             if journey is not None and journey.decoded is sequence:  # and not given up before
                 self._give_up(number, journey)

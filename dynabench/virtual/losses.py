@@ -4,19 +4,19 @@ A request's life (`serving.life`) decides how often it may do that, and how long
 same on the wall clock.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from dynabench.virtual.clock import ARRIVAL, Clock
-from dynabench.virtual.worker import Worker
+from dynabench.virtual.worker import Worker, number_of
 from mocker import Sequence
 from mocker.step import StepLog
 from reports.records import RequestLog
 from serving.life import DisaggregationConfig, Life, PlaceAgain, Refused
 
 
-class Said(NamedTuple):
+class Generated(NamedTuple):
     """The part of an answer that has been given."""
 
     num_tokens: int
@@ -50,7 +50,7 @@ class Losses:
             dispatch: sends a request on its way again.
             fail: ends a request, with a message.
         """
-        self.said: dict[int, Said] = {}
+        self.generated: dict[int, Generated] = {}
         """Of requests that had begun."""
         self.num_lost = 0
         """Times that a request lost its worker."""
@@ -64,35 +64,35 @@ class Losses:
 
     def note(self, sequence: Sequence, worker: Worker) -> None:
         """Note which tokens of an answer a worker has given, before the request goes on elsewhere."""
-        engine, number = worker.engine, _number(sequence.id)
-        before = self.said.get(number)
+        engine, number = worker.engine, number_of(sequence)
+        before = self.generated.get(number)
         num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
         if num_new <= 0 or sequence.first_token_s < 0:
             return
         last_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
         admitted_s = before.admitted_s if before else sequence.first_scheduled_s
         cached_tokens = before.cached_tokens if before else sequence.cached_tokens
-        num_said = num_new + (before.num_tokens if before else 0)
-        self.said[number] = Said(num_said, sequence.first_token_s, last_s, admitted_s, cached_tokens)
+        num_generated = num_new + (before.num_tokens if before else 0)
+        self.generated[number] = Generated(num_generated, sequence.first_token_s, last_s, admitted_s, cached_tokens)
 
-    def num_said(self, number: int) -> int:
+    def num_generated(self, number: int) -> int:
         """Return how many tokens of a request's answer were given by workers that are gone."""
-        said = self.said.get(number)
-        return 0 if said is None else said.num_tokens
+        given = self.generated.get(number)
+        return 0 if given is None else given.num_tokens
 
     def go_on(self, sequence: Sequence) -> None:
         """Let a sequence continue an answer: its first token came before, and it has waited since the last one."""
-        said = self.said[_number(sequence.id)]
-        sequence.first_token_s, sequence.waited_since_s = said.first_token_s, said.last_token_s
+        given = self.generated[number_of(sequence)]
+        sequence.first_token_s, sequence.waited_since_s = given.first_token_s, given.last_token_s
 
     def amend(self, sequence: Sequence, end: float, log: RequestLog, gaps: StepLog) -> None:
         """Correct the log of a request that has ended: if several workers gave its answer, log it as if one had."""
-        number = _number(sequence.id)
-        if (said := self.said.get(number)) is not None:
-            log.admitted_s[number] = said.admitted_s
-            log.cached_tokens[number] = said.cached_tokens
+        number = number_of(sequence)
+        if (given := self.generated.get(number)) is not None:
+            log.admitted_s[number] = given.admitted_s
+            log.cached_tokens[number] = given.cached_tokens
             if sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
-                gaps.add_gap(end - said.last_token_s)
+                gaps.add_gap(end - given.last_token_s)
 
     def life(self, number: int) -> Life:
         """Return the life of a request: what it may still do."""
@@ -101,7 +101,7 @@ class Losses:
     def on_lost(self, sequence: Sequence, worker: Worker, life: Life | None = None) -> None:
         """Let a request whose worker is gone go on elsewhere, if it may."""
         self.note(sequence, worker)
-        self.on_kv_lost(_number(sequence.id), worker, life)
+        self.on_kv_lost(number_of(sequence), worker, life)
 
     def on_kv_lost(self, number: int, worker: Worker, life: Life | None = None) -> None:
         """Let a request that has lost its KV, or its worker, go on elsewhere, if it may."""
@@ -141,8 +141,3 @@ class Losses:
                 self._fail(number, reason)
             case _:
                 raise AssertionError(f"request {number} has not ended")
-
-
-def _number(id: Hashable) -> int:
-    assert isinstance(id, int)
-    return id

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dynabench.virtual.traffic import Traffic
-from dynabench.virtual.worker import Worker
+from dynabench.virtual.worker import Worker, number_of
 from mocker import Sequence as EngineSequence
 from mocker.timing.kv_size import KvSize
 
@@ -51,8 +51,7 @@ class Moves:
         """Begin to read the KV of those sequences that move, now that they have blocks; return the others."""
         others = []
         for sequence in sequences:
-            number = sequence.id
-            assert isinstance(number, int)
+            number = number_of(sequence)
             move = self._moves.get(number)
             if move is not None and move.sequence is sequence:
                 self._read(number, move)

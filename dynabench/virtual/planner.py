@@ -5,11 +5,11 @@ import math
 from dynabench.planner.facts import facts_of
 from dynabench.virtual.clock import ARRIVAL
 from dynabench.virtual.cluster import Cluster
-from dynabench.virtual.window import Window
+from dynabench.virtual.counter import Counter
 from dynabench.virtual.worker import Worker
 from mocker.work import work_of
 from reports.fleet import Change
-from serving.planner import Observation, Planner, PlannerConfig, PoolState, RankLoad
+from serving.planner import Observation, Planner, PlannerConfig, PoolState, RankLoad, traffic_between
 
 
 def load_of(worker: Worker, now: float) -> RankLoad:
@@ -41,8 +41,8 @@ class SimulatedPlanner:
         self.notes: dict[str, int] = {}
         """What the planner noted, and how often."""
         self._cluster = cluster
-        self._looked_s = cluster.clock.now
-        self._window = cluster.window = Window()
+        self._counter = cluster.counter = Counter()
+        self._looked = cluster.clock.now, self._counter.counts
         self._look_again()
 
     def _look_again(self) -> None:
@@ -75,6 +75,6 @@ class SimulatedPlanner:
                 num_draining=len(fleet.of(name, "draining")),
                 loads=tuple(load_of(rank, now) for member in ready for rank in member.ranks),
             )
-        traffic = self._window.take(now - self._looked_s)
-        self._looked_s = now
+        (before_s, before), self._looked = self._looked, (now, self._counter.counts)
+        traffic = traffic_between(before, self._looked[1], now - before_s)
         return Observation(now=now, pools=pools, traffic=traffic)

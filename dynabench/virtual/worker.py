@@ -11,6 +11,12 @@ from mocker.offload.tiers import TierWork
 from mocker.timing.model import Faster
 
 
+def number_of(sequence: Sequence) -> int:
+    """Return the number of a request in the workload, by which a cluster names its sequences."""
+    assert isinstance(sequence.id, int)
+    return sequence.id
+
+
 class Worker:
     """One engine on the clock."""
 

@@ -2,6 +2,7 @@
 
 from serving.planner.capacity import StepTimes
 from serving.planner.config import PlannerConfig
+from serving.planner.counts import Counts, traffic_between
 from serving.planner.decision import Decision, Target
 from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, Traffic
 from serving.planner.planner import Planner, policy_named
@@ -11,6 +12,7 @@ from serving.planner.predictors import PREDICTORS
 __all__ = [
     "PLANNERS",
     "PREDICTORS",
+    "Counts",
     "Decision",
     "Observation",
     "Planner",
@@ -22,4 +24,5 @@ __all__ = [
     "Target",
     "Traffic",
     "policy_named",
+    "traffic_between",
 ]

@@ -114,37 +114,29 @@ class EtcdDiscovery:
         Raises:
             RuntimeUnavailableError: etcd does not answer, or refuses us.
         """
-        place = _encode(key)
-        request = {
-            "compare": [{"target": "CREATE", "key": place, "create_revision": "0"}],
-            "success": [{"request_put": {"key": place, "value": b64encode(value).decode()}}],
-            "failure": [{"request_range": {"key": place}}],
-        }
-        try:
-            answer = await self._call("kv/txn", request)
-        except UNREACHABLE as error:
-            raise RuntimeUnavailableError(f"etcd refuses the key {key}: {_reason(error)}") from error
-        if answer.get("succeeded"):
-            return value
-        return _decode(answer["responses"][0]["response_range"]["kvs"][0].get("value", ""))
+        answer = await self._make(_encode(key), f"etcd refuses the key {key}", value=b64encode(value).decode())
+        return value if answer.get("succeeded") else _decode(_held(answer).get("value", ""))
 
     async def claim(self, name: str) -> int | None:
         """See `Discovery`; the term is the revision of the store in which the key was made."""
-        key = _encode(f"v1/claims/{name}")
         lease = str(self._lease)
+        answer = await self._make(_encode(f"v1/claims/{name}"), f"etcd does not say who holds {name}", lease=lease)
+        if answer.get("succeeded"):
+            return int(answer["header"]["revision"])
+        held = _held(answer)
+        return int(held["create_revision"]) if held.get("lease") == lease else None
+
+    async def _make(self, key: str, trouble: str, **content: str) -> Any:
+        """Put a key unless it is there; return etcd's answer, which else says what it holds."""
         request = {
             "compare": [{"target": "CREATE", "key": key, "create_revision": "0"}],
-            "success": [{"request_put": {"key": key, "lease": lease}}],
+            "success": [{"request_put": {"key": key} | content}],
             "failure": [{"request_range": {"key": key}}],
         }
         try:
-            answer = await self._call("kv/txn", request)
+            return await self._call("kv/txn", request)
         except UNREACHABLE as error:
-            raise RuntimeUnavailableError(f"etcd does not say who holds {name}: {_reason(error)}") from error
-        if answer.get("succeeded"):
-            return int(answer["header"]["revision"])
-        held = answer["responses"][0]["response_range"]["kvs"][0]
-        return int(held["create_revision"]) if held.get("lease") == lease else None
+            raise RuntimeUnavailableError(f"{trouble}: {_reason(error)}") from error
 
     async def delete(self, key: str) -> None:
         """Take a key of ours out."""
@@ -347,6 +339,12 @@ def _encode(key: str) -> str:
 
 def _decode(text: str) -> bytes:
     return b64decode(text)
+
+
+def _held(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the key that a transaction found."""
+    found: dict[str, Any] = answer["responses"][0]["response_range"]["kvs"][0]
+    return found
 
 
 def _answer(text: str | bytes) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_a_worker_that_dies_is_replaced_and_its_answers_go_on_where_they_stopped
     """One request, which has 80 of its 100 tokens when its worker dies, and needs another prefill."""
     made, record = simulated(aggregated("at 1s: kill worker 0"), workload((0.0, 96, 100)))
     assert counts(made) == [(0, 0, 2, 0), (1, 1, 1, 0), (6, 0, 2, 0)]
-    assert made.losses.said[0].num_tokens == 81
+    assert made.losses.generated[0].num_tokens == 81
     [last_s] = record.requests.last_token_s
     assert last_s == pytest.approx(1.0 + 0.2 + 18 * 0.01)
     assert record.requests.first_token_s[0] == pytest.approx(0.2)
@@ -100,7 +100,7 @@ def test_a_worker_that_hands_over_passes_on_the_kv_and_leaves_once_it_was_read()
     deployment = aggregated("at 0.605s: drain worker 0", drain_policy="hand-over")
     transfer = TransferConfig(bandwidth_gb_s=9 * BLOCK / 1000, latency_ms=0.0, kv_bytes_per_token=1e6 / 1.0)
     made, record = simulated(replace(deployment, transfer=transfer), workload((0.0, 96, 100)))
-    assert made.losses.said[0].num_tokens == 41
+    assert made.losses.generated[0].num_tokens == 41
     assert made.losses.num_lost == 0
     left_s = made.fleet.members[0].until_s
     assert left_s == pytest.approx(0.605 + 1.0, rel=0.02)

@@ -84,7 +84,9 @@ def test_parts_are_searched_at_once_and_joined_in_order():
     requests = workload(
         *[row for place, count in enumerate(counts) for row in each_second(60 * place, 60 * place + 60, count)]
     )
-    assert oracle(deployment(), requests, "ttft <= 1.5s", jobs=2).replicas == {"worker": tuple(counts)}
+    found = oracle(deployment(), requests, "ttft <= 1.5s", jobs=2)
+    assert found.replicas == {"worker": tuple(counts)}
+    assert found == oracle(deployment(), requests, "ttft <= 1.5s", jobs=1)
 
 
 def test_signals_are_heard_after_a_search_in_one_process():

@@ -8,17 +8,20 @@ import uvloop
 from aiohttp import web
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.planner.hands import Hands
 from dynabench.planner.history import cut, fleet_use
 from dynabench.planner.messages import Fleet, Orders, Wanted, Worker, fleets, orders
 from dynabench.planner.roster import PoolOfWorkers, Roster
-from dynabench.planner.seen import STALE_S, Counts, Reports, traffic_between
+from dynabench.planner.seen import STALE_S, Reports, counts_of
 from dynabench.planner.service import PlannerService, PlannerServiceConfig
 from mocker import EngineConfig
 from reports.fleet import Headcount
-from serving.planner import PlannerConfig
+from serving.planner import PlannerConfig, traffic_between
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.supervision.group import Ready
 from serving.worker.engine import Work
 from serving.worker.load_reports import TOPIC, LoadReport
 from tests.support.waiting import until_async
@@ -103,8 +106,8 @@ def test_the_past_of_a_run_counts_from_its_start():
 
 
 def test_traffic_is_the_growth_of_the_frontends_counts():
-    before = Counts.of('dynamo_frontend_input_sequence_tokens_count{model="a"} 2.0\n')
-    after = Counts.of(
+    before = counts_of('dynamo_frontend_input_sequence_tokens_count{model="a"} 2.0\n')
+    after = counts_of(
         'dynamo_frontend_input_sequence_tokens_bucket{le="50",model="a"} 9.0\n'
         'dynamo_frontend_input_sequence_tokens_count{model="a"} 6.0\n'
         'dynamo_frontend_input_sequence_tokens_sum{model="a"} 400.0\n'
@@ -250,3 +253,36 @@ def test_a_planner_does_not_choose_among_several_hands(tmp_path, caplog):
             await until_async(lambda: "in dynamo, but there are 2" in caplog.text)
 
     uvloop.run(main())
+
+
+class Refusing:
+    """Discovery that takes a key only the third time, as an etcd that was short of space."""
+
+    instance_id = 1
+
+    def __init__(self):
+        self.discovery = self
+        self.num_asked = 0
+        self.fleet = None
+
+    async def put(self, key, value):
+        self.num_asked += 1
+        if self.num_asked < 3:
+            raise RuntimeUnavailableError("etcd refuses the key")
+        self.fleet = msgspec.json.decode(value, type=Fleet)
+
+
+def test_hands_whose_report_is_refused_say_so_once_and_try_again(monkeypatch):
+    monkeypatch.setattr("dynabench.planner.hands.AGAIN_S", 0.01)
+    said = []
+
+    async def main():
+        hands, network = Hands(Deployment(), {}, namespace="dynamo", say=said.append), Refusing()
+        obeying = asyncio.create_task(hands._obey_forever(None, network))
+        hands.on_event(Ready("worker-0", "a"))
+        await until_async(lambda: network.fleet is not None)
+        obeying.cancel()
+        assert network.fleet.pools["worker"][0].state == "ready"
+
+    uvloop.run(main())
+    assert said == ["the planner cannot be told about the workers; trying again until it can: etcd refuses the key"]

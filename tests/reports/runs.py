@@ -1,25 +1,14 @@
 """A small run of round numbers, for tests of what is made of one."""
 
+import dataclasses
+
 import numpy as np
 
 from reports.fleet import Change, FleetUse, Headcount, PoolFleet
 from reports.pools import LinkUse, PoolUse, TierUse, Traffic, Use
 from reports.records import Record, Requests
 
-GAPS = (
-    "gaps",
-    "num_workers",
-    "repeat",
-    "is_complete",
-    "notes",
-    "facts",
-    "is_live",
-    "pools",
-    "links",
-    "tiers",
-    "kv",
-    "fleet",
-)
+FIELDS = {field.name for field in dataclasses.fields(Record)}
 
 
 def run(arm="a", ttft=(1.0, 2.0), **changes):
@@ -46,7 +35,7 @@ def run(arm="a", ttft=(1.0, 2.0), **changes):
         "preemptions": np.zeros(count, int),
     }
     fields = {"gaps": np.array([[1.0, 0, 0, 9, count]]), "wall_s": 0.1, "num_workers": 2}
-    fields |= {name: changes.pop(name) for name in GAPS if name in changes}
+    fields |= {name: changes.pop(name) for name in FIELDS if name in changes}
     return Record(arm, Requests.of(**columns | changes), **fields)
 
 

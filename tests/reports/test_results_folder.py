@@ -14,7 +14,7 @@ from reports import folder
 from reports.folder import ReportError
 from reports.pools import PoolUse, Use
 from reports.records import COLUMNS
-from tests.reports.runs import APART, apart, run
+from tests.reports.runs import APART, FIELDS, apart, run
 
 BEFORE = Path(__file__).parent / "version_2"
 """Written by the version before `Requests`: 12 requests, round-robin and kv; -1 stands for what is not known."""
@@ -38,18 +38,7 @@ def test_runs_come_back_as_they_were(tmp_path):
     for before, after in zip(made, found, strict=True):
         for name in COLUMNS:
             assert getattr(after.requests, name).tolist() == getattr(before.requests, name).tolist()
-        for name in (
-            "arm",
-            "repeat",
-            "num_workers",
-            "wall_s",
-            "is_complete",
-            "notes",
-            "facts",
-            "is_live",
-            "pools",
-            "links",
-        ):
+        for name in FIELDS - {"requests", "gaps"}:
             assert getattr(after, name) == getattr(before, name)
         assert after.gaps.tolist() == before.gaps.tolist()
 

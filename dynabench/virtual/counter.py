@@ -1,0 +1,61 @@
+"""What a planner hears of requests in virtual time: sums since the start, as a real frontend keeps them."""
+
+from collections.abc import Sequence
+
+from dynabench.virtual.worker import number_of
+from mocker import StepOutput
+from reports.records import RequestLog
+from serving.planner import Counts
+from workloads import Request
+
+
+class Counter:
+    """Counts requests as they come, begin to be answered and end."""
+
+    def __init__(self) -> None:
+        self._num_arrived = self._num_first_tokens = self._num_ended = self._num_gaps = 0
+        self._prompt_tokens = self._ended_prompt_tokens = self._cached_tokens = self._output_tokens = 0
+        self._ttft_s = self._e2e_s = self._gaps_s = 0.0
+
+    def on_arrival(self, isl: int) -> None:
+        """Take note of a request that has come."""
+        self._num_arrived += 1
+        self._prompt_tokens += isl
+
+    def on_output(self, output: StepOutput, log: RequestLog, requests: Sequence[Request]) -> None:
+        """Take note of the answers that began or ended with a step, once they are in the log."""
+        for sequence in output.sampled:
+            if sequence.first_token_s == output.end:
+                self._num_first_tokens += 1
+                self._ttft_s += output.end - log.intended_s[number_of(sequence)]
+        for sequence in output.finished:
+            if not sequence.is_failed:
+                self._on_end(number_of(sequence), output.end, log, requests)
+
+    def _on_end(self, number: int, end_s: float, log: RequestLog, requests: Sequence[Request]) -> None:
+        request = requests[number]
+        self._num_ended += 1
+        self._ended_prompt_tokens += request.input_length
+        self._output_tokens += request.output_length
+        self._cached_tokens += log.cached_tokens[number]
+        self._e2e_s += end_s - log.intended_s[number]
+        self._num_gaps += request.output_length - 1
+        self._gaps_s += log.last_token_s[number] - log.first_token_s[number]
+
+    @property
+    def counts(self) -> Counts:
+        """What was counted until now."""
+        return Counts(
+            num_arrived=self._num_arrived,
+            prompt_tokens=self._prompt_tokens,
+            num_ended=self._num_ended,
+            output_tokens=self._output_tokens,
+            ended_prompt_tokens=self._ended_prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            num_first_tokens=self._num_first_tokens,
+            ttft_s=self._ttft_s,
+            num_gaps=self._num_gaps,
+            gaps_s=self._gaps_s,
+            num_durations=self._num_ended,
+            e2e_s=self._e2e_s,
+        )
