@@ -9,6 +9,7 @@ from reports.tiers import overlap
 def verdict(summary: Summary) -> str:
     """Say in a few sentences which arm won, by how much, and whether that is more than noise."""
     parts = [] if summary.is_valid else ["This run is not valid (see the notes): do not trust its figures."]
+    parts.append(fleet_verdict(summary))  # first, where workers come and go: it is what they are compared for
     if not summary.differences:
         parts.append(f"Only {summary.baseline} was measured; there is nothing to compare it with.")
     parts += filter(
@@ -20,7 +21,6 @@ def verdict(summary: Summary) -> str:
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable
     ]
-    parts.append(fleet_verdict(summary))
     parts.append(overlap((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(

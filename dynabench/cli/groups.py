@@ -137,4 +137,4 @@ def refuse_without_roles(deployment: Deployment) -> None:
             raise UserError(f"{flag} is for prefill and decode workers; give --prefill-workers and --decode-workers")
 
 
-VARY = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048"
+VARY = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048 or --vary planner=static,hpa"
