@@ -286,6 +286,7 @@ def test_requests_of_a_preparer_that_is_killed_are_prepared_by_the_next(tmp_path
         try:
             await preparer.start()
             first = preparer._process
+            first._process.send_signal(signal.SIGSTOP)  # else it may have answered before it is killed
             asking = asyncio.create_task(preparer.prepare(*chat("once")))
             while not first._waiting:
                 await asyncio.sleep(0)
