@@ -31,8 +31,8 @@ FORMULAS = {
     "changes": "how often the planner changed a pool; up, down: by how many workers, all changes together",
     "out_of_limits": f"windows in which fewer than {ENOUGH:.0%} of the requests that were to be sent were within the limits (a window "
     "without requests keeps them); a break is a row of such windows, the longest is the longest time from break to recovery",
-    "oracle": f"the fewest workers with which {ENOUGH:.0%} of the requests that can be within the limits (possible) are, window by "
-    "window, as only a simulation can find out; over: integral of max(0, workers on GPUs - needed) x GPUs; under: integral of max(0, "
+    "oracle": f"the fewest workers, all of them ready and none of them slow, with which {ENOUGH:.0%} of the requests that can be within "
+    "the limits (possible) are, window by window, as only a simulation can find out; over: integral of max(0, workers on GPUs - needed) x GPUs; under: integral of max(0, "
     "needed - ready workers) x GPUs",
 }
 LABELS = {

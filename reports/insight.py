@@ -164,6 +164,8 @@ def remarks(repeats: list[Record]) -> list[str]:
             "the workload does not know what prompts share, so each had a prefix of its own: its hits are unknown, and no "
             "verdict on caching or on modes that follow prefixes is possible"
         )
+    if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
+        found.append(f"{missed:,} of the events of its fleet were due after its last answer, so nothing came of them")
     return found
 
 

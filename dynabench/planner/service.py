@@ -19,6 +19,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import SimulatedPool, pools_of
 from dynabench.deployment.processes import component_of
 from dynabench.planner.facts import facts_of
+from dynabench.planner.log_lines import json_of, line_of
 from dynabench.planner.messages import Fleet, Orders, Wanted, claim, fleets, orders
 from dynabench.planner.seen import Reports, counts_of, is_up, mean_startup_s
 from serving.planner import Counts, Decision, Observation, Planner, policy_named, traffic_between
@@ -182,9 +183,10 @@ class PlannerService:
     async def _order(self, id: str, fleet: Fleet, seen: Observation, decision: Decision) -> None:
         """Log a decision, and leave it for the hands."""
         number = self._orders.decisions + 1
-        level = logging.INFO if decision.changes else logging.DEBUG
-        if log.isEnabledFor(level):
-            log.log(level, "%s", _line(number, decision, seen))
+        if decision.changes:
+            log.info("%s", line_of(number, decision, seen))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", json_of(number, decision, seen))
         self._note(decision.notes)
         wanted = dict(self._orders.wanted) if self._orders.fleet == id else {}
         for name, target in decision.orders.items():
@@ -218,15 +220,3 @@ class PlannerService:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _line(number: int, decision: Decision, seen: Observation) -> str:
-    """Return a decision and what it was made of as one line of JSON."""
-    content = {
-        "decision": number,
-        "advisory": decision.is_advisory,
-        "changes": decision.changes,
-        "notes": decision.notes,
-        "seen": {"pools": seen.pools, "traffic": seen.traffic},
-    }
-    return msgspec.json.encode(content).decode()

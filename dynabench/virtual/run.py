@@ -73,13 +73,17 @@ def run(
         is_complete = False
     wall_s = time.perf_counter() - started
     requests = _requests(cluster, workload, plan.settings.load)
-    facts, overhead = {}, cluster.overhead
+    overhead = cluster.overhead
+    facts: dict[str, float] = {}
     if _is_sync_free(plan.deployment):
         facts["without_host_time"] = 1.0
     if _has_unused_model(plan.deployment):
         facts["without_gpu"] = 1.0
     if not workload.knows_prefixes:
         facts["without_prefixes"] = 1.0
+    fleet = fleet_use(cluster, planner)
+    if missed := sum(event.time_s > fleet.length_s for event in plan.deployment.fleet.timeline):
+        facts["missed_events"] = missed
     if any(overhead) and requests.succeeded.any():
         delays_s = cluster.delays_s + (cluster.handover.delays_s if cluster.handover is not None else 0.0)
         outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
@@ -97,7 +101,7 @@ def run(
         links=link_use(cluster),
         tiers=tier_use(cluster, requests),
         kv=kv_use(cluster),
-        fleet=fleet_use(cluster, planner),
+        fleet=fleet,
     )
 
 

@@ -92,7 +92,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         waiting = until_stopped(runtime.stopping, engine.failed())
         [outcome] = await asyncio.gather(waiting, return_exceptions=True)
         if runtime.num_streams:
-            log.info("finishing %d request(s); Ctrl-C again stops at once", runtime.num_streams)
+            log.info("finishing %d request(s); a second signal stops at once", runtime.num_streams)
         is_well = not isinstance(outcome, BaseException)
         # Also of an engine that failed: nobody should be sent to it while it is taken down.
         await runtime.drain(engine.released if is_well and isinstance(engine, HoldingEngine) else None)

@@ -16,6 +16,7 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import cluster_of, run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from reports.insight import remarks
 from serving.router import ROUTER_MODES
 from tests.dynabench.test_handover import BLOCK, apart, clusters, workload
 from workloads import Workload
@@ -252,6 +253,13 @@ def test_events_that_name_an_unknown_pool_or_worker_are_refused(events, message)
     with pytest.raises(ValueError, match="events") as refused:
         simulated(aggregated(events), STEADY)
     assert str(refused.value) == message
+
+
+def test_events_that_come_after_the_last_answer_are_remarked_upon():
+    _, record = simulated(aggregated("at 1s: +1; at 1h: -1; at 2h: +1"), STEADY)
+    assert record.facts["missed_events"] == 2
+    [remark] = [each for each in remarks([record]) if "events" in each]
+    assert remark == "2 of the events of its fleet were due after its last answer, so nothing came of them"
 
 
 def test_an_event_must_name_the_pool_if_there_are_several():

@@ -90,9 +90,9 @@ class Served:
 
 
 @contextmanager
-def serving(tmp_path, *flags, model="mock"):
+def serving(tmp_path, *flags, model="mock", environment=()):
     port = free_port()
-    environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
+    environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")} | dict(environment)
     command = [sys.executable, "-m", "dynabench", "serve", "--http-port", port, "--workers", 1, *ENGINE, *PLANNER, *ALL]
     log = tmp_path / "log"
     with log.open("w") as file:
@@ -126,11 +126,13 @@ def test_workers_come_under_load_and_leave_after_it_without_losing_a_token(tmp_p
 
 
 def test_decisions_are_logged_with_what_was_seen(tmp_path):
-    with serving(tmp_path) as served:
+    with serving(tmp_path, environment={"DYN_LOG": "debug"}) as served:
         with served.load():
             served.wait_for(2)
         lines = [line for line in served.log.splitlines() if '"changes":{"worker"' in line]
         line = json.loads(lines[0][lines[0].index("{") :])
+        served.until_says(": worker: 1 -> 2 (KV usage of a rank is ")
+        served.until_says("; worker: 1 ready, 0 starting, 0 draining, ")
     assert line["changes"]["worker"]["replicas"] == 2
     assert line["seen"]["pools"]["worker"]["num_ready"] == 1
     [load] = line["seen"]["pools"]["worker"]["loads"]
@@ -191,7 +193,8 @@ def test_a_start_that_hangs_is_given_up_and_another_one_is_made(tmp_path):
 def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path):
     with serving(tmp_path, "--advisory") as served, served.load():
         served.until_says("advisory: worker would have 2 workers")
-        served.until_says('"advisory":true,"changes":{"worker":{"replicas":2', 3)
+        served.until_says(": worker: 1 -> 2 (KV usage of a rank is ", 3)
+        assert ": advice " in served.log
         assert len(instances(served.url)) == 1
     assert "does not" not in served.log
     assert "worker-1" not in served.log
