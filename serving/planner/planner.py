@@ -231,9 +231,13 @@ def _check_limits(kind: type[Policy], config: PlannerConfig, pools: Sequence[Poo
         return
     roles = {pool.role for pool in pools}
     if config.planner_ttft_ms is None and roles & {"aggregated", "prefill"}:
-        raise ValueError(f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms or an --slo of ttft")
+        raise ValueError(
+            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, or in a simulation or run an --slo of ttft"
+        )
     if config.planner_itl_ms is None and roles & {"aggregated", "decode"}:
-        raise ValueError(f"planner {config.planner} needs an ITL limit: set planner_itl_ms or an --slo of itl or tpot")
+        raise ValueError(
+            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, or in a simulation or run an --slo of itl or tpot"
+        )
 
 
 def _missing_loads(pool: PoolFacts, state: PoolState) -> str:

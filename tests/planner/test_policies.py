@@ -39,7 +39,10 @@ def test_every_policy_says_in_a_line_what_it_does():
 def test_policies_refuse_to_plan_without_the_limits_and_step_times_that_they_need(name):
     roles = PLANNERS[name].layouts[0]
     pools = [timed(role, role=role) for role in roles]
-    with pytest.raises(ValueError, match=f"planner {name} needs a TTFT limit: set planner_ttft_ms or an --slo of ttft"):
+    with pytest.raises(
+        ValueError,
+        match=f"planner {name} needs a TTFT limit: set planner_ttft_ms, or in a simulation or run an --slo of ttft",
+    ):
         planner(name, *pools, planner_itl_ms=50)
     with pytest.raises(ValueError, match=f"planner {name} needs an ITL limit: set .* of itl or tpot"):
         planner(name, *pools, planner_ttft_ms=500)
