@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from serving.model.files import BYTES_CONTEXT
 from serving.role import Role as Role
-from serving.router import check_live_mode
+from serving.router import check_registered_mode
 from serving.runtime.address import EndpointAddress
 
 MAX_RANKS = 1024
@@ -83,7 +83,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         if card.key != key:
             raise ValueError(f"its key is {card.key}")
         if card.router_mode is not None:
-            check_live_mode(card.router_mode)
+            check_registered_mode(card.router_mode)
         return card
 
     @property

@@ -7,6 +7,7 @@ from serving.planner.decision import Decision, Target
 from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, Traffic
 from serving.planner.planner import Planner, policy_named
 from serving.planner.policies.named import PLANNERS
+from serving.planner.policies.policy import Policy, Proposal
 from serving.planner.predictors import PREDICTORS
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "Observation",
     "Planner",
     "PlannerConfig",
+    "Policy",
     "PoolFacts",
     "PoolState",
+    "Proposal",
     "RankLoad",
     "StepTimes",
     "Target",

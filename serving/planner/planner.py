@@ -15,6 +15,7 @@ Whatever the policy:
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from foundation.own_code import is_own, own_class
 from foundation.text import instead_of
 from serving.planner.budget import gpus_of
 from serving.planner.config import PlannerConfig
@@ -188,14 +189,19 @@ class Planner:
 
 
 def policy_named(name: str) -> type[Policy]:
-    """Return a policy.
+    """Return a policy: one of ours, or a user's own from a file.
 
     Raises:
         ValueError: there is none of that name.
     """
-    if name not in PLANNERS:
-        raise ValueError(f"planner {name!r} is unknown; {instead_of(name, PLANNERS)}")
-    return PLANNERS[name]
+    if name in PLANNERS:
+        return PLANNERS[name]
+    if is_own(name):
+        try:
+            return own_class(name, Policy)
+        except ValueError as error:
+            raise ValueError(f"planner {error}") from error
+    raise ValueError(f"planner {name!r} is unknown; {instead_of(name, PLANNERS)}")
 
 
 def _check(kind: type[Policy], config: PlannerConfig, pools: Sequence[PoolFacts]) -> None:

@@ -1,15 +1,18 @@
 """The router core: picks workers and keeps the books; no clock, no I/O."""
 
 from serving.router.blocks import PromptBlocks
-from serving.router.candidates import Prompt, WorkerState
+from serving.router.candidates import Candidates, Prompt, WorkerState
 from serving.router.config import RouterConfig, StepCosts
-from serving.router.policies.modes import ROUTER_MODES, Mode, check_live_mode, wants_kv_events
+from serving.router.policies.modes import ROUTER_MODES, Mode, check_live_mode, check_registered_mode, wants_kv_events
+from serving.router.policies.policy import Policy
 from serving.router.router import Decision, Router
 
 __all__ = [
     "ROUTER_MODES",
+    "Candidates",
     "Decision",
     "Mode",
+    "Policy",
     "Prompt",
     "PromptBlocks",
     "Router",
@@ -17,5 +20,6 @@ __all__ = [
     "StepCosts",
     "WorkerState",
     "check_live_mode",
+    "check_registered_mode",
     "wants_kv_events",
 ]

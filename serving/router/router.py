@@ -338,6 +338,8 @@ class Router:
     def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
         """Return what each candidate costs, and the place of the one to choose."""
         costs = self.policy.costs(candidates)
+        if len(costs) != len(candidates):  # a user's own mode may be wrong
+            raise ValueError(f"the router mode returned {len(costs)} costs for {len(candidates)} workers")
         return costs, choose(costs, self._temperature, self._rng, self._tolerance)
 
     def _take(

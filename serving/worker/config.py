@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Whole, changed, check
 from serving.model.card import Migrations, Role
-from serving.router import check_live_mode
+from serving.router import check_registered_mode
 from serving.runtime.address import EndpointAddress
 
 Model = TypeVar("Model", bound="ModelConfig")
@@ -66,7 +66,7 @@ class WorkerConfig(ModelConfig):
         """Refuse values without a meaning."""
         check(self)
         if self.router_mode is not None:
-            check_live_mode(self.router_mode)
+            check_registered_mode(self.router_mode)
 
     @property
     def address(self) -> EndpointAddress:

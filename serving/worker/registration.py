@@ -10,7 +10,7 @@ from serving.model.card import Bootstrap, ModelCard, ModelType, Role
 from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles, files_address, model_name
 from serving.model.watch import present_cards
-from serving.router import check_live_mode
+from serving.router import check_registered_mode
 from serving.runtime.distributed import DistributedRuntime, Endpoint
 from serving.runtime.server import GeneratorService
 
@@ -57,7 +57,7 @@ async def register_llm(
         files = await asyncio.to_thread(ModelFiles.read, model_path)
     if router_mode is not None:
         try:
-            check_live_mode(router_mode)
+            check_registered_mode(router_mode)
         except ValueError as error:
             raise ModelError(str(error)) from error
     if not 0 <= migration_limit <= 1023:

@@ -21,6 +21,18 @@ def planner(name: str, *pools, **settings) -> Planner:
     return Planner(PlannerConfig(planner=name, **settings), pools or (timed(),))
 
 
+OWN = """
+from serving.planner import Policy, Proposal
+
+class Mine(Policy):
+    default_interval_s = 1.0
+
+    def _propose_one(self, now, facts, state):
+        waiting = sum(load.num_waiting for load in state.loads)
+        return Proposal(state.size + waiting, f"{waiting} requests wait")
+"""
+
+
 def waiting(number: int) -> RankLoad:
     return RankLoad(num_waiting=number)
 
@@ -33,6 +45,14 @@ def test_every_policy_says_in_a_line_what_it_does():
     for kind in PLANNERS.values():
         assert kind.description and "\n" not in kind.description
         assert kind.default_interval_s > 0
+
+
+def test_a_policy_of_the_users_own_is_named_by_its_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    decision = planner(str(path)).decide(seen(worker=state(1, waiting(7))))
+    assert replicas(decision) == {"worker": 8}
+    assert decision.changes["worker"].reason == "7 requests wait"
 
 
 @pytest.mark.parametrize("name", [name for name, kind in PLANNERS.items() if kind.needs_limits])

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from serving.router import ROUTER_MODES, Prompt, PromptBlocks, Router, RouterConfig
+from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, Router, RouterConfig, check_registered_mode
 from serving.router.policies.policy import choose
 from serving.router.router import NoWorkersError
 
@@ -114,3 +114,37 @@ def test_every_mode_has_a_description_and_picks(mode):
 def test_an_unknown_mode_is_named():
     with pytest.raises(ValueError, match="router_mode 'best' is unknown; expected one of random"):
         router("best")
+
+
+OWN = """
+from serving.router import Candidates, Policy
+
+class Mine(Policy):
+    needs_load = False
+
+    def costs(self, candidates: Candidates):
+        return {costs}
+"""
+
+
+def own(tmp_path, costs):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN.format(costs=costs))
+    return path
+
+
+def test_a_mode_of_the_users_own_is_named_by_its_file(tmp_path):
+    path = own(tmp_path, "[-worker for worker in candidates.workers]")
+    assert router(str(path)).pick("r", prompt("a"), now=0.0).worker == 2
+    assert Mode.parse(f"{path}:Mine+eps(5)").eps == 5
+
+
+def test_a_mode_of_the_users_own_must_cost_each_worker(tmp_path):
+    core = router(str(own(tmp_path, "[1.0]")))
+    with pytest.raises(ValueError, match="the router mode returned 1 costs for 3 workers"):
+        core.pick("r", prompt("a"), now=0.0)
+
+
+def test_a_worker_cannot_ask_for_a_mode_in_a_file(tmp_path):
+    with pytest.raises(ValueError, match="a worker cannot ask for a mode in a file; give it to the frontend"):
+        check_registered_mode(f"{own(tmp_path, '[]')}+eps(5)")

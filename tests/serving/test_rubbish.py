@@ -50,6 +50,7 @@ RUBBISH = {
     "a card that is none": ("v1/mdc/dynamo/backend/generate/2", '{"name": 1}'),
     "a card under another's key": (card(2)[0], card(3)[1]),
     "a card with a router mode that does not exist": card(2, router_mode="no-such-mode"),
+    "a card with a router mode in a file": card(2, router_mode=f"{__file__}:Policy"),  # nor may it be run
     "a card with blocks of no tokens": card(2, kv_cache_block_size=0),
     "a card with a thousand million ranks": card(2, num_ranks=10**9),
     "a card that is nested deeply": (

@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import dataclass
 
+from foundation.own_code import is_own, own_class
 from foundation.text import instead_of
 from serving.router.config import RouterConfig
 from serving.router.policies import affinity, kv, load, oracles, predicting, prefix
@@ -70,14 +71,13 @@ class Mode:
 
     @classmethod
     def parse(cls, name: str) -> "Mode":
-        """Read `base`, or `base+addition(number)+...`.
+        """Read `base`, or `base+addition(number)+...`; the base is a mode of ours, or a file with one of the user's.
 
         Raises:
             ValueError: there is no such mode or addition.
         """
         base, *additions = name.split("+")
-        if base not in ROUTER_MODES:
-            raise ValueError(f"router_mode {base!r} is unknown; {instead_of(base, ROUTER_MODES)}")
+        _kind(base)
         values: dict[str, float] = {}
         for addition in additions:
             match = _FORM.fullmatch(addition)
@@ -92,7 +92,7 @@ class Mode:
 
     def policy(self, config: RouterConfig, rng: random.Random) -> Policy:
         """Make the policy."""
-        return ROUTER_MODES[self.base](config, rng)
+        return _kind(self.base)(config, rng)
 
     @property
     def is_oracle(self) -> bool:
@@ -103,6 +103,30 @@ class Mode:
     def is_held(self) -> bool:
         """Whether requests may wait at the router."""
         return self.late > 0
+
+
+def _kind(base: str) -> type[Policy]:
+    if base in ROUTER_MODES:
+        return ROUTER_MODES[base]
+    if is_own(base):
+        try:
+            return own_class(base, Policy)
+        except ValueError as error:
+            raise ValueError(f"router_mode {error}") from error
+    raise ValueError(
+        f"router_mode {base!r} is unknown; {instead_of(base, ROUTER_MODES)}, or FILE.py with one of your own"
+    )
+
+
+def check_registered_mode(name: str) -> None:
+    """Refuse a router mode that a worker must not ask for: what others register is no reason to run a file.
+
+    Raises:
+        ValueError: the live router cannot carry it out, or it is in a file.
+    """
+    if is_own(name.partition("+")[0]):
+        raise ValueError(f"router_mode {name!r}: a worker cannot ask for a mode in a file; give it to the frontend")
+    check_live_mode(name)
 
 
 def check_live_mode(name: str) -> None:

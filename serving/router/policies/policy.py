@@ -5,6 +5,8 @@ import random
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 from serving.router.tiers import EVERYTHING, PerTier
@@ -13,8 +15,9 @@ TrueWork = tuple[int, int, int]
 """Of one request at a worker: prompt tokens to compute, output tokens to come, context tokens."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Policy:
-    """A router mode."""
+    """A router mode: one of ours, or of a user's own in a file."""
 
     description: ClassVar[str]
     """One line for the list of modes, with the formula (compiled code keeps no docstrings)."""

@@ -1,0 +1,84 @@
+"""A class of the user's own, named on the command line as `FILE.py` or `FILE.py:CLASS`."""
+
+import functools
+import importlib.util
+import inspect
+import sys
+from types import ModuleType
+from typing import TypeVar
+
+from foundation.text import one_line
+
+T = TypeVar("T")
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of a class in a file."""
+    return _parts(name)[0].endswith(".py")
+
+
+def own_class(name: str, kind: type[T]) -> type[T]:
+    """Return the class that a name stands for: the only one of its kind in the file, or the one named after the colon.
+
+    Its file is run once in each process; it must not change meanwhile.
+
+    Raises:
+        ValueError: the file cannot be run, or has no such class.
+    """
+    path, wanted = _parts(name)
+    module = _module(path)
+    found = {
+        each.__name__: each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, kind) and each.__module__ == module.__name__
+    }
+    what = f"class that derives from {kind.__module__.partition('.policies')[0]}.{kind.__name__}"
+    if wanted:
+        if wanted not in found:
+            raise ValueError(f"{path}: expected a {what} and is named {wanted}, but there is {_listed(found)}")
+        return found[wanted]
+    leaves = {
+        n: each
+        for n, each in found.items()
+        if not any(other is not each and issubclass(other, each) for other in found.values())
+    }
+    if len(leaves) != 1:
+        hint = f"; name one, as in {path}:{next(iter(leaves))}" if leaves else ""
+        raise ValueError(f"{path}: expected one {what}, but there is {_listed(leaves)}{hint}")
+    return next(iter(leaves.values()))
+
+
+def _parts(name: str) -> tuple[str, str]:
+    path, colon, wanted = name.rpartition(":")
+    return (path, wanted) if colon and path.endswith(".py") else (name, "")
+
+
+@functools.cache
+def _module(path: str) -> ModuleType:
+    name = f"own_code:{path}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except FileNotFoundError as error:
+        del sys.modules[name]
+        if error.filename and str(error.filename).endswith(path):
+            raise ValueError(f"{path}: no such file") from error
+        raise ValueError(f"{path} cannot be run: {one_line(error)}") from error
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"{path} cannot be run: {type(error).__name__}: {_told(error, path)}") from error
+    return module
+
+
+def _told(error: Exception, path: str) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} (line {error.lineno})"
+    lines = [frame.lineno for frame in inspect.trace() if frame.filename.endswith(path)]
+    return one_line(error) + (f" (line {lines[-1]})" if lines else "")
+
+
+def _listed(found: dict[str, type]) -> str:
+    return ", ".join(found) or "none"
