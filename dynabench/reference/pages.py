@@ -13,7 +13,7 @@ from foundation.exit_codes import EXIT_CODES
 COMMAND = "python -m dynabench.reference docs/reference"
 """What writes the pages again."""
 
-NOTE = f"<!-- Written by {COMMAND}. Do not edit. -->\n\n"
+NOTE = f"\n<!-- Written by {COMMAND}. Do not edit. -->\n"
 
 INDEX = """\
 # Reference
@@ -37,7 +37,7 @@ def pages() -> dict[str, str]:
         "deployment-file": deployment_file.page(),
         "environment": "\n".join(_environment(commands)),
     }
-    return {f"{name}.md": f"{NOTE}{text.strip()}\n" for name, text in made.items()}
+    return {f"{name}.md": f"{text.strip()}\n{NOTE}" for name, text in made.items()}
 
 
 def _shared(commands: Sequence[Command]) -> dict[str, list[Command]]:

@@ -103,7 +103,7 @@ def paragraph(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    text = text.replace("*", r"\*").replace("<", r"\<").replace("[", r"\[")
+    text = re.sub(r"<(?=\w)", "&lt;", text.replace("*", r"\*").replace("[", r"\["))
     text = re.sub(r"(?<![\w-])--[a-z][\w-]*|(?<![=\w.])[a-z]+(?:_[a-z0-9]+)+\b(?![=./])", r"`\g<0>`", text)
     return re.sub(r"\bdocs/([\w-]+\.md)", r"[docs/\1](../\1)", text)
 
