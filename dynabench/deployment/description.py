@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,8 +31,13 @@ from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.registry import ENGINES
 
-EngineName = Literal["mocker", "echo_core", "echo_full", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"]
 ECHOES = ("echo_core", "echo_full")
+if TYPE_CHECKING:
+    EngineName = str
+    ModelEngineName = str
+else:  # a Literal of what only the registry lists
+    EngineName = Literal["mocker", *ECHOES, *ENGINES]
+    ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that hand KV to one another, or take it."""
 
