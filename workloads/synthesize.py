@@ -65,7 +65,7 @@ class SynthConfig:
     """Most turns of a session (uniform from 1); each turn's prompt holds the turns before it, answers included."""
 
     think_time_s: NotNegative = 10.0
-    """Mean time between an arrival and the session's next (exponential)."""
+    """Mean time between an arrival and the session's next (s; exponential)."""
 
     block_size: Count = 512
     """Tokens per hash id."""

@@ -11,8 +11,9 @@ from cyclopts import App, CycloptsError
 from dynabench.interrupt import ASKING, InterruptError
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
+from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
 from foundation.text import printable
-from serving.cli.command_line import INTERRUPTED, PLAIN_DEFAULTS, open_standard_streams, reason
+from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason
 
 COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
@@ -54,6 +55,7 @@ def _version() -> str:
 app = App(
     name="dynabench",
     help="Which router, which settings, how many GPUs? Benchmark and simulate LLM serving without a GPU.",
+    help_epilogue="Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
     help_format="plaintext",  # rich's Markdown and pygments take a third of the time that a list of commands needs
     console=Terminal(),
     default_parameter=PLAIN_DEFAULTS,
@@ -89,6 +91,9 @@ def main() -> None:
 
 def _run() -> Any:
     """Run the command that is asked for; return what it gives."""
+    for word in sys.argv[1:2]:
+        if word in COMMANDS and not COMMANDS[word][0].endswith("_app"):
+            app[word].help = None  # its docstring says more than its line in the list
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
@@ -103,7 +108,7 @@ def _run() -> Any:
         _fail(str(error))
     except BrokenPipeError:
         _drop_output()
-        sys.exit(141)
+        sys.exit(UNREAD)
     except OSError as error:  # a full disk, a folder that is gone
         _drop_output()
         _fail(f"{error.filename or 'the output'}: {error.strerror or error}")
@@ -122,7 +127,7 @@ def _drop_output() -> None:
 
 def _fail(message: str) -> NoReturn:
     print(f"dynabench: {printable(' '.join(message.split()))}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(USAGE_ERROR)
 
 
 if __name__ == "__main__":

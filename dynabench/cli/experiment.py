@@ -89,6 +89,8 @@ def simulate(
 ) -> int:
     """Compare router modes, or any other settings, in virtual time.
 
+    Exit code 1: the comparison is not valid; the report says why.
+
     Args:
         workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
         deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
@@ -148,6 +150,8 @@ def run(
     planner: Planner | None = None,
 ) -> int:
     """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
+
+    Exit code 1: the comparison is not valid, for example because too many requests failed; the report says why.
 
     Args:
         workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
@@ -287,6 +291,8 @@ def sweep(
 
 def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
     """Run the load generator against a server of known delays and print the error of every metric.
+
+    Exit code 1: a metric is off, or a token was lost.
 
     Args:
         config: what the server does.

@@ -90,6 +90,8 @@ def validate(
 ) -> int:
     """Compare real runs with simulated ones of the same workload, figure by figure.
 
+    Exit code 1: --fail-if applies, or a run is not valid.
+
     Args:
         workload: files or a folder that are one workload; none where --real names records of requests.
         config: what to compare with, and when to fail.
@@ -188,6 +190,8 @@ def verify(
     recordings: list[Path], /, *, json_output: Annotated[bool, Parameter(name="--json", negative=())] = False
 ) -> int:
     """Replay recordings of a real vLLM scheduler through the mocker and compare step by step.
+
+    Exit code 1: a recording differs, or cannot be read.
 
     Args:
         recordings: recording files, as `dynabench record` writes them.

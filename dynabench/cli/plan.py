@@ -62,6 +62,8 @@ def plan(
     What is given as a flag is fixed; what is varied (--vary) is chosen from; --vary prefill_workers=1..3 also tries prefill and
     decode apart.
 
+    Exit code 1: no layout meets the limits.
+
     Args:
         workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
         config: what is looked for.

@@ -51,9 +51,11 @@ def compare(
     markdown: Annotated[bool, Parameter(negative=())] = False,
     output: Output = OutputConfig(),  # noqa: B008 (frozen)
 ) -> int:
-    """Put earlier runs side by side, the first as the baseline; exit with 1 if one of them is not valid.
+    """Put earlier runs side by side, the first as the baseline.
 
     Sweeps are put into one table; they must have the same workload and limits.
+
+    Exit code 1: a run is not valid, or --fail-if applies.
 
     Args:
         results: results folders, or those of sweeps.

@@ -1,22 +1,5 @@
 """What is deployed: pools of alike workers behind one frontend. The same value is simulated, measured and served.
 
-    Deployment
-      router_mode, router       how requests are spread over the workers of a model
-      frontend, runtime         of the processes, on the wall clock
-      overhead                  in virtual time, what lies between a client and the engines
-      transfer                  in virtual time, what carries KV from workers that prefill to those that decode
-      kv_transfer               the same of processes
-      kv_store                  what keeps KV for all workers
-      disaggregation            how requests are spread over these two
-      fleet                     in virtual time, how workers come and go
-      planner                   who decides how many each pool has
-      pools                     workers that are alike; pools with one model name serve that model together
-        role, router_mode       which part of a request they do, and how requests are spread over them
-        replicas, engine        how many, and which engine
-        mocker, timing          settings of a simulated engine
-        run, engine_args        settings of an engine that runs a model
-        worker                  what is registered, and how it drains
-
 Frozen, so that the arms of an experiment can share what they have in common.
 """
 
@@ -24,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -48,8 +31,13 @@ from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.registry import ENGINES
 
-EngineName = Literal["mocker", "echo_core", "echo_full", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"]
 ECHOES = ("echo_core", "echo_full")
+if TYPE_CHECKING:
+    EngineName = str
+    ModelEngineName = str
+else:  # a Literal of what only the registry lists
+    EngineName = Literal["mocker", *ECHOES, *ENGINES]
+    ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that hand KV to one another, or take it."""
 
@@ -75,26 +63,34 @@ class Pool:
     """Workers that are alike."""
 
     name: str = "worker"
+    """Name by which paths and messages call it."""
 
     role: Role = "aggregated"
-    """What its workers do with a request: all of it, compute its prompt, or say its answer."""
+    """What its workers do with a request: all of it (aggregated), compute its prompt (prefill), or say its answer (decode)."""
 
     router_mode: str | None = None
-    """How requests are spread over prefill workers, or over decode workers (none: as the deployment says)."""
+    """Roles prefill and decode: how requests are spread over the workers of that role (none: as the deployment says)."""
 
     replicas: Replicas = 1
-    """Workers."""
+    """Number of workers."""
 
     engine: EngineName = "mocker"
-    """What each of them runs."""
+    """Engine that each worker runs."""
 
     mocker: EngineConfig = EngineConfig()  # noqa: RUF009 (frozen)
+    """The scheduler of a simulated engine."""
+
     timing: TimingConfig = TimingConfig()  # noqa: RUF009
+    """Step times of a simulated engine."""
+
     run: ModelRunConfig = ModelRunConfig()  # noqa: RUF009
+    """How an engine runs a model."""
+
     worker: WorkerConfig = WorkerConfig(migration_limit=3)  # noqa: RUF009
+    """What a worker registers, and how it drains."""
 
     engine_args: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of an engine that runs a model, by their names."""
+    """Engines that run a model: any further arguments of the engine, by their names."""
 
     def __post_init__(self) -> None:
         """Refuse what no pool can be."""
@@ -175,6 +171,7 @@ class Deployment:
     """Namespace in which its processes find each other."""
 
     pools: tuple[Pool, ...] = (Pool(),)
+    """Pools of workers; pools with one model name serve that model together."""
 
     gpus: Count | None = None
     """GPUs available; more than the pools need is fine (default: not checked)."""
@@ -183,21 +180,37 @@ class Deployment:
     """How requests are spread over the workers of a model."""
 
     router: RouterConfig = RouterConfig()  # noqa: RUF009
+    """Settings of the router."""
 
     standalone_router: bool = False
     """Put the router into a process of its own."""
 
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
+    """Settings of the frontend."""
+
     runtime: RuntimeConfig | None = None
     """How its processes find each other (default: in a folder of their own)."""
 
     overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009
+    """What lies between a client and the engines."""
+
     transfer: TransferConfig = TransferConfig()  # noqa: RUF009
+    """What carries KV between simulated workers, and between them and the store."""
+
     kv_transfer: TransferRunConfig = TransferRunConfig()  # noqa: RUF009
+    """What carries KV between processes."""
+
     kv_store: KvStoreConfig = KvStoreConfig()  # noqa: RUF009
+    """A store of KV that all workers share."""
+
     disaggregation: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009
+    """What becomes of a request where prefill and decode workers are apart."""
+
     fleet: FleetConfig = FleetConfig()  # noqa: RUF009
+    """How workers come and go."""
+
     planner: PlannerConfig = PlannerConfig()  # noqa: RUF009
+    """Who decides how many workers each pool has."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be deployed; messages begin with the path of what is wrong."""

@@ -6,12 +6,12 @@ Some differ in a deployment that is measured.
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter, default_name_transform
 from msgspec import Meta
 
-from dynabench.deployment.description import Pool
+from dynabench.deployment.description import ModelEngineName, Pool
 from dynabench.deployment.paths import change_pool, settings_of_pool
 from foundation.settings import Count, NotNegative, changed, check
 from mocker import EngineConfig
@@ -102,7 +102,7 @@ class PoolConfig:
 class LivePoolConfig(PoolConfig):
     """The workers of a stack on this host."""
 
-    engine: Literal["mocker", "mistralrs", "llamacpp", "vllm", "sglang", "trtllm"] = "mocker"
+    engine: ModelEngineName = "mocker"
     """Engine of our own stack; all but the mocker run the model that --model names: a folder, GGUF file or Hugging Face id."""
 
     context_length: Count | None = None

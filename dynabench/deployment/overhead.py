@@ -14,19 +14,20 @@ class OverheadConfig:
     """What a request meets between its client and the engine, in virtual time; a live run has its own."""
 
     request_overhead_ms: NotNegative | None = None
-    """From the client to the engine's queue: HTTP, parsing, routing, hops (default: the calibration's or the GPU engine's, else 0)."""
+    """Time from the client to the engine's queue: HTTP, parsing, routing, hops (ms; default: the calibration's or the GPU engine's, else 0)."""
 
     prompt_overhead_us: NotNegative | None = None
-    """The same for each prompt token: tokenizing, copying (default: the calibration's, else 0)."""
+    """The same for each prompt token: tokenizing, copying (us; default: the calibration's, else 0)."""
 
     request_spacing_ms: NotNegative | None = None
-    """How long a frontend is busy with a request, so that those that come at once reach the engines one by one (default: the calibration's, else 0)."""
+    """How long a frontend is busy with a request, so that those that come at once reach the engines one by one (ms; default: the calibration's, else 0)."""
 
     answer_overhead_ms: NotNegative | None = None
-    """From the end of a step to the client (default: the calibration's, else 0)."""
+    """Time from the end of a step to the client (ms; default: the calibration's, else 0)."""
 
     handover_overhead_ms: NotNegative | None = None
-    """From the end of a prefill to the decode worker's queue: the answer, routing, hops; not if decode workers are asked first (default: 0)."""
+    """Time from the end of a prefill to the decode worker's queue: the answer, routing, hops; not if decode workers are asked first (ms;
+    default: 0)."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""

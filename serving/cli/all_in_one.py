@@ -8,10 +8,10 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from foundation.exit_codes import INTERRUPTED
 from serving.cli.batch import run_batch
 from serving.cli.chat import ask_once, chat
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import INTERRUPTED
 from serving.cli.job import Job
 from serving.cli.ways import Batch, Echoed, Stdin
 from serving.frontend.models import Models

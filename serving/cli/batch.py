@@ -18,8 +18,8 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from foundation.exit_codes import INTERRUPTED
 from serving.cli.chat_client import Answer, AskError, ChatClient
-from serving.cli.command_line import INTERRUPTED
 from serving.runtime.stopping import until_stopped
 
 OUTPUT = "output.jsonl"

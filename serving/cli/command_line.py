@@ -9,9 +9,6 @@ from cyclopts import CoercionError, Group, Parameter
 from foundation.settings import expected, kinds
 from foundation.text import one_line
 
-INTERRUPTED = 130
-"""Exit code of what was asked to end before it was done."""
-
 MAX_REASON = 4000
 """Characters: a list of all settings that there are has room."""
 
@@ -21,14 +18,14 @@ def flat(title: str, order: int) -> Parameter:
     return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
 
 
-def _default(value: Any) -> str | None:
+def plain_default(value: Any) -> str | None:
     """Show a default as it would be typed; one that only says that nothing is set is left out."""
     if value is None or value is False or value in ("", ()):
         return None
     return ", ".join(map(str, value)) if isinstance(value, tuple) else "on" if value is True else str(value)
 
 
-PLAIN_DEFAULTS = Parameter(show_default=_default)
+PLAIN_DEFAULTS = Parameter(show_default=plain_default)
 """For an app: its help shows no values of Python."""
 
 

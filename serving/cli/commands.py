@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, NoReturn
 import msgspec
 from cyclopts import App, CycloptsError, Parameter
 
+from foundation.exit_codes import INTERRUPTED, USAGE_ERROR
 from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import INTERRUPTED, flat, open_standard_streams, reason
+from serving.cli.command_line import flat, open_standard_streams, reason
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
 from serving.engines.openai import OpenAiServer
@@ -32,7 +33,7 @@ from serving.routing.service import RouterService, RouterServiceConfig
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
-from serving.supervision.group import SETTINGS, USAGE_ERROR, GroupError, Program
+from serving.supervision.group import SETTINGS, GroupError, Program
 from serving.supervision.group import Group as Processes
 from serving.supervision.logs import LogError, set_up
 from serving.supervision.process import report_failure, report_ready, run

@@ -52,13 +52,13 @@ class AskConfig:
     answer."""
 
     kv_gpu_cache_usage_weight: float | None = None
-    """Of guides before August 2025; has no effect."""
+    """Accepted because guides before August 2025 use it; has no effect."""
 
     kv_waiting_requests_weight: float | None = None
-    """Of guides before August 2025; has no effect."""
+    """Accepted because guides before August 2025 use it; has no effect."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.7
-    """in=text, stdin, batch: of the answers."""
+    """in=text, stdin, batch: sampling temperature of the answers."""
 
     max_tokens: Count | None = None
     """in=text, stdin, batch: longest answer (default: what the context leaves)."""

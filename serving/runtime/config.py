@@ -34,37 +34,37 @@ class RuntimeConfig:
     """Settings of the runtime. With no server named, everything runs embedded, on one host."""
 
     etcd_endpoints: Annotated[str, MAY_HOLD_PASSWORDS] = _env("ETCD_ENDPOINTS", is_shown=False)
-    """etcd servers for discovery, separated by commas; none: a folder (--discovery-dir). Environment: ETCD_ENDPOINTS."""
+    """Servers of etcd for discovery, separated by commas; none: a folder (--discovery-dir). Environment: ETCD_ENDPOINTS."""
 
     etcd_username: str = _env("ETCD_AUTH_USERNAME")
-    """Environment: ETCD_AUTH_USERNAME."""
+    """User name for etcd. Environment: ETCD_AUTH_USERNAME."""
 
     etcd_password: str = _secret("ETCD_AUTH_PASSWORD")
-    """Environment: ETCD_AUTH_PASSWORD."""
+    """Password for etcd. Environment: ETCD_AUTH_PASSWORD."""
 
     etcd_ca: str = _env("ETCD_AUTH_CA")
     """File with the authority that signed the etcd servers' certificates (https). Environment: ETCD_AUTH_CA."""
 
     etcd_client_cert: str = _env("ETCD_AUTH_CLIENT_CERT")
-    """Client certificate file. Environment: ETCD_AUTH_CLIENT_CERT."""
+    """Client certificate file for etcd. Environment: ETCD_AUTH_CLIENT_CERT."""
 
     etcd_client_key: str = _env("ETCD_AUTH_CLIENT_KEY")
-    """Client key file. Environment: ETCD_AUTH_CLIENT_KEY."""
+    """Client key file for etcd. Environment: ETCD_AUTH_CLIENT_KEY."""
 
     nats_server: Annotated[str, MAY_HOLD_PASSWORDS] = _env("NATS_SERVER", is_shown=False)
     """NATS server for requests and events (JetStream on); none: sockets and ZeroMQ. Environment: NATS_SERVER."""
 
     nats_username: str = _env("NATS_AUTH_USERNAME")
-    """Environment: NATS_AUTH_USERNAME."""
+    """User name for NATS. Environment: NATS_AUTH_USERNAME."""
 
     nats_password: str = _secret("NATS_AUTH_PASSWORD")
-    """Environment: NATS_AUTH_PASSWORD."""
+    """Password for NATS. Environment: NATS_AUTH_PASSWORD."""
 
     nats_token: str = _secret("NATS_AUTH_TOKEN")
-    """Environment: NATS_AUTH_TOKEN."""
+    """Token for NATS. Environment: NATS_AUTH_TOKEN."""
 
     nats_credentials: str = _env("NATS_AUTH_CREDENTIALS_FILE")
-    """Credentials file. Environment: NATS_AUTH_CREDENTIALS_FILE."""
+    """Credentials file for NATS. Environment: NATS_AUTH_CREDENTIALS_FILE."""
 
     nats_ca: str = _env("NATS_AUTH_CA")
     """File with the authority that signed the NATS server's certificate (tls). Environment: NATS_AUTH_CA."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from foundation.exit_codes import USAGE_ERROR
 from serving.runtime.stopping import cancel_all, until_stopped
 from serving.supervision.child import Child, pipe
 
@@ -31,9 +32,6 @@ SETTINGS = "DYNABENCH_SETTINGS"
 
 STATUS_FD = "DYNABENCH_STATUS_FD"
 """Names the descriptor on which a child reports."""
-
-USAGE_ERROR = 2
-"""Exit code of a process whose settings are wrong, or that lacks something: it would end so again."""
 
 MAX_STARTS = 3
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)

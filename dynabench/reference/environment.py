@@ -1,0 +1,28 @@
+"""Environment variables that no setting names."""
+
+OTHERS = {
+    "CUDA_VISIBLE_DEVICES": "GPUs that engines may use. `dynabench run` and `serve` divide them among the workers.",
+    "DYN_LOG": "What is logged, in the syntax of RUST_LOG: `info,serving.routing=debug`. `-v` and `-vv` replace it.",
+    "DYN_TOKEN_ECHO_DELAY_MS": "Echo engines: pause before each token (ms; default: 10).",
+    "DYNABENCH_COMPILE": "`1` while the package is installed: compile its cores. This needs a C compiler.",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "`0` shows the progress of downloads from Hugging Face (default: `1`).",
+    "HF_TOKEN": "Token for private models on Hugging Face.",
+    "NO_COLOR": "If set, help and tables have no colours.",
+    "OPENAI_API_KEY": "Key for another server: that of `dynabench run --url`, of `out=http://...` and of `python -m serving.openai`.",
+    "VLLM_CPU_KVCACHE_SPACE": "vLLM's size of the KV cache on a CPU (GiB); it wins over `--memory-fraction`.",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "Address at which vLLM's workers ask each other for KV (default: 127.0.0.1).",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": "First port there (default: one that is free).",
+    "VLLM_USE_SIMPLE_KV_OFFLOAD": "`1` keeps KV in host memory by vLLM's SimpleCPUOffloadConnector.",
+    "XDG_RUNTIME_DIR": "Where the discovery folder and shared memory are (default: the folder for temporary files).",
+    "XDG_STATE_HOME": "Where the history of a chat is kept (default: `.local/state` in your home folder).",
+}
+
+OURS = (
+    "DYNABENCH_FRONTEND_GROUP",
+    "DYNABENCH_LISTEN_FD",
+    "DYNABENCH_SETTINGS",
+    "DYNABENCH_STATUS_FD",
+    "DYNABENCH_STEP_LOG",
+    "DYNABENCH_SUPERVISED",
+)
+"""Variables that processes of ours set for their children."""
