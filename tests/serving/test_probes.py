@@ -9,8 +9,8 @@ import sys
 import httpx
 import pytest
 
-from serving.supervision.process import report_ready
 from serving.supervision.probes import PORT, probed
+from serving.supervision.process import report_ready
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until
 
