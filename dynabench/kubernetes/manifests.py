@@ -28,7 +28,7 @@ from dynabench.kubernetes.names import check_names
 from dynabench.kubernetes.pods import pod_of
 from dynabench.kubernetes.scaling import autoscaler_of, scaler_of
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
-from serving.runtime.config import RuntimeConfig
+from serving.runtime.config import RuntimeConfig, masked
 
 Object = dict[str, Any]
 Files = dict[str, list[Object]]
@@ -39,6 +39,9 @@ MOST_BYTES = 1_000_000
 
 LOCAL = ("etcd_ca", "etcd_client_cert", "etcd_client_key", "nats_ca", "nats_credentials", "discovery_dir")
 """Settings of the network that are files of one host."""
+
+API_KEY = "DYN_API_KEY"
+"""Key of a Secret with what clients of the frontends, Prometheus among them, must send."""
 
 SECRETS = {
     "etcd_password": "ETCD_AUTH_PASSWORD",
@@ -94,7 +97,7 @@ def _kustomization(config: ClusterConfig, files: list[str]) -> Object:
 
 def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
     """Refuse what a manifest may not, or cannot, hold."""
-    given = {"frontend.api_key": (deployment.frontend.api_key, "DYN_API_KEY")}
+    given = {"frontend.api_key": (deployment.frontend.api_key, API_KEY)}
     if deployment.runtime is not None:
         given |= {f"runtime.{name}": (getattr(deployment.runtime, name), key) for name, key in SECRETS.items()}
         for name in LOCAL:
@@ -102,10 +105,15 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
                 raise ValueError(
                     f"runtime.{name} is {path!r}; expected none in a cluster: pods do not see this machine's files"
                 )
+        for name in ("etcd_endpoints", "nats_server"):
+            if masked(address := getattr(deployment.runtime, name)) != address:
+                raise ValueError(
+                    f"runtime.{name} is {masked(address)!r}; expected no password in it: manifests are not secret, a Secret "
+                    "named with --secret is"
+                )
         if config.discovery and deployment.runtime.etcd_endpoints:
             raise ValueError(
-                f"discovery is {config.discovery!r}, and the file names the etcd servers {deployment.runtime.etcd_endpoints}; "
-                "expected one of both"
+                f"discovery is {config.discovery!r}, and the file names etcd servers in runtime.etcd_endpoints; expected one of both"
             )
         if config.nats and deployment.runtime.nats_server:
             raise ValueError(
@@ -220,7 +228,9 @@ class _Writer:
         """Return what Prometheus scrapes: the frontends, which report every worker."""
         name = self._name(names.FRONTEND)
         selector = {"matchLabels": {**self._labels(), "app.kubernetes.io/component": names.FRONTEND}}
-        endpoint = {"port": "http", "path": "/metrics", "interval": "15s", "honorLabels": True}
+        endpoint: Object = {"port": "http", "path": "/metrics", "interval": "15s", "honorLabels": True}
+        if secret := self._config.secret:
+            endpoint["authorization"] = {"credentials": {"name": secret, "key": API_KEY}}
         metadata = {"name": name, "namespace": self._config.namespace, "labels": self._labels()}
         if self._config.monitor == "pod":
             spec: Object = {"selector": selector, "podMetricsEndpoints": [endpoint]}

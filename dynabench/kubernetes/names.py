@@ -23,13 +23,13 @@ def check_names(deployment: Deployment, config: ClusterConfig) -> None:
     Raises:
         ValueError: the message names the first.
     """
-    _check_label("name", deployment.name)
+    _check_label("name is", deployment.name)
     if not deployment.name[0].isalpha():
         raise ValueError(
             f"name is {deployment.name!r}; expected one that begins with a letter, as a Service's name must"
         )
     for pool in deployment.pools:
-        _check_label(f"pools.{pool.name}", pool.name)
+        _check_label(f"pools.{pool.name} has the name", pool.name)
         if pool.name in OURS:
             raise ValueError(f"pools.{pool.name} has a name that is taken; expected none of {', '.join(OURS)}")
     stateful = [f"{deployment.name}-{ETCD}"]
@@ -39,7 +39,7 @@ def check_names(deployment: Deployment, config: ClusterConfig) -> None:
             raise ValueError(
                 f"{name} has {len(name)} characters; expected at most {most}: shorten the deployment's name"
             )
-    _check_label("namespace", config.namespace)
+    _check_label("namespace is", config.namespace)
     for setting in ("secret", "hf_token_secret", "model_claim"):
         name = getattr(config, setting)
         if name and (not OBJECT.fullmatch(name) or len(name) > 253):
@@ -61,5 +61,5 @@ def _parts(deployment: Deployment) -> Iterable[str]:
 def _check_label(what: str, name: str) -> None:
     if not LABEL.fullmatch(name) or len(name) > MAX_LABEL:
         raise ValueError(
-            f"{what} is {name!r}; expected lower-case letters, digits and - (at most {MAX_LABEL} characters), as Kubernetes takes names"
+            f"{what} {name!r}; expected lower-case letters, digits and - (at most {MAX_LABEL} characters), as Kubernetes demands"
         )

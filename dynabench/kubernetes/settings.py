@@ -1,7 +1,9 @@
 """How a deployment is put into a cluster."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from foundation.settings import Count, check
 
@@ -33,7 +35,7 @@ class ClusterConfig:
     """How processes find each other: by what Kubernetes holds, or by an etcd server beside them (default: by the etcd servers
     that the file names, else by Kubernetes)."""
 
-    nats: bool = False
+    nats: Annotated[bool, Parameter(negative=())] = False
     """Put a NATS server beside them, for requests and events (default: sockets, or the NATS server that the file names)."""
 
     autoscaler: Autoscaler | None = None

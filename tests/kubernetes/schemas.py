@@ -43,7 +43,14 @@ COMPONENT = closed(
     replicas=COUNT,
     podTemplate=closed(["spec"], metadata=closed(labels=TEXTS, annotations=TEXTS), spec=ANY),
 )
-ENDPOINT = closed(["port", "path"], port=TEXT, path=TEXT, interval=TEXT, honorLabels={"type": "boolean"})
+ENDPOINT = closed(
+    ["port", "path"],
+    port=TEXT,
+    path=TEXT,
+    interval=TEXT,
+    honorLabels={"type": "boolean"},
+    authorization=closed(["credentials"], type=TEXT, credentials=closed(["name", "key"], name=TEXT, key=TEXT)),
+)
 TRIGGER = closed(
     ["type", "metadata"],
     type={"const": "prometheus"},

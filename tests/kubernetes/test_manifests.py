@@ -76,7 +76,7 @@ ALL = {
     "two models": (TWO_MODELS, {"discovery": "etcd", "nats": True, "namespace": "bench"}),
     "apart": (APART, {"discovery": "etcd", "monitor": "service", "frontends": 2}),
     "tiers": (TIERS, {"nats": True, "monitor": "pod"}),
-    "real": (REAL, {"secret": "keys", "model_claim": "weights", "engine_image": "vllm:1"}),
+    "real": (REAL, {"secret": "keys", "monitor": "pod", "model_claim": "weights", "engine_image": "vllm:1"}),
     "planned": (PLANNED, {}),
     "hpa": (MOCK, {"autoscaler": "hpa", "monitor": "service"}),
     "keda": (APART, {"autoscaler": "keda", "monitor": "service"}),
