@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, Self
@@ -17,6 +18,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.etcd import EtcdDiscovery
 from serving.runtime.folder import FolderDiscovery
 from serving.runtime.kubernetes.discovery import KubernetesDiscovery
+from serving.runtime.kubernetes.names import POD_IP, POD_NAME
 from serving.runtime.messages import CallError
 from serving.runtime.nats import NatsPlane
 from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
@@ -113,7 +115,7 @@ class DistributedRuntime:
         if not self._transport:
             self._transport = await self.requests.listen(self._accept)
         if is_public:
-            instance = Instance(*address, self.instance_id, self._transport)
+            instance = Instance(*address, self.instance_id, self._transport, os.environ.get(POD_NAME, ""))
             await self.register(instance.key, msgspec.json.encode(instance))
 
     async def register(self, key: str, value: bytes) -> None:
@@ -291,6 +293,8 @@ async def _planes(
             log.warning(
                 "etcd asks for no password or certificate: who reaches it may also call this process at %s", host
             )
+        if isinstance(discovery, KubernetesDiscovery) and host == "127.0.0.1" and POD_IP not in os.environ:
+            log.warning("%s is not set: other pods cannot reach this process; expected the pod's status.podIP", POD_IP)
         token = ClusterToken(discovery)
         await token.start()
         events = ZeroMqPlane(discovery, instance_id, path=None, host=host)

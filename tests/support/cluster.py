@@ -299,7 +299,9 @@ class Cluster:
             changed["metadata"].get("resourceVersion", held["metadata"]["resourceVersion"])
             != held["metadata"]["resourceVersion"]
         ):
-            raise RefusalError(409, f'Operation cannot be fulfilled on {resource} "{name}": the object has been modified')
+            raise RefusalError(
+                409, f'Operation cannot be fulfilled on {resource} "{name}": the object has been modified'
+            )
         if part == "scale":
             whole = self.objects[resource, name]
             self.write(resource, whole | {"spec": whole["spec"] | {"replicas": changed["spec"]["replicas"]}})
