@@ -13,6 +13,7 @@ from kubernetes_asyncio import client as official
 from kubernetes_asyncio import watch as official_watch
 from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
 
+from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.kubernetes import api, registration
@@ -439,6 +440,33 @@ def test_who_cannot_join_is_told_why_in_one_line(cluster, monkeypatch, break_it,
     with pytest.raises((RuntimeUnavailableError, ValueError), match=message) as refused:
         run(DistributedRuntime.connect(RuntimeConfig(nats_server="")))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_processes_reach_each_other_at_the_address_of_their_pod(cluster, monkeypatch, address):
+    monkeypatch.setenv("POD_IP", address)
+    place = EndpointAddress("here", "backend", "generate")
+
+    async def echo(request):
+        yield request
+
+    async def main():
+        async with await joined() as one, await joined() as other:
+            serving = asyncio.create_task(one.endpoint(place).serve_endpoint(echo))
+            client = await other.client(place)
+            await client.wait_for_instances()
+            [instance] = client._known.values()
+            assert (instance.pod, instance.transport.rpartition(":")[0]) == ("pod-0", f"tcp:{address}")
+            assert [item async for item in client.generate("hello")] == ["hello"]
+            heard = []
+            await other.events.subscribe("s", heard.append)
+            while not heard:
+                await one.events.publish("s", b"event")
+                await asyncio.sleep(0.02)
+            one.stopping.set()
+            await serving
+
+    run(main())
 
 
 def test_the_cluster_must_allow_what_is_called_and_nothing_more(cluster):

@@ -51,7 +51,7 @@ class ApiError(RuntimeUnavailableError):
     @property
     def is_passing(self) -> bool:
         """Whether the same call may succeed later."""
-        return self.status in (0, 401, 429) or self.status >= 500
+        return self.status in (0, 401, 410, 429) or self.status >= 500
 
 
 class GoneError(Exception):
@@ -73,6 +73,8 @@ class KubernetesApi:
             trusted = ssl.create_default_context(cadata=account.authority)
         except (ssl.SSLError, ValueError) as error:
             raise RuntimeUnavailableError("ca.crt of the service account is no certificate in PEM") from error
+        # Python 3.13 and later refuse authorities without a key identifier, which many clusters have.
+        trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
         # No limit on connections: each watch holds one.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=trusted, limit=0), read_bufsize=MAX_LINE_BYTES // 2

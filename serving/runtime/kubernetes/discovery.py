@@ -12,6 +12,7 @@ server is away what was known stands; what we registered meanwhile is written on
 import asyncio
 import contextlib
 import logging
+import time
 from base64 import b64decode, b64encode
 
 from serving.runtime.kubernetes.account import Account, ThisPod
@@ -28,6 +29,8 @@ from serving.runtime.stopping import cancel_all
 log = logging.getLogger(__name__)
 
 CLOSING_S = 5.0
+GRACE_S = 1.0
+"""How long a renewal may take to come back on a watch."""
 
 SECRET_OF = {"v1/cluster_token": TOKEN_SECRET}
 """Keys that outlive the processes which put them, and where they stand."""
@@ -137,7 +140,7 @@ class KubernetesDiscovery:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._ttl_s / 3)
-            if self._others is not None:
+            if self._others is not None and time.monotonic() - self._own.renewed_s > min(GRACE_S, self._ttl_s / 6):
                 self._others.check(self._own.renewed)
             try:
                 await self._own.renew()

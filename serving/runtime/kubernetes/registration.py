@@ -27,6 +27,8 @@ class Registration:
         """Prepare to register."""
         self.renewed = ""
         """When the Lease was renewed last, as it says."""
+        self.renewed_s = 0.0
+        """The same by our clock."""
         self._api = api
         self._pod = pod
         self._id = id
@@ -129,7 +131,7 @@ class Registration:
         noted = {"annotations": {VERSION: str(self._written)}}
         try:
             await self._api.patch(LEASES, self._name, content={"metadata": noted, "spec": {"renewTime": renewed}})
-            self.renewed = renewed
+            self._has_renewed(renewed)
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -145,7 +147,10 @@ class Registration:
         }
         metadata = self._metadata() | {"annotations": {VERSION: str(self._written)}}
         await self._api.create(LEASES, {"metadata": metadata, "spec": spec})
-        self.renewed = renewed
+        self._has_renewed(renewed)
+
+    def _has_renewed(self, renewed: str) -> None:
+        self.renewed, self.renewed_s = renewed, time.monotonic()
 
     def _metadata(self) -> dict[str, Any]:
         return {
