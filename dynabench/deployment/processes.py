@@ -11,6 +11,7 @@ from serving.frontend.server import program as frontend_program
 from serving.frontend.server import programs as frontend_programs
 from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.routing.service import RouterServiceConfig
+from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
 from serving.worker.config import WorkerConfig
@@ -116,6 +117,11 @@ def component_of(deployment: Deployment, pool: Pool) -> str:
         return "prefill" if is_prefill else "backend"
     pools = deployment.models[pool.served_name]
     return next(other.name for other in pools if (other.role == "prefill") == is_prefill)
+
+
+def addresses_of(deployment: Deployment, home: str) -> set[EndpointAddress]:
+    """Return where the workers of all pools serve."""
+    return {EndpointAddress(home, component_of(deployment, pool), "generate") for pool in deployment.pools}
 
 
 def _workers(deployment: Deployment, pool: Pool, home: str, stores: list[Program]) -> Workers:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dynabench.kubernetes.contract import POD_IP
+from dynabench.kubernetes.contract import ADDRESS
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
 
@@ -54,4 +54,4 @@ def _text(value: Any) -> str:
 
 def _escaped(text: str) -> str:
     """Keep Kubernetes from putting something in for what looks like a variable of its, but the pod's address."""
-    return text.replace("$", "$$").replace(f"${POD_IP}", POD_IP)
+    return text.replace("$", "$$").replace(f"${ADDRESS}", ADDRESS)

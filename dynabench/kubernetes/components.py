@@ -10,11 +10,11 @@ from dynabench.deployment.processes import Parts, check_store, kept_gib, parts_o
 from dynabench.kubernetes import names
 from dynabench.kubernetes.arguments import arguments_of
 from dynabench.kubernetes.contract import (
+    ADDRESS,
     APP,
     APP_NAME,
     COMPONENT,
     INSTANCE,
-    POD_IP,
     POOL,
     ROLE,
     planner_arguments,
@@ -137,7 +137,7 @@ def _reachable(deployment: Deployment, http_port: int) -> Deployment:
     named = deployment.frontend.http_port
     port = http_port if named in (0, FrontendConfig().http_port) else named
     frontend = replace(deployment.frontend, http_host="0.0.0.0", http_port=port)  # noqa: S104 (a pod's own)
-    transfer = replace(deployment.kv_transfer, transfer_host=POD_IP)
+    transfer = replace(deployment.kv_transfer, transfer_host=ADDRESS)
     pools = tuple(_reading(pool) for pool in deployment.pools)
     return replace(deployment, frontend=frontend, kv_transfer=transfer, pools=pools)
 
@@ -145,7 +145,7 @@ def _reachable(deployment: Deployment, http_port: int) -> Deployment:
 def _reading(pool: Pool) -> Pool:
     """Let an engine's own server listen where workers of the other role reach it."""
     if pool.engine == "sglang" and pool.role != "aggregated" and "host" not in pool.engine_args:
-        return replace(pool, engine_args={**pool.engine_args, "host": POD_IP})
+        return replace(pool, engine_args={**pool.engine_args, "host": ADDRESS})
     return pool
 
 
@@ -183,7 +183,7 @@ def _router(config: ClusterConfig, program: Program) -> Component:
 
 
 def _store(config: ClusterConfig, program: Program, store: KvStoreServiceConfig) -> Component:
-    listening = replace(program, settings=(replace(store, host=POD_IP), *program.settings[1:]))
+    listening = replace(program, settings=(replace(store, host=ADDRESS), *program.settings[1:]))
     return Component(
         name=STORE_PROGRAM,
         kind=names.STORE,
@@ -279,7 +279,7 @@ def _gpus(pool: Pool) -> int:
 
 def _side_channel(pool: Pool) -> dict[str, str]:
     """Let vLLM's decode workers ask its prefill workers for KV at their pods' addresses."""
-    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": POD_IP} if pool.engine == "vllm" and pool.role != "aggregated" else {}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": ADDRESS} if pool.engine == "vllm" and pool.role != "aggregated" else {}
 
 
 def _check_model(pool: Pool, config: ClusterConfig) -> None:

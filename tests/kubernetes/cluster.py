@@ -9,6 +9,7 @@ import yaml
 from dynabench.deployment.file import from_plain
 from dynabench.kubernetes.manifests import manifests
 from dynabench.kubernetes.settings import ClusterConfig
+from dynabench.planner import __main__ as planner
 from serving.cli import commands
 from tests.kubernetes.schemas import CUSTOM, KUSTOMIZATION, resource
 
@@ -18,6 +19,7 @@ APPS = {
     "serving.echo": commands.echo_app,
     "serving.router_service": commands.router_app,
     "serving.kv_store": commands.store_app,
+    "dynabench.planner": planner.app,
     **{f"serving.{entry.command}": commands.engine_app(name) for name, entry in commands.ENGINES.items()},
 }
 VERSIONS = ("1.36", "1.37")

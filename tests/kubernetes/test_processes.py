@@ -8,8 +8,11 @@ import sys
 from dataclasses import dataclass
 
 import httpx
+import pytest
 
-from tests.kubernetes.cluster import expanded, objects, pods
+from serving.runtime.kubernetes.access import Rule
+from tests.kubernetes.cluster import expanded, objects, of_kind, pods
+from tests.support.cluster import Cluster, endpoint_slice, stamp
 from tests.support.servers import Etcd, free_port
 from tests.support.waiting import PATIENCE_S, until
 
@@ -26,6 +29,12 @@ router_mode: kv
 standalone_router: true
 frontend: {{http_port: {port}}}
 pools: {{worker: {{speedup_ratio: 100}}, other: {{speedup_ratio: 100}}}}
+"""
+PLANNED = """
+router_mode: kv
+frontend: {{http_port: {port}}}
+pools: {{worker: {{speedup_ratio: 100}}}}
+planner: {{planner: hpa, planner_interval_s: 1}}
 """
 STORED = """
 router_mode: kv
@@ -52,18 +61,62 @@ class Pod:
 
 
 @contextlib.contextmanager
-def running(text, tmp_path, port):
+def in_etcd(found):
+    """Give the environment of a pod by its name and address, with an etcd server for all."""
+    with Etcd() as etcd:
+        yield lambda name, address: {"ETCD_ENDPOINTS": etcd.url}
+
+
+@contextlib.contextmanager
+def in_cluster(found):
+    """The same with a cluster that allows what the roles do, and holds the Deployments."""
+    rules = [
+        Rule(group, resource, tuple(each["verbs"]), tuple(each.get("resourceNames", ())))
+        for role in of_kind(found, "Role")
+        for each in role["rules"]
+        for group in each["apiGroups"]
+        for resource in each["resources"]
+    ]
+    with Cluster(rules=rules) as cluster:
+        for each in of_kind(found, "Deployment"):
+            cluster.put(
+                "deployments",
+                {
+                    "metadata": {"name": each["metadata"]["name"], "labels": each["metadata"]["labels"]},
+                    "spec": each["spec"],
+                },
+            )
+
+        def of_pod(name, address):
+            labels = pods(found)[name][0]
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp()}
+            status = {"phase": "Running", "conditions": [ready]}
+            pod = cluster.put("pods", cluster.pod(f"{name}-0", labels) | {"status": status})
+            cluster.put("endpointslices", endpoint_slice(f"{name}-0", (pod, True, True), service=name, labels=labels))
+            return cluster.environment(pod) | {"POD_IP": address, "POD_NAMESPACE": cluster.namespace}
+
+        yield of_pod
+        assert not cluster.invalid
+
+
+@contextlib.contextmanager
+def running(text, tmp_path, port, network=in_etcd):
     """Run the containers of a deployment, each at an address of its own, until the block ends."""
-    with Etcd() as etcd, contextlib.ExitStack() as stack:
-        held = pods(objects(text.format(port=port), discovery="etcd"))
-        mains = {name: pod["containers"][0] for name, (_, pod) in held.items() if name != "dynamo-etcd"}
+    found = objects(text.format(port=port), discovery="etcd" if network is in_etcd else "kubernetes")
+    with network(found) as of_pod, contextlib.ExitStack() as stack:
+        mains = {name: pod["containers"][0] for name, (_, pod) in pods(found).items() if name != "dynamo-etcd"}
         addresses = {name: f"127.0.0.{number}" for number, name in enumerate(mains, 2)}
+        for held in of_kind(found, "ConfigMap"):
+            for name, content in held["data"].items():
+                (tmp_path / name).write_text(content)
         started = {}
         for name, main in mains.items():
-            variables = {"POD_IP": addresses[name]}
-            words = [expanded(word, variables) for word in main["args"]]
+            words = [expanded(word, {"POD_IP": addresses[name]}) for word in main["args"]]
+            words = [word.replace("/etc/dynabench", str(tmp_path)) for word in words]
             for other, address in addresses.items():
-                words = [word.replace(f"={other}:", f"={address}:") for word in words]
+                words = [
+                    word.replace(f"={other}:", f"={address}:").replace(f"//{other}:", f"//{address}:") for word in words
+                ]
             probes = free_port()
             fields = {"status.podIP": addresses[name]}
             given = {
@@ -72,10 +125,11 @@ def running(text, tmp_path, port):
                 else fields.get(each["valueFrom"]["fieldRef"]["fieldPath"], name)
                 for each in main["env"]
             }
-            given |= {"ETCD_ENDPOINTS": etcd.url, "DYN_SYSTEM_PORT": str(probes), "HOME": str(tmp_path)}
+            given |= of_pod(name, addresses[name]) | {"DYN_SYSTEM_PORT": str(probes), "HOME": str(tmp_path)}
             clean = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "ETCD_", "NATS_"))}
             log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
             process = subprocess.Popen([sys.executable, *words], env=clean | given, stdout=log, stderr=log)
+            stack.callback(process.wait)
             stack.callback(process.kill)
             started[name] = Pod(name, addresses[name], probes, process)
         try:
@@ -116,9 +170,10 @@ def metric(port, name, **labels):
     )
 
 
-def test_prefill_and_decode_pods_hand_requests_and_kv_over_by_their_addresses(tmp_path):
+@pytest.mark.parametrize("network", [in_etcd, in_cluster])
+def test_prefill_and_decode_pods_hand_requests_and_kv_over_by_their_addresses(tmp_path, network):
     port = free_port()
-    with running(APART, tmp_path, port) as started:
+    with running(APART, tmp_path, port, network) as started:
         assert len({pod.address for pod in started.values()}) == 3
         prompt = list(range(1, 161))
         answer(port, prompt)
@@ -140,3 +195,10 @@ def test_a_frontend_reaches_workers_through_a_router_pod(tmp_path):
     with running(ROUTED, tmp_path, port) as started:
         assert set(started) == {"dynamo-frontend", "dynamo-router", "dynamo-worker", "dynamo-other"}
         answer(port, list(range(1, 161)))
+
+
+def test_a_planner_pod_sees_the_workers_of_its_cluster(tmp_path):
+    port = free_port()
+    with running(PLANNED, tmp_path, port, in_cluster):
+        answer(port, list(range(1, 161)))
+        until(lambda: "planning worker with hpa" in (tmp_path / "dynamo-planner.log").read_text())
