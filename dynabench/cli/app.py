@@ -21,6 +21,7 @@ COMMANDS = {
     "sweep": ("experiment:sweep", "Try every combination of settings, or find the highest rate that meets the limits."),
     "plan": ("plan:plan", "Find the fewest GPUs, or the cheapest, whose layout meets the limits."),
     "serve": ("serve:serve", "Serve a deployment: a frontend, the router and workers as one supervised group."),
+    "kubernetes": ("kubernetes:kubernetes", "Write the manifests that run a deployment in a Kubernetes cluster."),
     "workload": ("workload:workload_app", "Look at workloads, make them, change and convert them."),
     "report": ("results:report", "Write summary, charts and report of a results folder again."),
     "compare": ("results:compare", "Put earlier runs side by side, the first as the baseline."),

@@ -1,19 +1,22 @@
-"""A deployment as processes of this host."""
+"""A deployment as processes: those of this host, and what runs in a cluster."""
 
 import socket
 from dataclasses import replace
+from typing import NamedTuple
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
 from foundation.errors import UserError
 from serving.frontend.config import FrontendConfig
+from serving.frontend.server import program as frontend_program
 from serving.frontend.server import programs as frontend_programs
 from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.routing.service import RouterServiceConfig
+from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import EngineError
-from serving.worker.programs import LightEngine, Workers, worker_programs
+from serving.worker.programs import LightEngine, Workers, program_of, worker_programs
 from serving.worker.registry import EngineChoice, check_installed, make_engine
 
 STORE = "kv-store"
@@ -38,11 +41,43 @@ def programs(
     stores = _store(deployment, runtime)
     wanted = [_workers(deployment, pool, home, stores) for pool in deployment.pools]
     found = [*stores, *worker_programs(wanted, runtime)]
-    frontend = replace(deployment.frontend, namespace=namespace, router_mode=deployment.router_mode, seed=seed)
+    frontend = _frontend(deployment, namespace, seed)
     if deployment.standalone_router:
-        found.append(_router(deployment, frontend, runtime, home))
-        frontend = replace(frontend, router_mode="round-robin")
+        found.append(_router(deployment, namespace, runtime, seed))
     return found + frontend_programs(frontend, deployment.router, deployment.disaggregation, runtime, descriptor)
+
+
+class Parts(NamedTuple):
+    """What a deployment consists of: one process of each kind."""
+
+    workers: dict[str, Program]
+    """By pool; each takes the GPUs that it sees."""
+    frontend: Program
+    router: Program | None
+    store: Program | None
+
+
+def parts_of(
+    deployment: Deployment, runtime: RuntimeConfig, *, namespace: str, store: KvStoreServiceConfig | None, seed: int = 0
+) -> Parts:
+    """Return one process of each kind; `store` is that of all workers, as they reach it.
+
+    Raises:
+        ValueError: an engine does not take its settings.
+    """
+    home = home_of(deployment, namespace)
+    stores = [] if store is None else [_store_program(store, runtime)]
+    workers = {}
+    for pool in deployment.pools:
+        if pool.runs_model:
+            make_engine(pool.engine, replace(pool.worker, role=pool.role), pool.run, pool.arguments)
+        workers[pool.name] = program_of(_workers(deployment, pool, home, stores), pool.name, runtime)
+    return Parts(
+        workers,
+        frontend_program(_frontend(deployment, namespace, seed), deployment.router, deployment.disaggregation, runtime),
+        _router(deployment, namespace, runtime, seed) if deployment.standalone_router else None,
+        next(iter(stores), None),
+    )
 
 
 def home_of(deployment: Deployment, namespace: str) -> str:
@@ -84,6 +119,11 @@ def component_of(deployment: Deployment, pool: Pool) -> str:
     return next(other.name for other in pools if (other.role == "prefill") == is_prefill)
 
 
+def addresses_of(deployment: Deployment, home: str) -> set[EndpointAddress]:
+    """Return where the workers of all pools serve."""
+    return {EndpointAddress(home, component_of(deployment, pool), "generate") for pool in deployment.pools}
+
+
 def _workers(deployment: Deployment, pool: Pool, home: str, stores: list[Program]) -> Workers:
     engine, worker = _engine(deployment, pool, stores), _worker_config(deployment, pool, home)
     return Workers(pool.name, pool.replicas, engine, worker)
@@ -107,39 +147,63 @@ def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> Engine
                 kv_store=f"{service.host}:{service.port}",
                 kv_store_write_policy=deployment.kv_store.kv_store_write_policy,
             )
-        settings = (pool.mocker, pool.timing, transfer, deployment.disaggregation)
+        settings = (pool.mocker, pool.timing, transfer, deployment.disaggregation.lease)
         return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))
     return EngineChoice(pool.engine, pool.run, pool.arguments)
 
 
-def _router(deployment: Deployment, frontend: FrontendConfig, runtime: RuntimeConfig, home: str) -> Program:
+def _frontend(deployment: Deployment, namespace: str, seed: int) -> FrontendConfig:
+    """Return the frontend's settings; with a router of its own behind it, it has nothing to choose."""
+    mode = "round-robin" if deployment.standalone_router else deployment.router_mode
+    return replace(deployment.frontend, namespace=namespace, router_mode=mode, seed=seed)
+
+
+def _router(deployment: Deployment, namespace: str, runtime: RuntimeConfig, seed: int) -> Program:
     """Return a router in a process of its own, between the frontend and the workers."""
     service = RouterServiceConfig(
-        workers=f"dyn://{home}.{component_of(deployment, deployment.pools[0])}.generate",
-        endpoint=f"dyn://{frontend.namespace}.router.generate",
-        router_mode=frontend.router_mode,
-        seed=frontend.seed,
+        workers=f"dyn://{home_of(deployment, namespace)}.{component_of(deployment, deployment.pools[0])}.generate",
+        endpoint=f"dyn://{namespace}.router.generate",
+        router_mode=deployment.router_mode,
+        seed=seed,
     )
     return Program("router", ["-m", "serving.router_service"], (service, deployment.router, runtime))
 
 
-def _store(deployment: Deployment, runtime: RuntimeConfig) -> list[Program]:
-    """Return the store that workers share, if there is one: it keeps a share of its bytes, as everything that holds KV does.
+def check_store(deployment: Deployment) -> None:
+    """Refuse a store that no worker could use: all KV of a store passes through host memory.
 
     Raises:
-        ValueError: no worker has host memory, through which all KV of a store passes.
+        ValueError: no worker has any.
     """
     size = deployment.kv_store.kv_store_size
-    if not size:
-        return []
-    if not any(pool.engine == "mocker" and pool.mocker.has_host_memory for pool in deployment.pools):
+    if size and not any(pool.engine == "mocker" and pool.mocker.has_host_memory for pool in deployment.pools):
         raise ValueError(
             f"kv_store_size is {size:g}, and no worker has kv_offloading_size; expected workers with host memory, through which "
             "all KV of the store passes"
         )
+
+
+def kept_gib(deployment: Deployment) -> float:
+    """Return what a store really keeps (GiB): a share of its bytes, as everything that holds KV does."""
+    return deployment.kv_store.kv_store_size * deployment.kv_transfer.kv_bytes_scale
+
+
+def _store(deployment: Deployment, runtime: RuntimeConfig) -> list[Program]:
+    """Return the store that workers share, if there is one.
+
+    Raises:
+        ValueError: no worker has host memory.
+    """
+    check_store(deployment)
+    size = kept_gib(deployment)
+    if not size:
+        return []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    service = KvStoreServiceConfig(kv_store_size=size * deployment.kv_transfer.kv_bytes_scale, port=port)
-    return [Program(STORE, ["-m", "serving.kv_store"], (service, runtime), is_needed_by_others=True)]
+    return [_store_program(KvStoreServiceConfig(kv_store_size=size, port=port), runtime)]
+
+
+def _store_program(service: KvStoreServiceConfig, runtime: RuntimeConfig) -> Program:
+    return Program(STORE, ["-m", "serving.kv_store"], (service, runtime), is_needed_by_others=True)

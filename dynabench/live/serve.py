@@ -15,7 +15,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.supervision.group import Group, GroupError, Program
 from serving.supervision.log_writer import LogWriter
-from serving.supervision.process import run
+from serving.supervision.process import report_ready, run
 
 
 def serve(deployment: Deployment) -> None:
@@ -53,6 +53,7 @@ async def _serve(
         async with Group(restart=True, say=log.say, on_event=hands.on_event if hands else None) as group:
             async with hands.at_work(group, runtime) if hands else contextlib.nullcontext():
                 await group.start(*wanted)
+                report_ready()
                 await group.wait(stopping)
             log.say(f"stopping: requests in progress have {drain_s:g} s to finish; Ctrl-C again stops at once")
             await group.stop(drain_s + 5)

@@ -60,7 +60,9 @@ class LocalStack:
         except PortError as error:
             raise StackError(str(error)) from error
         self._folder = Path(tempfile.mkdtemp(prefix="dynabench-"))
-        own_folder = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(self._folder))
+        own_folder = RuntimeConfig(
+            discovery_backend="auto", etcd_endpoints="", nats_server="", discovery_dir=str(self._folder)
+        )
         self._runtime, namespace = deployment.runtime or own_folder, f"bench-{secrets.token_hex(4)}"
         self.url = f"http://{frontend.http_host}:{self._listener.getsockname()[1]}"
         try:

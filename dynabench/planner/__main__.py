@@ -1,36 +1,119 @@
-"""`python -m dynabench.planner`: a planner, started by the parent of the workers, which hands it its settings."""
+"""`python -m dynabench.planner`: a planner, started by the parent of the workers, which hands it its settings, or in a cluster."""
 
 import asyncio
+import contextlib
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from cyclopts import App, Parameter
 
-from dynabench.deployment.file import from_plain
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.file import from_plain, read
+from dynabench.deployment.processes import addresses_of, home_of
+from dynabench.planner.cluster_hands import ClusterHands
+from dynabench.planner.programs import check_planner, has_planner
 from dynabench.planner.service import PlannerService, PlannerServiceConfig
-from serving.cli.commands import failing_in_one_line
+from foundation.errors import UserError
+from serving.cli.command_line import PLAIN_DEFAULTS
+from serving.cli.commands import RuntimeSettings, Verbosity, failing_in_one_line
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.supervision.group import SETTINGS
 from serving.supervision.logs import set_up
 from serving.supervision.process import run
 
+app = App(name="dynabench.planner", help="A planner in a Kubernetes cluster.", default_parameter=PLAIN_DEFAULTS)
+
 
 def main() -> None:
     """Plan until a signal comes."""
     if SETTINGS not in os.environ:
-        raise ValueError("a planner is started by dynabench serve or dynabench run with --planner")
+        command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
+        command(*bound.args, **bound.kwargs)
+        return
     given = json.loads(os.environ[SETTINGS])
-    config = msgspec.convert(given[0], PlannerServiceConfig)
-    deployment = from_plain(given[1])
-    network = msgspec.convert(given[2], RuntimeConfig)
     set_up()
+    plan(
+        msgspec.convert(given[0], PlannerServiceConfig),
+        from_plain(given[1]),
+        msgspec.convert(given[2], RuntimeConfig),
+    )
 
-    async def plan(stopping: asyncio.Event) -> None:
+
+@app.default
+def in_a_cluster(
+    *,
+    hands: Literal["kubernetes"],
+    deployment: Annotated[Path, Parameter(name=["--deployment", "-f"])],
+    url: str = "http://127.0.0.1:8080",
+    advisory: Annotated[bool, Parameter(negative=())] = False,
+    runtime: RuntimeSettings | None = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Plan the pools of a deployment whose workers are pods, until a signal comes.
+
+    Args:
+        hands: who starts and ends workers: Kubernetes, by the number of pods of Deployment NAME-POOL for each pool.
+        deployment: the deployment (YAML), with a planner and a name.
+        url: the frontend.
+        advisory: log decisions and change nothing.
+        runtime: how to find the workers.
+        verbose: how much to log.
+    """
+    set_up(verbose)
+    try:
+        described = read(deployment)
+        if not has_planner(described):
+            raise ValueError("planner.planner is 'static'; expected one that changes the number of workers")
+        if advisory:
+            described = replace(described, planner=replace(described.planner, advisory=True))
+        check_planner(described)
+    except (UserError, ValueError) as error:
+        text = str(error)
+        raise ValueError(text if text.startswith(str(deployment)) else f"{deployment}: {text}") from None
+    name = described.name
+    config = PlannerServiceConfig(
+        namespace=name, home=home_of(described, name), url=url, hands="kubernetes", api_key=described.frontend.api_key
+    )
+    plan(config, described, runtime or described.runtime or RuntimeConfig())
+
+
+def plan(config: PlannerServiceConfig, deployment: Deployment, network: RuntimeConfig) -> None:
+    """Plan until a signal comes.
+
+    Raises:
+        RuntimeUnavailableError: the network, or the cluster, does not let us.
+        ValueError: a pool is scaled by somebody else.
+    """
+
+    async def work(stopping: asyncio.Event) -> None:
         async with await DistributedRuntime.connect(network, stopping=stopping) as runtime:
-            await PlannerService(runtime, config, deployment).run()
+            service = PlannerService(runtime, config, deployment)
+            async with hands_of(runtime, config, deployment):
+                await service.run()
 
-    run(plan)
+    run(work)
+
+
+def hands_of(
+    runtime: DistributedRuntime, config: PlannerServiceConfig, deployment: Deployment
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Return the hands in this process, if that is where they are."""
+    if config.hands == "parent":
+        return contextlib.nullcontext()
+    hands = ClusterHands(
+        runtime,
+        [pool.name for pool in deployment.pools],
+        addresses_of(deployment, config.home),
+        name=deployment.name,
+        namespace=config.namespace,
+        is_advisory=deployment.planner.advisory,
+    )
+    return hands.at_work()
 
 
 if __name__ == "__main__":

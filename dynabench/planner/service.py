@@ -1,7 +1,7 @@
 """`python -m dynabench.planner`: a planner of real workers, as a process of its own.
 
 It looks at the workers every few seconds, asks the planner core, logs the decision with what it saw, and puts its orders
-into discovery for the hands (`hands.py`). While it does not see everything, it changes nothing and says so once.
+into discovery for the hands (`hands.py`, in a cluster `cluster_hands.py`). While it does not see everything, it changes nothing and says so once.
 
     waiting for the claim --> waiting for a ready worker in each pool --> planning
             ^                                                               |
@@ -11,19 +11,19 @@ into discovery for the hands (`hands.py`). While it does not see everything, it 
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import aiohttp
 import msgspec
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import SimulatedPool, pools_of
-from dynabench.deployment.processes import component_of
+from dynabench.deployment.processes import addresses_of
 from dynabench.planner.facts import facts_of
 from dynabench.planner.log_lines import json_of, line_of
 from dynabench.planner.messages import Fleet, Orders, Wanted, claim, fleets, orders
 from dynabench.planner.seen import Reports, counts_of, is_up, mean_startup_s
 from serving.planner import Counts, Decision, Observation, Planner, policy_named, traffic_between
-from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.stopping import until_stopped
@@ -53,6 +53,8 @@ class PlannerServiceConfig:
     """Namespace of its workers."""
     url: str = "http://127.0.0.1:8080"
     """The frontend."""
+    hands: Literal["parent", "kubernetes"] = "parent"
+    """Who carries out what it decides: the process that starts the workers, or this one, in a cluster."""
     api_key: str = field(default="", repr=False)
 
 
@@ -68,9 +70,7 @@ class PlannerService:
         self._config = config
         self._settings = deployment.planner
         self._pools = {pool.name: pool for pool in pools_of(deployment)}
-        self._addresses = {
-            EndpointAddress(config.home, component_of(deployment, pool), "generate") for pool in deployment.pools
-        }
+        self._addresses = addresses_of(deployment, config.home)
         self._interval_s = self._settings.planner_interval_s or policy_named(self._settings.planner).default_interval_s
         self._fleets: dict[str, Fleet] = {}
         self._reports = Reports()
@@ -210,6 +210,8 @@ class PlannerService:
 
     def _on_fleet(self, key: str, value: bytes | None) -> None:
         id = key.rpartition("/")[2]
+        if self._config.hands == "kubernetes" and id != f"{self._runtime.instance_id:x}":
+            return  # another planner's, which waits for the claim
         if value is None:
             self._fleets.pop(id, None)
         else:

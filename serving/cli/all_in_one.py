@@ -36,7 +36,9 @@ async def run_all_in_one(job: Job, engine: Engine | None, stopping: asyncio.Even
         listener = listen_at(socket_path) if job.asks_itself else listen(frontend.http_host, frontend.http_port)
         stack.enter_context(listener)
         network = (
-            job.runtime if engine is None else RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=name)
+            job.runtime
+            if engine is None
+            else RuntimeConfig(discovery_backend="auto", etcd_endpoints="", nats_server="", discovery_dir=name)
         )
         ending = asyncio.Event()  # the engine and the frontend outlive the way in
         async with await DistributedRuntime.connect(network, stopping=ending) as connected:

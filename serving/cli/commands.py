@@ -359,6 +359,7 @@ async def run_copies(module: str, count: int, settings: list[Any], drain_s: floa
     name = module.rpartition(".")[2]
     async with Processes(restart=True) as group:
         await group.start(*(Program(f"{name}-{number}", ["-m", module], settings) for number in range(count)))
+        report_ready()
         await group.wait(stopping)
         await group.stop(drain_s + 5)
 

@@ -157,9 +157,17 @@ async def run_frontends(
     with listener:
         async with Group(restart=True) as group:
             await group.start(*programs(config, router, disaggregation, runtime_config, listener.fileno()))
+            report_ready()
             log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
             await group.wait(stopping)
             await group.stop(config.drain_s + 5)
+
+
+def program(
+    config: FrontendConfig, router: RouterConfig, disaggregation: DisaggregationConfig, runtime: RuntimeConfig
+) -> Program:
+    """Return a frontend's process, which opens its port itself."""
+    return Program("frontend", ["-m", "serving.frontend"], (config, router, disaggregation, runtime))
 
 
 def programs(
@@ -170,9 +178,9 @@ def programs(
     descriptor: int,
 ) -> list[Program]:
     """Return the processes of a frontend that share a listening socket."""
-    settings = (config, router, disaggregation, runtime)
     environment = {LISTEN_FD: str(descriptor)}
-    first = Program("frontend", ["-m", "serving.frontend"], settings, environment, (descriptor,))
+    alone = program(config, router, disaggregation, runtime)
+    first = replace(alone, environment=environment, file_descriptors=(descriptor,))
     if config.http_workers == 1:
         return [first]
     environment |= {GROUP: secrets.token_hex(4)}

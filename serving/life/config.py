@@ -42,6 +42,11 @@ class DisaggregationConfig(LeaseConfig):
     prefill_fallback: bool = False
     """Let decode workers compute a prompt whose prefill failed; otherwise the request fails."""
 
+    @property
+    def lease(self) -> LeaseConfig:
+        """What workers are told of it."""
+        return LeaseConfig(kv_lease_duration_s=self.kv_lease_duration_s, kv_lease_renewal=self.kv_lease_renewal)
+
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
         check(self)

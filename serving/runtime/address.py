@@ -52,7 +52,7 @@ class EndpointAddress(NamedTuple):
         return f"dyn://{self.namespace}.{self.component}.{self.endpoint}"
 
 
-class Instance(msgspec.Struct, frozen=True):
+class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process that serves an endpoint: what discovery says of it."""
 
     namespace: str
@@ -61,6 +61,8 @@ class Instance(msgspec.Struct, frozen=True):
     instance_id: int
     transport: str
     """How to reach it: `unix:PATH`, `tcp:HOST:PORT` or `nats:SUBJECT`."""
+    pod: str = ""
+    """The pod that it runs in, in a Kubernetes cluster."""
 
     @classmethod
     def parse(cls, key: str, value: bytes) -> Self:

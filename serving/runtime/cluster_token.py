@@ -1,16 +1,16 @@
 """The token that processes of a cluster know, and that they prove to know when they call each other over TCP.
 
-The first process makes it up and puts it into etcd (docs/decisions/0015), or into the discovery folder. So whoever may read
-that may call, and nobody has to hand out anything.
+The first process makes it up and puts it into etcd (docs/decisions/0015), a Secret of Kubernetes, or the discovery folder. So
+whoever may read that may call, and nobody has to hand out anything.
 """
 
 import asyncio
 import logging
 import secrets
+from typing import Protocol
 
-from serving.runtime.etcd import EtcdDiscovery
 from serving.runtime.folder import FolderDiscovery
-from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.ports import Discovery, RuntimeUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,26 @@ def make_up() -> bytes:
     return secrets.token_hex(32).encode()
 
 
-class ClusterToken:
-    """The token as etcd has it now: it changes when somebody puts another, or when etcd lost everything."""
+class KeepingDiscovery(Discovery, Protocol):
+    """Discovery that keeps keys beyond the life of who put them."""
 
-    def __init__(self, discovery: EtcdDiscovery) -> None:
+    async def create(self, key: str, value: bytes) -> bytes:
+        """Put such a key, unless it is there; return what it holds then.
+
+        Raises:
+            RuntimeUnavailableError: it cannot be put.
+        """
+        ...
+
+    def place(self, key: str) -> tuple[str, str]:
+        """Return where such a key stands, and the command that removes it."""
+        ...
+
+
+class ClusterToken:
+    """The token as discovery has it now: it changes when somebody puts another, or when discovery lost everything."""
+
+    def __init__(self, discovery: KeepingDiscovery) -> None:
         self.value = b""
         self._discovery = discovery
         self._putting_back: asyncio.Task[None] | None = None
@@ -37,13 +53,14 @@ class ClusterToken:
         """Fetch the token, making it up if there is none, and follow it.
 
         Raises:
-            RuntimeUnavailableError: etcd does not let us, or holds something else under that key.
+            RuntimeUnavailableError: discovery does not let us, or holds something else under that key.
         """
         value = await self._discovery.create(KEY, make_up())
         if len(value) < MIN_BYTES:
+            place, removal = self._discovery.place(KEY)
             raise RuntimeUnavailableError(
-                f"{KEY} in etcd holds {len(value)} bytes; at least {MIN_BYTES} were expected "
-                f"(etcdctl del {KEY} lets the next process make up a new one)"
+                f"{place} holds {len(value)} bytes; at least {MIN_BYTES} were expected "
+                f"({removal} lets the next process make up a new one)"
             )
         self.value = value
         await self._discovery.watch(KEY, self._on_change)
@@ -63,7 +80,7 @@ class ClusterToken:
 
     def _take(self, value: bytes) -> None:
         if len(value) < MIN_BYTES:
-            log.warning("%s in etcd is shorter than %d bytes and is ignored", KEY, MIN_BYTES)
+            log.warning("%s is shorter than %d bytes and is ignored", self._discovery.place(KEY)[0], MIN_BYTES)
         else:
             self.value = value
 

@@ -5,7 +5,7 @@ import re
 import tempfile
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from msgspec import Meta
@@ -32,6 +32,9 @@ def _secret(name: str) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
     """Settings of the runtime. With no server named, everything runs embedded, on one host."""
+
+    discovery_backend: Literal["auto", "kubernetes"] = _env("DYN_DISCOVERY_BACKEND", "auto")
+    """auto: etcd if --etcd-endpoints names servers, else a folder; kubernetes: objects of the cluster that this process runs in. Environment: DYN_DISCOVERY_BACKEND."""
 
     etcd_endpoints: Annotated[str, MAY_HOLD_PASSWORDS] = _env("ETCD_ENDPOINTS", is_shown=False)
     """Servers of etcd for discovery, separated by commas; none: a folder (--discovery-dir). Environment: ETCD_ENDPOINTS."""
@@ -77,8 +80,10 @@ class RuntimeConfig:
     )
     """After how long without a sign of life a process counts as gone (s). Environment: ETCD_LEASE_TTL."""
 
-    rpc_host: str = _env("DYN_TCP_RPC_HOST", "127.0.0.1")
-    """Address that TCP requests and events listen on, with etcd and without NATS: for processes that may read etcd. Environment: DYN_TCP_RPC_HOST."""
+    rpc_host: str = field(
+        default_factory=lambda: os.environ.get("DYN_TCP_RPC_HOST") or os.environ.get("POD_IP") or "127.0.0.1"
+    )
+    """Address that TCP requests and events listen on, with etcd or Kubernetes and without NATS, for processes that may read the cluster's token there. Environment: DYN_TCP_RPC_HOST, else POD_IP."""
 
     def __post_init__(self) -> None:
         """Fill in secrets from the environment, and refuse a lease too short to be kept."""
@@ -86,6 +91,10 @@ class RuntimeConfig:
             if "secret" in part.metadata and not getattr(self, part.name):
                 object.__setattr__(self, part.name, os.environ.get(part.metadata["secret"], ""))
         check(self)
+        if self.discovery_backend == "kubernetes" and self.etcd_endpoints:
+            raise ValueError(
+                f"etcd_endpoints is {masked(self.etcd_endpoints)!r}; expected none with discovery_backend 'kubernetes'"
+            )
 
     @property
     def folder(self) -> Path:
@@ -103,5 +112,6 @@ class RuntimeConfig:
     def describe(self) -> str:
         """Say in a few words where discovery, requests and events go."""
         discovery = f"etcd at {masked(self.etcd_endpoints)}" if self.etcd_endpoints else f"folder {self.folder}"
+        discovery = "Kubernetes" if self.discovery_backend == "kubernetes" else discovery
         requests = f"NATS at {masked(self.nats_server)}" if self.nats_server else "sockets and ZeroMQ"
         return f"discovery: {discovery}; requests and events: {requests}"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, Self
@@ -16,6 +17,8 @@ from serving.runtime.cluster_token import ClusterToken, FolderToken
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.etcd import EtcdDiscovery
 from serving.runtime.folder import FolderDiscovery
+from serving.runtime.kubernetes.discovery import KubernetesDiscovery
+from serving.runtime.kubernetes.names import POD_IP, POD_NAME
 from serving.runtime.messages import CallError
 from serving.runtime.nats import NatsPlane
 from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
@@ -75,8 +78,10 @@ class DistributedRuntime:
         """
         config = config or RuntimeConfig()
         instance_id = secrets.randbits(62) + 1
-        discovery: EtcdDiscovery | FolderDiscovery
-        if config.etcd_endpoints:
+        discovery: EtcdDiscovery | FolderDiscovery | KubernetesDiscovery
+        if config.discovery_backend == "kubernetes":
+            discovery = await KubernetesDiscovery.connect(instance_id, lease_ttl_s=config.lease_ttl_s)
+        elif config.etcd_endpoints:
             discovery = EtcdDiscovery(config)
             await discovery.connect()
         else:
@@ -110,7 +115,7 @@ class DistributedRuntime:
         if not self._transport:
             self._transport = await self.requests.listen(self._accept)
         if is_public:
-            instance = Instance(*address, self.instance_id, self._transport)
+            instance = Instance(*address, self.instance_id, self._transport, os.environ.get(POD_NAME, ""))
             await self.register(instance.key, msgspec.json.encode(instance))
 
     async def register(self, key: str, value: bytes) -> None:
@@ -140,7 +145,7 @@ class DistributedRuntime:
             if isinstance(self.discovery, FolderDiscovery):
                 token = FolderToken(self.discovery)
             else:
-                assert isinstance(self.discovery, EtcdDiscovery), "there is no other discovery"
+                assert isinstance(self.discovery, EtcdDiscovery | KubernetesDiscovery), "there is no other discovery"
                 token = ClusterToken(self.discovery)
                 await token.start()
             self._token = token
@@ -270,19 +275,26 @@ def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any
 
 
 async def _planes(
-    config: RuntimeConfig, instance_id: int, discovery: EtcdDiscovery | FolderDiscovery
+    config: RuntimeConfig, instance_id: int, discovery: EtcdDiscovery | FolderDiscovery | KubernetesDiscovery
 ) -> tuple[RequestPlane, EventPlane, ClusterToken | None]:
     """Return how requests and events travel, and the token if they need it."""
     if config.nats_server:
         nats = NatsPlane(config, instance_id)
         await nats.connect()
         return nats, nats, None
-    if isinstance(discovery, EtcdDiscovery):
+    if not isinstance(discovery, FolderDiscovery):
         host = config.rpc_host
-        if config.is_etcd_open and host != "localhost" and not host.startswith(("127.", "::1")):
+        if (
+            config.etcd_endpoints
+            and config.is_etcd_open
+            and host != "localhost"
+            and not host.startswith(("127.", "::1"))
+        ):
             log.warning(
                 "etcd asks for no password or certificate: who reaches it may also call this process at %s", host
             )
+        if isinstance(discovery, KubernetesDiscovery) and host == "127.0.0.1" and POD_IP not in os.environ:
+            log.warning("%s is not set: other pods cannot reach this process; expected the pod's status.podIP", POD_IP)
         token = ClusterToken(discovery)
         await token.start()
         events = ZeroMqPlane(discovery, instance_id, path=None, host=host)

@@ -117,6 +117,10 @@ class EtcdDiscovery:
         answer = await self._make(_encode(key), f"etcd refuses the key {key}", value=b64encode(value).decode())
         return value if answer.get("succeeded") else _decode(_held(answer).get("value", ""))
 
+    def place(self, key: str) -> tuple[str, str]:
+        """Return where a key that outlives us stands, and the command that removes it."""
+        return f"{key} in etcd", f"etcdctl del {key}"
+
     async def claim(self, name: str) -> int | None:
         """See `Discovery`; the term is the revision of the store in which the key was made."""
         lease = str(self._lease)

@@ -1,4 +1,4 @@
-"""The three ports of the runtime: discovery, request plane, event plane. Two back ends stand behind each."""
+"""The three ports of the runtime: discovery, request plane, event plane. Two or three back ends stand behind each."""
 
 import logging
 from collections.abc import Callable

@@ -193,7 +193,7 @@ class SocketPlane:
             await loop.create_unix_connection(lambda: channel, place)
         elif kind == "tcp":
             if self._token is None:
-                raise OSError(f"an instance at {address} needs etcd, where the token for TCP lies")
+                raise OSError(f"an instance at {address} needs etcd or Kubernetes, where the token for TCP lies")
             host, _, port = place.rpartition(":")
             unproven = Unproven(self._handshake(address, is_caller=True), channel, self._listeners)
             try:

@@ -39,7 +39,7 @@ class ZeroMqPlane:
         self._discovery = discovery
         self._id = instance_id
         self._path = path
-        self._host = host
+        self._host = f"[{host}]" if ":" in host else host
         self._context = zmq.asyncio.Context()
         self._publisher: zmq.asyncio.Socket | None = None
         self._address = ""
@@ -50,6 +50,7 @@ class ZeroMqPlane:
         """Bind, and tell in discovery where."""
         if self._publisher is None:
             self._publisher = self._context.socket(zmq.PUB)
+            self._publisher.ipv6 = "[" in self._host
             self._publisher.setsockopt(zmq.SNDHWM, HIGH_WATER)
             self._publisher.setsockopt(zmq.LINGER, 0)
             self._publisher.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION_BYTES)
@@ -158,5 +159,6 @@ def _connect(subscriber: zmq.asyncio.Socket, place: str) -> str:
             raise ValueError("an address and a key were expected")
         subscriber.curve_publickey, subscriber.curve_secretkey = zmq.curve_keypair()
         subscriber.curve_serverkey = key.encode()
+        subscriber.ipv6 = "[" in address
     subscriber.connect(address)
     return address

@@ -1,4 +1,4 @@
-"""A process's own side: it runs until it is asked to end, and reports to the parent that supervises it, if one does."""
+"""A process's own side: it runs until it is asked to end, and reports to the parent that supervises it, or to who probes it."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ import uvloop
 from serving.runtime.stopping import stop_on_signals
 from serving.supervision.child import READY, STATUS_BYTES
 from serving.supervision.group import STATUS_FD, SUPERVISED
+from serving.supervision.probes import probed
 
 Result = TypeVar("Result")
 
@@ -28,13 +29,14 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
 
     async def whole() -> Result:
         stopping = asyncio.Event()
-        work = asyncio.create_task(main(stopping))
-        stop_on_signals(stopping, again=work.cancel)
-        watching = asyncio.create_task(_end_with_parent(stopping))
-        try:
-            return await work
-        finally:
-            watching.cancel()
+        async with probed(stopping):
+            work = asyncio.create_task(main(stopping))
+            stop_on_signals(stopping, again=work.cancel)
+            watching = asyncio.create_task(_end_with_parent(stopping))
+            try:
+                return await work
+            finally:
+                watching.cancel()
 
     try:
         return uvloop.run(whole())
@@ -43,7 +45,7 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
 
 
 def report_ready(known_as: str = "") -> None:
-    """Report to the parent, if it supervises us, that this process does its work from now on, and as what others know it."""
+    """Report to the parent that supervises us, or to probes, that this process does its work now, and as what others know it."""
     _report(b" ".join(filter(None, (READY, known_as.encode()))) + b"\n")
 
 

@@ -71,7 +71,7 @@ def allot(wanted: Sequence[tuple[EngineChoice, WorkerConfig]], host: Host) -> li
     Raises:
         ValueError: an engine's settings do not fit it, or it needs more GPUs than there are.
     """
-    counts = [_num_gpus(choice, worker, len(host.gpus) // len(wanted)) for choice, worker in wanted]
+    counts = [num_gpus(choice, worker, len(host.gpus) // len(wanted)) for choice, worker in wanted]
     places = assign(counts, host.gpus)
     loads = {gpu: sum(gpu in place for place in places) for gpu in host.gpus}
     found = []
@@ -129,7 +129,7 @@ def describe(allotments: Sequence[Allotment]) -> list[str]:
     return lines
 
 
-def _num_gpus(choice: EngineChoice, worker: WorkerConfig, equal_part: int) -> int:
+def num_gpus(choice: EngineChoice, worker: WorkerConfig, equal_part: int) -> int:
     """Return how many GPUs of this host an engine uses; those that take all they see get an equal part."""
     arguments = _arguments(choice, worker)
     if not ENGINES[choice.name].memory_argument:

@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from serving.runtime.config import RuntimeConfig
@@ -57,17 +57,24 @@ def worker_programs(wanted: Iterable[Workers], runtime: RuntimeConfig) -> list[P
     return [program for workers in wanted for program in _programs(workers, runtime, left)]
 
 
+def program_of(workers: Workers, name: str, runtime: RuntimeConfig) -> Program:
+    """Return a process like those of some workers, with every GPU that it sees."""
+    worker, engine = workers.worker, workers.engine
+    if isinstance(engine, EngineChoice):
+        return Program(name, ["-m", engine.module], (worker, engine.run, runtime, list(engine.arguments)))
+    return Program(name, ["-m", engine.module, *engine.words], (worker, *engine.settings, runtime))
+
+
 def _programs(workers: Workers, runtime: RuntimeConfig, allotments: Iterator[Allotment]) -> Iterator[Program]:
     """Yield the processes of some workers, each with the next of the allotments if it needs one."""
-    worker, engine = workers.worker, workers.engine
     for number in range(workers.count):
         name = f"{workers.name}-{number}"
-        if isinstance(engine, EngineChoice):
+        if isinstance(workers.engine, EngineChoice):
             choice, environment, *_ = next(allotments)
-            settings = (worker, choice.run, runtime, list(choice.arguments))
-            yield Program(name, ["-m", choice.module], settings, environment)
+            program = program_of(replace(workers, engine=choice), name, runtime)
+            yield replace(program, environment=environment)
         else:
-            yield Program(name, ["-m", engine.module, *engine.words], (worker, *engine.settings, runtime))
+            yield program_of(workers, name, runtime)
 
 
 @functools.cache

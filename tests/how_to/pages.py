@@ -1,9 +1,9 @@
 """Pages that can be run: their files are written, their commands are run, and what they print is compared.
 
-    ```python title="my_mode.py"     a file
-    ```console                       `$ command`, and what it prints; `...` stands for anything, and a page may wrap lines where it likes
+```python title="my_mode.py"     a file
+```console                       `$ command`, and what it prints; `...` stands for anything, and a page may wrap lines where it likes
 
-    python -m tests.how_to.pages docs/how-to/*.md    puts what the commands print now into the pages
+python -m tests.how_to.pages docs/how-to/*.md    puts what the commands print now into the pages
 """
 
 import os
@@ -20,7 +20,10 @@ from typing import NamedTuple
 PATIENCE_S = 240.0
 WIDTH = 110
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([\w./-]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-CHANGING = ((re.compile(r"\b\d{8}-\d{6}\b"), "20260101-120000"), (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "12:00:00.000"))
+CHANGING = (
+    (re.compile(r"\b\d{8}-\d{6}\b"), "20260101-120000"),
+    (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "12:00:00.000"),
+)
 """What differs from run to run: names of results folders, times in logs."""
 
 

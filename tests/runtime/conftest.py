@@ -1,6 +1,8 @@
 import pytest
 
 from serving.runtime.config import RuntimeConfig
+from serving.runtime.kubernetes.access import DISCOVERY
+from tests.support.cluster import Cluster
 from tests.support.servers import Etcd, Nats
 
 
@@ -16,12 +18,24 @@ def nats():
         yield server
 
 
-@pytest.fixture(params=["embedded", "etcd+sockets", "etcd+nats"])
-def config(request, tmp_path):
-    """Settings of each back end; the servers are real."""
+@pytest.fixture(scope="session")
+def cluster():
+    with Cluster(rules=DISCOVERY) as server:
+        yield server
+        assert not server.invalid
+
+
+@pytest.fixture(params=["embedded", "etcd+sockets", "etcd+nats", "kubernetes", "kubernetes+nats"])
+def config(request, tmp_path, monkeypatch):
+    """Settings of each back end; the servers are real, but for that of Kubernetes."""
     settings = {"discovery_dir": str(tmp_path / "d"), "etcd_endpoints": "", "nats_server": "", "lease_ttl_s": 2.0}
     if "etcd" in request.param:
         settings["etcd_endpoints"] = request.getfixturevalue("etcd").url
+    if "kubernetes" in request.param:
+        cluster = request.getfixturevalue("cluster")
+        for name, value in cluster.environment(cluster.pod()).items():
+            monkeypatch.setenv(name, value)
+        settings["discovery_backend"] = "kubernetes"
     if "nats" in request.param:
         settings["nats_server"] = request.getfixturevalue("nats").url
     return RuntimeConfig(**settings)

@@ -1,0 +1,1 @@
+"""A deployment as what a Kubernetes cluster runs. Only `write` touches files."""

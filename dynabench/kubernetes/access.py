@@ -1,0 +1,42 @@
+"""Who may do what in the cluster: an account for processes that find each other, and one for the planner."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, Rule
+
+Object = dict[str, Any]
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str) -> list[Object]:
+    """Return a service account that is allowed what rules say; without any, it gets no token."""
+    metadata = {"name": name, "namespace": namespace, "labels": {APP: APP_NAME, INSTANCE: deployment}}
+    granted = [_rule(rule) for rule in rules]
+    owner = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata,
+        "automountServiceAccountToken": bool(granted),
+    }
+    if not granted:
+        return [owner]
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    role = {"apiGroup": RBAC, "kind": "Role", "name": name}
+    return [
+        owner,
+        {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": metadata, "rules": granted},
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "subjects": subjects,
+            "roleRef": role,
+        },
+    ]
+
+
+def _rule(rule: Rule) -> Object:
+    granted: Object = {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
+    return granted | ({"resourceNames": list(rule.names)} if rule.names else {})

@@ -1,0 +1,298 @@
+"""What runs in the cluster: one kind of pod for each component of a deployment."""
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.processes import STORE as STORE_PROGRAM
+from dynabench.deployment.processes import Parts, check_store, kept_gib, parts_of
+from dynabench.kubernetes import names
+from dynabench.kubernetes.arguments import arguments_of
+from dynabench.kubernetes.contract import (
+    ADDRESS,
+    APP,
+    APP_NAME,
+    COMPONENT,
+    INSTANCE,
+    POOL,
+    ROLE,
+    planner_arguments,
+)
+from dynabench.kubernetes.settings import ClusterConfig
+from mocker.timing.choose import resolve
+from serving.frontend.config import FrontendConfig
+from serving.kv_tiers.config import KvStoreServiceConfig
+from serving.model.card import Role
+from serving.model.hub import SCHEME, is_hub_id
+from serving.runtime.config import RuntimeConfig
+from serving.supervision.group import Program
+from serving.transfer.config import TransferRunConfig
+from serving.worker.devices import num_gpus
+from serving.worker.registry import ENGINES, EngineChoice
+
+HTTP, GRAPH_HTTP, SYSTEM, STORE_PORT = 8080, 8000, 9090, 7600
+"""Ports in containers: the frontend's where the file names none, the same under Dynamo's operator, that of probes (as the
+operator has it), and the KV store's."""
+
+FILES = "/etc/dynabench"
+"""Where files of this machine are in a container."""
+
+MODELS = "/models"
+MIB = 1 << 20
+QUICK_S = 300.0
+"""How long a process that loads no model may take to start."""
+
+LOADING_S = 1800.0
+"""The same of one that does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """Pods that are alike, each with one container."""
+
+    name: str
+    """What stands behind the deployment's name: that of a pool, or of a part."""
+    kind: str
+    """frontend, router, kv-store, planner or worker."""
+    image: str
+    arguments: list[str]
+    """Of Python."""
+    replicas: int
+    drain_s: float
+    """How long it may take to finish what it does."""
+    startup_s: float
+    """How long it may take to start."""
+    ports: dict[str, int]
+    """By name. Probes ask at the first."""
+    cpu: str
+    memory_mib: int
+    """What it needs to begin with (MiB)."""
+    most_memory_mib: int | None
+    """What it may grow to (none: no limit)."""
+    gpus: int = 0
+    role: Role | None = None
+    """Of workers."""
+    environment: dict[str, str] = field(default_factory=dict)
+    loads_model: bool = False
+    """Whether files of a model are downloaded, or read from a volume."""
+    files: tuple[str, ...] = ()
+    """Of this machine: what it finds in `FILES`."""
+    scratch: tuple[str, ...] = ()
+    """Folders that it writes to, as long as the pod lives."""
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it has workers of a pool."""
+        return self.kind == "worker"
+
+
+def components_of(
+    deployment: Deployment, config: ClusterConfig, runtime: RuntimeConfig, *, has_planner: bool
+) -> list[Component]:
+    """Return what runs, workers last.
+
+    Raises:
+        ValueError: it cannot run in a cluster.
+    """
+    check_store(deployment)
+    prepared = _reachable(deployment, HTTP if config.form == "manifests" else GRAPH_HTTP)
+    store = None
+    if deployment.kv_store.kv_store_size:
+        host = f"{deployment.name}-{names.STORE}"
+        store = KvStoreServiceConfig(kv_store_size=kept_gib(deployment), host=host, port=STORE_PORT)
+    parts = parts_of(prepared, runtime, namespace=deployment.name, store=store)
+    found = [_frontend(prepared, config, parts)]
+    if parts.router is not None:
+        found.append(_router(config, parts.router))
+    if parts.store is not None and store is not None:
+        found.append(_store(config, parts.store, store))
+    if has_planner:
+        found.append(_planner(prepared, config))
+    return found + [_worker(prepared, config, pool, parts.workers[pool.name]) for pool in prepared.pools]
+
+
+def files_of(pool: Pool) -> tuple[str, ...]:
+    """Return the files of this machine that a pool's workers read."""
+    given = (pool.timing.timing_file if pool.engine == "mocker" else None, pool.run.extra_engine_args)
+    return tuple(str(path) for path in given if path is not None)
+
+
+def labels_of(deployment: str, component: Component) -> dict[str, str]:
+    """Return the labels of a component's pods."""
+    labels = selector_of(deployment, component)
+    if component.is_worker:
+        return {**labels, COMPONENT: component.kind, ROLE: component.role or "aggregated"}
+    return labels
+
+
+def selector_of(deployment: str, component: Component) -> dict[str, str]:
+    """Return the labels that only a component's pods have."""
+    own = {POOL: component.name} if component.is_worker else {COMPONENT: component.kind}
+    return {APP: APP_NAME, INSTANCE: deployment, **own}
+
+
+def _reachable(deployment: Deployment, http_port: int) -> Deployment:
+    """Let processes listen where other pods reach them, the frontend at a port unless the file names another."""
+    named = deployment.frontend.http_port
+    port = http_port if named in (0, FrontendConfig().http_port) else named
+    frontend = replace(deployment.frontend, http_host="0.0.0.0", http_port=port)  # noqa: S104 (a pod's own)
+    transfer = replace(deployment.kv_transfer, transfer_host=ADDRESS)
+    pools = tuple(_reading(pool) for pool in deployment.pools)
+    return replace(deployment, frontend=frontend, kv_transfer=transfer, pools=pools)
+
+
+def _reading(pool: Pool) -> Pool:
+    """Let an engine's own server listen where workers of the other role reach it."""
+    if pool.engine == "sglang" and pool.role != "aggregated" and "host" not in pool.engine_args:
+        return replace(pool, engine_args={**pool.engine_args, "host": ADDRESS})
+    return pool
+
+
+def _frontend(deployment: Deployment, config: ClusterConfig, parts: Parts) -> Component:
+    settings = deployment.frontend
+    return Component(
+        name=names.FRONTEND,
+        kind=names.FRONTEND,
+        image=config.image,
+        arguments=arguments_of(parts.frontend, {}),
+        replicas=config.frontends,
+        drain_s=settings.drain_s,
+        startup_s=QUICK_S,
+        ports={"http": settings.http_port},
+        cpu="250m",
+        memory_mib=512,
+        most_memory_mib=512 + settings.http_workers * (256 + settings.max_buffered_mb),
+    )
+
+
+def _router(config: ClusterConfig, program: Program) -> Component:
+    return Component(
+        name=names.ROUTER,
+        kind=names.ROUTER,
+        image=config.image,
+        arguments=arguments_of(program, {}),
+        replicas=1,
+        drain_s=program.settings[0].drain_s,
+        startup_s=LOADING_S,  # it is ready once there are workers to route to
+        ports={"system": SYSTEM},
+        cpu="250m",
+        memory_mib=256,
+        most_memory_mib=1024,
+    )
+
+
+def _store(config: ClusterConfig, program: Program, store: KvStoreServiceConfig) -> Component:
+    listening = replace(program, settings=(replace(store, host=ADDRESS), *program.settings[1:]))
+    return Component(
+        name=STORE_PROGRAM,
+        kind=names.STORE,
+        image=config.image,
+        arguments=arguments_of(listening, {}),
+        replicas=1,
+        drain_s=0.0,
+        startup_s=QUICK_S,
+        ports={"system": SYSTEM, "kv": STORE_PORT},
+        cpu="250m",
+        memory_mib=256,
+        most_memory_mib=256 + math.ceil(store.kv_store_size * 1024),
+    )
+
+
+def _planner(deployment: Deployment, config: ClusterConfig) -> Component:
+    url = f"http://{deployment.name}-{names.FRONTEND}:{deployment.frontend.http_port}"
+    return Component(
+        name=names.PLANNER,
+        kind=names.PLANNER,
+        image=config.image,
+        arguments=planner_arguments(deployment=f"{FILES}/deployment.yaml", url=url),
+        replicas=1,
+        drain_s=0.0,
+        startup_s=QUICK_S,
+        ports={"system": SYSTEM},
+        cpu="100m",
+        memory_mib=256,
+        most_memory_mib=1024,
+        files=("deployment.yaml",),
+    )
+
+
+def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: Program) -> Component:
+    files = files_of(pool)
+    common = Component(
+        name=pool.name,
+        kind="worker",
+        image=config.image,
+        arguments=arguments_of(program, {path: f"{FILES}/{PurePosixPath(path).name}" for path in files}),
+        replicas=pool.replicas,
+        drain_s=pool.worker.drain_s,
+        startup_s=QUICK_S,
+        ports={"system": SYSTEM},
+        cpu="100m",
+        memory_mib=256,
+        most_memory_mib=512 + _kept_mib(deployment, pool),
+        role=pool.role,
+        files=files,
+        scratch=_scratch(deployment.kv_transfer, pool),
+    )
+    _check_model(pool, config)
+    if not pool.runs_model:
+        return replace(common, loads_model=bool(pool.worker.model_path))
+    return replace(
+        common,
+        image=config.engine_image or config.image,
+        startup_s=max(LOADING_S, deployment.planner.startup_timeout_s),
+        cpu="4",
+        memory_mib=16 * 1024,
+        most_memory_mib=None,
+        gpus=_gpus(pool),
+        environment=_side_channel(pool),
+        loads_model=True,
+    )
+
+
+def _kept_mib(deployment: Deployment, pool: Pool) -> int:
+    """Return what a mocker keeps of its KV (MiB)."""
+    transfer = deployment.kv_transfer
+    if pool.engine != "mocker":
+        return 0
+    sent = transfer.transfer_memory_mb if pool.role != "aggregated" else 0
+    host = resolve(pool.engine_config, pool.timing).host
+    kept = 0.0 if host is None else host.num_chunks * host.chunk_bytes * pool.mocker.dp_size
+    return sent + math.ceil(kept * transfer.kv_bytes_scale / MIB)
+
+
+def _scratch(transfer: TransferRunConfig, pool: Pool) -> tuple[str, ...]:
+    folder = transfer.kv_disk_folder
+    if not folder or pool.engine != "mocker" or not pool.mocker.kv_disk_size:
+        return ()
+    if not folder.startswith("/"):
+        raise ValueError(f"kv_transfer.kv_disk_folder is {folder!r}; expected an absolute path, which a pod has")
+    return (folder,)
+
+
+def _gpus(pool: Pool) -> int:
+    if not ENGINES[pool.engine].memory_argument:
+        return 0
+    return num_gpus(EngineChoice(pool.engine, pool.run, pool.arguments), replace(pool.worker, role=pool.role), 1)
+
+
+def _side_channel(pool: Pool) -> dict[str, str]:
+    """Let vLLM's decode workers ask its prefill workers for KV at their pods' addresses."""
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": ADDRESS} if pool.engine == "vllm" and pool.role != "aggregated" else {}
+
+
+def _check_model(pool: Pool, config: ClusterConfig) -> None:
+    """Refuse what only this machine has."""
+    if pool.run.num_nodes > 1:
+        raise ValueError(
+            f"pools.{pool.name}.num_nodes is {pool.run.num_nodes}; expected 1: an instance on several nodes needs a LeaderWorkerSet, "
+            "which is not written yet"
+        )
+    for setting, path in (("model", pool.worker.model_path), ("model_config", pool.worker.model_config)):
+        is_mounted = config.model_claim and (path == MODELS or path.startswith(f"{MODELS}/"))
+        if path and not is_mounted and not path.startswith(SCHEME) and not is_hub_id(path):
+            raise ValueError(
+                f"pools.{pool.name}.{setting} is {path!r}; expected a model of the Hugging Face hub, or --model-claim with a path "
+                f"below {MODELS}: pods do not see this machine's files"
+            )

@@ -1,0 +1,34 @@
+"""What manifests and the processes in a cluster must agree on: names, labels, environment and rights.
+
+app.kubernetes.io/name        dynabench, on each pod of ours
+app.kubernetes.io/instance    the deployment
+app.kubernetes.io/component   frontend, router, kv-store, planner, or worker
+dynabench.io/pool, /role      of workers
+"""
+
+from serving.runtime.kubernetes.access import DISCOVERY, SCALING, Rule
+from serving.runtime.kubernetes.names import APP, APP_NAME, INSTANCE, POD_IP, POD_NAME, POD_UID, POOL, ROLE
+
+__all__ = ["APP", "APP_NAME", "DISCOVERY", "INSTANCE", "POOL", "ROLE", "SCALING", "Rule"]
+
+COMPONENT = "app.kubernetes.io/component"
+
+POD_FIELDS = {
+    POD_NAME: "metadata.name",
+    "POD_NAMESPACE": "metadata.namespace",
+    POD_UID: "metadata.uid",
+    POD_IP: "status.podIP",
+    "DYN_TCP_RPC_HOST": "status.podIP",
+}
+"""Environment of each process, by the field of its pod: who it is, and where others reach it."""
+
+ADDRESS = f"$({POD_IP})"
+"""Stands for the pod's address in a container's arguments; Kubernetes puts it in."""
+
+CLUSTER_DISCOVERY = {"DYN_DISCOVERY_BACKEND": "kubernetes"}
+"""Environment of processes that find each other by what Kubernetes itself holds."""
+
+
+def planner_arguments(*, deployment: str, url: str) -> list[str]:
+    """Return the arguments of a planner that scales the workers of the deployment described in a file."""
+    return ["-m", "dynabench.planner", f"--deployment={deployment}", "--hands=kubernetes", f"--url={url}"]

@@ -1,0 +1,85 @@
+"""A deployment as a DynamoGraphDeployment, for clusters with NVIDIA Dynamo's operator.
+
+v1alpha1   spec.services, by name: componentType, subComponentType, resources, extraPodSpec with the container as mainContainer
+v1beta1    spec.components, a list: name, type, podTemplate with the container `main`
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dynabench.kubernetes.components import Component
+from dynabench.kubernetes.pods import GPU
+from dynabench.kubernetes.settings import Form
+
+Object = dict[str, Any]
+
+GROUP = "nvidia.com"
+MOST = 25
+"""Components of one graph."""
+
+
+def graph_of(
+    form: Form,
+    metadata: Object,
+    components: list[Component],
+    pods: Mapping[str, Object],
+    labels: Mapping[str, dict[str, str]],
+) -> Object:
+    """Return the graph of some components.
+
+    Args:
+        form: which version.
+        metadata: the graph's own.
+        components: what it consists of.
+        pods: the specification of each one's pods, by its name.
+        labels: those of each one's pods.
+
+    Raises:
+        ValueError: there are too many components.
+    """
+    if len(components) > MOST:
+        raise ValueError(f"form is {form!r} and there are {len(components)} components; expected at most {MOST}")
+    version = form.removeprefix("dynamo-")
+    if version == "v1alpha1":
+        services = {each.name: _service(each, pods[each.name], labels[each.name]) for each in components}
+        spec: Object = {"services": services}
+    else:
+        spec = {"components": [_component(each, pods[each.name], labels[each.name]) for each in components]}
+    return {"apiVersion": f"{GROUP}/{version}", "kind": "DynamoGraphDeployment", "metadata": metadata, "spec": spec}
+
+
+def _service(component: Component, pod: Object, labels: dict[str, str]) -> Object:
+    """Return a component as v1alpha1 has it: what the container needs, and what it is asked, stand beside its pod."""
+    [main] = pod["containers"]
+    container = {
+        key: value for key, value in main.items() if key not in ("name", "resources", "livenessProbe", "readinessProbe")
+    }
+    role = {"subComponentType": component.role} if component.role in ("prefill", "decode") else {}
+    return {
+        "componentType": component.kind if component.kind in ("frontend", "worker") else "main",
+        **role,
+        "replicas": component.replicas,
+        "labels": labels,
+        "extraPodMetadata": {"labels": labels},
+        "resources": {name: _item(amounts) for name, amounts in main["resources"].items()},
+        "livenessProbe": main["livenessProbe"],
+        "readinessProbe": main["readinessProbe"],
+        "extraPodSpec": {
+            **{key: value for key, value in pod.items() if key != "containers"},
+            "mainContainer": container,
+        },
+    }
+
+
+def _item(amounts: Mapping[str, str]) -> dict[str, str]:
+    return {"gpu" if name == GPU else name: amount for name, amount in amounts.items()}
+
+
+def _component(component: Component, pod: Object, labels: dict[str, str]) -> Object:
+    kind = component.role if component.role in ("prefill", "decode") else component.kind
+    return {
+        "name": component.name,
+        **({"type": kind} if kind in ("frontend", "worker", "prefill", "decode") else {}),
+        "replicas": component.replicas,
+        "podTemplate": {"metadata": {"labels": labels}, "spec": pod},
+    }

@@ -1,0 +1,293 @@
+"""A deployment as the files of a kustomization: a name for each, and the objects in it.
+
+access.yaml             accounts, roles and who has them
+etcd.yaml, nats.yaml    servers, if asked for
+files.yaml              ConfigMaps with files of this machine
+frontend.yaml, router.yaml, kv-store.yaml, planner.yaml
+pool-NAME.yaml          workers: Deployment, Service, disruption budget, and what scales them
+monitor.yaml            what Prometheus scrapes, if asked for
+graph.yaml              instead of the components: a DynamoGraphDeployment
+kustomization.yaml      lists all of these
+"""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.file import as_plain
+from dynabench.kubernetes import access, names, servers
+from dynabench.kubernetes.components import Component, components_of, labels_of, selector_of
+from dynabench.kubernetes.contract import APP, APP_NAME, CLUSTER_DISCOVERY, DISCOVERY, INSTANCE, SCALING
+from dynabench.kubernetes.graph import graph_of
+from dynabench.kubernetes.names import check_names
+from dynabench.kubernetes.pods import pod_of
+from dynabench.kubernetes.scaling import autoscaler_of, scaler_of
+from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
+from serving.runtime.config import RuntimeConfig, masked
+
+Object = dict[str, Any]
+Files = dict[str, list[Object]]
+
+KUSTOMIZATION = "kustomization.yaml"
+MOST_BYTES = 1_000_000
+"""What a ConfigMap can hold, about."""
+
+LOCAL = ("etcd_ca", "etcd_client_cert", "etcd_client_key", "nats_ca", "nats_credentials", "discovery_dir")
+"""Settings of the network that are files of one host."""
+
+API_KEY = "DYN_API_KEY"
+"""Key of a Secret with what clients of the frontends, Prometheus among them, must send."""
+
+SECRETS = {
+    "etcd_password": "ETCD_AUTH_PASSWORD",
+    "nats_password": "NATS_AUTH_PASSWORD",
+    "nats_token": "NATS_AUTH_TOKEN",
+}
+"""Settings of the network that no manifest may hold, and the variables that a Secret holds instead."""
+
+
+def manifests(deployment: Deployment, config: ClusterConfig, contents: Mapping[str, bytes]) -> Files:
+    """Return the files of a deployment, by their names.
+
+    Args:
+        deployment: what is deployed.
+        config: how it is put into the cluster.
+        contents: of the files of this machine that it names, by their paths.
+
+    Raises:
+        ValueError: it cannot run in a cluster; the message says why.
+    """
+    check_names(deployment, config)
+    _check_secrets(deployment, config)
+    runtime = deployment.runtime or RuntimeConfig()
+    kind = autoscaler_of(deployment, config)
+    components = components_of(deployment, config, runtime, has_planner=kind == "planner")
+    writer = _Writer(deployment, config, runtime, kind)
+    found: Files = {"access.yaml": writer.access()}
+    if config.discovery == "etcd":
+        found["etcd.yaml"] = servers.etcd(deployment.name, config.namespace)
+    if config.nats:
+        found["nats.yaml"] = servers.nats(deployment.name, config.namespace)
+    if carried := writer.carried(components, contents):
+        found["files.yaml"] = carried
+    if config.form == "manifests":
+        for component in components:
+            prefix = "pool-" if component.is_worker else ""
+            found[f"{prefix}{component.name}.yaml"] = writer.component(component)
+        if config.monitor != "none":
+            found["monitor.yaml"] = writer.monitor()
+    else:
+        found["graph.yaml"] = [writer.graph(components)]
+    return found | {KUSTOMIZATION: [_kustomization(config, sorted(found))]}
+
+
+def _kustomization(config: ClusterConfig, files: list[str]) -> Object:
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": config.namespace,
+        "resources": files,
+    }
+
+
+def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
+    """Refuse what a manifest may not, or cannot, hold."""
+    given = {"frontend.api_key": (deployment.frontend.api_key, API_KEY)}
+    if deployment.runtime is not None:
+        given |= {f"runtime.{name}": (getattr(deployment.runtime, name), key) for name, key in SECRETS.items()}
+        for name in LOCAL:
+            if path := getattr(deployment.runtime, name):
+                raise ValueError(
+                    f"runtime.{name} is {path!r}; expected none in a cluster: pods do not see this machine's files"
+                )
+        for name in ("etcd_endpoints", "nats_server"):
+            if masked(address := getattr(deployment.runtime, name)) != address:
+                raise ValueError(
+                    f"runtime.{name} is {masked(address)!r}; expected no password in it: manifests are not secret, a Secret "
+                    "named with --secret is"
+                )
+        if config.discovery and deployment.runtime.etcd_endpoints:
+            raise ValueError(
+                f"discovery is {config.discovery!r}, and the file names etcd servers in runtime.etcd_endpoints; expected one of both"
+            )
+        if config.nats and deployment.runtime.nats_server:
+            raise ValueError(
+                "nats is true, and the file names a NATS server in runtime.nats_server; expected one of both"
+            )
+    for path, (value, key) in given.items():
+        if value and not config.secret:
+            raise ValueError(
+                f"{path} is secret, and manifests are not; expected --secret with a Secret that holds it as {key}"
+            )
+
+
+class _Writer:
+    """Makes objects of one deployment."""
+
+    def __init__(self, deployment: Deployment, config: ClusterConfig, runtime: RuntimeConfig, kind: Autoscaler) -> None:
+        self._deployment = deployment
+        self._config = config
+        self._runtime = runtime
+        self._autoscaler = kind
+
+    @property
+    def _uses_cluster(self) -> bool:
+        """Whether processes find each other by what Kubernetes holds."""
+        return self._config.discovery == "kubernetes" or not (self._config.discovery or self._runtime.etcd_endpoints)
+
+    @property
+    def _network(self) -> dict[str, str]:
+        """Return the environment by which processes find each other."""
+        name = self._deployment.name
+        found: dict[str, str] = {}
+        if self._uses_cluster:
+            found |= CLUSTER_DISCOVERY
+        else:
+            own = f"http://{name}-{names.ETCD}:{servers.ETCD_PORT}"
+            found["ETCD_ENDPOINTS"] = self._runtime.etcd_endpoints or own
+            if self._runtime.etcd_username:
+                found["ETCD_AUTH_USERNAME"] = self._runtime.etcd_username
+        if self._config.nats or self._runtime.nats_server:
+            own = f"nats://{name}-{names.NATS}:{servers.NATS_PORT}"
+            found["NATS_SERVER"] = self._runtime.nats_server or own
+            if self._runtime.nats_username:
+                found["NATS_AUTH_USERNAME"] = self._runtime.nats_username
+        return found | {"ETCD_LEASE_TTL": f"{self._runtime.lease_ttl_s:g}"}
+
+    def access(self) -> list[Object]:
+        rules = DISCOVERY if self._uses_cluster else ()
+        where = {"deployment": self._deployment.name, "namespace": self._config.namespace}
+        found = access.account(self._deployment.name, rules, **where)
+        if self._autoscaler == "planner":
+            found += access.account(self._name(names.PLANNER), (*rules, *SCALING), **where)
+        return found
+
+    def carried(self, components: list[Component], contents: Mapping[str, bytes]) -> list[Object]:
+        """Return ConfigMaps with the files that components read."""
+        described = yaml.safe_dump(_plain(self._deployment), sort_keys=False).encode()
+        found = []
+        for component in components:
+            data = {
+                PurePosixPath(path).name: described if component.kind == names.PLANNER else contents[path]
+                for path in component.files
+            }
+            if len(data) < len(component.files):
+                raise ValueError(
+                    f"pools.{component.name} names two files that are called alike; expected different names"
+                )
+            if (size := sum(map(len, data.values()))) > MOST_BYTES:
+                raise ValueError(
+                    f"{', '.join(component.files)} of pools.{component.name} have {size:,} bytes; expected at most {MOST_BYTES:,}, "
+                    "which a ConfigMap can hold"
+                )
+            if data:
+                metadata = self._metadata(self._files(component), component)
+                found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **_as_data(data)})
+        return found
+
+    def component(self, component: Component) -> list[Object]:
+        """Return what runs a component, finds it, and keeps it from being disrupted."""
+        name = self._name(component.name)
+        metadata, selector = self._metadata(name, component), selector_of(self._deployment.name, component)
+        labels = labels_of(self._deployment.name, component)
+        is_scaled = component.is_worker and self._autoscaler != "none"
+        spec: Object = {
+            **({} if is_scaled else {"replicas": component.replicas}),  # applied again, it would undo what was scaled
+            "selector": {"matchLabels": selector},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            # A pod may take that long to start, twice over, before a change counts as failed.
+            "progressDeadlineSeconds": 600 + 2 * int(component.startup_s),
+            "template": {"metadata": {"labels": labels}, "spec": self._pod(component)},
+        }
+        if component.kind in (names.STORE, names.PLANNER):  # there must never be two
+            spec["strategy"] = {"type": "Recreate"}
+        budget = {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector},
+        }
+        return [
+            {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec},
+            self._service(component, metadata, selector),
+            {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": budget},
+            *(self._scaler(component, metadata) if is_scaled else []),
+        ]
+
+    def graph(self, components: list[Component]) -> Object:
+        pods = {component.name: self._pod(component) for component in components}
+        labels = {component.name: labels_of(self._deployment.name, component) for component in components}
+        metadata = {"name": self._deployment.name, "namespace": self._config.namespace, "labels": self._labels()}
+        return graph_of(self._config.form, metadata, components, pods, labels)
+
+    def monitor(self) -> list[Object]:
+        """Return what Prometheus scrapes: the frontends, which report every worker."""
+        name = self._name(names.FRONTEND)
+        selector = {"matchLabels": {**self._labels(), "app.kubernetes.io/component": names.FRONTEND}}
+        endpoint: Object = {"port": "http", "path": "/metrics", "interval": "15s", "honorLabels": True}
+        if secret := self._config.secret:
+            endpoint["authorization"] = {"credentials": {"name": secret, "key": API_KEY}}
+        metadata = {"name": name, "namespace": self._config.namespace, "labels": self._labels()}
+        if self._config.monitor == "pod":
+            spec: Object = {"selector": selector, "podMetricsEndpoints": [endpoint]}
+            return [
+                {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": metadata, "spec": spec}
+            ]
+        spec = {"selector": selector, "endpoints": [endpoint]}
+        return [
+            {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": metadata, "spec": spec}
+        ]
+
+    def _service(self, component: Component, metadata: Object, selector: dict[str, str]) -> Object:
+        """Return the Service of a component; of workers it has no address of its own: each is called by itself."""
+        ports = [{"name": name, "port": port, "targetPort": name} for name, port in component.ports.items()]
+        spec: Object = {"selector": selector, "ports": ports}
+        if component.is_worker:
+            spec = {"clusterIP": "None", **spec}
+        return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+    def _scaler(self, component: Component, metadata: Object) -> list[Object]:
+        pool = self._deployment.pool(component.name)
+        return scaler_of(self._deployment, self._config, pool, self._autoscaler, metadata)
+
+    def _pod(self, component: Component) -> Object:
+        is_planner = component.kind == names.PLANNER
+        account = self._name(names.PLANNER) if is_planner else self._deployment.name
+        return pod_of(component, self._config, self._network, account=account, files=self._files(component))
+
+    def _files(self, component: Component) -> str:
+        return f"{self._name(component.name)}-files"
+
+    def _metadata(self, name: str, component: Component) -> Object:
+        return {
+            "name": name,
+            "namespace": self._config.namespace,
+            "labels": labels_of(self._deployment.name, component),
+        }
+
+    def _labels(self) -> dict[str, str]:
+        return {APP: APP_NAME, INSTANCE: self._deployment.name}
+
+    def _name(self, part: str) -> str:
+        return f"{self._deployment.name}-{part}"
+
+
+def _plain(deployment: Deployment) -> Any:
+    """Return a deployment as YAML takes it, without how processes find each other: their environment says so."""
+    plain = as_plain(replace(deployment, runtime=None))
+    return yaml.safe_load(yaml.safe_dump(plain, sort_keys=False))
+
+
+def _as_data(files: Mapping[str, bytes]) -> Object:
+    """Return files as a ConfigMap holds them: texts as they are."""
+    texts, others = {}, {}
+    for name, content in files.items():
+        try:
+            texts[name] = content.decode()
+        except UnicodeDecodeError:
+            others[name] = base64.b64encode(content).decode()
+    return {key: value for key, value in (("data", texts), ("binaryData", others)) if value}

@@ -1,0 +1,65 @@
+"""Names that a cluster takes."""
+
+import re
+from collections.abc import Iterable
+
+from dynabench.deployment.description import Deployment
+from dynabench.kubernetes.settings import ClusterConfig
+
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+MAX_LABEL = 63
+MAX_STATEFUL = 52
+"""Kubernetes adds eleven characters to the name of a StatefulSet, in a label."""
+
+FRONTEND, ROUTER, STORE, PLANNER, ETCD, NATS = "frontend", "router", "kv-store", "planner", "etcd", "nats"
+OURS = (FRONTEND, ROUTER, STORE, PLANNER, ETCD, NATS)
+"""What a deployment's name is put before, as before the names of its pools."""
+
+
+def check_names(deployment: Deployment, config: ClusterConfig) -> None:
+    """Refuse names that a cluster does not take.
+
+    Raises:
+        ValueError: the message names the first.
+    """
+    _check_label("name is", deployment.name)
+    if not deployment.name[0].isalpha():
+        raise ValueError(
+            f"name is {deployment.name!r}; expected one that begins with a letter, as a Service's name must"
+        )
+    for pool in deployment.pools:
+        _check_label(f"pools.{pool.name} has the name", pool.name)
+        if pool.name in OURS:
+            raise ValueError(f"pools.{pool.name} has a name that is taken; expected none of {', '.join(OURS)}")
+    stateful = [f"{deployment.name}-{ETCD}"]
+    for name in [*(f"{deployment.name}-{each}" for each in _parts(deployment)), *stateful]:
+        most = MAX_STATEFUL if name in stateful else MAX_LABEL
+        if len(name) > most:
+            raise ValueError(
+                f"{name} has {len(name)} characters; expected at most {most}: shorten the deployment's name"
+            )
+    _check_label("namespace is", config.namespace)
+    for setting in ("secret", "hf_token_secret", "model_claim"):
+        name = getattr(config, setting)
+        if name and (not OBJECT.fullmatch(name) or len(name) > 253):
+            raise ValueError(
+                f"{setting} is {name!r}; expected lower-case letters, digits, - and . (at most 253 characters)"
+            )
+    for setting in ("image", "engine_image"):
+        image = getattr(config, setting)
+        if re.search(r"\s", image) or (setting == "image" and not image):
+            raise ValueError(
+                f"{setting} is {image!r}; expected the name of a container image, such as registry.example.com/dynabench:0.2.0"
+            )
+
+
+def _parts(deployment: Deployment) -> Iterable[str]:
+    return (*OURS, *(pool.name for pool in deployment.pools))
+
+
+def _check_label(what: str, name: str) -> None:
+    if not LABEL.fullmatch(name) or len(name) > MAX_LABEL:
+        raise ValueError(
+            f"{what} {name!r}; expected lower-case letters, digits and - (at most {MAX_LABEL} characters), as Kubernetes demands"
+        )

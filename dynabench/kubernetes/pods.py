@@ -1,0 +1,126 @@
+"""Pods of components: containers, probes, resources and volumes."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dynabench.kubernetes.components import FILES, MODELS, SYSTEM, Component
+from dynabench.kubernetes.contract import POD_FIELDS
+from dynabench.kubernetes.settings import ClusterConfig
+
+Object = dict[str, Any]
+
+TMP = "/tmp"  # noqa: S108 (a volume of the pod's own)
+USER = 1000
+LEAVE_S = 5
+"""How long a pod that is to end still takes requests: other nodes learn of it late."""
+
+LATE_S = 30
+"""How much longer than it may take to finish its requests a pod may take to end."""
+
+PERIOD_S = 10
+CACHE = "/cache"
+GPU = "nvidia.com/gpu"
+
+
+def pod_of(
+    component: Component, config: ClusterConfig, network: Mapping[str, str], *, account: str, files: str
+) -> Object:
+    """Return the specification of a component's pods.
+
+    Args:
+        component: what runs.
+        config: how it is put into the cluster.
+        network: environment by which processes find each other.
+        account: name of the service account.
+        files: name of the ConfigMap with the files of this machine that it reads.
+    """
+    volumes, mounts = _volumes(component, config, files)
+    container = {
+        "name": "main",
+        "image": component.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python"],
+        "args": list(component.arguments),
+        "env": _environment(component, config, network),
+        **({"envFrom": [{"secretRef": {"name": config.secret}}]} if config.secret else {}),
+        "ports": [{"name": name, "containerPort": port} for name, port in component.ports.items()],
+        **_probes(component),
+        "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
+        "resources": _resources(component),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": mounts,
+    }
+    return {
+        "serviceAccountName": account,
+        "terminationGracePeriodSeconds": LEAVE_S + math.ceil(component.drain_s) + LATE_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **({"tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]} if component.gpus else {}),
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _environment(component: Component, config: ClusterConfig, network: Mapping[str, str]) -> list[Object]:
+    """Return the environment, the pod's own facts first: what follows may refer to them."""
+    plain = {
+        "DYN_SYSTEM_PORT": str(SYSTEM),
+        "HOME": TMP,
+        "PYTHONUNBUFFERED": "1",
+        **network,
+        **component.environment,
+    }
+    if component.loads_model:
+        plain["HF_HOME"] = f"{MODELS if config.model_claim else CACHE}/huggingface"
+    token = {"secretKeyRef": {"name": config.hf_token_secret, "key": "HF_TOKEN", "optional": True}}
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in POD_FIELDS.items()),
+        *({"name": name, "value": value} for name, value in plain.items()),
+        *([{"name": "HF_TOKEN", "valueFrom": token}] if component.loads_model and config.hf_token_secret else []),
+    ]
+
+
+def _probes(component: Component) -> Object:
+    """Return what is asked of the container: nothing counts before it has started, which a model's weights make long."""
+    port = next(iter(component.ports))
+
+    def asking(path: str, **numbers: int) -> Object:
+        return {"httpGet": {"path": path, "port": port}, "periodSeconds": PERIOD_S, "timeoutSeconds": 5, **numbers}
+
+    # A frontend is healthy once there are workers: that it has started does not depend on them.
+    started = "/live" if component.kind == "frontend" else "/health"
+    return {
+        "startupProbe": asking(started, failureThreshold=math.ceil(component.startup_s / PERIOD_S)),
+        "readinessProbe": asking("/health", failureThreshold=2) | {"periodSeconds": 5},
+        "livenessProbe": asking("/live", failureThreshold=6),
+    }
+
+
+def _resources(component: Component) -> Object:
+    gpus = {GPU: str(component.gpus)} if component.gpus else {}
+    most = {} if component.most_memory_mib is None else {"memory": f"{component.most_memory_mib}Mi"}
+    requests = {"cpu": component.cpu, "memory": f"{component.memory_mib}Mi", **gpus}
+    return {"requests": requests} | ({"limits": most | gpus} if most or gpus else {})
+
+
+def _volumes(component: Component, config: ClusterConfig, files: str) -> tuple[list[Object], list[Object]]:
+    """Return the volumes of a pod, and where its container has them."""
+    empty: Object = {"emptyDir": {}}
+    found: list[tuple[str, Object, Object]] = [("tmp", empty, {"mountPath": TMP})]
+    if component.files:
+        found.append(("files", {"configMap": {"name": files}}, {"mountPath": FILES, "readOnly": True}))
+    if component.loads_model and config.model_claim:
+        found.append(("models", {"persistentVolumeClaim": {"claimName": config.model_claim}}, {"mountPath": MODELS}))
+    elif component.loads_model:
+        found.append(("cache", empty, {"mountPath": CACHE}))
+    if component.gpus:
+        found.append(("shared-memory", {"emptyDir": {"medium": "Memory"}}, {"mountPath": "/dev/shm"}))  # noqa: S108
+    found += [(f"scratch-{number}", empty, {"mountPath": path}) for number, path in enumerate(component.scratch)]
+    volumes = [{"name": name, **source} for name, source, _ in found]
+    return volumes, [{"name": name, **place} for name, _, place in found]

@@ -1,0 +1,136 @@
+"""What changes the number of workers in a cluster, other than our planner: Kubernetes' own autoscaler, or KEDA."""
+
+import re
+from typing import Any
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.kubernetes.names import FRONTEND
+from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
+from dynabench.planner.programs import check_planner, has_planner
+
+Object = dict[str, Any]
+
+WAITING = "dynamo_component_requests_waiting"
+"""What each frontend's /metrics says of each worker."""
+
+MOST = 10
+"""Workers of a pool, where the file names no limit."""
+
+QUEUE = 3.0
+"""Waiting requests per worker, where the file names no target."""
+
+VALUE = re.compile(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", re.ASCII)
+"""A label's value."""
+
+
+def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
+    """Return what changes the number of workers.
+
+    Raises:
+        ValueError: two would, or it cannot.
+    """
+    kind = config.autoscaler or ("planner" if has_planner(deployment) else "none")
+    policy = deployment.planner.planner
+    if has_planner(deployment) and kind in ("hpa", "keda"):
+        raise ValueError(
+            f"autoscaler is {kind!r} and planner {policy!r}; expected planner 'static' with it: only one may scale"
+        )
+    if kind == "planner" and not has_planner(deployment):
+        raise ValueError(
+            "autoscaler is 'planner' and planner 'static'; expected a policy in the file (see dynabench planners)"
+        )
+    if kind != "none" and config.form != "manifests":
+        raise ValueError(
+            f"autoscaler is {kind!r} and form {config.form!r}; expected 'none': Dynamo's operator owns the replicas"
+        )
+    if kind == "planner":
+        check_planner(deployment)
+    if kind in ("hpa", "keda"):
+        _check_metric(deployment, kind)
+    return kind
+
+
+def scaler_of(
+    deployment: Deployment, config: ClusterConfig, pool: Pool, kind: Autoscaler, metadata: Object
+) -> list[Object]:
+    """Return what scales a pool by its waiting requests."""
+    settings = deployment.planner
+    least, most = settings.min_endpoint, settings.max_replicas or max(MOST, settings.min_endpoint)
+    target = settings.hpa_target or QUEUE
+    behavior = {"scaleDown": {"stabilizationWindowSeconds": min(int(settings.hpa_down_window_s), 3600)}}
+    scaled = {"apiVersion": "apps/v1", "kind": "Deployment", "name": metadata["name"]}
+    if kind == "keda":
+        spec: Object = {
+            "scaleTargetRef": scaled,
+            "minReplicaCount": least,
+            "maxReplicaCount": most,
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
+            "triggers": [_trigger(deployment, config, pool, target)],
+        }
+        return [{"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": metadata, "spec": spec}]
+    metric = {"name": WAITING, "selector": {"matchLabels": {"model": pool.served_name, "worker_type": pool.role}}}
+    if kind == "hpa":
+        spec = {
+            "scaleTargetRef": scaled,
+            "minReplicas": least,
+            "maxReplicas": most,
+            "metrics": [
+                {
+                    "type": "External",
+                    "external": {
+                        "metric": metric,
+                        "target": {"type": "AverageValue", "averageValue": _quantity(target)},
+                    },
+                }
+            ],
+            "behavior": behavior,
+        }
+        return [{"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": spec}]
+    return []
+
+
+def _trigger(deployment: Deployment, config: ClusterConfig, pool: Pool, target: float) -> Object:
+    """Return KEDA's question: each frontend reports every worker, so each worker counts once."""
+    labels = {
+        "namespace": config.namespace,
+        "pod": f"{deployment.name}-{FRONTEND}-.*",
+        "model": pool.served_name,
+        "worker_type": pool.role,
+    }
+    chosen = ",".join(f"{name}{'=~' if name == 'pod' else '='}{_quoted(value)}" for name, value in labels.items())
+    query = f"sum(max by (instance, rank) ({WAITING}{{{chosen}}}))"
+    metadata = {"serverAddress": config.prometheus, "query": query, "threshold": f"{target:g}"}
+    return {"type": "prometheus", "metadata": metadata}
+
+
+def _quoted(text: str) -> str:
+    """Return a text as PromQL has it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _quantity(number: float) -> str:
+    """Return a number as Kubernetes writes it: whole, or in thousandths."""
+    return f"{number:.0f}" if number == int(number) else f"{max(round(number * 1000), 1)}m"
+
+
+def _check_metric(deployment: Deployment, kind: Autoscaler) -> None:
+    """Refuse pools whose waiting requests no metric tells."""
+    settings = deployment.planner
+    if settings.hpa_metric != "queue":
+        raise ValueError(
+            f"planner.hpa_metric is {settings.hpa_metric!r} and autoscaler {kind!r}; expected 'queue' with it"
+        )
+    seen: dict[tuple[str, str], Pool] = {}
+    for pool in deployment.pools:
+        first = seen.setdefault((pool.served_name, pool.role), pool)
+        if first is not pool:
+            raise ValueError(
+                f"autoscaler is {kind!r}, and pools.{first.name} and pools.{pool.name} both serve {pool.served_name}; expected one "
+                "pool of each role: a frontend's metrics do not tell them apart"
+            )
+        if kind == "hpa" and (not VALUE.fullmatch(pool.served_name) or len(pool.served_name) > 63):
+            raise ValueError(
+                f"autoscaler is 'hpa' and pools.{pool.name} serves {pool.served_name!r}, which cannot be the value of a label; "
+                f"expected model_name of letters, digits, -, _ and ., or autoscaler 'keda'"
+            )

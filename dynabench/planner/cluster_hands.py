@@ -1,0 +1,309 @@
+"""A planner's hands in a Kubernetes cluster: they set the number of pods of each pool's Deployment as it orders.
+
+They are in the planner's own process, and obey as those of a host do (`hands.py`): the highest term, each decision once. They
+report which pods there are, and decide nothing. Each pool is scaled by itself: one that fails holds up no other.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dynabench.planner.messages import Fleet, Orders, Wanted, fleets, orders
+from dynabench.planner.pods import Pods
+from serving.runtime.address import EndpointAddress, Instance
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.kubernetes.account import Account
+from serving.runtime.kubernetes.api import ApiError, Kind, KubernetesApi
+from serving.runtime.kubernetes.names import DELETION_COST, POD_NAME, deployment_of, workers_of
+from serving.runtime.kubernetes.objects import AUTOSCALERS, DEPLOYMENTS, PODS, Autoscaler, Deployment, Pod, Resource
+from serving.runtime.kubernetes.reflector import Reflector
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.stopping import cancel_all
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 2.0
+"""How long after something that failed it is tried again."""
+
+CONFLICTS = 5
+"""How often a number is set anew because somebody else changed the Deployment meanwhile."""
+
+NAMELESS_S = 15.0
+"""How long a pod may be ready before it is in discovery."""
+
+
+class Decided(NamedTuple):
+    """What a pool should have, and which decision that is."""
+
+    term: int
+    wanted: Wanted
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place among all decisions."""
+        return self.term, self.wanted.number
+
+
+@dataclass(slots=True)
+class _Pool:
+    """A pool, and what was done about it."""
+
+    name: str
+    deployment: str
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    obeyed: tuple[int, int] = (0, 0)
+
+
+class ClusterHands:
+    """See the module."""
+
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        pools: Collection[str],
+        addresses: Collection[EndpointAddress],
+        *,
+        name: str,
+        namespace: str,
+        is_advisory: bool,
+    ) -> None:
+        """Prepare to scale.
+
+        Args:
+            runtime: the planner's.
+            pools: those of the deployment.
+            addresses: of their workers.
+            name: of the deployment, as the labels of its pods have it.
+            namespace: in discovery.
+            is_advisory: whether nothing is going to be ordered.
+        """
+        self._runtime = runtime
+        self._addresses = addresses
+        self._name = name
+        self._namespace = namespace
+        self._is_advisory = is_advisory
+        self._pools = {pool: _Pool(pool, deployment_of(name, pool)) for pool in pools}
+        self._pods = Pods({pool: deployment_of(name, pool) for pool in pools})
+        self._scalers: dict[str, Autoscaler] = {}
+        self._orders: dict[str, Orders] = {}
+        self._keys: dict[str, str] = {}
+        """Pods, by the keys of their instances in discovery."""
+        self._reported: Fleet | None = None
+        self._news = asyncio.Event()
+        self._said: dict[str, str] = {}
+
+    @contextlib.asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """Obey as long as the block lasts.
+
+        Raises:
+            RuntimeUnavailableError: the API server or the network does not let us.
+            ValueError: an autoscaler scales a pool already.
+        """
+        self._api = KubernetesApi(Account.of_this_pod())
+        reflectors = self._reflectors()
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for reflector in reflectors:
+                await reflector.start()
+            for pool in self._pools.values():
+                if refusal := self._refusal(pool):
+                    raise ValueError(refusal)
+            for address in self._addresses:
+                await self._runtime.discovery.watch(address.prefix, self._on_instance)
+            await self._runtime.discovery.watch(orders(self._namespace), self._on_orders)
+            tasks = [asyncio.create_task(self._report_forever())]
+            tasks += [asyncio.create_task(self._obey_forever(pool)) for pool in self._pools.values()]
+            for task in tasks:
+                task.add_done_callback(_on_end)
+            self._wake()
+            yield
+        finally:
+            await cancel_all(*tasks)
+            await asyncio.gather(*(reflector.close() for reflector in reflectors))
+            await self._api.close()
+
+    def _reflectors(self) -> list[Reflector[Any]]:
+        found: list[Reflector[Any]] = [
+            self._follow(PODS, Pod, self._pods.pods, labels=workers_of(self._name)),
+            self._follow(DEPLOYMENTS, Deployment, self._pods.deployments),
+        ]
+        return found if self._is_advisory else [*found, self._follow(AUTOSCALERS, Autoscaler, self._scalers)]
+
+    def _follow(
+        self, resource: Resource, kind: type[Kind], held: dict[str, Kind], *, labels: str = ""
+    ) -> Reflector[Kind]:
+        """Return what keeps objects up to date, by their names."""
+
+        async def on_list(found: dict[str, Kind]) -> None:
+            held.clear()
+            held.update(found)
+            self._wake()
+
+        def on_change(name: str, found: Kind | None) -> None:
+            if found is None:
+                held.pop(name, None)
+            else:
+                held[name] = found
+            self._wake()
+
+        return Reflector(self._api, resource, kind, on_list=on_list, on_change=on_change, labels=labels)
+
+    def _wake(self) -> None:
+        self._news.set()
+        for pool in self._pools.values():
+            pool.news.set()
+
+    def _on_instance(self, key: str, value: bytes | None) -> None:
+        id = key.rpartition("/")[2]
+        pod = self._keys.pop(key, "")
+        if self._pods.instances.get(pod) == id:
+            del self._pods.instances[pod]
+        if value is not None and (pod := Instance.parse(key, value).pod):
+            self._keys[key] = pod
+            self._pods.instances[pod] = id
+        self._wake()
+
+    def _on_orders(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._orders.pop(key, None)
+        else:
+            self._orders[key] = msgspec.json.decode(value, type=Orders)
+        self._wake()
+
+    async def _report_forever(self) -> None:
+        """Report which workers there are, and what is wrong with pools."""
+        key = f"{fleets(self._namespace)}{self._runtime.instance_id:x}"
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._look()
+            fleet = self._pods.fleet()
+            if fleet == self._reported:
+                continue
+            try:
+                await self._runtime.discovery.put(key, msgspec.json.encode(fleet))
+                self._reported = fleet
+                self._say("report", "")
+            except RuntimeUnavailableError as error:
+                self._say("report", f"the planner cannot be told about the workers; trying again until it can: {error}")
+                await asyncio.sleep(AGAIN_S)
+                self._news.set()
+
+    def _look(self) -> None:
+        """Say what keeps pools from what is ordered."""
+        for pool in self._pools.values():
+            trouble = self._pods.trouble(pool.name)
+            self._say(f"pods of {pool.name}", trouble and f"{pool.deployment} cannot have all its pods: {trouble}")
+            self._say(f"scaler of {pool.name}", self._refusal(pool))
+            is_there = pool.deployment in self._pods.deployments
+            self._say(
+                f"deployment of {pool.name}",
+                ""
+                if is_there
+                else f"there is no Deployment {pool.deployment} in namespace {self._api.namespace}; expected one for "
+                f"pool {pool.name}, which stays as it is until there is",
+            )
+        if self._pods.nameless():
+            asyncio.get_running_loop().call_later(NAMELESS_S, self._look_for, self._pods.nameless())
+
+    def _look_for(self, pods: list[str]) -> None:
+        """Say which pods are still not in discovery."""
+        lost = [name for name in pods if name in self._pods.nameless()]
+        text = f"{lost[0]} is ready and not in discovery; expected {POD_NAME} in its environment" if lost else ""
+        self._say("nameless pods", text)
+
+    def _refusal(self, pool: _Pool) -> str:
+        """Say which autoscaler scales a pool already, "" if none does: two would undo what the other does."""
+        for name, scaler in sorted(self._scalers.items()):
+            target = scaler.spec.scale_target_ref
+            if (target.kind, target.name) == ("Deployment", pool.deployment):
+                return (
+                    f"HorizontalPodAutoscaler {name} scales {pool.deployment}, too; expected either it or a planner "
+                    f"(kubectl delete hpa {name}, or --advisory)"
+                )
+        return ""
+
+    def _decided(self, pool: _Pool) -> Decided | None:
+        """Return what our planner decided last of a pool, unless another planner has taken over or it is done."""
+        latest = max(self._orders.values(), key=lambda given: given.term, default=None)
+        if latest is None or latest.fleet != f"{self._runtime.instance_id:x}" or pool.name not in latest.wanted:
+            return None
+        decided = Decided(latest.term, latest.wanted[pool.name])
+        return decided if decided.place > pool.obeyed else None
+
+    async def _obey_forever(self, pool: _Pool) -> None:
+        while True:
+            await pool.news.wait()
+            pool.news.clear()
+            decided = self._decided(pool)
+            if decided is None or self._refusal(pool):
+                continue
+            try:
+                await self._scale(pool, decided)
+                pool.obeyed = max(pool.obeyed, decided.place)
+                self._say(f"scale of {pool.name}", "")
+            except ApiError as error:
+                self._say(f"scale of {pool.name}", f"{pool.name} stays as it is, trying again: {error}")
+                await asyncio.sleep(AGAIN_S)
+                pool.news.set()
+
+    async def _scale(self, pool: _Pool, decided: Decided) -> None:
+        """Set how many pods a pool has; if somebody else did meanwhile, look again.
+
+        Raises:
+            ApiError: the API server refuses it, or somebody else does so all the time.
+        """
+        wanted = decided.wanted
+        for attempt in range(1, CONFLICTS + 1):
+            held = await self._api.get(DEPLOYMENTS, Deployment, pool.deployment, "scale")
+            if held is None:
+                raise ApiError(f"there is no Deployment {pool.deployment} in namespace {self._api.namespace}", 404)
+            before = held.spec.replicas or 0
+            if before == wanted.replicas or self._decided(pool) != decided:
+                return
+            if wanted.replicas < before and attempt == 1:
+                await self._mark(pool, wanted)
+            content = {
+                "metadata": {"resourceVersion": held.metadata.resource_version},
+                "spec": {"replicas": wanted.replicas},
+            }
+            try:
+                await self._api.patch(DEPLOYMENTS, pool.deployment, "scale", content=content)
+            except ApiError as error:
+                if error.status == 409 and attempt < CONFLICTS:
+                    continue
+                raise
+            log.info("%s: %d -> %d workers (%s)", pool.name, before, wanted.replicas, wanted.reason)
+            return
+
+    async def _mark(self, pool: _Pool, wanted: Wanted) -> None:
+        """Let Kubernetes know which pods should leave first; if that fails, others do."""
+        for name, cost in self._pods.costs(pool.name, wanted.replicas, wanted.leaving).items():
+            try:
+                await self._api.patch(PODS, name, content={"metadata": {"annotations": {DELETION_COST: cost}}})
+            except ApiError as error:
+                if error.status != 404:
+                    self._say("mark", f"which worker leaves is left to Kubernetes: {error}")
+                    return
+        self._say("mark", "")
+
+    def _say(self, what: str, trouble: str) -> None:
+        """Say it once, until it is over or another."""
+        if trouble == self._said.get(what, ""):
+            return
+        self._said[what] = trouble
+        if trouble:
+            log.warning("%s", trouble)
+        else:
+            log.info("no longer in trouble: %s", what)
+
+
+def _on_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the planner is no longer obeyed: %s: %s", type(error).__name__, error)

@@ -1,0 +1,34 @@
+"""What the cluster must allow: roles are generated from this, and the tests compare it with the calls that are made."""
+
+from typing import NamedTuple
+
+from serving.runtime.kubernetes.names import TOKEN_SECRET
+
+
+class Rule(NamedTuple):
+    """A rule of a Role."""
+
+    group: str
+    """Of the API; empty: the core's."""
+    resource: str
+    verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """Of the objects; none: all of the namespace."""
+
+
+DISCOVERY = (
+    Rule("coordination.k8s.io", "leases", ("get", "list", "watch", "create", "patch", "delete")),
+    Rule("", "configmaps", ("get", "list", "create", "patch", "delete")),
+    Rule("discovery.k8s.io", "endpointslices", ("list", "watch")),
+    Rule("", "secrets", ("get", "list", "watch"), (TOKEN_SECRET,)),
+    Rule("", "secrets", ("create",)),  # what is created has no name yet, so a rule cannot name it
+)
+"""For every process that finds others with --discovery-backend kubernetes."""
+
+SCALING = (
+    Rule("apps", "deployments", ("list", "watch")),
+    Rule("apps", "deployments/scale", ("get", "patch")),
+    Rule("", "pods", ("list", "watch", "patch")),
+    Rule("autoscaling", "horizontalpodautoscalers", ("list", "watch")),
+)
+"""For a planner with --hands kubernetes, beside what its discovery needs."""

@@ -1,0 +1,101 @@
+"""Who this process is in the cluster: its pod, and the account with which it calls the API server."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from serving.runtime.kubernetes.names import POD_NAME, POD_UID
+from serving.runtime.ports import RuntimeUnavailableError
+
+FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+FRESH_S = 60.0
+"""How long a token that was read is used: the cluster replaces it long before it expires."""
+
+
+class Account:
+    """The service account of the pod; its token is read again as the cluster replaces it."""
+
+    def __init__(self, server: str, folder: Path, namespace: str) -> None:
+        self.server = server
+        self.namespace = namespace
+        self._folder = folder
+        self._token = ""
+        self._read_s = -FRESH_S
+
+    @classmethod
+    def of_this_pod(cls) -> Self:
+        """Find the account.
+
+        Raises:
+            RuntimeUnavailableError: this is no pod, or one without a service account.
+        """
+        host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+        if not host or not port:
+            raise RuntimeUnavailableError(
+                "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set; expected a pod in a cluster, where Kubernetes "
+                "sets them"
+            )
+        folder = Path(os.environ.get("DYN_SERVICE_ACCOUNT_DIR") or FOLDER)
+        account = cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", folder, "")
+        account.namespace = os.environ.get("POD_NAMESPACE") or account._read("namespace")
+        account._read("token")
+        return account
+
+    @property
+    def authority(self) -> str:
+        """The certificate of the authority that signed the server's."""
+        return self._read("ca.crt")
+
+    @property
+    def token(self) -> str:
+        """The token, at most a minute old."""
+        now = time.monotonic()
+        if now - self._read_s >= FRESH_S:
+            self._token, self._read_s = self._read("token"), now
+        return self._token
+
+    def refresh(self) -> None:
+        """Read the token again with its next use."""
+        self._read_s = -FRESH_S
+
+    def _read(self, name: str) -> str:
+        try:
+            text = (self._folder / name).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RuntimeUnavailableError(
+                f"{self._folder / name} cannot be read ({getattr(error, 'strerror', '') or 'not text'}); expected the files of a "
+                "service account (automountServiceAccountToken)"
+            ) from error
+        if not text:
+            raise RuntimeUnavailableError(f"{self._folder / name} is empty; expected the {name} of a service account")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class ThisPod:
+    """The pod that this process runs in."""
+
+    name: str
+    uid: str
+
+    @classmethod
+    def found(cls) -> Self:
+        """Find it.
+
+        Raises:
+            RuntimeUnavailableError: the environment does not name it.
+        """
+        name, uid = os.environ.get(POD_NAME, ""), os.environ.get(POD_UID, "")
+        if not name or not uid:
+            missing = POD_UID if name else POD_NAME
+            raise RuntimeUnavailableError(
+                f"{missing} is not set; expected {POD_NAME} and {POD_UID} in the pod's environment, from metadata.name and metadata.uid"
+            )
+        return cls(name, uid)
+
+    @property
+    def as_owner(self) -> dict[str, str]:
+        """As owner of an object, which goes with the pod."""
+        return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}

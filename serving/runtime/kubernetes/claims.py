@@ -1,0 +1,110 @@
+"""What only one process can hold at a time: a Lease, changed only by who has seen its last version."""
+
+import time
+from typing import Any, NamedTuple
+
+from serving.runtime.kubernetes.api import ApiError, KubernetesApi
+from serving.runtime.kubernetes.names import claim_object, labels
+from serving.runtime.kubernetes.objects import LEASES, Lease
+from serving.runtime.kubernetes.registration import now_text
+
+EPOCH_S = 1_735_689_600
+"""2025-01-01: terms have 32 bits."""
+
+
+class _Seen(NamedTuple):
+    """A Lease that another process holds."""
+
+    version: str
+    since_s: float
+
+
+class Claims:
+    """Those of one process."""
+
+    def __init__(self, api: KubernetesApi, id: str, *, lease_ttl_s: float) -> None:
+        """Prepare to claim."""
+        self._api = api
+        self._id = id
+        self._duration_s = max(round(lease_ttl_s), 1)
+        self._held: dict[str, str] = {}
+        """Leases that we hold, and their versions."""
+        self._others: dict[str, _Seen] = {}
+
+    async def claim(self, name: str) -> int | None:
+        """See `Discovery`; the term is the number of the Lease's transitions.
+
+        Raises:
+            ApiError: the API server does not say who holds it.
+        """
+        lease = claim_object(name)
+        held = await self._api.get(LEASES, Lease, lease)
+        if held is not None and held.spec.holder_identity == self._id:
+            self._held[lease] = held.metadata.resource_version
+            return held.spec.lease_transitions or 0
+        self._held.pop(lease, None)
+        if held is not None and held.spec.holder_identity and not self._is_abandoned(lease, held):
+            return None
+        # Higher than any before also if somebody removed the Lease.
+        term = (held.spec.lease_transitions or 0) + 1 if held is not None else int(time.time()) - EPOCH_S
+        version = await self._take(lease, held, term)
+        if version is None:
+            return None  # another process was quicker
+        self._held[lease] = version
+        return term
+
+    async def keep(self) -> None:
+        """Renew all that we hold.
+
+        Raises:
+            ApiError: the API server cannot be reached, or does not let us.
+        """
+        for lease, version in list(self._held.items()):
+            renewed = await self._patch(lease, version, {"renewTime": now_text()})
+            if self._held.get(lease) != version:
+                continue  # asked for again meanwhile
+            if renewed is None:
+                del self._held[lease]  # another process has taken it, or somebody removed it
+            else:
+                self._held[lease] = renewed
+
+    async def release(self) -> None:
+        """Let go of all that we hold, so that others need not wait.
+
+        Raises:
+            ApiError: the API server cannot be reached, or does not let us.
+        """
+        for lease, version in self._held.items():
+            await self._patch(lease, version, {"holderIdentity": ""})
+
+    async def _take(self, lease: str, held: Lease | None, term: int) -> str | None:
+        spec = {
+            "holderIdentity": self._id,
+            "leaseDurationSeconds": self._duration_s,
+            "leaseTransitions": term,
+            "acquireTime": now_text(),
+            "renewTime": now_text(),
+        }
+        if held is not None:
+            return await self._patch(lease, held.metadata.resource_version, spec)
+        made = await self._api.create(LEASES, {"metadata": {"name": lease, "labels": labels()}, "spec": spec})
+        return made.metadata.resource_version if made is not None else None
+
+    async def _patch(self, lease: str, version: str, spec: dict[str, Any]) -> str | None:
+        """Change a Lease if it is still of this version; return its new version, None if it is not."""
+        content = {"metadata": {"resourceVersion": version}, "spec": spec}
+        try:
+            return (await self._api.patch(LEASES, lease, content=content)).metadata.resource_version
+        except ApiError as error:
+            if error.status in (404, 409):
+                return None
+            raise
+
+    def _is_abandoned(self, lease: str, held: Lease) -> bool:
+        """Whether a Lease has stayed as it is for as long as it lasts, by our clock: others' may differ."""
+        now, version = time.monotonic(), held.metadata.resource_version
+        seen = self._others.get(lease)
+        if seen is None or seen.version != version:
+            self._others[lease] = _Seen(version, now)
+            return False
+        return now - seen.since_s > (held.spec.lease_duration_seconds or 0)

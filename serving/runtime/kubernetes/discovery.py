@@ -1,0 +1,200 @@
+"""Discovery in a Kubernetes cluster, by objects of its own (docs/decisions/0028).
+
+    Lease dynabench-{id}            of each process: renewed by it, and how often it has changed what it registers
+    ConfigMap dynabench-{id}        its keys, written before the Lease says that they changed
+    Lease dynabench-claim-{name}    who holds a claim, and its term
+    Secret dynabench-cluster-token  the token that processes prove to know when they call each other
+
+The first two belong to the process's pod, and the cluster removes them with it. `presence.py` says who lives. While the API
+server is away what was known stands; what we registered meanwhile is written once it is back.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from base64 import b64decode, b64encode
+
+from serving.runtime.kubernetes.account import Account, ThisPod
+from serving.runtime.kubernetes.api import ApiError, KubernetesApi
+from serving.runtime.kubernetes.claims import Claims
+from serving.runtime.kubernetes.names import TOKEN_SECRET, labels
+from serving.runtime.kubernetes.objects import SECRETS, Data
+from serving.runtime.kubernetes.others import Others
+from serving.runtime.kubernetes.reflector import Reflector
+from serving.runtime.kubernetes.registration import Registration
+from serving.runtime.ports import OnChange, Stop, guarded
+from serving.runtime.stopping import cancel_all
+
+log = logging.getLogger(__name__)
+
+CLOSING_S = 5.0
+GRACE_S = 1.0
+"""How long a renewal may take to come back on a watch."""
+
+SECRET_OF = {"v1/cluster_token": TOKEN_SECRET}
+"""Keys that outlive the processes which put them, and where they stand."""
+
+
+class KubernetesDiscovery:
+    """See the module."""
+
+    def __init__(self, api: KubernetesApi, pod: ThisPod, id: str, *, lease_ttl_s: float) -> None:
+        """Prepare to join, as a process of a pod."""
+        self._api = api
+        self._id = id
+        self._ttl_s = lease_ttl_s
+        self._own = Registration(api, pod, id, lease_ttl_s=lease_ttl_s)
+        self._claims = Claims(api, id, lease_ttl_s=lease_ttl_s)
+        self._watches: list[tuple[str, OnChange]] = []
+        self._others: Others | None = None
+        self._shared: dict[str, bytes] = {}
+        self._following: dict[str, Reflector[Data]] = {}
+        self._starting = asyncio.Lock()
+        self._beating: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    @classmethod
+    async def connect(cls, instance_id: int, *, lease_ttl_s: float) -> "KubernetesDiscovery":
+        """Take a Lease in the namespace of this pod, and keep it.
+
+        Raises:
+            RuntimeUnavailableError: this is no pod, or the API server cannot be reached or does not let us.
+        """
+        account, pod = Account.of_this_pod(), ThisPod.found()
+        discovery = cls(KubernetesApi(account), pod, f"{instance_id:x}", lease_ttl_s=lease_ttl_s)
+        try:
+            await discovery._own.begin()
+        except BaseException:
+            await discovery._api.close()
+            raise
+        discovery._beating = asyncio.create_task(discovery._beat())
+        return discovery
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Register a key."""
+        await self._own.put(key, value)
+
+    async def delete(self, key: str) -> None:
+        """Take a key of ours out."""
+        await self._own.delete(key)
+
+    async def claim(self, name: str) -> int | None:
+        """See `Discovery`."""
+        return await self._claims.claim(name)
+
+    async def create(self, key: str, value: bytes) -> bytes:
+        """Put a key that outlives us into its Secret, unless it is there; return what it holds then.
+
+        Raises:
+            RuntimeUnavailableError: the API server cannot be reached, or refuses us.
+        """
+        name = SECRET_OF[key]
+        data = {"value": b64encode(value).decode()}
+        if await self._api.create(SECRETS, {"metadata": {"name": name, "labels": labels()}, "data": data}) is not None:
+            return value
+        return _value(await self._api.get(SECRETS, Data, name)) or b""
+
+    def place(self, key: str) -> tuple[str, str]:
+        """Return where a key that outlives us stands, and the command that removes it."""
+        return f"Secret {SECRET_OF[key]}", f"kubectl delete secret {SECRET_OF[key]}"
+
+    async def watch(self, prefix: str, on_change: OnChange) -> Stop:
+        """Tell of keys below a prefix, now and as they change."""
+        entry = (prefix, guarded(on_change, "a key in discovery"))
+        async with self._starting:
+            if prefix in SECRET_OF:
+                await self._follow(prefix)
+            elif self._others is None:
+                others = Others(self._api, self._id, self._tell)
+                await others.start()
+                self._others = others
+            known = self._shared if prefix in SECRET_OF or self._others is None else self._others.keys
+            for key, value in list(known.items()):
+                if key.startswith(prefix):
+                    entry[1](key, value)
+            self._watches.append(entry)
+
+        def stop() -> None:
+            if entry in self._watches:
+                self._watches.remove(entry)
+            if self._others is not None and all(prefix in SECRET_OF for prefix, _ in self._watches):
+                self._others.stop()
+                self._others = None
+
+        return stop
+
+    async def close(self) -> None:
+        """Take out our Lease and all our keys, and let go of what we claimed."""
+        self._watches.clear()
+        await cancel_all(*([self._beating] if self._beating else []))
+        await asyncio.gather(
+            *(following.close() for following in [self._others, *self._following.values()] if following)
+        )
+        with contextlib.suppress(ApiError, TimeoutError):  # the Leases will run out by themselves
+            async with asyncio.timeout(CLOSING_S):
+                await self._claims.release()
+                await self._own.end()
+        await self._api.close()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._ttl_s / 3)
+            if self._others is not None and time.monotonic() - self._own.renewed_s > min(GRACE_S, self._ttl_s / 6):
+                self._others.check(self._own.renewed)
+            try:
+                await self._own.renew()
+                await self._claims.keep()
+            except ApiError as error:
+                self._say(str(error))
+            else:
+                self._say("")
+
+    async def _follow(self, key: str) -> None:
+        """Follow a key that outlives processes."""
+        if key in self._following:
+            return
+
+        def take(value: bytes | None) -> None:
+            if self._shared.get(key) != value:
+                self._shared.pop(key, None)
+                if value is not None:
+                    self._shared[key] = value
+                self._tell(key, value)
+
+        async def on_list(found: dict[str, Data]) -> None:
+            take(_value(found.get(SECRET_OF[key])))
+
+        reflector = Reflector(
+            self._api,
+            SECRETS,
+            Data,
+            on_list=on_list,
+            on_change=lambda _, found: take(_value(found)),
+            fields=f"metadata.name={SECRET_OF[key]}",
+        )
+        await reflector.start()
+        self._following[key] = reflector
+
+    def _tell(self, key: str, value: bytes | None) -> None:
+        for prefix, on_change in list(self._watches):
+            if key.startswith(prefix):
+                on_change(key, value)
+
+    def _say(self, trouble: str) -> None:
+        """Say it once, until it is over or another."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                log.warning("this process may be lost from discovery; trying again: %s", trouble)
+            else:
+                log.info("this process is sure of its place in discovery again")
+
+
+def _value(secret: Data | None) -> bytes | None:
+    """Return what a Secret of ours holds: nothing if there is none, no bytes if it holds something else."""
+    if secret is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return b64decode((secret.data or {}).get("value", ""), validate=True)
+    return b""

@@ -1,0 +1,211 @@
+"""Objects of the API, as far as we read them. What is null or missing there is empty here."""
+
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+
+class Resource(NamedTuple):
+    """A kind of object of a namespace."""
+
+    group: str
+    version: str
+    name: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        """As an object has it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str, *names: str) -> str:
+        """Return the path of all objects of a namespace, of one, or of a part of one."""
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+        return "/".join([f"{root}/namespaces/{namespace}/{self.name}", *names])
+
+
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
+SECRETS = Resource("", "v1", "secrets", "Secret")
+ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+PODS = Resource("", "v1", "pods", "Pod")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+AUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
+
+
+class Owner(Struct, frozen=True, rename="camel"):
+    """Who an object belongs to, and goes with."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class Metadata(Struct, frozen=True, rename="camel"):
+    """What every object has."""
+
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: tuple[Owner, ...] | None = None
+
+    def label(self, name: str) -> str:
+        """Return a label's value."""
+        return (self.labels or {}).get(name, "")
+
+    def annotation(self, name: str) -> str:
+        """Return an annotation's value."""
+        return (self.annotations or {}).get(name, "")
+
+    @property
+    def pod(self) -> str:
+        """The uid of the pod that the object belongs to."""
+        return next((owner.uid for owner in self.owner_references or () if owner.kind == "Pod"), "")
+
+
+class Object(Struct, frozen=True):
+    """Any object."""
+
+    metadata: Metadata
+
+
+class LeaseSpec(Struct, frozen=True, rename="camel"):
+    """Who holds a Lease, and since when."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Object, frozen=True):
+    """Something held as long as it is renewed."""
+
+    spec: LeaseSpec = LeaseSpec()
+
+
+class Data(Object, frozen=True):
+    """A ConfigMap, or a Secret with its values in base64."""
+
+    data: dict[str, str] | None = None
+
+
+class Conditions(Struct, frozen=True):
+    """Of an endpoint; what is missing is true of `ready`, and as `ready` of `serving`."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its pod is ready, also while it ends."""
+        return self.ready is not False if self.serving is None else self.serving
+
+
+class Endpoint(Struct, frozen=True, rename="camel"):
+    """A pod behind a Service."""
+
+    conditions: Conditions | None = None
+    target_ref: Owner | None = None
+
+
+class EndpointSlice(Object, frozen=True):
+    """Pods behind a Service."""
+
+    endpoints: tuple[Endpoint, ...] | None = None
+
+
+class Condition(Struct, frozen=True, rename="camel"):
+    """Of a pod or a Deployment."""
+
+    type: str = ""
+    status: str = ""
+    last_transition_time: str | None = None
+    message: str | None = None
+
+
+class ContainerStatus(Struct, frozen=True, rename="camel"):
+    """Of a pod's container."""
+
+    restart_count: int = 0
+
+
+class PodStatus(Struct, frozen=True, rename="camel"):
+    """How a pod fares."""
+
+    phase: str | None = None
+    conditions: tuple[Condition, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+
+
+class Pod(Object, frozen=True):
+    """A pod."""
+
+    status: PodStatus = PodStatus()
+
+
+class Replicas(Struct, frozen=True):
+    """How many pods a Deployment should have, and what keeps it from that."""
+
+    replicas: int | None = None
+    conditions: tuple[Condition, ...] | None = None
+
+
+class Deployment(Object, frozen=True):
+    """A Deployment, or the scale of one."""
+
+    spec: Replicas = Replicas()
+    status: Replicas = Replicas()
+
+
+class Target(Struct, frozen=True):
+    """What an autoscaler scales."""
+
+    kind: str = ""
+    name: str = ""
+
+
+class AutoscalerSpec(Struct, frozen=True, rename="camel"):
+    """What an autoscaler does."""
+
+    scale_target_ref: Target = Target()
+
+
+class Autoscaler(Object, frozen=True):
+    """A HorizontalPodAutoscaler, which KEDA makes, too."""
+
+    spec: AutoscalerSpec = AutoscalerSpec()
+
+
+class Status(Struct, frozen=True):
+    """An answer that says what went wrong."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class ListMetadata(Struct, frozen=True, rename="camel"):
+    """Of a list: the state it shows, and how to get the rest."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class Page(Struct, frozen=True):
+    """A part of a list."""
+
+    metadata: ListMetadata
+    items: tuple[msgspec.Raw, ...] | None = None
+
+
+class Change(Struct, frozen=True):
+    """A line of a watch."""
+
+    type: str
+    object: msgspec.Raw

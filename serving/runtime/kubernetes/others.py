@@ -1,0 +1,165 @@
+"""The keys of all processes that live, as a watch of their Leases and of their pods' readiness shows them.
+
+A process's keys are read when its Lease names a version of them that is not known.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from serving.runtime.kubernetes.api import ApiError, KubernetesApi
+from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, VERSION, process_object
+from serving.runtime.kubernetes.objects import CONFIG_MAPS, ENDPOINT_SLICES, LEASES, Data, EndpointSlice, Lease
+from serving.runtime.kubernetes.presence import Presence, number
+from serving.runtime.kubernetes.reflector import Reflector
+from serving.runtime.stopping import cancel_all
+
+log = logging.getLogger(__name__)
+
+MAX_FETCHES = 16
+
+Keys = dict[str, bytes]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """The keys of a process."""
+
+    version: int = 0
+    keys: Keys = {}
+
+
+NOTHING = Record()
+
+
+class Others:
+    """See the module."""
+
+    def __init__(self, api: KubernetesApi, own: str, tell: Callable[[str, bytes | None], None]) -> None:
+        """Prepare to watch, as the process of an id; `tell` is given each key that changes, and its value."""
+        self.keys: Keys = {}
+        self._api = api
+        self._own = own
+        self._tell = tell
+        self._presence = Presence(own)
+        self._living: frozenset[str] = frozenset()
+        self._records: dict[str, Record] = {}
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
+        self._slices = Reflector(
+            api,
+            ENDPOINT_SLICES,
+            EndpointSlice,
+            on_list=self._on_slices,
+            on_change=self._on_slice,
+            labels=f"{APP}={APP_NAME}",
+        )
+        self._leases = Reflector(api, LEASES, Lease, on_list=self._on_leases, on_change=self._on_lease, labels=PROCESS)
+
+    async def start(self) -> None:
+        """Tell of the keys of now, and of changes from then on.
+
+        Raises:
+            ApiError: the API server does not let us.
+        """
+        await self._slices.start()
+        try:
+            await self._leases.start()
+        except BaseException:
+            self._slices.stop()
+            raise
+
+    def stop(self) -> None:
+        """Watch no more."""
+        for reflector in (self._slices, self._leases):
+            reflector.stop()
+        for task in self._fetching.values():
+            task.cancel()
+
+    async def close(self) -> None:
+        """Watch no more, and wait until that is so."""
+        self.stop()
+        await asyncio.gather(self._slices.close(), self._leases.close(), cancel_all(*self._fetching.values()))
+
+    def check(self, renewed: str) -> None:
+        """Begin the watches again if our last renewal of our Lease was not seen: then nothing is."""
+        own = self._presence.processes.get(self._own)
+        if own is None or own.renewed != renewed:
+            self._slices.cut()
+            self._leases.cut()
+
+    async def _on_slices(self, found: dict[str, EndpointSlice]) -> None:
+        self._presence.on_slices(found)
+        self._settle()
+
+    def _on_slice(self, name: str, found: EndpointSlice | None) -> None:
+        self._presence.on_slice(name, found)
+        self._settle()
+
+    async def _on_leases(self, found: dict[str, Lease]) -> None:
+        records, _ = await self._api.list(CONFIG_MAPS, Data, labels=PROCESS)
+        now, leases = time.monotonic(), {lease.metadata.label(PROCESS): lease for lease in found.values()}
+        for id in [id for id in self._presence.processes if id not in leases]:
+            self._forget(id)
+        for id, lease in leases.items():
+            self._presence.on_lease(now, id, lease)
+        for record in records.values():
+            if (id := record.metadata.label(PROCESS)) in leases:
+                self._take(id, record)
+        self._settle()
+
+    def _on_lease(self, name: str, lease: Lease | None) -> None:
+        id = name.removeprefix(process_object(""))
+        if lease is None:
+            self._forget(id)
+        else:
+            self._presence.on_lease(time.monotonic(), id, lease)
+            has_news = self._presence.processes[id].version > self._records.get(id, NOTHING).version
+            if has_news and id not in self._fetching:
+                self._fetching[id] = asyncio.create_task(self._fetch(id))
+                self._fetching[id].add_done_callback(lambda _: self._fetching.pop(id, None))
+        # Others are compared with us, so our own renewals show who is late with theirs.
+        if lease is None or id == self._own or id not in self._living:
+            self._settle()
+
+    async def _fetch(self, id: str) -> None:
+        """Read the keys of a process; if that fails, its next renewal lets us try again."""
+        with contextlib.suppress(ApiError):
+            async with self._fetches:
+                record = await self._api.get(CONFIG_MAPS, Data, process_object(id))
+            if record is not None and id in self._presence.processes:
+                self._take(id, record)
+                self._settle()
+
+    def _take(self, id: str, record: Data) -> None:
+        version, texts = number(record.metadata.annotation(VERSION)), {}
+        try:
+            texts = msgspec.json.decode((record.data or {}).get("keys", "{}"), type=dict[str, str])
+        except ValueError as error:
+            log.warning("ConfigMap %s holds no keys and is ignored: %s", record.metadata.name, error)
+        if version >= self._records.get(id, NOTHING).version:
+            self._records[id] = Record(version, {key: text.encode() for key, text in texts.items()})
+
+    def _forget(self, id: str) -> None:
+        self._presence.forget(id)
+        self._records.pop(id, None)
+
+    def _settle(self) -> None:
+        """Tell what has changed."""
+        living = self._presence.living()
+        self._living = frozenset(living)
+        found: Keys = {}
+        for id in living:
+            # A key that ends in an id is that process's, whoever else claims it.
+            keys = self._records.get(id, NOTHING).keys
+            found |= {key: value for key, value in keys.items() if key not in found or key.endswith(f"/{id}")}
+        before, self.keys = self.keys, found
+        for key in before:
+            if key not in found:
+                self._tell(key, None)
+        for key, value in found.items():
+            if before.get(key) != value:
+                self._tell(key, value)

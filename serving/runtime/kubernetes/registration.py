@@ -1,0 +1,177 @@
+"""What a process has in the cluster: a Lease that it renews, and a ConfigMap with its keys. Both go with its pod."""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from serving.runtime.kubernetes.account import ThisPod
+from serving.runtime.kubernetes.api import ApiError, KubernetesApi
+from serving.runtime.kubernetes.names import PROCESS, VERSION, labels, process_object
+from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, Data, Lease
+from serving.runtime.ports import RuntimeUnavailableError
+
+MAX_KEYS_BYTES = 1_000_000
+"""What a ConfigMap takes, short of its name and labels."""
+
+LOOK_S = 30.0
+"""How often a process makes sure that its keys are still there."""
+
+
+class Registration:
+    """The Lease and the keys of this process."""
+
+    def __init__(self, api: KubernetesApi, pod: ThisPod, id: str, *, lease_ttl_s: float) -> None:
+        """Prepare to register."""
+        self.renewed = ""
+        """When the Lease was renewed last, as it says."""
+        self.renewed_s = 0.0
+        """The same by our clock."""
+        self._api = api
+        self._pod = pod
+        self._id = id
+        self._name = process_object(id)
+        self._duration_s = max(round(lease_ttl_s), 1)
+        self._keys: dict[str, bytes] = {}
+        self._version = 0
+        """Of the keys; `_written` is that of those which the cluster has."""
+        self._written = 0
+        self._writing = asyncio.Lock()
+        self._looked_s = time.monotonic()
+
+    async def begin(self) -> None:
+        """Make the Lease, and remove what processes left that died in this pod before us.
+
+        Raises:
+            ApiError: the API server cannot be reached, or does not let us.
+        """
+        found, _ = await self._api.list(LEASES, Lease, labels=PROCESS)
+        for name, lease in found.items():
+            if lease.metadata.pod == self._pod.uid and _age_s(lease) > 2 * (lease.spec.lease_duration_seconds or 0):
+                await self._api.delete(CONFIG_MAPS, name)
+                await self._api.delete(LEASES, name)
+        await self._make_lease()
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Register a key, now or with one of the next renewals of the Lease.
+
+        Raises:
+            RuntimeUnavailableError: it is too long, or the API server does not let us.
+        """
+        if len(_encoded(self._keys | {key: value})) > MAX_KEYS_BYTES:
+            raise RuntimeUnavailableError(
+                f"{key} is {len(value)} bytes long; expected at most {MAX_KEYS_BYTES} for all that a process registers, as a "
+                "ConfigMap holds it"
+            )
+        self._keys[key] = value
+        await self._change()
+
+    async def delete(self, key: str) -> None:
+        """Take a key out."""
+        if self._keys.pop(key, None) is not None:
+            await self._change()
+
+    async def renew(self) -> None:
+        """Renew the Lease, write what could not be written before, and make again what somebody removed.
+
+        Raises:
+            ApiError: the API server cannot be reached, or does not let us.
+        """
+        now = time.monotonic()
+        if self._written and now - self._looked_s > LOOK_S:
+            self._looked_s = now
+            if await self._api.get(CONFIG_MAPS, Data, self._name) is None:
+                self._version += 1
+        if not await self._write():
+            await self._beat()
+
+    async def end(self) -> None:
+        """Take out the Lease and all keys.
+
+        Raises:
+            ApiError: the API server cannot be reached, or does not let us.
+        """
+        await self._api.delete(LEASES, self._name)
+        if self._version:
+            await self._api.delete(CONFIG_MAPS, self._name)
+
+    async def _change(self) -> None:
+        self._version += 1
+        try:
+            await self._write()
+        except ApiError as error:
+            if not error.is_passing:
+                raise
+
+    async def _write(self) -> bool:
+        """Write the keys, then let the Lease say so; return whether there was anything to write."""
+        async with self._writing:
+            version = self._version
+            if self._written == version:
+                return False  # written with another change
+            await self._write_keys(version)
+            self._written = version
+        await self._beat()
+        return True
+
+    async def _write_keys(self, version: int) -> None:
+        noted = {"annotations": {VERSION: str(version)}}
+        data = {"keys": _encoded(self._keys)}
+        try:
+            await self._api.patch(CONFIG_MAPS, self._name, content={"metadata": noted, "data": data})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            await self._api.create(CONFIG_MAPS, {"metadata": self._metadata() | noted, "data": data})
+
+    async def _beat(self) -> None:
+        renewed = now_text()
+        noted = {"annotations": {VERSION: str(self._written)}}
+        try:
+            await self._api.patch(LEASES, self._name, content={"metadata": noted, "spec": {"renewTime": renewed}})
+            self._has_renewed(renewed)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            await self._make_lease()
+
+    async def _make_lease(self) -> None:
+        renewed = now_text()
+        spec = {
+            "holderIdentity": f"{self._pod.name}_{self._id}",
+            "leaseDurationSeconds": self._duration_s,
+            "acquireTime": renewed,
+            "renewTime": renewed,
+        }
+        metadata = self._metadata() | {"annotations": {VERSION: str(self._written)}}
+        await self._api.create(LEASES, {"metadata": metadata, "spec": spec})
+        self._has_renewed(renewed)
+
+    def _has_renewed(self, renewed: str) -> None:
+        self.renewed, self.renewed_s = renewed, time.monotonic()
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "name": self._name,
+            "labels": labels({PROCESS: self._id}),
+            "ownerReferences": [self._pod.as_owner],
+        }
+
+
+def now_text() -> str:
+    """Return the time as Leases have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _age_s(lease: Lease) -> float:
+    """Return how long ago a process of this pod, whose clock is ours, renewed its Lease."""
+    try:
+        return time.time() - datetime.fromisoformat(lease.spec.renew_time or "").timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _encoded(keys: dict[str, bytes]) -> str:
+    return msgspec.json.encode({key: value.decode() for key, value in keys.items()}).decode()

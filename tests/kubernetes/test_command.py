@@ -1,0 +1,211 @@
+"""`dynabench kubernetes` as people use it: a folder that can be written again, and one line for what cannot be."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dynabench.kubernetes.settings import ClusterConfig
+from dynabench.kubernetes.write import write
+from foundation.errors import UserError
+from tests.kubernetes.cluster import validate
+from tests.support.waiting import PATIENCE_S
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(text, *flags, out="out"):
+        Path("d.yaml").write_text(text)
+        command = [sys.executable, "-m", "dynabench", "kubernetes", "d.yaml", "--out", out, *flags]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    return run
+
+
+def contents(folder="out"):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+@pytest.mark.parametrize("form", ["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"])
+def test_every_example_becomes_a_valid_kustomization(tmp_path, monkeypatch, example, form):
+    monkeypatch.chdir(tmp_path)
+    text = example.read_text().replace(
+        "planner: lead-time", "planner: lead-time, planner_ttft_ms: 2000, planner_itl_ms: 50"
+    )
+    if form != "manifests":
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("planner:"))
+    names = [str(path) for path in written_by(text, form=form)]
+    assert names == [
+        f"out/{name}" for name in [*sorted(set(contents()) - {"kustomization.yaml"}), "kustomization.yaml"]
+    ]
+    written = {name: list(yaml.safe_load_all(text)) for name, text in contents().items()}
+    assert written["kustomization.yaml"][0]["resources"] == sorted(set(written) - {"kustomization.yaml"})
+    validate([each for held in written.values() for each in held])
+
+
+def test_what_was_written_before_is_replaced_and_what_is_no_longer_wanted_is_removed(run):
+    assert run("pools: {a: {}, b: {}}", "--discovery", "etcd").returncode == 0
+    assert {"pool-b.yaml", "etcd.yaml"} <= set(contents())
+    assert run("pools: {a: {replicas: 2}}").returncode == 0
+    assert set(contents()) == {"access.yaml", "frontend.yaml", "pool-a.yaml", "kustomization.yaml"}
+    assert b"replicas: 2" in contents()["pool-a.yaml"]
+
+
+def test_the_same_deployment_is_written_alike_whatever_this_host_has_set(run, monkeypatch):
+    text = "runtime: {lease_ttl_s: 7}\npools: {a: {}}"
+    assert run(text, out="plain").returncode == 0
+    for name, value in {
+        "ETCD_ENDPOINTS": "http://here:2379",
+        "NATS_SERVER": "nats://here",
+        "DYN_NAMESPACE": "mine",
+        "DYN_API_KEY": "hidden",
+        "DYN_SYSTEM_PORT": "1",
+        "ETCD_LEASE_TTL": "99",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert run(text, out="set").returncode == 0
+    assert contents("plain") == contents("set")
+    assert b"hidden" not in b"".join(contents("set").values())
+
+
+def test_files_of_others_are_left_alone(run):
+    Path("out").mkdir()
+    Path("out/mine.yaml").write_text("mine")
+    done = run("pools: {a: {}}")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "dynabench: out holds mine.yaml, which dynabench kubernetes has not written; expected a folder of its own, or "
+        "--overwrite\n"
+    )
+    assert set(contents()) == {"mine.yaml"}
+    assert run("pools: {a: {}}", "--overwrite").returncode == 0
+    assert contents()["mine.yaml"] == b"mine"
+
+
+def test_a_key_in_the_file_is_in_no_manifest(run):
+    done = run("frontend: {api_key: hidden}\npools: {a: {}}", "--secret", "keys")
+    assert done.returncode == 0
+    assert b"hidden" not in b"".join(contents().values())
+    assert b"name: keys" in contents()["frontend.yaml"]
+
+
+LONG = "a" * 60
+BAD = {
+    "pools: {Chatty: {}}": "pools.Chatty has the name 'Chatty'; expected lower-case letters, digits and - (at most 63",
+    "pools: {my_pool: {}}": "pools.my_pool has the name 'my_pool'; expected lower-case",
+    "pools: {planner: {}}": "pools.planner has a name that is taken; expected none of frontend, router,",
+    "{name: Demo, pools: {a: {}}}": "name is 'Demo'; expected lower-case",
+    f"{{name: {LONG}, pools: {{a: {{}}}}}}": f"{LONG}-frontend has 69 characters; expected at most 63",
+    "pools: {a: {model_path: ./tiny}}": "pools.a.model is './tiny'; expected a model of the Hugging Face hub",
+    "pools: {a: {engine: llamacpp, model: /x.gguf}}": "pools.a.model is '/x.gguf'; expected a model of the Hugging",
+    "pools: {a: {engine: vllm, model: a/b, num_nodes: 2, leader_addr: 'h:1'}}": "pools.a.num_nodes is 2; expected 1",
+    "pools: {a: {engine: vllm, model: a/b, extra_engine_args: no.yaml}}": "pools.a: no.yaml cannot be read (No such file",
+    "{frontend: {api_key: hidden}, pools: {a: {}}}": "frontend.api_key is secret, and manifests are not; expected --secret",
+    "{runtime: {nats_token: hidden}, pools: {a: {}}}": "runtime.nats_token is secret, and manifests are not; expected",
+    "{runtime: {etcd_endpoints: 'http://me:hidden@e:1'}, pools: {a: {}}}": "runtime.etcd_endpoints is 'http://***@e:1'; expec",
+    "{runtime: {etcd_ca: /x.pem}, pools: {a: {}}}": "runtime.etcd_ca is '/x.pem'; expected none in a cluster",
+    "{planner: {planner: lead-time}, pools: {a: {}}}": "planner lead-time needs a TTFT limit",
+    "{planner: {planner: hpa}, pools: {a: {engine: echo_core}}}": "planner is 'hpa' and pools.a.engine 'echo_core'; expected",
+    "{kv_transfer: {kv_disk_folder: kv}, pools: {a: {kv_offloading_size: 1, kv_disk_size: 9}}}": (
+        "kv_transfer.kv_disk_folder is 'kv'; expected an absolute path"
+    ),
+    "{kv_store: {kv_store_size: 4}, pools: {a: {}}}": "kv_store_size is 4, and no worker has kv_offloading_size; expected",
+    "pools: {a: {}, b: {wrong: 1}}": "pools.b.wrong is unknown",
+    "[": "cannot be read as YAML",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
+def test_a_deployment_that_cannot_be_in_a_cluster_is_refused_in_a_sentence(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        written_by(text)
+    assert str(caught.value).startswith(f"d.yaml: {BAD[text]}")
+    assert "hidden" not in str(caught.value)
+    assert not Path("out").exists()
+
+
+def test_a_deployment_that_cannot_be_in_a_cluster_is_one_line(run):
+    text = "{frontend: {api_key: hidden}, pools: {a: {}}}"
+    refused(run(text), f"d.yaml: {BAD[text]}")
+
+
+FLAGS = {
+    ("--wrong",): "Unknown option: --wrong",
+    ("--form", "helm"): 'Invalid value "helm" for --form',
+    ("--namespace", "A_b"): "d.yaml: namespace is 'A_b'; expected lower-case",
+    ("--image", "a b"): "d.yaml: image is 'a b'; expected the name of a container image",
+    ("--secret", "My Keys"): "d.yaml: secret is 'My Keys'; expected lower-case",
+    ("--frontends", "0"): "frontends must be at least 1, not 0",
+    ("--autoscaler", "planner"): "d.yaml: autoscaler is 'planner' and planner 'static'; expected a policy in the file",
+    (
+        "--autoscaler",
+        "hpa",
+        "--form",
+        "dynamo-v1beta1",
+    ): "d.yaml: autoscaler is 'hpa' and form 'dynamo-v1beta1'; expected",
+    ("--out", "d.yaml"): "d.yaml is a file; expected a folder",
+    ("--out", "d.yaml/below"): "d.yaml/below: Not a directory",
+    ("--out", "/proc/none"): "/proc/none: No such file or directory",
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=range(len(FLAGS)))
+def test_a_wrong_flag_is_one_line(run, flags):
+    text, out = "pools: {a: {}}", "out"
+    if flags[0] == "--out":
+        flags, out = (), flags[1]
+    refused(run(text, *flags, out=out), FLAGS[flags or ("--out", out)])
+
+
+@pytest.mark.parametrize(
+    ("text", "autoscaler", "message"),
+    [
+        (
+            "pools: {a: {model_name: m}, b: {model_name: m}}",
+            "keda",
+            "autoscaler is 'keda', and pools.a and pools.b both serve m; expected one pool of each role",
+        ),
+        (
+            "pools: {a: {model_name: org/m}}",
+            "hpa",
+            "autoscaler is 'hpa' and pools.a serves 'org/m', which cannot be the value of a label; expected",
+        ),
+        (
+            "{planner: {planner: kpa}, pools: {a: {}}}",
+            "hpa",
+            "autoscaler is 'hpa' and planner 'kpa'; expected planner 'static' with it",
+        ),
+        (
+            "{planner: {hpa_metric: kv_usage}, pools: {a: {}}}",
+            "keda",
+            "planner.hpa_metric is 'kv_usage' and autoscaler 'keda'; expected 'queue' with it",
+        ),
+    ],
+)
+def test_what_cannot_be_scaled_by_a_metric_is_refused(tmp_path, monkeypatch, text, autoscaler, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="^" + re.escape(f"d.yaml: {message}")):
+        written_by(text, autoscaler=autoscaler)
+
+
+def written_by(text, **settings):
+    Path("d.yaml").write_text(text)
+    return write(Path("d.yaml"), ClusterConfig(**settings), Path("out"), overwrite=False)
+
+
+def refused(done, message):
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"dynabench: {message}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "hidden" not in done.stderr
+    assert not Path("out").exists()

@@ -1,0 +1,464 @@
+"""What is written for a cluster: valid, consistent, and the deployment that the file describes."""
+
+import dataclasses
+import re
+from urllib.parse import urlsplit
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.file import from_plain
+from dynabench.kubernetes.contract import DISCOVERY, SCALING
+from dynabench.kubernetes.manifests import manifests
+from dynabench.kubernetes.settings import ClusterConfig
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.frontend.config import FrontendConfig
+from serving.router import RouterConfig
+from serving.worker.config import WorkerConfig
+from tests.kubernetes.cluster import (
+    container,
+    environment,
+    files,
+    named,
+    objects,
+    of_kind,
+    parsed,
+    pods,
+    validate,
+)
+
+MOCK = "pools: {worker: {replicas: 3, speedup_ratio: 10}}"
+TWO_MODELS = """
+name: demo
+router_mode: kv
+pools:
+  chatty: {replicas: 2, model_name: chatty, drain_s: 300.5}
+  parrot: {model_name: parrot, engine: echo_core}
+"""
+APART = """
+router_mode: kv
+pools:
+  prefill: {role: prefill, replicas: 2, model: meta-llama/Llama-3.1-70B, gpu: h100, tensor_parallel_size: 4}
+  decode: {role: decode, replicas: 2, router_mode: least-loaded, model: meta-llama/Llama-3.1-70B, gpu: h100, tensor_parallel_size: 4}
+"""
+TIERS = """
+model: meta-llama/Llama-3.1-8B
+gpu: h100
+standalone_router: true
+pools: {worker: {kv_offloading_size: 64, kv_disk_size: 100}}
+kv_transfer: {kv_disk_folder: /kv}
+kv_store: {kv_store_size: 100}
+"""
+REAL = """
+name: prod
+model: Qwen/Qwen3-32B
+frontend: {drain_s: 120, http_workers: 2, http_port: 9000}
+pools:
+  p: {engine: vllm, role: prefill, replicas: 2, tensor_parallel_size: 4, engine_args: {max_num_seqs: 64, note: 'a $(POD_NAME) $$'}}
+  d: {engine: vllm, role: decode, tensor_parallel_size: 8}
+"""
+PLANNED = """
+pools: {worker: {replicas: 2}}
+planner: {planner: hpa, max_replicas: 6}
+"""
+EXTERNAL = """
+runtime: {etcd_endpoints: 'https://etcd.infra:2379', nats_server: 'nats://nats.infra:4222', lease_ttl_s: 20}
+pools: {worker: {}}
+"""
+ALL = {
+    "mock": (MOCK, {}),
+    "two models": (TWO_MODELS, {"discovery": "etcd", "nats": True, "namespace": "bench"}),
+    "apart": (APART, {"discovery": "etcd", "monitor": "service", "frontends": 2}),
+    "tiers": (TIERS, {"nats": True, "monitor": "pod"}),
+    "real": (REAL, {"secret": "keys", "monitor": "pod", "model_claim": "weights", "engine_image": "vllm:1"}),
+    "planned": (PLANNED, {}),
+    "hpa": (MOCK, {"autoscaler": "hpa", "monitor": "service"}),
+    "keda": (APART, {"autoscaler": "keda", "monitor": "service"}),
+    "external": (EXTERNAL, {}),
+    "alpha": (APART, {"form": "dynamo-v1alpha1"}),
+    "beta": (TIERS, {"form": "dynamo-v1beta1", "discovery": "etcd"}),
+    "real alpha": (REAL, {"form": "dynamo-v1alpha1"}),
+    "real beta": (REAL, {"form": "dynamo-v1beta1"}),
+}
+
+
+@pytest.fixture(params=ALL, ids=[name.replace(" ", "-") for name in ALL])
+def written(request):
+    text, given = ALL[request.param]
+    return objects(text, **given)
+
+
+def test_everything_is_valid(written):
+    validate(written)
+
+
+def test_validation_sees_a_misspelled_field_and_a_wrong_type():
+    found = objects(MOCK)
+    worker = named(found, "Deployment", "dynamo-worker")
+    worker["spec"]["template"]["spec"]["terminationGracePeriodSecond"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriodSecond"):
+        validate([worker])
+    [graph] = of_kind(objects(MOCK, form="dynamo-v1beta1"), "DynamoGraphDeployment")
+    graph["spec"]["services"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="services"):
+        validate([graph])
+
+
+def test_selectors_match_the_pods_they_are_for_and_no_others(written):
+    labels = {name: held for name, (held, _) in pods(written).items()}
+    for each in of_kind(written, "Deployment", "StatefulSet", "PodDisruptionBudget", "Service"):
+        selector = each["spec"]["selector"]
+        chosen = selector.get("matchLabels", selector)
+        matched = [name for name, held in labels.items() if chosen.items() <= held.items()]
+        assert matched == [each["metadata"]["name"]]
+
+
+def test_what_prometheus_scrapes_is_the_frontends_port(written):
+    for each in of_kind(written, "ServiceMonitor"):
+        wanted = each["spec"]["selector"]["matchLabels"].items()
+        [service] = [one for one in of_kind(written, "Service") if wanted <= one["metadata"]["labels"].items()]
+        assert {end["port"] for end in each["spec"]["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
+    for each in of_kind(written, "PodMonitor"):
+        wanted = each["spec"]["selector"]["matchLabels"].items()
+        [pod] = [pod for labels, pod in pods(written).values() if wanted <= labels.items()]
+        names = {port["name"] for port in pod["containers"][0]["ports"]}
+        assert {end["port"] for end in each["spec"]["podMetricsEndpoints"]} <= names
+
+
+def test_ports_of_services_and_probes_are_open_in_their_pods(written):
+    held = pods(written)
+    for service in of_kind(written, "Service"):
+        [main] = held[service["metadata"]["name"]][1]["containers"]
+        ports = {port["name"]: port["containerPort"] for port in main["ports"]}
+        assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == ports
+    for _, pod in held.values():
+        [main] = pod["containers"]
+        names = {port["name"] for port in main["ports"]}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert main[probe]["httpGet"]["port"] in names
+
+
+def test_addresses_of_services_are_those_of_services(written):
+    services = {
+        (each["metadata"]["name"], port["port"])
+        for each in of_kind(written, "Service")
+        for port in each["spec"]["ports"]
+    }
+    for _, pod in pods(written).values():
+        [main] = pod["containers"]
+        values = [each.get("value", "") for each in main.get("env", [])] + main["args"]
+        for value in values:
+            for text in re.findall(r"(?:http|nats)://\S+|(?<=--kv-store=)\S+", value):
+                place = urlsplit(text if "://" in text else f"kv://{text}")
+                if place.hostname == "0.0.0.0" or place.hostname.endswith(".infra") or not of_kind(written, "Service"):
+                    continue
+                if of_kind(written, "DynamoGraphDeployment") and "kv://" in place.geturl():
+                    continue
+                assert (place.hostname, place.port) in services
+
+
+def test_a_pod_outlives_its_drain():
+    text = """
+frontend: {drain_s: 120}
+standalone_router: true
+pools: {worker: {drain_s: 300.5}}
+"""
+    for form in ("manifests", "dynamo-v1alpha1", "dynamo-v1beta1"):
+        held = pods(objects(text, form=form))
+        for part, drain_s in (("frontend", 120), ("worker", 300.5), ("router", 30)):
+            [pod] = [pod for name, (_, pod) in held.items() if name.endswith(part)]
+            leaving = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+            assert pod["terminationGracePeriodSeconds"] >= leaving + drain_s + 30
+
+
+def test_every_container_understands_its_arguments(written):
+    for name, (_, pod) in pods(written).items():
+        [main] = pod["containers"]
+        if main["name"] == "main":
+            assert parsed(main), name
+
+
+def test_processes_can_do_in_the_cluster_what_they_have_to(written):
+    rules = {each["metadata"]["name"]: each["rules"] for each in of_kind(written, "Role")}
+    bound = {each["subjects"][0]["name"]: each["roleRef"]["name"] for each in of_kind(written, "RoleBinding")}
+    accounts = {each["metadata"]["name"]: each for each in of_kind(written, "ServiceAccount")}
+    for _, pod in pods(written).values():
+        [main] = pod["containers"]
+        if main["name"] != "main":
+            continue
+        account = pod["serviceAccountName"]
+        wanted = list(DISCOVERY) if environment(main).get("DYN_DISCOVERY_BACKEND") == "kubernetes" else []
+        wanted += SCALING if "dynabench.planner" in main["args"] else []
+        assert accounts[account]["automountServiceAccountToken"] == bool(wanted)
+        granted = rules[bound[account]] if wanted else []
+        for rule in wanted:
+            assert any(
+                rule.group in each["apiGroups"]
+                and rule.resource in each["resources"]
+                and set(rule.verbs) <= set(each["verbs"])
+                and list(rule.names) == each.get("resourceNames", [])
+                for each in granted
+            )
+
+
+def test_volumes_are_mounted_and_mounts_have_volumes(written):
+    maps = {each["metadata"]["name"] for each in of_kind(written, "ConfigMap")}
+    for _, pod in pods(written).values():
+        [main] = pod["containers"]
+        if main["name"] == "main":
+            volumes = {each["name"] for each in pod["volumes"]}
+            assert volumes == {each["name"] for each in main["volumeMounts"]}
+            assert {each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each} <= maps
+
+
+def test_objects_are_in_the_namespace_and_have_names_of_their_own(written):
+    names = [(each["kind"], each["metadata"]["name"]) for each in written]
+    assert len(names) == len(set(names))
+    assert len({each["metadata"]["namespace"] for each in written}) == 1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_kustomization_lists_exactly_what_is_written(name):
+    text, given = ALL[name]
+    found = files(text, **given)
+    [kustomization] = found.pop("kustomization.yaml")
+    validate([kustomization])
+    assert kustomization["resources"] == sorted(found)
+    assert kustomization["namespace"] == given.get("namespace", "default")
+    assert all(found.values())
+
+
+def test_a_pools_workers_are_found_by_their_labels():
+    found = objects(APART, namespace="bench")
+    worker = named(found, "Deployment", "dynamo-prefill")
+    assert worker["spec"]["replicas"] == 2
+    assert worker["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert worker["spec"]["template"]["metadata"]["labels"] == {
+        "app.kubernetes.io/name": "dynabench",
+        "app.kubernetes.io/instance": "dynamo",
+        "app.kubernetes.io/component": "worker",
+        "dynabench.io/pool": "prefill",
+        "dynabench.io/role": "prefill",
+    }
+    assert named(found, "Service", "dynamo-prefill")["spec"]["clusterIP"] == "None"
+
+
+def test_processes_tell_others_the_address_of_their_pod():
+    found = objects(APART)
+    for name in ("dynamo-frontend", "dynamo-prefill", "dynamo-decode"):
+        fields = {
+            each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container(found, name)["env"][:5]
+        }
+        assert fields["DYN_TCP_RPC_HOST"] == fields["POD_IP"] == "status.podIP"
+    assert parsed(container(found, "dynamo-decode"), ip="10.1.2.3")["transfer"].transfer_host == "10.1.2.3"
+    assert parsed(container(found, "dynamo-frontend"))["frontend"].http_host == "0.0.0.0"
+
+
+def test_a_kv_store_listens_at_its_pod_and_is_reached_by_its_service():
+    found = objects(TIERS)
+    store = parsed(container(found, "dynamo-kv-store"), ip="10.1.2.3")["store"]
+    assert (store.host, store.port, store.kv_store_size) == ("10.1.2.3", 7600, 1.0)  # kv_bytes_scale is 0.01
+    assert parsed(container(found, "dynamo-worker"))["transfer"].kv_store == "dynamo-kv-store:7600"
+    assert container(found, "dynamo-kv-store")["resources"]["limits"]["memory"] == "1280Mi"
+    assert named(found, "Deployment", "dynamo-kv-store")["spec"]["strategy"] == {"type": "Recreate"}
+    assert "/kv" in [mount["mountPath"] for mount in container(found, "dynamo-worker")["volumeMounts"]]
+
+
+def test_mockers_need_no_gpu_and_little_else():
+    [pod] = [pod for name, (_, pod) in pods(objects(MOCK)).items() if name == "dynamo-worker"]
+    [main] = pod["containers"]
+    assert main["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
+    assert "tolerations" not in pod
+
+
+def test_engines_that_run_models_get_gpus_time_to_load_and_their_image():
+    found = objects(REAL, secret="keys", model_claim="weights", engine_image="vllm:1")
+    main = container(found, "prod-d")
+    assert main["image"] == "vllm:1"
+    assert main["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    probe = main["startupProbe"]
+    assert probe["failureThreshold"] * probe["periodSeconds"] >= 1800
+    assert environment(main)["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"
+    assert environment(main)["HF_HOME"] == "/models/huggingface"
+    assert main["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    [token] = [each["valueFrom"]["secretKeyRef"] for each in main["env"] if each["name"] == "HF_TOKEN"]
+    assert token == {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}
+
+
+def test_arguments_of_an_engine_arrive_as_they_were_given():
+    given = parsed(container(objects(REAL), "prod-p"))
+    assert given["arguments"] == ["--max_num_seqs=64", '--note="a $(POD_NAME) $$"']
+    assert given["engine"].tensor_parallel_size == 4
+    assert given["worker"].model_path == "Qwen/Qwen3-32B"
+
+
+def test_sglang_meets_at_its_pods_address():
+    text = "model: a/b\npools: {p: {engine: sglang, role: prefill}, d: {engine: sglang, role: decode}}"
+    assert parsed(container(objects(text), "dynamo-p"), ip="10.1.2.3")["arguments"] == ['--host="10.1.2.3"']
+
+
+def test_files_of_this_machine_come_along(tmp_path):
+    path = tmp_path / "args.yaml"
+    path.write_text("enforce_eager: true\n")
+    text = f"pools: {{p: {{engine: vllm, model: a/b, extra_engine_args: {path}}}}}"
+    found = objects(text, {str(path): path.read_bytes()})
+    [held] = of_kind(found, "ConfigMap")
+    assert held["data"] == {"args.yaml": "enforce_eager: true\n"}
+    assert held["metadata"]["name"] == "dynamo-p-files"
+    main = container(found, "dynamo-p")
+    assert str(parsed(main)["engine"].extra_engine_args) == "/etc/dynabench/args.yaml"
+    assert {"name": "files", "mountPath": "/etc/dynabench", "readOnly": True} in main["volumeMounts"]
+    validate(found)
+
+
+def test_a_graph_has_roles_of_dynamos_operator_and_its_ports():
+    [graph] = of_kind(objects(APART, form="dynamo-v1alpha1"), "DynamoGraphDeployment")
+    services = graph["spec"]["services"]
+    assert {name: (each["componentType"], each.get("subComponentType")) for name, each in services.items()} == {
+        "frontend": ("frontend", None),
+        "prefill": ("worker", "prefill"),
+        "decode": ("worker", "decode"),
+    }
+    [graph] = of_kind(objects(APART, form="dynamo-v1beta1"), "DynamoGraphDeployment")
+    types = {each["name"]: each["type"] for each in graph["spec"]["components"]}
+    assert types == {"frontend": "frontend", "prefill": "prefill", "decode": "decode"}
+    main = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]
+    assert main["name"] == "main"
+    assert main["ports"] == [{"name": "http", "containerPort": 8000}]
+
+
+def test_a_graph_in_v1alpha1_asks_for_gpus_in_its_own_way():
+    [graph] = of_kind(objects(REAL, form="dynamo-v1alpha1"), "DynamoGraphDeployment")
+    assert graph["spec"]["services"]["p"]["resources"]["limits"] == {"gpu": "4"}
+
+
+def test_what_is_scaled_has_no_number_that_would_undo_it():
+    for name in ("hpa", "keda", "planned"):
+        text, flags = ALL[name]
+        found = objects(text, **flags)
+        for each in of_kind(found, "Deployment"):
+            assert ("replicas" in each["spec"]) == ("dynabench.io/pool" not in each["metadata"]["labels"])
+        for each in of_kind(found, "HorizontalPodAutoscaler", "ScaledObject"):
+            assert named(found, "Deployment", each["spec"]["scaleTargetRef"]["name"])
+
+
+def test_an_autoscaler_has_the_planners_limits():
+    text = "pools: {worker: {}}\nplanner: {min_endpoint: 2, max_replicas: 7, hpa_target: 1.5, hpa_down_window_s: 60}"
+    spec = named(objects(text, autoscaler="hpa"), "HorizontalPodAutoscaler", "dynamo-worker")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 7)
+    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 60
+    assert spec["metrics"][0]["external"] == {
+        "metric": {
+            "name": "dynamo_component_requests_waiting",
+            "selector": {"matchLabels": {"model": "mock", "worker_type": "aggregated"}},
+        },
+        "target": {"type": "AverageValue", "averageValue": "1500m"},
+    }
+    spec = named(objects(text, autoscaler="keda"), "ScaledObject", "dynamo-worker")["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 7)
+    assert spec["triggers"][0]["metadata"]["query"] == (
+        'sum(max by (instance, rank) (dynamo_component_requests_waiting{namespace="default",pod=~"dynamo-frontend-.*",'
+        'model="mock",worker_type="aggregated"}))'
+    )
+
+
+def test_a_planner_gets_the_deployment_and_the_frontends_address():
+    found = objects(PLANNED)
+    [held] = of_kind(found, "ConfigMap")
+    described = from_plain(yaml.safe_load(held["data"]["deployment.yaml"]))
+    assert described.planner.max_replicas == 6
+    assert "--url=http://dynamo-frontend:8080" in container(found, "dynamo-planner")["args"]
+    assert pods(found)["dynamo-planner"][1]["serviceAccountName"] == "dynamo-planner"
+
+
+def test_servers_of_the_file_are_used():
+    found = objects(EXTERNAL)
+    assert {each["metadata"]["name"] for each in of_kind(found, "Deployment", "StatefulSet")} == {
+        "dynamo-frontend",
+        "dynamo-worker",
+    }
+    given = environment(container(found, "dynamo-worker"))
+    assert given["ETCD_ENDPOINTS"] == "https://etcd.infra:2379"
+    assert given["NATS_SERVER"] == "nats://nats.infra:4222"
+    assert given["ETCD_LEASE_TTL"] == "20"
+    assert "DYN_DISCOVERY_BACKEND" not in given
+
+
+names = st.from_regex(r"[a-z]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True).filter(
+    lambda name: name not in ("frontend", "router", "kv-store", "planner", "etcd", "nats")
+)
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(
+    lambda text: text.lower() != "none" and text == text.strip()
+)
+POOLS = st.builds(
+    Pool,
+    name=names,
+    replicas=st.integers(1, 50),
+    mocker=st.builds(
+        EngineConfig,
+        block_size=st.just(16),
+        max_num_seqs=st.integers(1, 4096),
+        enable_prefix_caching=st.booleans(),
+        async_scheduling=st.sampled_from([None, True, False]),
+        watermark=st.floats(0, 0.99),
+        dp_size=st.integers(1, 8),
+    ),
+    timing=st.builds(TimingConfig, speedup_ratio=st.floats(0, 1e6), decode_speedup_ratio=st.floats(0, 1e-6)),
+    worker=st.builds(
+        WorkerConfig,
+        model_name=texts,
+        migration_limit=st.integers(0, 9),
+        kv_events=st.just(True),
+        drain_s=st.floats(0, 1e4),
+    ),
+)
+DEPLOYMENTS = st.builds(
+    Deployment,
+    name=names,
+    pools=st.lists(POOLS, min_size=1, max_size=3, unique_by=lambda pool: pool.name).map(tuple),
+    router_mode=st.sampled_from(["kv", "round-robin", "least-loaded"]),
+    router=st.builds(
+        RouterConfig,
+        kv_overlap_score_weight=st.floats(0, 1e300),
+        max_queue_depth=st.none() | st.floats(0, 1e3),
+        use_kv_events=st.booleans(),
+    ),
+    frontend=st.builds(
+        FrontendConfig,
+        http_port=st.integers(1, 65535),
+        http_workers=st.integers(1, 4),
+        migration_limit=st.none() | st.integers(0, 1023),
+        cors_allow_origins=st.sampled_from(["", "*", "https://a.example.com, https://b.example.com"]),
+        drain_s=st.floats(0, 1e4),
+        allow_kv_transfer_params=st.booleans(),
+    ),
+)
+FORMS = st.sampled_from(["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(deployment=DEPLOYMENTS, form=FORMS, discovery=st.sampled_from(["kubernetes", "etcd"]), nats=st.booleans())
+def test_whatever_is_deployed_is_valid_and_gets_its_settings(deployment, form, discovery, nats):
+    found = manifests(deployment, ClusterConfig(form=form, discovery=discovery, nats=nats), {})
+    assert found == manifests(deployment, ClusterConfig(form=form, discovery=discovery, nats=nats), {})
+    held = [each for each_file in found.values() for each in each_file]
+    validate(held)
+    prefix = f"{deployment.name}-" if form == "manifests" else ""
+    for pool in deployment.pools:
+        given = parsed(container(held, prefix + pool.name))
+        assert given.get("engine", EngineConfig()) == pool.mocker
+        assert given.get("timing", TimingConfig()) == pool.timing
+        worker = given["worker"]
+        assert dataclasses.replace(worker, endpoint=pool.worker.endpoint) == pool.worker
+    given = parsed(container(held, f"{prefix}frontend"))
+    assert given.get("router", RouterConfig()) == deployment.router
+    port = 8000 if form != "manifests" and deployment.frontend.http_port == 8080 else deployment.frontend.http_port
+    changed = {"http_host": "0.0.0.0", "http_port": port, "namespace": deployment.name}
+    wanted = dataclasses.replace(deployment.frontend, router_mode=deployment.router_mode, **changed)
+    assert given["frontend"] == wanted

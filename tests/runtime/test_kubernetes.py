@@ -1,0 +1,542 @@
+"""Discovery in a Kubernetes cluster: who lives, what stands while the API server is away, and what it must allow."""
+
+import asyncio
+import logging
+import time
+from base64 import b64encode
+from contextlib import asynccontextmanager
+
+import pytest
+import trustme
+import uvloop
+from kubernetes_asyncio import client as official
+from kubernetes_asyncio import watch as official_watch
+from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
+
+from serving.runtime.address import EndpointAddress
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.kubernetes import api, registration
+from serving.runtime.kubernetes.access import DISCOVERY
+from serving.runtime.kubernetes.account import Account
+from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET
+from serving.runtime.kubernetes.objects import CONFIG_MAPS, Data
+from serving.runtime.ports import RuntimeUnavailableError
+from tests.support.cluster import Cluster, endpoint_slice
+from tests.support.servers import free_port
+from tests.support.waiting import in_time, until_async
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    with Cluster() as server:
+        enter(monkeypatch, server, server.pod())
+        monkeypatch.setattr(api, "PAUSE_S", 0.01)
+        yield server
+        assert not server.invalid
+
+
+def enter(monkeypatch, cluster, pod):
+    for name, value in cluster.environment(pod).items():
+        monkeypatch.setenv(name, value)
+
+
+def run(main):
+    async def limited():
+        async with in_time():
+            return await main
+
+    return uvloop.run(limited())
+
+
+def joined(ttl_s=2.0):
+    return DistributedRuntime.connect(RuntimeConfig(nats_server="", etcd_endpoints="", lease_ttl_s=ttl_s))
+
+
+class Seen(dict):
+    """The keys that a watch tells of."""
+
+    def __call__(self, key, value):
+        if value is None:
+            self.pop(key, None)
+        else:
+            self[key] = value
+
+
+@asynccontextmanager
+async def two(ttl_s=2.0):
+    """Give two processes of the cluster, and what the second sees."""
+    async with await joined(ttl_s) as one, await joined(ttl_s) as other:
+        seen = Seen()
+        await other.discovery.watch("test/", seen)
+        yield one, other, seen
+
+
+def test_the_keys_of_a_pod_that_is_not_ready_go_at_once_and_come_back_with_it(cluster, monkeypatch):
+    async def main():
+        async with await joined(600.0) as other:
+            seen = Seen()
+            await other.discovery.watch("test/", seen)
+            pod = cluster.pod("pod-1")
+            enter(monkeypatch, cluster, pod)
+            async with await joined(600.0) as one:
+                await one.discovery.put("test/x", b"1")
+                await until_async(lambda: seen == {"test/x": b"1"})
+                cluster.put("endpointslices", endpoint_slice("workers-1", (pod, False, False)))
+                await until_async(lambda: seen == {})
+                cluster.put("endpointslices", endpoint_slice("workers-1", (pod, True, True)))
+                await until_async(lambda: seen == {"test/x": b"1"})
+                # It ends, and still answers what it has: it leaves by itself, with what it takes no more.
+                cluster.put("endpointslices", endpoint_slice("workers-1", (pod, False, True)))
+                await one.discovery.put("test/y", b"2")
+                await until_async(lambda: seen == {"test/x": b"1", "test/y": b"2"})
+                # Of a Service that does not say who is ready, nothing follows.
+                cluster.put("endpointslices", endpoint_slice("workers-2", (pod, None, None)))
+                cluster.remove("endpointslices", "workers-1")
+                await one.discovery.delete("test/x")
+                await until_async(lambda: seen == {"test/y": b"2"})
+
+    run(main())
+
+
+def test_with_a_pod_goes_what_its_processes_registered(cluster, monkeypatch):
+    async def main():
+        async with await joined(600.0) as other:
+            seen = Seen()
+            await other.discovery.watch("test/", seen)
+            pod = cluster.pod("pod-1")
+            enter(monkeypatch, cluster, pod)
+            async with await joined(600.0) as one:
+                await one.discovery.put("test/x", b"1")
+                await until_async(lambda: seen == {"test/x": b"1"})
+                name = f"dynabench-{one.instance_id:x}"
+                assert cluster.find("configmaps", name) is not None
+                cluster.remove("pods", "pod-1")
+                await until_async(lambda: seen == {})
+                assert cluster.find("configmaps", name) is None
+
+    run(main())
+
+
+def test_who_leaves_takes_out_all_that_it_had_but_the_token(cluster):
+    async def main():
+        async with await joined() as one:
+            await one.discovery.put("test/x", b"1")
+            assert len(cluster.names("leases")) == len(cluster.names("configmaps")) == 1
+
+    run(main())
+    assert cluster.names("leases") == cluster.names("configmaps") == []
+    assert cluster.names("secrets") == [TOKEN_SECRET]
+
+
+def test_while_the_api_server_is_away_what_was_known_stands_and_what_changes_counts_once_it_is_back(cluster):
+    async def main():
+        async with two() as (one, other, seen):
+            await one.discovery.put("test/before", b"1")
+            await until_async(lambda: seen == {"test/before": b"1"})
+            await asyncio.to_thread(cluster.stop)
+            await one.discovery.put("test/during", b"2")
+            late = Seen()
+            await other.discovery.watch("test/d", late)
+            await asyncio.sleep(2.5)  # longer than a lease
+            assert seen == {"test/before": b"1"}
+            assert late == {}
+            await asyncio.to_thread(cluster.start)
+            await until_async(lambda: seen == {"test/before": b"1", "test/during": b"2"})
+            await until_async(lambda: late == {"test/during": b"2"})
+
+    run(main())
+
+
+@pytest.mark.parametrize("happens", ["drop_watches", "mute_watches", "compact and drop"])
+def test_nothing_is_missed_when_a_watch_ends_hangs_or_is_too_old(cluster, happens):
+    async def main():
+        async with two() as (one, _, seen):
+            await one.discovery.put("test/a", b"1")
+            await until_async(lambda: seen == {"test/a": b"1"})
+            if happens == "compact and drop":
+                cluster.fail("watch", "*", 503, times=2)
+                cluster.drop_watches()
+                await one.discovery.delete("test/a")
+                cluster.compact()
+            else:
+                getattr(cluster, happens)()
+            await one.discovery.put("test/b", b"2")
+            await until_async(lambda: seen.get("test/b") == b"2")
+            assert ("test/a" in seen) == (happens != "compact and drop")
+
+    run(main())
+
+
+@pytest.mark.parametrize("verb", ["patch", "create", "get", "list", "watch", "*"])
+@pytest.mark.parametrize("what", [429, 500, 503, "drop"])
+def test_failures_that_pass_are_seen_by_nobody(cluster, verb, what):
+    async def main():
+        cluster.fail(verb, "*", what, times=2, retry_after="0")
+        async with two() as (one, _, seen):
+            cluster.fail(verb, "*", what, times=2)
+            await one.discovery.put("test/x", b"1")
+            await until_async(lambda: seen == {"test/x": b"1"})
+            assert await one.discovery.claim("planner") is not None
+
+    run(main())
+
+
+def test_a_call_that_hangs_is_given_up_and_made_again(cluster, monkeypatch):
+    monkeypatch.setattr(api, "TIMEOUT", api.aiohttp.ClientTimeout(total=0.3))
+
+    async def main():
+        async with two() as (one, _, seen):
+            cluster.fail("patch", "configmaps", "hang")
+            await one.discovery.put("test/x", b"1")
+            await until_async(lambda: seen == {"test/x": b"1"})
+
+    run(main())
+
+
+def test_the_server_is_left_alone_for_as_long_as_it_asks(cluster, monkeypatch):
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        monkeypatch.setattr(api.asyncio, "sleep", sleep)
+        cluster.fail("list", "configmaps", 429, retry_after="3")
+        cluster.fail("list", "configmaps", 429, retry_after="999999")
+        await calls.list(CONFIG_MAPS, Data)
+        await calls.close()
+
+    run(main())
+    assert slept == [3.0, api.MAX_PAUSE_S]
+
+
+def test_a_token_that_was_replaced_is_read_again_and_never_logged(cluster, caplog):
+    caplog.set_level(logging.DEBUG)
+
+    async def main():
+        async with two() as (one, _, seen):
+            (cluster.folder / "token").write_text("second\n")
+            cluster.tokens = {"second"}
+            await one.discovery.put("test/x", b"1")
+            await until_async(lambda: seen == {"test/x": b"1"})
+            cluster.tokens = {"third"}
+            cluster.drop_watches()
+            with pytest.raises(
+                RuntimeUnavailableError, match=r"does not accept the token of this pod's service account \(401\)"
+            ):
+                await one.discovery.claim("planner")
+            (cluster.folder / "token").write_text("third")
+            assert await one.discovery.claim("planner") is not None
+
+    run(main())
+    assert "second" not in caplog.text.replace("seconds", "")
+    assert "third" not in caplog.text
+
+
+def test_what_somebody_removed_is_made_again(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 0.0)
+
+    async def main():
+        async with two(1.0) as (one, _, seen):
+            await one.discovery.put("test/x", b"1")
+            await until_async(lambda: seen == {"test/x": b"1"})
+            name = f"dynabench-{one.instance_id:x}"
+            cluster.remove("leases", name)
+            await until_async(lambda: seen == {})
+            await until_async(lambda: seen == {"test/x": b"1"})
+            cluster.remove("configmaps", name)
+            await until_async(lambda: cluster.find("configmaps", name) is not None)
+            assert seen == {"test/x": b"1"}
+
+    run(main())
+
+
+def test_what_died_in_this_pod_before_is_removed(cluster):
+    old = "2020-01-01T00:00:00.000000Z"
+    pod = cluster.find("pods", "pod-0")
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod-0", "uid": pod["metadata"]["uid"]}
+    for name, owners in (("dynabench-a", [owner]), ("dynabench-b", [owner | {"uid": "another"}])):
+        metadata = {"name": name, "labels": {PROCESS: name[-1]}, "ownerReferences": owners}
+        cluster.put("leases", {"metadata": metadata, "spec": {"renewTime": old, "leaseDurationSeconds": 10}})
+        cluster.put("configmaps", {"metadata": metadata})
+
+    async def main():
+        async with await joined():
+            assert cluster.names("configmaps") == ["dynabench-b"]
+
+    run(main())
+
+
+def test_of_many_who_claim_at_once_one_gets_it(cluster):
+    async def main():
+        async with await joined() as one, await joined() as another, await joined() as third:
+            all = (one, another, third)
+            terms = await asyncio.gather(*(each.discovery.claim("planner-x") for each in all))
+            assert len([term for term in terms if term is not None]) == 1
+            [holder] = [each for each, term in zip(all, terms, strict=True) if term is not None]
+            await asyncio.sleep(2.5)  # it is renewed
+            terms = [await each.discovery.claim("planner-x") for each in all]
+            assert [each for each, term in zip(all, terms, strict=True) if term is not None] == [holder]
+
+    run(main())
+
+
+def test_who_hangs_loses_its_claim_and_hears_of_it(cluster):
+    async def main():
+        async with await joined(1.0) as one, await joined(1.0) as other:
+            term = await one.discovery.claim("planner-x")
+            one.discovery._beating.cancel()  # it hangs
+            later = []
+
+            async def takes():
+                later.append(await other.discovery.claim("planner-x"))
+                return later[-1]
+
+            async with in_time():
+                while not await takes():
+                    await asyncio.sleep(0.1)
+            assert later[0] is None
+            assert later[-1] > term
+            assert await one.discovery.claim("planner-x") is None
+
+    run(main())
+
+
+def test_terms_grow_also_if_somebody_removed_the_lease(cluster):
+    async def main():
+        async with await joined() as one:
+            term = await one.discovery.claim("planner-x")
+            cluster.remove("leases", "dynabench-claim-planner-x")
+            await asyncio.sleep(1.0)  # terms without a Lease are seconds
+            assert await one.discovery.claim("planner-x") > term
+
+    run(main())
+
+
+def test_long_lists_are_read_page_by_page(cluster):
+    cluster.page_size = 2
+
+    async def main():
+        async with await joined() as reader:
+            runtimes = [await joined() for _ in range(5)]
+            for number, runtime in enumerate(runtimes):
+                await runtime.discovery.put(f"test/{number}", b"1")
+            seen = Seen()
+            await reader.discovery.watch("test/", seen)
+            assert sorted(seen) == [f"test/{number}" for number in range(5)]
+            await asyncio.gather(*(runtime.close() for runtime in runtimes))
+
+    run(main())
+
+
+def test_what_others_leave_in_the_namespace_is_ignored(cluster, caplog):
+    cluster.put("leases", {"metadata": {"name": "dynabench-zz", "labels": {PROCESS: "zz"}}})
+    cluster.put("configmaps", {"metadata": {"name": "dynabench-zz", "labels": {PROCESS: "zz"}}, "data": {"keys": "{["}})
+    cluster.put(
+        "configmaps", {"metadata": {"name": "other", "labels": {PROCESS: "other"}}, "data": {"keys": '{"test/o": "1"}'}}
+    )
+    cluster.put("endpointslices", endpoint_slice("empty") | {"endpoints": None})
+
+    async def main():
+        async with two() as (one, _, seen):
+            cluster.put("leases", {"metadata": {"name": "kube", "labels": {PROCESS: "kube", "x": "y"}}, "spec": {}})
+            await one.discovery.put("test/x", b"1")
+            await until_async(lambda: seen == {"test/x": b"1"})
+
+    run(main())
+    assert "ConfigMap dynabench-zz holds no keys and is ignored" in caplog.text
+
+
+def test_the_token_in_the_secret_is_followed_and_put_back(cluster):
+    async def main():
+        async with await joined() as one:
+            token = await one.cluster_token()
+            cluster.put(
+                "secrets", {"metadata": {"name": TOKEN_SECRET}, "data": {"value": b64encode(b"x" * 20).decode()}}
+            )
+            await until_async(lambda: token() == b"x" * 20)
+            cluster.remove("secrets", TOKEN_SECRET)
+            await until_async(lambda: cluster.find("secrets", TOKEN_SECRET) is not None)
+            assert token() == b"x" * 20
+
+    run(main())
+
+
+def test_a_secret_that_holds_no_token_is_refused_in_one_line(cluster):
+    cluster.put("secrets", {"metadata": {"name": TOKEN_SECRET}, "data": {}})
+    text = (
+        "Secret dynabench-cluster-token holds 0 bytes; at least 16 were expected "
+        r"\(kubectl delete secret dynabench-cluster-token lets"
+    )
+    with pytest.raises(RuntimeUnavailableError, match=text):
+        run(joined())
+
+
+def test_what_a_config_map_cannot_hold_is_refused(cluster):
+    async def main():
+        async with await joined() as one:
+            await one.discovery.put("test/x", b"1")
+            with pytest.raises(
+                RuntimeUnavailableError, match="test/y is 1000000 bytes long; expected at most 1000000 for"
+            ):
+                await one.discovery.put("test/y", b"1" * 1_000_000)
+            await one.discovery.put("test/z", b"1")
+
+    run(main())
+
+
+def without(name):
+    return lambda cluster, patch: patch.delenv(name)
+
+
+def emptied(name):
+    return lambda cluster, patch: (cluster.folder / name).write_text("")
+
+
+def nobody_there(cluster, patch):
+    patch.setenv("KUBERNETES_SERVICE_PORT", str(free_port()))
+
+
+def no_rights(cluster, patch):
+    cluster.rules = [rule for rule in DISCOVERY if rule.resource != "leases"]
+
+
+def another_authority(cluster, patch):
+    trustme.CA().cert_pem.write_to_path(cluster.folder / "ca.crt")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (
+            without("KUBERNETES_SERVICE_HOST"),
+            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set; expected a pod",
+        ),
+        (without("POD_UID"), "POD_UID is not set; expected POD_NAME and POD_UID in the pod's environment"),
+        (
+            lambda cluster, _: (cluster.folder / "token").unlink(),
+            r"token cannot be read \(No such file or directory\); expected",
+        ),
+        (emptied("namespace"), "namespace is empty; expected the namespace of a service account"),
+        (emptied("ca.crt"), "ca.crt is empty; expected"),
+        (lambda cluster, _: (cluster.folder / "ca.crt").write_text("x"), "is no certificate in PEM"),
+        (nobody_there, r"the API server at https://127.0.0.1:\d+ cannot be reached \("),
+        (another_authority, r"cannot be reached \(.*certificate verify failed"),
+        (
+            no_rights,
+            r"does not let this pod list leases in namespace here \(403\); expected a Role that allows list on leases of",
+        ),
+        (lambda _, patch: patch.setenv("POD_NAMESPACE", "away"), r"finds no namespace away \(404"),
+        (
+            lambda _, patch: patch.setenv("ETCD_ENDPOINTS", "e:1"),
+            "etcd_endpoints is 'e:1'; expected none with discovery_backend",
+        ),
+    ],
+)
+def test_who_cannot_join_is_told_why_in_one_line(cluster, monkeypatch, break_it, message):
+    break_it(cluster, monkeypatch)
+    with pytest.raises((RuntimeUnavailableError, ValueError), match=message) as refused:
+        run(DistributedRuntime.connect(RuntimeConfig(nats_server="")))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_processes_reach_each_other_at_the_address_of_their_pod(cluster, monkeypatch, address):
+    monkeypatch.setenv("POD_IP", address)
+    place = EndpointAddress("here", "backend", "generate")
+
+    async def echo(request):
+        yield request
+
+    async def main():
+        async with await joined() as one, await joined() as other:
+            serving = asyncio.create_task(one.endpoint(place).serve_endpoint(echo))
+            client = await other.client(place)
+            await client.wait_for_instances()
+            [instance] = client._known.values()
+            assert (instance.pod, instance.transport.rpartition(":")[0]) == ("pod-0", f"tcp:{address}")
+            assert [item async for item in client.generate("hello")] == ["hello"]
+            heard = []
+            await other.events.subscribe("s", heard.append)
+            while not heard:
+                await one.events.publish("s", b"event")
+                await asyncio.sleep(0.02)
+            one.stopping.set()
+            await serving
+
+    run(main())
+
+
+def test_the_cluster_must_allow_what_is_called_and_nothing_more(cluster):
+    async def main():
+        async with two() as (one, other, seen):
+            await one.discovery.put("test/x", b"1")
+            await one.discovery.put("test/x", b"2")
+            await until_async(lambda: seen == {"test/x": b"2"})
+            await one.discovery.claim("planner")
+            await other.discovery.claim("planner")
+            await one.discovery.delete("test/x")
+            await (await joined()).close()
+
+    run(main())
+    made = {(group, resource, verb) for verb, group, resource, _ in cluster.calls}
+    assert made == {(rule.group, rule.resource, verb) for rule in DISCOVERY for verb in rule.verbs}
+    assert {name for verb, _, resource, name in cluster.calls if resource == "secrets"} == {"", TOKEN_SECRET}
+
+
+def test_the_official_client_finds_the_stand_in_to_be_a_cluster(cluster):
+    """The stand-in is ours; another reading of the API than ours must find nothing strange in it."""
+
+    async def main():
+        settings = official.Configuration()
+        InClusterConfigLoader(
+            token_filename=str(cluster.folder / "token"), cert_filename=str(cluster.folder / "ca.crt")
+        ).load_and_set(settings)
+        async with official.ApiClient(settings) as client, await joined() as runtime:
+            await runtime.discovery.put("test/x", b"1")
+            await runtime.discovery.claim("planner")
+            leases, core = official.CoordinationV1Api(client), official.CoreV1Api(client)
+            held = await leases.list_namespaced_lease("here", label_selector=PROCESS)
+            assert [lease.spec.holder_identity for lease in held.items] == [f"pod-0_{runtime.instance_id:x}"]
+            assert held.items[0].metadata.owner_references[0].kind == "Pod"
+            claim = await leases.read_namespaced_lease("dynabench-claim-planner", "here")
+            assert claim.spec.holder_identity == f"{runtime.instance_id:x}"
+            assert abs(claim.spec.renew_time.timestamp() - time.time()) < 3600
+            maps = await core.list_namespaced_config_map("here", label_selector=f"{APP}={APP_NAME}")
+            assert maps.items[0].data == {"keys": '{"test/x":"1"}'}
+            await conflicts(leases, claim)
+            await is_watched(core)
+            made = official.V1ConfigMap(metadata=official.V1ObjectMeta(name="theirs"), data={"a": "b"})
+            assert (await core.create_namespaced_config_map("here", made)).metadata.uid
+            with pytest.raises(official.ApiException) as refused:
+                await core.create_namespaced_config_map("here", made)
+            assert (refused.value.status, refused.value.reason) == (409, "Conflict")
+            await core.delete_namespaced_config_map("theirs", "here")
+            with pytest.raises(official.ApiException) as gone:
+                await core.read_namespaced_config_map("theirs", "here")
+            assert gone.value.status == 404
+
+    async def conflicts(leases, claim):
+        stale = claim.metadata.resource_version
+        claim.spec.lease_transitions += 1
+        claim = await leases.replace_namespaced_lease("dynabench-claim-planner", "here", claim)
+        claim.metadata.resource_version = stale
+        with pytest.raises(official.ApiException) as refused:
+            await leases.replace_namespaced_lease("dynabench-claim-planner", "here", claim)
+        assert refused.value.status == 409
+
+    async def is_watched(core):
+        watch = official_watch.Watch()
+        listed = await core.list_namespaced_pod("here")
+        cluster.pod("pod-9")
+        stream = watch.stream(
+            core.list_namespaced_pod, "here", resource_version=listed.metadata.resource_version, timeout_seconds=20
+        )
+        async for event in stream:
+            assert (event["type"], event["object"].metadata.name) == ("ADDED", "pod-9")
+            break
+        await watch.close()
+
+    run(main())
