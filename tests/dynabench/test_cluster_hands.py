@@ -130,7 +130,9 @@ def test_each_pool_gets_what_is_ordered_whoever_changes_its_deployment_meanwhile
     world(main)
 
 
-def test_a_patch_of_a_number_that_was_changed_meanwhile_is_refused_and_made_again(world, monkeypatch):
+def test_a_number_that_somebody_else_changes_meanwhile_is_read_again_before_it_is_set(world, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="dynabench")
+
     async def main(here):
         async with here.hands():
             whole = here.cluster.find("deployments", "dynamo-decode")
@@ -147,9 +149,10 @@ def test_a_patch_of_a_number_that_was_changed_meanwhile_is_refused_and_made_agai
             monkeypatch.setattr(api.KubernetesApi, "get", asked)
             await here.order(decode=2)
             await here.until_replicas(decode=2)
-            assert num_asked
+            await until_async(lambda: "decode: " in caplog.text)
 
     world(main)
+    assert "decode: 5 -> 2 workers (so it is)" in caplog.text
 
 
 def test_a_pool_that_cannot_be_scaled_holds_up_no_other_and_is_said_once(world, caplog):

@@ -151,7 +151,8 @@ def test_while_the_api_server_is_away_what_was_known_stands_and_what_changes_cou
 @pytest.mark.parametrize("happens", ["drop_watches", "mute_watches", "compact and drop"])
 def test_nothing_is_missed_when_a_watch_ends_hangs_or_is_too_old(cluster, happens):
     async def main():
-        async with two() as (one, _, seen):
+        # Only silence is noticed by what does not come back, within a third of a lease.
+        async with two(2.0 if happens == "mute_watches" else 3600.0) as (one, _, seen):
             await one.discovery.put("test/a", b"1")
             await until_async(lambda: seen == {"test/a": b"1"})
             if happens == "compact and drop":
@@ -279,6 +280,17 @@ def test_of_many_who_claim_at_once_one_gets_it(cluster):
             await asyncio.sleep(2.5)  # it is renewed
             terms = [await each.discovery.claim("planner-x") for each in all]
             assert [each for each, term in zip(all, terms, strict=True) if term is not None] == [holder]
+
+    run(main())
+
+
+def test_of_many_who_claim_what_was_given_up_one_gets_it(cluster):
+    async def main():
+        async with await joined() as one, await joined() as another, await joined() as third:
+            async with await joined() as before:
+                term = await before.discovery.claim("planner-x")
+            terms = await asyncio.gather(*(each.discovery.claim("planner-x") for each in (one, another, third)))
+            assert sorted(terms, key=lambda each: each or 0) == [None, None, term + 1]
 
     run(main())
 
