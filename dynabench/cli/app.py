@@ -39,6 +39,8 @@ COMMANDS = {
         "experiment:selftest",
         "Run the load generator against a server of known delays and print every error.",
     ),
+    "doctor": ("doctor:doctor", "Check what is installed and reachable here, and say what to do next."),
+    "completion": ("completion:completion", "Print the script that completes commands and flags in your shell."),
 }
 """Where in `dynabench.cli` each command is, and its line in the help."""
 
