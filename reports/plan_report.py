@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import matplotlib as mpl
 import msgspec
 from msgspec import structs
 
@@ -13,7 +12,6 @@ from reports.capacity import Answer
 from reports.cells import milliseconds
 from reports.charts import drawing, plan
 from reports.charts import sweep as charts
-from reports.charts.drawing import STYLE
 from reports.charts.sweep import Swept
 from reports.grid import Grid
 from reports.outcomes import percent
@@ -33,7 +31,7 @@ def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
     lines = {
         name: [structs.replace(one, changes={"workers": one.workers}) for one in points.get(name, [])] for name in key
     }
-    with mpl.rc_context(rc=STYLE):
+    with drawing.styled():
         by_workers = charts.charts(Swept(lines, key, "workers", answer.limits), [])
         drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
     text = page.render(

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import msgspec
 
 from foundation.files import replace_text
@@ -14,7 +13,7 @@ from reports import fleet_figures, page, sweep_table, tiers
 from reports.charts import drawing
 from reports.charts import sweep as charts
 from reports.charts import tiers as tier_charts
-from reports.charts.drawing import STYLE, Drawn
+from reports.charts.drawing import Drawn
 from reports.charts.sweep import Swept
 from reports.folder import ReportError, reason
 from reports.grid import Grid
@@ -58,7 +57,7 @@ def _write(
     summary = sweep_table.lay_out(rows, manifest, is_complete=is_complete)
     sweep = _swept(rows, points, summary.limits)
     found = [row for row in rows if isinstance(row, Found)]
-    with mpl.rc_context(rc=STYLE):
+    with drawing.styled():
         drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found) | tier_charts.charts(sweep), out / "charts")
     shown = list(_tables(summary))
     text = page.render(

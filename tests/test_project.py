@@ -16,6 +16,12 @@ def test_ci_runs_the_readmes_test_command():
     assert commands[0] in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
+def test_the_changelog_begins_with_the_version_of_the_package():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    first = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first[1] == version
+
+
 def test_what_pages_link_to_and_cite_is_there():
     missing = []
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):

@@ -1,5 +1,6 @@
 """The command line: commands are loaded when they are asked for, and bad input is one line."""
 
+import logging
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
 from foundation.text import printable
-from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason
+from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason, version
 
 COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
@@ -40,17 +41,13 @@ COMMANDS = {
         "experiment:selftest",
         "Run the load generator against a server of known delays and print every error.",
     ),
+    "doctor": ("doctor:doctor", "Check what is installed and reachable here, and say what to do next."),
+    "completion": ("completion:completion", "Print the script that completes commands and flags in your shell."),
 }
 """Where in `dynabench.cli` each command is, and its line in the help."""
 
 DOCSTRINGS: dict[str, Any] = {"help_format": "markdown"}
 """How the help of a command is written; a command with commands of its own says so itself."""
-
-
-def _version() -> str:
-    from importlib.metadata import version  # a tenth of the start-up
-
-    return version("dynabench")
 
 
 app = App(
@@ -60,7 +57,7 @@ app = App(
     help_format="plaintext",  # rich's Markdown and pygments take a third of the time that a list of commands needs
     console=Terminal(),
     default_parameter=PLAIN_DEFAULTS,
-    version=_version,
+    version=version,
     version_flags=["--version"],
 )
 for name, (place, help) in COMMANDS.items():
@@ -70,6 +67,7 @@ for name, (place, help) in COMMANDS.items():
 def main() -> None:
     """Run the command line; bad input is one line and exit code 2, and so are signals that ask to end, with 130."""
     open_standard_streams()
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where HOME cannot be written, and works
     asked: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:

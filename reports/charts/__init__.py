@@ -6,11 +6,9 @@ Arms are told apart by labels at their lines, or where lines would tangle by a p
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib as mpl
-
 from reports.charts import drawing, fleet, heat, rows, tails, tiers, timelines
 from reports.charts.comparison import Comparison, Runs
-from reports.charts.drawing import STYLE, Chart, Drawn
+from reports.charts.drawing import Chart, Drawn
 from reports.key import key_of
 from reports.summary import Summary
 
@@ -41,6 +39,6 @@ def draw(runs: Runs, summary: Summary, folder: Path) -> list[Drawn]:
     shown = Comparison(
         {arm: run for arm, run in runs.items() if len(run.requests)} or runs, summary, key_of(list(summary.arms))
     )
-    with mpl.rc_context(rc=STYLE):
+    with drawing.styled():
         charts = {name: chart for name, make in CHARTS.items() if (chart := make(shown)) is not None}
         return drawing.draw(charts, folder)

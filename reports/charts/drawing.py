@@ -5,6 +5,7 @@ A unit is a CSS pixel where the page is as wide as `WIDE`; the size of the type 
     left | axes, with a heading above | labels of the lines, each at the height of its line's end
 """
 
+import contextlib
 import functools
 import io
 import re
@@ -132,6 +133,11 @@ class Drawn:
     svg: str
     data: dict[str, Any]
     is_wide: bool
+
+
+def styled() -> contextlib.AbstractContextManager[None]:
+    """Let what is drawn meanwhile have our style."""
+    return mpl.rc_context(rc=STYLE)
 
 
 def draw(charts: dict[str, Chart], folder: Path) -> list[Drawn]:

