@@ -460,8 +460,8 @@ class Cluster:
         if not sequence.is_remote_prefill:
             self._note(number, decision, self.routing.router)
         if self.handover is not None:
-            self.handover.on_sent(number, sequence, decision.worker)
-        rank = self.ranks[decision.worker]
+            self.handover.on_sent(number, sequence, decision.slot)
+        rank = self.ranks[decision.slot]
         if self.moves is not None:
             self.moves.on_sent(number, rank)
         rank.add(sequence)
@@ -474,7 +474,7 @@ class Cluster:
         log.predicted_tokens[number] = decision.overlap_blocks * self.block_size
         if decision.overlaps:
             log.best_tokens[number] = max(decision.overlaps) * self.block_size
-        log.queue_depth[number] = router.load(decision.worker).num_requests - 1
+        log.queue_depth[number] = router.load(decision.slot).num_requests - 1
 
     def _end_warmup(self) -> None:
         """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""

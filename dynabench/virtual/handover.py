@@ -153,17 +153,17 @@ class Handover:
         if config.conditional_disagg == "never":
             return None
         there, here = self._decoding.peek(prompt, output_length), self.routing.peek(prompt, 1)
-        pool = self._ranks[there.worker].engine.scheduler.pool
+        pool = self._ranks[there.slot].engine.scheduler.pool
         block_size = self._block_size
         needed = -(-prompt.num_tokens // block_size) - there.gpu_blocks
         is_bypassed = bypasses(
             config,
             num_tokens=prompt.num_tokens,
             num_cached=there.overlap_blocks * block_size,
-            prefill_tokens=self.routing.router.load(here.worker).prefill_tokens,
+            prefill_tokens=self.routing.router.load(here.slot).prefill_tokens,
             decode_usage=(pool.num_blocks - pool.num_free + needed) / pool.num_blocks,
         )
-        return there.worker if is_bypassed else None
+        return there.slot if is_bypassed else None
 
     def _choose_prefill(self, number: int, prompt: Prompt) -> None:
         """Choose who is to compute a prompt, unless it is to wait at the router."""
@@ -181,7 +181,7 @@ class Handover:
         """Take note of who is to compute a prompt; destination first, that begins when there are blocks for it."""
         journey = self._journeys[number]
         self._note(number, decision, self.routing.router)
-        journey.source = decision.worker
+        journey.source = decision.slot
         if journey.has_blocks or not self._is_destination_first:
             self._prefill(number, journey)
 

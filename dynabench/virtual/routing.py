@@ -35,7 +35,7 @@ class Routing:
         """Send requests to a rank, too."""
         self.ranks.append(rank)
         self._by_slot[rank.number] = rank
-        self.router.add_worker(rank.number)
+        self.router.add_rank(rank.number)
         self.sends_events_at_once = self._delay_s > 0 or len(self.ranks) > FEW_RANKS
         for each in self.ranks if len(self.ranks) == FEW_RANKS + 1 else [rank]:
             each.engine.has_end_at_stores = self.router.wants_events and self.sends_events_at_once
@@ -44,7 +44,7 @@ class Routing:
         """Send no more requests to a rank, if any were, and forget what it has cached."""
         if self._by_slot.pop(rank.number, None) is not None:
             self.ranks.remove(rank)
-            self.router.remove_worker(rank.number)
+            self.router.remove_rank(rank.number)
 
     def place(
         self, number: int, prompt: Prompt, output_length: int, only: int | None = None, *, is_local: bool = False

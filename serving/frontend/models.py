@@ -27,7 +27,7 @@ from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
 from serving.model.watch import watch_cards
 from serving.router import RouterConfig
-from serving.router.books import WorkerBooks
+from serving.router.books import RankBooks
 from serving.routing.following import Rank, traits_of
 from serving.routing.live import Routing
 from serving.routing.stages import Stages
@@ -96,7 +96,7 @@ class Pool:
         """Return what each of them reported last."""
         return {} if self.routing is None else self.routing.loads
 
-    def books(self) -> list[tuple[Rank, WorkerBooks]]:
+    def books(self) -> list[tuple[Rank, RankBooks]]:
         """Return what the router has in its books of each of them."""
         return [] if self.routing is None else self.routing.books()
 

@@ -124,7 +124,7 @@ class Following:
             slot = next(free for free in range(len(self.ranks) + 1) if free not in self.ranks)
             self.slots[rank] = slot
             self.ranks[slot] = rank
-            self._core.add_worker(slot, has_events=traits.has_kv_events)
+            self._core.add_rank(slot, has_events=traits.has_kv_events)
             if self._follower is not None and traits.has_kv_events:
                 self._mend(rank, slot)
 
@@ -133,7 +133,7 @@ class Following:
         for rank in [rank for rank in self.slots if rank.instance_id == instance_id]:
             slot = self.slots.pop(rank)
             del self.ranks[slot]
-            self._core.remove_worker(slot)
+            self._core.remove_rank(slot)
             self.loads.pop(rank, None)
             if self._follower is not None:
                 self._follower.drop(slot)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from serving.model.card import Role
 from serving.router import Decision, Prompt, PromptBlocks, Router, RouterConfig
-from serving.router.books import WorkerBooks
+from serving.router.books import RankBooks
 from serving.router.router import NoWorkersError
 from serving.routing.following import Following, Rank, WorkerTraits
 from serving.routing.peers import Peers
@@ -87,7 +87,7 @@ class Routing:
         """Return the ranks that can be routed to, in order of their slots."""
         return [rank for _, rank in sorted(self._following.ranks.items())]
 
-    def books(self) -> list[tuple[Rank, WorkerBooks]]:
+    def books(self) -> list[tuple[Rank, RankBooks]]:
         """Return what the router core has in its books of each rank."""
         return [(rank, self.core.load(slot)) for slot, rank in sorted(self._following.ranks.items())]
 
@@ -134,7 +134,7 @@ class Routing:
         request, now = next(self._requests), asyncio.get_running_loop().time()
         prompt = Prompt(num_tokens, PromptBlocks.of(hashes), session)
         decision = self.core.pick(request, prompt, now, only, self._slots(avoid), is_refusable, is_local=is_local)
-        rank, overlap = self.rank(decision.worker), decision.overlap_blocks
+        rank, overlap = self.rank(decision.slot), decision.overlap_blocks
         is_remote = self.core.stage == "decode" and not is_local
         self._peers.on_booked(
             request,
@@ -145,8 +145,8 @@ class Routing:
         )
         if is_remote:
             self._peers.on_first_token(request)
-        depth = self.core.load(decision.worker).num_requests - 1
-        return Placement(request, rank, decision.worker, overlap, decision, depth)
+        depth = self.core.load(decision.slot).num_requests - 1
+        return Placement(request, rank, decision.slot, overlap, decision, depth)
 
     def peek(self, num_tokens: int, hashes: list[int]) -> Decision:
         """Return what `pick` would choose for a local prompt; nothing is booked.

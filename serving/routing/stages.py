@@ -55,10 +55,10 @@ class Stages:
         except (NoWorkersError, AllBusyError, AllFullError):
             return None
         try:
-            prefill_tokens = prefill.core.load(prefill.peek(num_tokens, hashes).worker).prefill_tokens
+            prefill_tokens = prefill.core.load(prefill.peek(num_tokens, hashes).slot).prefill_tokens
         except (NoWorkersError, AllBusyError, AllFullError):
             prefill_tokens = sys.maxsize  # it would be turned away there
-        rank, block_size = decode.rank(there.worker), decode.block_size
+        rank, block_size = decode.rank(there.slot), decode.block_size
         report, usage = decode.loads.get(rank), None
         if report is not None and report.kv_total_blocks:
             num_needed = -(-num_tokens // block_size) - there.gpu_blocks

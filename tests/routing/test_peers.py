@@ -24,7 +24,7 @@ SLOTS = {Rank(7, 0): 0, Rank(7, 1): 1}
 async def router(network, id):
     core = Router("kv", RouterConfig(), block_size=16, rng=random.Random(1))
     for slot in SLOTS.values():
-        core.add_worker(slot)
+        core.add_rank(slot)
     made = Peers(network.join(id), ADDRESS, core, SLOTS)
     await made.start()
     return SimpleNamespace(peers=made, core=core)
