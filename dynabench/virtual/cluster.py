@@ -1,7 +1,7 @@
 """The cluster in virtual time: arrivals, routers and engines on a simpy clock.
 
-At one instant completions come before arrivals, and arrivals before scheduling. A worker's step may
-leap over many iterations; an arrival at that worker cuts it, and a routing decision first takes in the KV events
+At one instant completions come before arrivals, and arrivals before scheduling. A rank's step may
+leap over many iterations; an arrival at that rank cuts it, and a routing decision first takes in the KV events
 of the iterations that have ended.
 """
 
@@ -17,16 +17,16 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.counter import Counter
-from dynabench.virtual.fleet import Fleet, Hooks, Member
+from dynabench.virtual.fleet import Fleet, Hooks, Worker
 from dynabench.virtual.grouping import Grouping
 from dynabench.virtual.handover import Disaggregation, Handover
 from dynabench.virtual.links import Links
 from dynabench.virtual.losses import Losses
 from dynabench.virtual.moves import Move, Moves
+from dynabench.virtual.rank import Lockstep, Rank, number_of
 from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns, Tiering
 from dynabench.virtual.traffic import Traffic
-from dynabench.virtual.worker import Lockstep, Worker, number_of
 from mocker import BlockChain, Engine, StepOutput
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
@@ -77,10 +77,10 @@ class Cluster:
             load: how they are sent.
             overhead: what lies between a client and the engines.
             kv_event_delay_s: time until a KV event reaches the router (s).
-            choose: names the worker of a request by its number, instead of the router.
+            choose: names the slot for a request, by the request's number, instead of the router.
             on_progress: is told how many requests have ended.
             apart: how requests get from workers that only prefill to those that decode, where there are such.
-            links: what KV travels over between workers, and between them and storage (default: as fast as can be); empty.
+            links: what KV travels over between ranks, and between them and storage (default: as fast as can be); empty.
             fleet: how workers come and go.
             moved_kv: the size of the KV that requests take along from a leaving worker (None: they take none).
             gpus: how many there are (None: always enough).
@@ -89,8 +89,8 @@ class Cluster:
         """
         self.clock = Clock()
         self.choose = choose
-        self.workers: list[Worker] = []
-        """Every rank that there was so far, by its number."""
+        self.ranks: list[Rank] = []
+        """Every rank that there was so far, by its number: the slot by which routers know it."""
         self.engines: list[SimulatedEngine] = []
         """That of each."""
         self.pacer = Pacer(workload, load)
@@ -130,7 +130,7 @@ class Cluster:
             self.handover = Handover(
                 apart,
                 engines,
-                self.workers,
+                self.ranks,
                 self.routing,
                 self.clock,
                 self.traffic,
@@ -164,13 +164,13 @@ class Cluster:
         if self._warmup_s:
             self.clock.at(self._warmup_s, ARRIVAL, self._end_warmup)
         self.clock.run()
-        while self._held and not self.routing.workers:
+        while self._held and not self.routing.ranks:
             for number in list(self._held):
                 self._forget(number)
                 self._fail(number, NOBODY)
             self.clock.run()  # others may have waited for those to end
         if self.num_finished != count:
-            schedulers = [worker.engine.scheduler for worker in self.workers]
+            schedulers = [rank.engine.scheduler for rank in self.ranks]
             waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.queued())]
             running = [s for scheduler in schedulers for s in scheduler.running]
             raise StalledError(
@@ -182,21 +182,21 @@ class Cluster:
         self._await_arrivals()
         self.clock.run(until)
 
-    def send_to(self, number: int, worker: int) -> None:
-        """Send a request to a worker, whatever the router thinks."""
+    def send_to(self, number: int, slot: int) -> None:
+        """Send a request to a rank, whatever the router thinks."""
         prompt, chain = self._prepared(number)
-        decision = self.routing.place(number, prompt, 0, only=worker)
+        decision = self.routing.place(number, prompt, 0, only=slot)
         assert decision is not None, "only what is routed freely can wait at the router"
         self._send(number, self._sequence(number, chain), decision)
 
-    def _start_ranks(self, member: Member) -> list[Worker]:
+    def _start_ranks(self, worker: Worker) -> list[Rank]:
         """Put the ranks of a worker on the clock, each routed to by itself."""
-        pool, engine = member.pool, member.pool.engine
+        pool, engine = worker.pool, worker.pool.engine
         is_apart = engine.config.kv_role == "kv_producer" and self.handover is not None
         routing = self.handover.routing if is_apart and self.handover is not None else self.routing
         ranks = [self._rank(engine, routing.router) for _ in range(engine.config.dp_size)]
         for rank in ranks:
-            self.traffic.links.add_worker(pool.gpus_per_rank, self.clock.now)
+            self.traffic.links.add_rank(pool.gpus_per_rank, self.clock.now)
             self.tiering.connect(rank)
             rank.kv_use = self.kv_uses[pool.name]
             routing.add(rank)
@@ -208,31 +208,31 @@ class Cluster:
         self._release_all()
         return ranks
 
-    def _hand_over(self, worker: Worker) -> None:
-        """Let the requests of a leaving worker go on elsewhere: with their KV, or from the start if they have not begun.
+    def _hand_over(self, rank: Rank) -> None:
+        """Let the requests of a leaving rank go on elsewhere: with their KV, or from the start if they have not begun.
 
         A prompt that is being computed, or whose KV is still to come, follows once that is done.
         """
-        if self.moves is None or worker.prefills or not self.routing.workers:
+        if self.moves is None or rank.prefills or not self.routing.ranks:
             return
-        worker.is_handing_over = True
-        worker.engine.advance(self.clock.now)
-        for sequence in worker.sequences:
-            number, scheduler = number_of(sequence), worker.engine.scheduler
+        rank.is_handing_over = True
+        rank.engine.advance(self.clock.now)
+        for sequence in rank.sequences:
+            number, scheduler = number_of(sequence), rank.engine.scheduler
             if sequence.decoding and sequence.first_token_s >= 0 and not scheduler.is_ending(sequence):
-                self.losses.note(sequence, worker)
-                worker.abort(sequence)
+                self.losses.note(sequence, rank)
+                rank.abort(sequence)
                 prompt, chain = self._prepared(number)
                 moved = self._sequence(number, chain)
-                self.moves.begin(number, moved, worker)
+                self.moves.begin(number, moved, rank)
                 self._decode(number, prompt, moved)
             elif self.handover is None and not sequence.num_blocks and not sequence.is_remote_prefill:
-                self.losses.note(sequence, worker)
-                worker.abort(sequence)
+                self.losses.note(sequence, rank)
+                rank.abort(sequence)
                 self._dispatch(number)
 
-    def _on_kv_lost(self, number: int, move: Move, source: Worker) -> None:
-        """Let a moving request begin again, as the worker with its KV is gone."""
+    def _on_kv_lost(self, number: int, move: Move, source: Rank) -> None:
+        """Let a moving request begin again, as the rank with its KV is gone."""
         self._drop_move(number)
         if move.target is not None:
             move.target.abort(move.sequence)
@@ -249,14 +249,14 @@ class Cluster:
             self.moves.drop(number)
 
     def _on_loads(self, sequences: list[EngineSequence]) -> None:
-        """Go on with those for which a worker has taken blocks."""
+        """Go on with those for which a rank has taken blocks."""
         if self.moves is not None:
             sequences = self.moves.take(sequences)
         if sequences:
             assert self.handover is not None
             self.handover.on_loads(sequences)
 
-    def _rank(self, engine: SimulatedEngine, router: Router) -> Worker:
+    def _rank(self, engine: SimulatedEngine, router: Router) -> Rank:
         core = Engine(
             engine.config,
             engine.timing,
@@ -266,69 +266,69 @@ class Cluster:
             ordered_events=False,
         )
         on_step = self._on_prefill_step if engine.config.kv_role == "kv_producer" else self._on_step
-        number = len(self.workers)
-        rank = Worker(number, core, self.clock, on_step=on_step, on_second_token=self._note_second_token)
-        self.workers.append(rank)
+        number = len(self.ranks)
+        rank = Rank(number, core, self.clock, on_step=on_step, on_second_token=self._note_second_token)
+        self.ranks.append(rank)
         self.engines.append(engine)
         self.first_gap_rows.append(0)
         return rank
 
-    def _stop_routing(self, worker: Worker) -> None:
-        """Send a worker no more requests."""
-        self.routing.remove(worker)
+    def _stop_routing(self, rank: Rank) -> None:
+        """Send a rank no more requests."""
+        self.routing.remove(rank)
         if self.handover is not None:
-            self.handover.routing.remove(worker)
+            self.handover.routing.remove(rank)
 
-    def _abandon(self, worker: Worker) -> None:
-        """Let the requests of a worker that is gone go on elsewhere."""
-        worker.stop()
-        for number, move in [] if self.moves is None else self.moves.of(worker):
-            self._on_kv_lost(number, move, worker)
-        for sequence in worker.sequences if self.moves is not None else ():
+    def _abandon(self, rank: Rank) -> None:
+        """Let the requests of a rank that is gone go on elsewhere."""
+        rank.stop()
+        for number, move in [] if self.moves is None else self.moves.of(rank):
+            self._on_kv_lost(number, move, rank)
+        for sequence in rank.sequences if self.moves is not None else ():
             self._drop_move(number_of(sequence))
         if self.handover is not None:
-            self.handover.on_gone(worker)
+            self.handover.on_gone(rank)
         else:
-            for sequence in worker.sequences:
-                self.losses.on_lost(sequence, worker)
+            for sequence in rank.sequences:
+                self.losses.on_lost(sequence, rank)
         self._release_all()
 
-    def _on_tier_events(self, worker: int, events: list[TierEvent]) -> None:
-        """Report to the routers what entered or left a tier behind a worker's host memory."""
-        self.routing.on_tier_events(worker, events)
+    def _on_tier_events(self, slot: int, events: list[TierEvent]) -> None:
+        """Report to the routers what entered or left a tier behind a rank's host memory."""
+        self.routing.on_tier_events(slot, events)
         if self.handover is not None:
-            self.handover.routing.on_tier_events(worker, events)
+            self.handover.routing.on_tier_events(slot, events)
 
-    def _on_step(self, worker: Worker, output: StepOutput) -> None:
-        """Take in what a worker's step brought."""
-        if self.routing.sends_events_at_once and worker.engine.has_events:
-            self.routing.on_events(worker)
+    def _on_step(self, rank: Rank, output: StepOutput) -> None:
+        """Take in what a rank's step brought."""
+        if self.routing.sends_events_at_once and rank.engine.has_events:
+            self.routing.on_events(rank)
         if output.sampled or output.finished:
-            self._on_output(worker, output)
+            self._on_output(rank, output)
 
-    def _on_prefill_step(self, worker: Worker, output: StepOutput) -> None:
-        """Take in what a step of a worker brought that only prefills."""
+    def _on_prefill_step(self, rank: Rank, output: StepOutput) -> None:
+        """Take in what a step brought of a rank that only prefills."""
         assert self.handover is not None
-        self.handover.on_prefill_step(worker, output)
+        self.handover.on_prefill_step(rank, output)
 
-    def _on_output(self, worker: Worker, output: StepOutput) -> None:
+    def _on_output(self, rank: Rank, output: StepOutput) -> None:
         """Record first tokens and finishes."""
         router, log, answer_s = self.routing.router, self.log, self.overhead.answer_s
         for sequence in output.sampled:
             router.on_first_token(sequence.id)
         if output.sampled:
-            worker.note_first_tokens(output)
+            rank.note_first_tokens(output)
         for sequence in output.finished:
             number = number_of(sequence)
             router.on_finish(number)
-            log.worker[number] = worker.number
+            log.worker[number] = rank.number
             log.cached_tokens[number] = sequence.cached_tokens
             self._sources.note(number, sequence)
             log.preemptions[number] = sequence.num_preemptions
             log.finish_reason[number] = sequence.finish_reason
             log.admitted_s[number] = sequence.first_scheduled_s
             if self.losses.generated:
-                self.losses.amend(sequence, output.end, log, worker.engine.log)
+                self.losses.amend(sequence, output.end, log, rank.engine.log)
             if not sequence.is_failed:  # a token that came with the KV may be all that was asked for
                 first_s = sequence.first_token_s if sequence.first_token_s >= 0 else output.end
                 log.first_token_s[number] = first_s + answer_s
@@ -346,8 +346,8 @@ class Cluster:
             self._await_arrivals()
         if self._held:
             self._release()
-        if worker.is_handing_over and output.sampled:
-            self._hand_over(worker)
+        if rank.is_handing_over and output.sampled:
+            self._hand_over(rank)
 
     def _note_second_token(self, sequence: EngineSequence, time: float) -> None:
         number = number_of(sequence)
@@ -429,7 +429,7 @@ class Cluster:
             self._await_arrivals()
 
     def _decode(self, number: int, prompt: Prompt, sequence: EngineSequence, only: int | None = None) -> None:
-        """Send a request to a worker that answers it, or let it wait at the router."""
+        """Send a request to a rank that answers it, or let it wait at the router."""
         output_length = self.workload.requests[number].output_length
         is_local = self.handover is not None and not sequence.is_remote_prefill
         decision = self.routing.place(number, prompt, output_length, only, is_local=is_local)
@@ -460,13 +460,13 @@ class Cluster:
         if not sequence.is_remote_prefill:
             self._note(number, decision, self.routing.router)
         if self.handover is not None:
-            self.handover.on_sent(number, sequence, decision.worker)
-        worker = self.workers[decision.worker]
+            self.handover.on_sent(number, sequence, decision.slot)
+        rank = self.ranks[decision.slot]
         if self.moves is not None:
-            self.moves.on_sent(number, worker)
-        worker.add(sequence)
+            self.moves.on_sent(number, rank)
+        rank.add(sequence)
         if self.losses.generated and self.losses.num_generated(number) == 1:
-            worker.await_second_token(sequence)
+            rank.await_second_token(sequence)
 
     def _note(self, number: int, decision: Decision, router: Router) -> None:
         """Record what a router knew when it placed a request."""
@@ -474,9 +474,9 @@ class Cluster:
         log.predicted_tokens[number] = decision.overlap_blocks * self.block_size
         if decision.overlaps:
             log.best_tokens[number] = max(decision.overlaps) * self.block_size
-        log.queue_depth[number] = router.load(decision.worker).num_requests - 1
+        log.queue_depth[number] = router.load(decision.slot).num_requests - 1
 
     def _end_warmup(self) -> None:
         """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
-        for place, worker in enumerate(self.workers):
-            self.first_gap_rows[place] = worker.engine.split_log(self.clock.now)
+        for place, rank in enumerate(self.ranks):
+            self.first_gap_rows[place] = rank.engine.split_log(self.clock.now)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dynabench.virtual.worker import number_of
+from dynabench.virtual.rank import number_of
 from mocker import StepOutput
 from reports.records import RequestLog
 from serving.planner import Counts

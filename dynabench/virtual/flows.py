@@ -33,7 +33,7 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class Path:
-    """The links from one worker to another, and the flows that move there."""
+    """The links from one rank to another, and the flows that move there."""
 
     number: int
     links: list[Link]

@@ -1,11 +1,11 @@
-"""Requests that one worker prefills and another decodes: their lives acted out, and their KV carried, in virtual time.
+"""Requests that one rank prefills and another decodes: their lives acted out, and their KV carried, in virtual time.
 
     source first        place, prefill -> on_prefill_step -> place, decode -> on_loads -> transfer -> arrive, let_go
     destination first   place both -> on_loads -> prefill -> on_prefill_step -> transfer -> arrive, let_go
-    bypassed            place, decode: that worker computes the prompt, too
+    bypassed            place, decode: that rank computes the prompt, too
 
-`on_loads` comes when a decode worker has blocks for the prompt. Source first, the KV waits at the prefill worker, until it is
-read or its lease ends; destination first, the prompt waits at the decode worker, before anything is computed.
+`on_loads` comes when a decode rank has blocks for the prompt. Source first, the KV waits at the prefill rank, until it is
+read or its lease ends; destination first, the prompt waits at the decode rank, before anything is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.losses import Losses
 from dynabench.virtual.overlap import hidden_bytes
+from dynabench.virtual.rank import Rank, number_of
 from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns
 from dynabench.virtual.traffic import Traffic
-from dynabench.virtual.worker import Worker, number_of
 from mocker import BlockChain, StepOutput
 from mocker import Sequence as EngineSequence
 from mocker.timing.choose import SimulatedEngine
@@ -54,10 +54,10 @@ class Journey:
     chain: BlockChain
     life: Life
     prefilled: EngineSequence | None = None
-    """As the prefill worker has, or had, it."""
+    """As the prefill rank has, or had, it."""
     source: int = -1
     has_blocks: bool = False
-    """Whether a decode worker has blocks for its prompt, and waits for its KV."""
+    """Whether a decode rank has blocks for its prompt, and waits for its KV."""
     is_held: bool = False
     """Whether its blocks there wait to be read."""
     num_computed: int = 0
@@ -66,7 +66,7 @@ class Journey:
     is_under_way: bool = False
     """Whether its KV is being read."""
     decoded: EngineSequence | None = None
-    """As the decode worker has it, which from then on renews the lease."""
+    """As the decode rank has it, which from then on renews the lease."""
     target: int = -1
 
 
@@ -77,7 +77,7 @@ class Handover:
         self,
         settings: Disaggregation,
         engines: Sequence[SimulatedEngine],
-        workers: Sequence[Worker],
+        ranks: Sequence[Rank],
         decoding: Routing,
         clock: Clock,
         traffic: Traffic,
@@ -91,21 +91,21 @@ class Handover:
         note: Callable[[int, Decision, Router], None],
         forget: Callable[[int], None],
     ) -> None:
-        """Connect workers.
+        """Connect ranks.
 
         Args:
             settings: how requests and their KV travel.
             engines: those that there may be.
-            workers: all that there are, by their numbers; more may come.
+            ranks: all that there are, by their numbers; more may come.
             decoding: the router of those that decode.
             clock: the time.
-            traffic: the links between workers.
+            traffic: the links between ranks.
             log: is told when what happened to each request.
-            losses: what becomes of requests whose worker is gone.
+            losses: what becomes of requests whose rank is gone.
             kv_event_delay_s: time until a KV event reaches a router (s).
             delay_s: time from the end of a prefill until it is placed for decoding (s).
-            decode: sends a request to a worker that answers it, the router's choice or this one.
-            sequence: makes a request's sequence for that worker.
+            decode: sends a request to a rank that answers it, the router's choice or this one.
+            sequence: makes a request's sequence for that rank.
             note: records what a router knew when it placed a request.
             forget: takes a request back from the router of those that decode.
         """
@@ -115,7 +115,7 @@ class Handover:
         self._config = settings.config
         self._sends_chunks = settings.transfer.overlap == "chunk"
         self._is_destination_first = settings.config.flow == "destination-first"
-        self._workers = workers
+        self._ranks = ranks
         self._sources = SourceColumns(engines, log)
         self._losses = losses
         self._decoding = decoding
@@ -131,7 +131,7 @@ class Handover:
     def begin(self, number: int, prompt: Prompt, chain: BlockChain, output_length: int) -> None:
         """Take a request that has arrived."""
         journey = self._journeys[number] = Journey(prompt, chain, self._losses.life(number))
-        has_prefill = bool(self.routing.workers)
+        has_prefill = bool(self.routing.ranks)
         local = self._bypass(prompt, output_length) if has_prefill else None
         stage = journey.life.next_stage(has_prefill=has_prefill, bypasses=local is not None)
         if isinstance(stage, Refused):
@@ -148,22 +148,22 @@ class Handover:
             self._send_to_decode(number, journey, None)
 
     def _bypass(self, prompt: Prompt, output_length: int) -> int | None:
-        """Return the decode worker that is to compute this prompt itself, if one is."""
+        """Return the slot of the decode rank that is to compute this prompt itself, if one is."""
         config = self._config
         if config.conditional_disagg == "never":
             return None
         there, here = self._decoding.peek(prompt, output_length), self.routing.peek(prompt, 1)
-        pool = self._workers[there.worker].engine.scheduler.pool
+        pool = self._ranks[there.slot].engine.scheduler.pool
         block_size = self._block_size
         needed = -(-prompt.num_tokens // block_size) - there.gpu_blocks
         is_bypassed = bypasses(
             config,
             num_tokens=prompt.num_tokens,
             num_cached=there.overlap_blocks * block_size,
-            prefill_tokens=self.routing.router.load(here.worker).prefill_tokens,
+            prefill_tokens=self.routing.router.load(here.slot).prefill_tokens,
             decode_usage=(pool.num_blocks - pool.num_free + needed) / pool.num_blocks,
         )
-        return there.worker if is_bypassed else None
+        return there.slot if is_bypassed else None
 
     def _choose_prefill(self, number: int, prompt: Prompt) -> None:
         """Choose who is to compute a prompt, unless it is to wait at the router."""
@@ -181,12 +181,12 @@ class Handover:
         """Take note of who is to compute a prompt; destination first, that begins when there are blocks for it."""
         journey = self._journeys[number]
         self._note(number, decision, self.routing.router)
-        journey.source = decision.worker
+        journey.source = decision.slot
         if journey.has_blocks or not self._is_destination_first:
             self._prefill(number, journey)
 
     def _prefill(self, number: int, journey: Journey) -> None:
-        """Send a prompt to the worker that is to compute it."""
+        """Send a prompt to the rank that is to compute it."""
         self._log.prefill_queued_s[number] = self._clock.now
         journey.prefilled = EngineSequence(
             number,
@@ -196,12 +196,12 @@ class Handover:
             chain=journey.chain,
             arrival=self._clock.now,
         )
-        self._workers[journey.source].add(journey.prefilled)
+        self._ranks[journey.source].add(journey.prefilled)
 
-    def on_prefill_step(self, worker: Worker, output: StepOutput) -> None:
-        """Pass on what a step of a prefill worker has computed."""
-        if self.routing.sends_events_at_once and worker.engine.has_events:
-            self.routing.on_events(worker)
+    def on_prefill_step(self, rank: Rank, output: StepOutput) -> None:
+        """Pass on what a step of a prefill rank has computed."""
+        if self.routing.sends_events_at_once and rank.engine.has_events:
+            self.routing.on_events(rank)
         if self._sends_chunks:
             self._send_chunks(output)
         router = self.routing.router
@@ -210,9 +210,9 @@ class Handover:
             router.on_finish(number)
             journey = self._journeys[number]
             journey.is_held = True
-            self._log.prefill_worker[number] = worker.number
+            self._log.prefill_worker[number] = rank.number
             self._log.prefill_end_s[number] = output.end
-            follows = journey.life.on_end("", "", worker.number, now=output.end)
+            follows = journey.life.on_end("", "", rank.number, now=output.end)
             assert isinstance(follows, PlaceAgain), "what was prefilled is placed for decoding"
             journey.life.next_stage(has_prefill=True)
             if self._is_destination_first:
@@ -235,13 +235,13 @@ class Handover:
         """Send what waits at the router of prefill workers and need not wait any longer."""
         for number, decision in self.routing.release():
             self._place_prefill(number, decision)
-        if not self.routing.workers:
+        if not self.routing.ranks:
             for held in self.routing.router.held:
                 assert isinstance(held, int)
                 self._give_up(held, self._journeys[held])
                 self._losses.dispatch_again(held)
 
-    def _send_to_decode(self, number: int, journey: Journey, worker: int | None) -> None:
+    def _send_to_decode(self, number: int, journey: Journey, slot: int | None) -> None:
         if self._journeys.get(number) is not journey:
             return  # it has begun again
         self._log.decode_queued_s[number] = self._clock.now
@@ -249,18 +249,18 @@ class Handover:
         sequence.is_remote_prefill = journey.life.stage == "prefill" or journey.life.is_prefilled
         sequence.is_token_shipped = sequence.is_remote_prefill and self._is_destination_first
         try:
-            self._decode(number, journey.prompt, sequence, worker)
+            self._decode(number, journey.prompt, sequence, slot)
         except NoWorkersError as error:
             self._give_up(number, journey)
             self._losses.on_nobody(number, str(error), journey.life)
 
-    def on_sent(self, number: int, sequence: EngineSequence, worker: int) -> None:
-        """Take note that a decode worker has a request."""
+    def on_sent(self, number: int, sequence: EngineSequence, slot: int) -> None:
+        """Take note that a decode rank has a request."""
         journey = self._journeys[number]
-        journey.decoded, journey.target = sequence, worker
+        journey.decoded, journey.target = sequence, slot
 
     def _end_lease(self, number: int, journey: Journey) -> None:
-        """Let a prefill worker use blocks again that nobody has read in time."""
+        """Let a prefill rank use blocks again that nobody has read in time."""
         if not journey.is_held:
             return
         if journey.decoded is not None and self._config.kv_lease_renewal:
@@ -271,13 +271,13 @@ class Handover:
             self._arrive(number, journey, 0)
 
     def _let_go(self, journey: Journey) -> None:
-        """Free the blocks at the prefill worker."""
+        """Free the blocks at the prefill rank."""
         assert journey.prefilled is not None
         journey.is_held = False
-        self._workers[journey.source].let_go(journey.prefilled)
+        self._ranks[journey.source].let_go(journey.prefilled)
 
     def on_loads(self, sequences: list[EngineSequence]) -> None:
-        """Go on with those for which a decode worker has taken blocks."""
+        """Go on with those for which a decode rank has taken blocks."""
         for sequence in sequences:
             number = number_of(sequence)
             self._log.decode_blocks_s[number] = self._clock.now
@@ -370,17 +370,17 @@ class Handover:
         self._arrive(number, journey, None)
 
     def _arrive(self, number: int, journey: Journey, num_valid_blocks: int | None) -> None:
-        """Give a decode worker the KV that it waits for, or the news that it is lost."""
+        """Give a decode rank the KV that it waits for, or the news that it is lost."""
         assert journey.decoded is not None
         journey.is_under_way = journey.has_blocks = False
         self._log.transfer_end_s[number] = self._clock.now
-        self._workers[journey.target].arrive(journey.decoded, num_valid_blocks)
+        self._ranks[journey.target].arrive(journey.decoded, num_valid_blocks)
 
     def on_decoded(self, number: int, sequence: EngineSequence, *, answer_s: float) -> None:
         """Complete what is known of a request that has ended, whose tokens reach their client this much later (s)."""
         log, journey = self._log, self._journeys.pop(number)
         if sequence.is_failed:
-            log.error[number] = GONE if self._workers[journey.source].is_gone else EXPIRED
+            log.error[number] = GONE if self._ranks[journey.source].is_gone else EXPIRED
         log.decode_start_s[number] = sequence.first_scheduled_s
         if (prefilled := journey.prefilled) is not None:
             log.admitted_s[number] = prefilled.first_scheduled_s
@@ -388,26 +388,26 @@ class Handover:
             self._sources.note(number, prefilled)
             log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions
 
-    def on_gone(self, worker: Worker) -> None:
-        """Let the requests of a worker that is gone go on elsewhere; those whose KV was there do without it."""
-        if worker.prefills:
-            self._on_prefill_gone(worker)
+    def on_gone(self, rank: Rank) -> None:
+        """Let the requests of a rank that is gone go on elsewhere; those whose KV was there do without it."""
+        if rank.prefills:
+            self._on_prefill_gone(rank)
             return
-        for sequence in worker.sequences:
+        for sequence in rank.sequences:
             number = number_of(sequence)
             journey = self._journeys.get(number)
             if journey is not None and journey.decoded is sequence:  # and not given up before
                 self._give_up(number, journey)
-                self._losses.on_lost(sequence, worker, journey.life)
+                self._losses.on_lost(sequence, rank, journey.life)
 
-    def on_kv_lost(self, number: int, source: Worker) -> None:
-        """Let a request begin again, as the worker with its KV is gone."""
+    def on_kv_lost(self, number: int, source: Rank) -> None:
+        """Let a request begin again, as the rank with its KV is gone."""
         journey = self._journeys[number]
         self._give_up(number, journey)
         self._losses.on_kv_lost(number, source, journey.life)
 
-    def _on_prefill_gone(self, worker: Worker) -> None:
-        lost = [(n, journey) for n, journey in self._journeys.items() if journey.source == worker.number]
+    def _on_prefill_gone(self, rank: Rank) -> None:
+        lost = [(n, journey) for n, journey in self._journeys.items() if journey.source == rank.number]
         for number, journey in lost:
             prefilled = journey.prefilled
             if journey.is_held:
@@ -420,7 +420,7 @@ class Handover:
                 self._losses.dispatch_again(number)
             elif not prefilled.is_over:
                 self._give_up(number, journey)
-                self._losses.on_lost(prefilled, worker, journey.life)
+                self._losses.on_lost(prefilled, rank, journey.life)
 
     def _give_up(self, number: int, journey: Journey) -> None:
         """End all that is under way for a request, which begins again."""
@@ -430,9 +430,9 @@ class Handover:
         if journey.is_held:
             self._let_go(journey)
         elif journey.prefilled is not None and not journey.prefilled.is_over:
-            self._workers[journey.source].abort(journey.prefilled)
+            self._ranks[journey.source].abort(journey.prefilled)
         if journey.decoded is not None and not journey.decoded.is_over:
-            target = self._workers[journey.target]
+            target = self._ranks[journey.target]
             target.abort(journey.decoded)
             if journey.has_blocks:
                 target.arrive(journey.decoded, 0)  # what it waited for comes no more

@@ -1,8 +1,8 @@
-"""Transfers between workers that share links, as flows of a fluid: no packets, no blocks, no clock.
+"""Transfers between ranks that share links, as flows of a fluid: no packets, no blocks, no clock.
 
-    worker 0 --egress--> [node --> [rack -->   -->] rack -->] node --ingress--> worker 3
+    rank 0 --egress--> [node --> [rack -->   -->] rack -->] node --ingress--> rank 3
 
-A worker's own storage is reached by itself alone, over no other link; storage that workers share, over their ingress and egress.
+A rank's own storage is reached by itself alone, over no other link; storage that ranks share, over their ingress and egress.
 
 A transfer first waits for its latency, without using a link. Then it moves at the rate that max-min fairness gives it: no
 flow can be faster without making one slower that is as slow or slower (`flows.py`). Rates change only when a flow begins
@@ -36,9 +36,9 @@ class Use(NamedTuple):
 
 
 class Utilisation(NamedTuple):
-    """What was used of the links of all workers, by their numbers, and of nodes and racks if these are limited."""
+    """What was used of the links of all ranks, by their numbers, and of nodes and racks if these are limited."""
 
-    workers: list[Use]
+    ranks: list[Use]
     nodes: list[Use]
     racks: list[Use]
     storages: list[Use]
@@ -46,7 +46,7 @@ class Utilisation(NamedTuple):
 
 
 class Links:
-    """The links of workers, and the transfers under way on them."""
+    """The links of ranks, and the transfers under way on them."""
 
     def __init__(self, config: TransferConfig) -> None:
         self._config = config
@@ -63,8 +63,8 @@ class Links:
         self._num_started = 0
         self._num_posted = 0
 
-    def add_worker(self, num_gpus: int, now: float = 0.0) -> None:
-        """Connect a worker; they are numbered as they come, and each data-parallel rank is one."""
+    def add_rank(self, num_gpus: int, now: float = 0.0) -> None:
+        """Connect a rank; they are numbered as they come."""
         config = self._config
         if num_gpus > self._num_gpus_left:
             node_size = config.gpus_per_node or num_gpus
@@ -77,18 +77,18 @@ class Links:
         port = _Port(Link(config.gpu_bandwidth * num_gpus), Link(config.gpu_bandwidth * num_gpus), now)
         self._places.append(_Place(port, self._nodes[-1], self._racks[-1]))
 
-    def add_storage(self, bandwidth: float, worker: int | None = None, now: float = 0.0) -> int:
-        """Connect storage that is read and written at so many bytes/s, a worker's own or of all; return its number, below 0."""
-        self._storages.append((_Port(Link(bandwidth), Link(bandwidth), now), worker))
+    def add_storage(self, bandwidth: float, owner: int | None = None, now: float = 0.0) -> int:
+        """Connect storage that is read and written at so many bytes/s, a rank's own or of all; return its number, below 0."""
+        self._storages.append((_Port(Link(bandwidth), Link(bandwidth), now), owner))
         return -len(self._storages)
 
     @property
     def is_limited(self) -> bool:
-        """Whether what a worker sends and receives is."""
+        """Whether what a rank sends and receives is."""
         return self._config.gpu_bandwidth < math.inf
 
     def bandwidth(self, source: int, target: int) -> float:
-        """Return what a transfer between two workers gets while it is alone (bytes/s)."""
+        """Return what a transfer between two ranks gets while it is alone (bytes/s)."""
         return self._path(source, target).bandwidth
 
     def start(
@@ -109,13 +109,13 @@ class Links:
         Args:
             key: names it until it has ended or is dropped.
             now: the time (s).
-            source: the worker that sends.
-            target: the worker that receives.
+            source: the rank that sends.
+            target: the rank that receives.
             num_bytes: what is sent now.
             num_blocks: what is posted before the first byte, at `block_us` each.
             is_last: whether that is all; otherwise `extend` sends more.
             num_bytes_ahead: what was sent before, as layers are during the prefill; it only counts in `utilisation`, from now on.
-            latency_s: fixed cost before the first byte (default: that of transfers between workers).
+            latency_s: fixed cost before the first byte (default: that of transfers between ranks).
         """
         assert key not in self._flows, f"transfer {key} is under way"
         path = self._path(source, target)
@@ -173,14 +173,14 @@ class Links:
             path.settle(now)
         config = self._config
         return Utilisation(
-            [place.worker.use(now) for place in self._places],
+            [place.rank.use(now) for place in self._places],
             [port.use(now) for port in self._nodes] if config.node_bandwidth_gb_s else [],
             [port.use(now) for port in self._racks] if config.rack_bandwidth_gb_s else [],
             [port.use(now) for port, _ in self._storages],
         )
 
     def _path(self, source: int, target: int) -> Path:
-        """Return the path from worker to worker; links of a node or rack that both are in are not on it."""
+        """Return the path from rank to rank; links of a node or rack that both are in are not on it."""
         path = self._paths.get((source, target))
         if path is not None:
             return path
@@ -188,7 +188,7 @@ class Links:
             path = self._paths[source, target] = Path(len(self._paths), self._to_storage(source, target))
             return path
         here, there = self._places[source], self._places[target]
-        links = [here.worker.egress, there.worker.ingress]
+        links = [here.rank.egress, there.rank.ingress]
         if self._config.node_bandwidth_gb_s and here.node is not there.node:
             links += [here.node.egress, there.node.ingress]
         if self._config.rack_bandwidth_gb_s and here.rack is not there.rack:
@@ -197,10 +197,10 @@ class Links:
         return path
 
     def _to_storage(self, source: int, target: int) -> list[Link]:
-        """Return the links between a worker and storage."""
+        """Return the links between a rank and storage."""
         is_read = source < 0
         storage, owner = self._storages[-1 - min(source, target)]
-        ports = [] if owner is not None else [self._places[max(source, target)].worker]
+        ports = [] if owner is not None else [self._places[max(source, target)].rank]
         if self._config.node_bandwidth_gb_s and ports:
             ports.append(self._places[max(source, target)].node)
         if self._config.rack_bandwidth_gb_s and ports:
@@ -263,7 +263,7 @@ class Links:
 
 @dataclass(slots=True, eq=False)
 class _Port:
-    """Both directions of a worker, a node or a rack."""
+    """Both directions of a rank, a node or a rack."""
 
     egress: Link
     ingress: Link
@@ -283,8 +283,8 @@ class _Port:
 
 
 class _Place(NamedTuple):
-    """Where a worker is."""
+    """Where a rank is."""
 
-    worker: _Port
+    rank: _Port
     node: _Port
     rack: _Port

@@ -1,4 +1,4 @@
-"""Requests whose worker is gone: the tokens of their answer become part of their prompt, and another worker goes on.
+"""Requests whose rank is gone: the tokens of their answer become part of their prompt, and another rank goes on.
 
 A request's life (`serving.life`) decides how often it may do that, and how long it waits while there is no worker. It is the
 same on the wall clock.
@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dynabench.virtual.clock import ARRIVAL, Clock
-from dynabench.virtual.worker import Worker, number_of
+from dynabench.virtual.rank import Rank, number_of
 from mocker import Sequence
 from mocker.step import StepLog
 from reports.records import RequestLog
@@ -30,7 +30,7 @@ class Generated(NamedTuple):
 
 
 class Losses:
-    """What has become of requests that have lost a worker."""
+    """What has become of requests that have lost their rank."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Losses:
 
         Args:
             clock: the time.
-            limit: how often a request may lose its worker before it fails.
+            limit: how often a request may lose its rank before it fails.
             config: how requests are spread over prefill and decode workers.
             dispatch: sends a request on its way again.
             fail: ends a request, with a message.
@@ -53,7 +53,7 @@ class Losses:
         self.generated: dict[int, Generated] = {}
         """Of requests that had begun."""
         self.num_lost = 0
-        """Times that a request lost its worker."""
+        """Times that a request lost its rank."""
         self._lives: dict[int, Life] = {}
         self._waiting: dict[int, None] = {}  # for a worker, in order
         self._clock = clock
@@ -62,9 +62,9 @@ class Losses:
         self._dispatch = dispatch
         self._fail = fail
 
-    def note(self, sequence: Sequence, worker: Worker) -> None:
-        """Note which tokens of an answer a worker has given, before the request goes on elsewhere."""
-        engine, number = worker.engine, number_of(sequence)
+    def note(self, sequence: Sequence, rank: Rank) -> None:
+        """Note which tokens of an answer a rank has given, before the request goes on elsewhere."""
+        engine, number = rank.engine, number_of(sequence)
         before = self.generated.get(number)
         num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
         if num_new <= 0 or sequence.first_token_s < 0:
@@ -76,7 +76,7 @@ class Losses:
         self.generated[number] = Generated(num_generated, sequence.first_token_s, last_s, admitted_s, cached_tokens)
 
     def num_generated(self, number: int) -> int:
-        """Return how many tokens of a request's answer were given by workers that are gone."""
+        """Return how many tokens of a request's answer were given by ranks that are gone."""
         given = self.generated.get(number)
         return 0 if given is None else given.num_tokens
 
@@ -86,7 +86,7 @@ class Losses:
         sequence.first_token_s, sequence.waited_since_s = given.first_token_s, given.last_token_s
 
     def amend(self, sequence: Sequence, end: float, log: RequestLog, gaps: StepLog) -> None:
-        """Correct the log of a request that has ended: if several workers gave its answer, log it as if one had."""
+        """Correct the log of a request that has ended: if several ranks gave its answer, log it as if one had."""
         number = number_of(sequence)
         if (given := self.generated.get(number)) is not None:
             log.admitted_s[number] = given.admitted_s
@@ -98,18 +98,18 @@ class Losses:
         """Return the life of a request: what it may still do."""
         return self._lives.get(number) or Life(self._limit, config=self._config)
 
-    def on_lost(self, sequence: Sequence, worker: Worker, life: Life | None = None) -> None:
-        """Let a request whose worker is gone go on elsewhere, if it may."""
-        self.note(sequence, worker)
-        self.on_kv_lost(number_of(sequence), worker, life)
+    def on_lost(self, sequence: Sequence, rank: Rank, life: Life | None = None) -> None:
+        """Let a request whose rank is gone go on elsewhere, if it may."""
+        self.note(sequence, rank)
+        self.on_kv_lost(number_of(sequence), rank, life)
 
-    def on_kv_lost(self, number: int, worker: Worker, life: Life | None = None) -> None:
-        """Let a request that has lost its KV, or its worker, go on elsewhere, if it may."""
+    def on_kv_lost(self, number: int, rank: Rank, life: Life | None = None) -> None:
+        """Let a request that has lost its KV, or its rank, go on elsewhere, if it may."""
         self.num_lost += 1
-        self._follow(number, "its worker is gone", "lost", worker.number, life)
+        self._follow(number, "its worker is gone", "lost", rank.number, life)
 
     def on_nobody(self, number: int, message: str, life: Life | None = None) -> None:
-        """Let a request wait that no worker can take, if it may."""
+        """Let a request wait that no rank can take, if it may."""
         self._follow(number, message, "unavailable", -1, life)
 
     def dispatch_again(self, number: int) -> None:
@@ -127,10 +127,10 @@ class Losses:
             del self._waiting[number]
             self._fail(number, message)
 
-    def _follow(self, number: int, message: str, kind: str, worker: int, life: Life | None) -> None:
+    def _follow(self, number: int, message: str, kind: str, slot: int, life: Life | None) -> None:
         now = self._clock.now
         life = self._lives[number] = life or self.life(number)
-        follows = life.on_end(message, kind, worker, now=now)
+        follows = life.on_end(message, kind, slot, now=now)
         match follows:
             case PlaceAgain(after_s) if after_s:  # live it asks again and again
                 self._waiting[number] = None

@@ -1,16 +1,16 @@
-"""Requests that move with their KV from a worker that leaves: another reads it over the links and goes on with the answer.
+"""Requests that move with their KV from a rank that leaves: another reads it over the links and goes on with the answer.
 
     decoding at one --taken out--> waits for blocks at another --KV on its way--> decoding there
 
-The worker that leaves stays until the KV was read. If it dies before that, the requests begin again without it.
+The rank that leaves stays until the KV was read. If it dies before that, the requests begin again without it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from dynabench.virtual.rank import Rank, number_of
 from dynabench.virtual.traffic import Traffic
-from dynabench.virtual.worker import Worker, number_of
 from mocker import Sequence as EngineSequence
 from mocker.timing.kv_size import KvSize
 
@@ -19,11 +19,11 @@ from mocker.timing.kv_size import KvSize
 class Move:
     """A request on its way."""
 
-    source: Worker
+    source: Rank
     sequence: EngineSequence
-    """The one that the other worker gets."""
-    target: Worker | None = None
-    """The worker that it was sent to; None while it waits at the router."""
+    """The one that the other rank gets."""
+    target: Rank | None = None
+    """The rank that it was sent to; None while it waits at the router."""
     is_under_way: bool = False
     """Whether its KV is being read."""
 
@@ -36,14 +36,14 @@ class Moves:
         self._kv_size = kv_size
         self._moves: dict[int, Move] = {}
 
-    def begin(self, number: int, sequence: EngineSequence, source: Worker) -> None:
-        """Let the worker that gets this sequence read its KV from `source`."""
+    def begin(self, number: int, sequence: EngineSequence, source: Rank) -> None:
+        """Let the rank that gets this sequence read its KV from `source`."""
         sequence.is_remote_prefill = True
         source.num_readers += 1
         self._moves[number] = Move(source, sequence)
 
-    def on_sent(self, number: int, target: Worker) -> None:
-        """Take note of the worker that a request was sent to, if it moves."""
+    def on_sent(self, number: int, target: Rank) -> None:
+        """Take note of the rank that a request was sent to, if it moves."""
         if (move := self._moves.get(number)) is not None:
             move.target = target
 
@@ -87,6 +87,6 @@ class Moves:
                 self._traffic.drop(("move", number))
             move.source.on_read()
 
-    def of(self, source: Worker) -> list[tuple[int, Move]]:
-        """Return the moves whose KV is at a worker, by their numbers."""
+    def of(self, source: Rank) -> list[tuple[int, Move]]:
+        """Return the moves whose KV is at a rank, by their numbers."""
         return [(number, move) for number, move in self._moves.items() if move.source is source]

@@ -6,15 +6,15 @@ from dynabench.planner.facts import facts_of
 from dynabench.virtual.clock import ARRIVAL
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.counter import Counter
-from dynabench.virtual.worker import Worker
+from dynabench.virtual.rank import Rank
 from mocker.work import work_of
 from reports.fleet import Change
 from serving.planner import Observation, Planner, PlannerConfig, PoolState, RankLoad, traffic_between
 
 
-def load_of(worker: Worker, now: float) -> RankLoad:
+def load_of(rank: Rank, now: float) -> RankLoad:
     """Return what a rank has to do now."""
-    engine = worker.engine
+    engine = rank.engine
     engine.advance(now)
     scheduler = engine.scheduler
     pool = scheduler.pool
@@ -73,7 +73,7 @@ class SimulatedPlanner:
                 num_ready=len(ready),
                 num_starting=len(fleet.of(name, "pending", "starting")),
                 num_draining=len(fleet.of(name, "draining")),
-                loads=tuple(load_of(rank, now) for member in ready for rank in member.ranks),
+                loads=tuple(load_of(rank, now) for worker in ready for rank in worker.ranks),
             )
         (before_s, before), self._looked = self._looked, (now, self._counter.counts)
         traffic = traffic_between(before, self._looked[1], now - before_s)

@@ -1,4 +1,4 @@
-"""The best worker for a request, found by trying each in a copy of the cluster."""
+"""The best rank for a request, found by trying each in a copy of the cluster."""
 
 import copy
 
@@ -12,7 +12,7 @@ MAX_REQUESTS = 5000
 
 
 def best_by_rollout(cluster: Cluster, number: int) -> int:
-    """Try each worker for a request in a copy of the cluster; return the one after which all wait least.
+    """Try each rank for a request in a copy of the cluster; return the slot of the one after which all wait least.
 
     The copies run on for a minute of simulated time with the requests that really come, routed by the base policy. W copies
     per request make this an upper bound for small workloads only.
@@ -21,7 +21,7 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
         NoWorkersError: there is none.
         WorkloadError: the workload is too large, or the cores are compiled.
     """
-    if not cluster.routing.workers:
+    if not cluster.routing.ranks:
         raise NoWorkersError(NOBODY)
     if len(cluster.log) > MAX_REQUESTS:
         raise WorkloadError(
@@ -29,7 +29,7 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
         )
     until = cluster.clock.now + HORIZON_S
     waits = {}
-    for worker in [worker.number for worker in cluster.routing.workers]:
+    for slot in [rank.number for rank in cluster.routing.ranks]:
         try:
             fork = copy.deepcopy(cluster, {id(shared): shared for shared in cluster.shared})
         except TypeError as error:
@@ -37,9 +37,9 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
                 "oracle-rollout copies the engines, which compiled ones cannot; install without DYNABENCH_COMPILE"
             ) from error
         fork.choose = None
-        fork.send_to(number, worker)
+        fork.send_to(number, slot)
         fork.resume(until)
-        waits[worker] = _waited(fork, until)
+        waits[slot] = _waited(fork, until)
     return min(waits, key=waits.__getitem__)
 
 

@@ -1,57 +1,57 @@
-"""Placing requests among simulated workers: the router core, fed by the engines themselves."""
+"""Placing requests among simulated ranks: the router core, fed by the engines themselves."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
-from dynabench.virtual.worker import Worker
+from dynabench.virtual.rank import Rank
 from mocker import AllBlocksCleared, BlockStored
 from mocker.events import KvEvent, TierEvent, TierRemoved, TierStored
 from serving.router import Decision, Prompt, Router
 from serving.router.index import PrefixIndex
 
-FEW_WORKERS = 16
+FEW_RANKS = 16
 
 
 class Routing:
-    """Places requests among the workers that one router knows, which it knows by their number in the cluster."""
+    """Places requests among the ranks that one router knows; the slot of each is its number in the cluster."""
 
     def __init__(self, router: Router, clock: Clock, *, kv_event_delay_s: float) -> None:
         self.router = router
-        self.workers: list[Worker] = []
+        self.ranks: list[Rank] = []
         self._clock = clock
         self._index = router.index if isinstance(router.index, PrefixIndex) else None
         self._caught_up_s = -1.0
         self._delay_s = 0.0 if router.is_oracle else kv_event_delay_s
         self.sends_events_at_once = self._delay_s > 0
-        """Whether events of workers are to be passed on as they come, rather than be asked for before a decision: that gives
-        fewer, larger batches among few workers."""
+        """Whether events of ranks are to be passed on as they come, rather than be asked for before a decision: that gives
+        fewer, larger batches among few ranks."""
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
         self._output_lengths: dict[int, int] = {}  # of those that wait at the router
-        self._by_number: dict[int, Worker] = {}
+        self._by_slot: dict[int, Rank] = {}
 
-    def add(self, worker: Worker) -> None:
-        """Send requests to a worker, too."""
-        self.workers.append(worker)
-        self._by_number[worker.number] = worker
-        self.router.add_worker(worker.number)
-        self.sends_events_at_once = self._delay_s > 0 or len(self.workers) > FEW_WORKERS
-        for each in self.workers if len(self.workers) == FEW_WORKERS + 1 else [worker]:
+    def add(self, rank: Rank) -> None:
+        """Send requests to a rank, too."""
+        self.ranks.append(rank)
+        self._by_slot[rank.number] = rank
+        self.router.add_rank(rank.number)
+        self.sends_events_at_once = self._delay_s > 0 or len(self.ranks) > FEW_RANKS
+        for each in self.ranks if len(self.ranks) == FEW_RANKS + 1 else [rank]:
             each.engine.has_end_at_stores = self.router.wants_events and self.sends_events_at_once
 
-    def remove(self, worker: Worker) -> None:
-        """Send no more requests to a worker, if any were, and forget what it has cached."""
-        if self._by_number.pop(worker.number, None) is not None:
-            self.workers.remove(worker)
-            self.router.remove_worker(worker.number)
+    def remove(self, rank: Rank) -> None:
+        """Send no more requests to a rank, if any were, and forget what it has cached."""
+        if self._by_slot.pop(rank.number, None) is not None:
+            self.ranks.remove(rank)
+            self.router.remove_rank(rank.number)
 
     def place(
         self, number: int, prompt: Prompt, output_length: int, only: int | None = None, *, is_local: bool = False
     ) -> Decision | None:
-        """Choose a worker for a request, or take the one it must go to, and book it; None if it waits at the router.
+        """Choose a rank for a request, or take the one it must go to, and book it; None if it waits at the router.
 
-        It is local if a decode worker computes its prompt, too.
+        It is local if a decode rank computes its prompt, too.
         """
         router, now = self.router, self._clock.now
         self._inform(prompt, output_length, only)
@@ -85,64 +85,64 @@ class Routing:
         return self.router.peek(prompt, self._clock.now)
 
     def _inform(self, prompt: Prompt, output_length: int, only: int | None = None) -> None:
-        """Give the router what its policy asks for before it chooses a worker, or takes the one that it must."""
+        """Give the router what its policy asks for before it chooses a rank, or takes the one that it must."""
         router, now = self.router, self._clock.now
         self.catch_up(prompt)
         if router.policy.needs_state:
-            for worker in self.workers:
-                router.on_load(worker.number, worker.kv_usage, worker.num_waiting)
+            for rank in self.ranks:
+                router.on_load(rank.number, rank.kv_usage, rank.num_waiting)
         if router.policy.needs_truth:
-            candidates = [worker for worker in self.workers if only in (None, worker.number)]
-            router.policy.on_truth([true_work(worker.engine, now) for worker in candidates], output_length)
+            candidates = [rank for rank in self.ranks if only in (None, rank.number)]
+            router.policy.on_truth([true_work(rank.engine, now) for rank in candidates], output_length)
 
     def catch_up(self, prompt: Prompt) -> None:
-        """Take in the iterations that have ended inside leaps, at the workers where that can change a decision.
+        """Take in the iterations that have ended inside leaps, at the ranks where that can change a decision.
 
-        Inside a leap only evictions matter to the router, so a worker without overlap has nothing to add; among few
-        workers, asking all is cheaper than finding out which have any.
+        Inside a leap only evictions matter to the router, so a rank without overlap has nothing to add; among few
+        ranks, asking all is cheaper than finding out which have any.
         """
         if self._index is None:
             return
-        now, workers = self._clock.now, self.workers
+        now, ranks = self._clock.now, self.ranks
         while self._in_transit and self._in_transit[0][0] <= now:
-            _, number, events = self._in_transit.popleft()
-            self._apply(number, events)
-        if len(workers) <= FEW_WORKERS:
+            _, slot, events = self._in_transit.popleft()
+            self._apply(slot, events)
+        if len(ranks) <= FEW_RANKS:
             if now == self._caught_up_s:
                 return
             self._caught_up_s = now
         else:
-            workers = [self._by_number[number] for number in self._index.overlaps(prompt.blocks)]
-        for worker in workers:
-            engine = worker.engine
+            ranks = [self._by_slot[slot] for slot in self._index.overlaps(prompt.blocks)]
+        for rank in ranks:
+            engine = rank.engine
             step = engine.step
-            if step is not None and step.num_iterations > 1 and worker.caught_up_s != now:
-                worker.caught_up_s = now
+            if step is not None and step.num_iterations > 1 and rank.caught_up_s != now:
+                rank.caught_up_s = now
                 engine.advance(now)
             if engine.has_events:
-                self.on_events(worker)
+                self.on_events(rank)
 
-    def on_events(self, worker: Worker) -> None:
-        """Send a worker's KV events to the router."""
-        self._send(worker.number, worker.engine.take_events())
+    def on_events(self, rank: Rank) -> None:
+        """Send a rank's KV events to the router."""
+        self._send(rank.number, rank.engine.take_events())
 
-    def on_tier_events(self, worker: int, events: Sequence[TierEvent]) -> None:
-        """Send the router events of a tier behind host memory: a worker's own if it knows the worker, a shared store's always."""
+    def on_tier_events(self, slot: int, events: Sequence[TierEvent]) -> None:
+        """Send the router events of a tier behind host memory: a rank's own if it knows the rank, a shared store's always."""
         if self._index is not None:
-            is_known = worker in self._by_number
-            self._send(worker, [event for event in events if is_known or event.medium == "SHARED"])
+            is_known = slot in self._by_slot
+            self._send(slot, [event for event in events if is_known or event.medium == "SHARED"])
 
-    def _send(self, worker: int, events: list[KvEvent]) -> None:
+    def _send(self, slot: int, events: list[KvEvent]) -> None:
         if self._delay_s:
-            self._in_transit.append((self._clock.now + self._delay_s, worker, events))
+            self._in_transit.append((self._clock.now + self._delay_s, slot, events))
         else:
-            self._apply(worker, events)
+            self._apply(slot, events)
 
-    def _apply(self, worker: int, events: list[KvEvent]) -> None:
+    def _apply(self, slot: int, events: list[KvEvent]) -> None:
         """Enter KV events into the index; blocks that only their own request could ask for are left out."""
         index = self._index
         assert index is not None
-        is_known = worker in self._by_number
+        is_known = slot in self._by_slot
         for event in events:
             assert not isinstance(event, AllBlocksCleared)
             chain = event.chain
@@ -153,13 +153,13 @@ class Routing:
                 start, stop = event.start * size, min(event.stop, chain.num_named // size) * size
                 if start < stop:
                     change = index.tiers.store if isinstance(event, TierStored) else index.tiers.remove
-                    change(worker, event.medium, chain.ids, start, stop, chain.blocks_per_id)
+                    change(slot, event.medium, chain.ids, start, stop, chain.blocks_per_id)
                 continue
             if not is_known:
                 continue  # it left while they were on their way
             stop = event.stop if event.stop < chain.num_named else chain.num_named
             if event.start < stop:
                 if isinstance(event, BlockStored):
-                    index.store_blocks(worker, chain.ids, event.start, stop, chain.blocks_per_id)
+                    index.store_blocks(slot, chain.ids, event.start, stop, chain.blocks_per_id)
                 else:
-                    index.remove_blocks(worker, chain.ids, event.start, stop, chain.blocks_per_id)
+                    index.remove_blocks(slot, chain.ids, event.start, stop, chain.blocks_per_id)

@@ -93,7 +93,7 @@ def run(
         requests,
         _gaps(cluster),
         wall_s,
-        len(cluster.workers),
+        len(cluster.ranks),
         repeat=plan.repeat,
         is_complete=is_complete,
         facts=facts,
@@ -227,7 +227,7 @@ def with_load_costs(router: RouterConfig, engines: Sequence[SimulatedEngine], po
     Args:
         router: what the user has given.
         engines: those of the workers.
-        ports: what each worker receives at most (bytes/s).
+        ports: what each rank receives at most (bytes/s).
     """
     rows: dict[str, list[float]] = {}
     for engine, port in zip(engines, ports, strict=True):
@@ -314,7 +314,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
 def _gaps(cluster: Cluster) -> Floats:
     """Return the gaps between tokens after the warm-up, scattered as each engine's steps are."""
     rows = [
-        spread(np.array(worker.engine.log.rows).reshape(-1, 5)[first:], engine.noise)
-        for worker, first, engine in zip(cluster.workers, cluster.first_gap_rows, cluster.engines, strict=True)
+        spread(np.array(rank.engine.log.rows).reshape(-1, 5)[first:], engine.noise)
+        for rank, first, engine in zip(cluster.ranks, cluster.first_gap_rows, cluster.engines, strict=True)
     ]
     return np.concatenate(rows)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from dynabench.virtual.clock import COMPLETION, Clock
+from dynabench.virtual.rank import Rank
 from dynabench.virtual.traffic import Traffic
-from dynabench.virtual.worker import Worker
 from mocker import BlockChain
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
@@ -25,7 +25,7 @@ from reports.records import RequestLog
 
 
 class Storage:
-    """A disk, or the store that workers share: what it holds, and what was moved."""
+    """A disk, or the store that ranks share: what it holds, and what was moved."""
 
     def __init__(self, tier: Tier, memory: HostMemory, *, place: int, has_listener: bool) -> None:
         """Make an empty one.
@@ -71,11 +71,11 @@ class Storage:
 
 
 Publish = Callable[[int, list[TierEvent]], object]
-"""Is told by which worker what came into a tier or left it."""
+"""Is told the slot of a rank, and what came into a tier or left it."""
 
 
 class Tiering:
-    """What is behind the host memory of every worker: a disk of its own, and the store that all share."""
+    """What is behind the host memory of every rank: a disk of its own, and the store that all share."""
 
     def __init__(self, traffic: Traffic, clock: Clock, publish: Publish | None = None) -> None:
         """Connect nobody yet.
@@ -86,24 +86,24 @@ class Tiering:
             publish: is called with the events of tiers (default: nobody listens).
         """
         self.of: dict[int, Tiers] = {}
-        """The tiers of each worker that has any, by its number."""
+        """The tiers of each rank that has any, by its number."""
         self._traffic = traffic
         self._clock = clock
         self._publish = publish
         self._store: Storage | None = None
 
-    def connect(self, worker: Worker) -> None:
-        """Connect a worker with its tiers, if there are any behind its host memory."""
-        memory = worker.engine.host_memory
+    def connect(self, rank: Rank) -> None:
+        """Connect a rank with its tiers, if there are any behind its host memory."""
+        memory = rank.engine.host_memory
         if memory is not None and memory.tiers:
-            storages = [self._storage(tier, memory, worker.number) for tier in memory.tiers]
-            self.of[worker.number] = Tiers(worker, memory, storages, self._traffic, self._clock, self._publish)
+            storages = [self._storage(tier, memory, rank.number) for tier in memory.tiers]
+            self.of[rank.number] = Tiers(rank, memory, storages, self._traffic, self._clock, self._publish)
 
-    def _storage(self, tier: Tier, memory: HostMemory, worker: int) -> "Storage":
+    def _storage(self, tier: Tier, memory: HostMemory, number: int) -> "Storage":
         is_shared = tier.name == "store"
         if is_shared and self._store is not None:
             return self._store
-        place = self._traffic.links.add_storage(tier.bandwidth, None if is_shared else worker, self._clock.now)
+        place = self._traffic.links.add_storage(tier.bandwidth, None if is_shared else number, self._clock.now)
         storage = Storage(tier, memory, place=place, has_listener=self._publish is not None)
         if is_shared:
             self._store = storage
@@ -126,21 +126,21 @@ class SourceColumns:
 
 
 class Tiers:
-    """The tiers behind the host memory of one worker."""
+    """The tiers behind the host memory of one rank."""
 
     def __init__(
         self,
-        worker: Worker,
+        rank: Rank,
         memory: HostMemory,
         storages: Sequence[Storage],
         traffic: Traffic,
         clock: Clock,
         publish: Publish | None,
     ) -> None:
-        """Connect a worker with its tiers.
+        """Connect a rank with its tiers.
 
         Args:
-            worker: whose host memory is filled from them.
+            rank: whose host memory is filled from them.
             memory: that host memory.
             storages: what the tiers hold, nearest first.
             traffic: the links.
@@ -148,8 +148,8 @@ class Tiers:
             publish: is called with the events of tiers (None: nobody listens).
         """
         self.storages: dict[TierName, Storage] = {storage.tier.name: storage for storage in storages}
-        self._worker = worker
-        self._engine = worker.engine
+        self._rank = rank
+        self._engine = rank.engine
         self._memory = memory
         self._lookup_s = max(storage.tier.lookup_s for storage in storages)
         self._traffic = traffic
@@ -157,7 +157,7 @@ class Tiers:
         self._publish = publish
         self._uses: dict[Read, Uses] = {}  # of the reads under way
         self._looking_up: set[LookUp] = set()
-        worker.on_tier_work = self.act
+        rank.on_tier_work = self.act
 
     def act(self, work: list[TierWork]) -> None:
         """Do what the engine asks."""
@@ -198,9 +198,9 @@ class Tiers:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Let the worker see what has changed, and do what it asks now."""
+        """Let the rank see what has changed, and do what it asks now."""
         self.act(self._engine.take_tier_work())
-        self._worker.wake()
+        self._rank.wake()
 
     def _read(self, read: Read) -> None:
         storage, uses = self.storages[read.tier], Uses()
@@ -211,7 +211,7 @@ class Tiers:
             read,
             partial(self._finish_read, read, read.num_chunks),
             source=storage.place,
-            target=self._worker.number,
+            target=self._rank.number,
             num_bytes=read.num_chunks * self._memory.chunk_bytes,
             latency_s=storage.tier.latency_s,
         )
@@ -244,7 +244,7 @@ class Tiers:
         self._traffic.start(
             write,
             partial(self._end_write, write, missing),
-            source=self._worker.number,
+            source=self._rank.number,
             target=storage.place,
             num_bytes=count(missing) * self._memory.chunk_bytes,
             latency_s=storage.tier.latency_s,
@@ -256,4 +256,4 @@ class Tiers:
         self._engine.end_write(write)
         if self._publish is not None and storage.cache.events:
             events, storage.cache.events = storage.cache.events, []
-            self._publish(self._worker.number, events)
+            self._publish(self._rank.number, events)

@@ -1,4 +1,4 @@
-"""How busy the workers of a cluster were, the links between them and their KV tiers, until its last answer ended.
+"""How busy the ranks of a cluster were, the links between them and their KV tiers, until its last answer ended.
 
 The clock may run on after that: leases end later. Nothing is computed or sent then.
 """
@@ -15,8 +15,8 @@ from dynabench.deployment.prefill import prefill_s
 from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
+from dynabench.virtual.rank import Rank
 from dynabench.virtual.tiers import Storage
-from dynabench.virtual.worker import Worker
 from mocker.offload.host_link import Direction
 from reports.fleet import FleetUse, PoolFleet
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
@@ -27,7 +27,7 @@ class Crew(NamedTuple):
     """The ranks that a pool had."""
 
     pool: SimulatedPool
-    ranks: list[Worker]
+    ranks: list[Rank]
     there_s: list[float]
     """How long each of them took requests (s)."""
     size: int
@@ -35,7 +35,7 @@ class Crew(NamedTuple):
 
 
 def pool_use(cluster: Cluster) -> tuple[PoolUse, ...]:
-    """Return how busy the workers of each pool were."""
+    """Return how busy the ranks of each pool were."""
     found = []
     for pool, ranks, there_s, size in _crews(cluster):
         busy_s, gpus = [rank.busy_s for rank in ranks], pool.gpus_per_rank
@@ -125,9 +125,9 @@ def _with_hits(uses: Sequence[TierUse], cluster: Cluster, requests: Requests) ->
     pools = {rank.number: crew.pool for crew in _crews(cluster) for rank in crew.ranks}
     tokens: dict[tuple[str, str], int] = defaultdict(int)
     gpu_s: dict[tuple[str, str], float] = defaultdict(float)
-    workers, lengths, cached = requests.prompt_worker.data, requests.isl, requests.cached_tokens.filled(0)
+    numbers, lengths, cached = requests.prompt_worker.data, requests.isl, requests.cached_tokens.filled(0)
     for row in np.flatnonzero(beyond).tolist():
-        pool, length, num_beyond = pools[int(workers[row])], int(lengths[row]), int(beyond[row])
+        pool, length, num_beyond = pools[int(numbers[row])], int(lengths[row]), int(beyond[row])
         found = min(int(cached[row]), length - 1)  # the last token is always computed
         saved_s = prefill_s(pool.engine, length, max(found - num_beyond, 0)) - prefill_s(pool.engine, length, found)
         for tier, its in known.items():
@@ -140,7 +140,7 @@ def _with_hits(uses: Sequence[TierUse], cluster: Cluster, requests: Requests) ->
 
 
 def _storage(cluster: Cluster, pool: str, storages: Sequence[Storage]) -> TierUse:
-    """Return what disks, or a store that workers share, held and moved."""
+    """Return what disks, or a store that ranks share, held and moved."""
     now, length_s = cluster.clock.now, _length_s(cluster)
     uses = cluster.traffic.links.utilisation(now).storages
     busy, bytes_per_chunk = [uses[-1 - storage.place] for storage in storages], storages[0].bytes_per_chunk
@@ -173,7 +173,7 @@ def _traffic(ways: Sequence[Direction], length_s: float) -> Traffic:
 
 
 def _shares(seconds: Sequence[float], length_s: float) -> Use:
-    """Return the seconds of each worker as shares of the run, at most 1."""
+    """Return the seconds of each rank as shares of the run, at most 1."""
     return Use.of([min(each / length_s, 1.0) if length_s else 0.0 for each in seconds])
 
 
@@ -181,8 +181,8 @@ def kv_use(cluster: Cluster) -> tuple[KvOverTime, ...]:
     """Return the share of its KV blocks that each pool had in use over time, until its last answer ended."""
     length_s, found = _length_s(cluster), []
     for name, use in cluster.kv_uses.items():
-        members = [each for each in cluster.fleet.members if each.pool.name == name and each.ranks]
-        there = [(each.ready_s, min(each.until_s, length_s)) for each in members]
+        workers = [each for each in cluster.fleet.workers if each.pool.name == name and each.ranks]
+        there = [(each.ready_s, min(each.until_s, length_s)) for each in workers]
         num_ranks = cluster.fleet.pools[name].engine.config.dp_size
         found.append(KvOverTime(name, *use.shares(length_s, there * num_ranks)))
     return tuple(found)
@@ -196,8 +196,8 @@ def link_use(cluster: Cluster) -> tuple[LinkUse, ...]:
     found, stretch = cluster.traffic.links.utilisation(now), now / length_s if length_s else 1.0
     sides = [("nodes", found.nodes), ("racks", found.racks)]
     if cluster.traffic.links.is_limited:
-        workers = found.workers
-        sides = [(crew.pool.name, [workers[rank.number] for rank in crew.ranks]) for crew in _crews(cluster)] + sides
+        ranks = found.ranks
+        sides = [(crew.pool.name, [ranks[rank.number] for rank in crew.ranks]) for crew in _crews(cluster)] + sides
     return tuple(_side(name, uses, stretch) for name, uses in sides if uses)
 
 
@@ -219,8 +219,8 @@ def _crews(cluster: Cluster) -> Iterator[Crew]:
     """Yield the ranks of each pool that had any."""
     length_s = _length_s(cluster)
     for pool in cluster.fleet.pools.values():
-        members = [member for member in cluster.fleet.members if member.pool is pool and member.ranks]
-        there_s = [max(min(member.until_s, length_s) - member.ready_s, 0.0) for member in members for _ in member.ranks]
-        if members:
+        workers = [worker for worker in cluster.fleet.workers if worker.pool is pool and worker.ranks]
+        there_s = [max(min(worker.until_s, length_s) - worker.ready_s, 0.0) for worker in workers for _ in worker.ranks]
+        if workers:
             size = cluster.fleet.most(pool.name) * pool.engine.config.dp_size
-            yield Crew(pool, [rank for member in members for rank in member.ranks], there_s, size)
+            yield Crew(pool, [rank for worker in workers for rank in worker.ranks], there_s, size)

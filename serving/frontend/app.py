@@ -85,12 +85,12 @@ class Frontend:
                 "worker_type": pool.card.role,
             }
             for pool in pools
-            for id in sorted({worker.instance_id for worker in pool.workers()})
+            for id in sorted({rank.instance_id for rank in pool.ranks()})
         ]
         facts = {"endpoints": endpoints, "instances": instances}
         if self.is_draining:
             return as_json({"status": "not_ready", "stage": "draining", **facts}, 503)
-        if not any(model.routing.num_workers for model in models):
+        if not any(model.routing.num_ranks for model in models):
             message = "; ".join(["No endpoints available", *self._models.absences()])
             return as_json({"status": "unhealthy", "message": message, **facts}, 503)
         return as_json({"status": "healthy", **facts})
@@ -139,7 +139,7 @@ class Frontend:
             raise
         for choice in choices:
             metrics.observe("router_overlap_share", choice.num_overlap_tokens / choice.num_prompt)
-            metrics.count("router_decisions", f"{choice.attempts.prompt_placement.worker.instance_id:x}")
+            metrics.count("router_decisions", f"{choice.attempts.prompt_placement.rank.instance_id:x}")
         accepted = AcceptedRequest(prepared=prepared, id=request_id, choices=choices, metrics=metrics, started=started)
         return CompletionResponse(accepted, self._responses)
 

@@ -339,8 +339,8 @@ def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
     for name, (text, attribute) in REPORTED.items():
         gauge = GaugeMetricFamily(COMPONENT + name, text, labels=["model", "instance", "rank", "worker_type"])
         for pool in pools:
-            for worker, report in sorted(pool.loads().items()):
-                labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
+            for rank, report in sorted(pool.loads().items()):
+                labels = [pool.card.name, f"{rank.instance_id:x}", str(rank.dp_rank), pool.card.role]
                 gauge.add_metric(labels, getattr(report, attribute))
         yield gauge
     sharing = [pool for pool in pools if pool.card.role != "aggregated"]
@@ -350,17 +350,17 @@ def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
         for name, (text, attribute) in names.items():
             metric = family(COMPONENT + name, text, labels=["model", "instance", "worker_type"])
             for pool in sharing:
-                for worker, report in sorted(pool.loads().items()):
-                    if not worker.rank:  # which has those of all of them
-                        labels = [pool.card.name, f"{worker.instance_id:x}", pool.card.role]
+                for rank, report in sorted(pool.loads().items()):
+                    if not rank.dp_rank:  # which has those of all of them
+                        labels = [pool.card.name, f"{rank.instance_id:x}", pool.card.role]
                         metric.add_metric(labels, getattr(report.kv_transfers, attribute))
             yield metric
     for family, names in {GaugeMetricFamily: KEPT, CounterMetricFamily: MOVED}.items():
         for name, (text, attribute) in names.items():
             metric = family(COMPONENT + name, text, labels=["model", "instance", "rank", "worker_type", "tier"])
             for pool in pools:
-                for worker, report in sorted(pool.loads().items()):
-                    labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
+                for rank, report in sorted(pool.loads().items()):
+                    labels = [pool.card.name, f"{rank.instance_id:x}", str(rank.dp_rank), pool.card.role]
                     for tier in report.kv_tiers:
                         metric.add_metric([*labels, tier.name], getattr(tier, attribute))
             yield metric
@@ -370,8 +370,8 @@ def _booked(pools: Collection[Pool]) -> Iterator[Metric]:
     for name, (text, attribute) in BOOKED.items():
         gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model", *WORKER])
         for pool in pools:
-            for worker, books in pool.books():
-                labels = [pool.card.name, f"{worker.instance_id:x}", str(worker.rank), pool.card.role]
+            for rank, books in pool.books():
+                labels = [pool.card.name, f"{rank.instance_id:x}", str(rank.dp_rank), pool.card.role]
                 gauge.add_metric(labels, getattr(books, attribute))
         yield gauge
 

@@ -27,8 +27,8 @@ from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
 from serving.model.watch import watch_cards
 from serving.router import RouterConfig
-from serving.router.books import WorkerBooks
-from serving.routing.following import Worker, traits_of
+from serving.router.books import RankBooks
+from serving.routing.following import Rank, traits_of
 from serving.routing.live import Routing
 from serving.routing.stages import Stages
 from serving.runtime.address import EndpointAddress
@@ -88,15 +88,15 @@ class Pool:
         """Tell whether it computes prompts for a model."""
         return (self.card.role, model.card.role) == ("prefill", "decode") and self.card.checksum == model.card.checksum
 
-    def workers(self) -> list[Worker]:
-        """Return the workers that can be routed to."""
-        return self.routing.workers() if self.routing is not None and self.is_open else []
+    def ranks(self) -> list[Rank]:
+        """Return the ranks that can be routed to."""
+        return self.routing.ranks() if self.routing is not None and self.is_open else []
 
-    def loads(self) -> Mapping[Worker, LoadReport]:
+    def loads(self) -> Mapping[Rank, LoadReport]:
         """Return what each of them reported last."""
         return {} if self.routing is None else self.routing.loads
 
-    def books(self) -> list[tuple[Worker, WorkerBooks]]:
+    def books(self) -> list[tuple[Rank, RankBooks]]:
         """Return what the router has in its books of each of them."""
         return [] if self.routing is None else self.routing.books()
 
@@ -191,12 +191,12 @@ class Models:
         counts = {(name, role): 0 for name, roles in self._seen.items() for role in sorted(roles)}
         for pool in self.pools():
             key = pool.card.name, pool.card.role
-            counts[key] = counts.get(key, 0) + len(pool.workers())
+            counts[key] = counts.get(key, 0) + len(pool.ranks())
         return counts
 
     def instances(self) -> set[str]:
         """Return the ids of the instances that can be routed to."""
-        return {f"{worker.instance_id:x}" for pool in self.pools() for worker in pool.workers()}
+        return {f"{rank.instance_id:x}" for pool in self.pools() for rank in pool.ranks()}
 
     def _on_card(self, key: str, card: ModelCard | None) -> None:
         if card is None:
@@ -340,6 +340,6 @@ class Models:
     def _prefill_of(self, model: ServedModel) -> Routing | None:
         """Return the routing to workers that prefill for a model; of several pools to the first with any."""
         for pool in self._pools.values():
-            if pool.is_open and pool.prefills_for(model) and pool.routing is not None and pool.routing.num_workers:
+            if pool.is_open and pool.prefills_for(model) and pool.routing is not None and pool.routing.num_ranks:
                 return pool.routing
         return None

@@ -43,8 +43,8 @@ def _workers(choice: Choice) -> dict[str, int]:
     attempts, workers = choice.attempts, dict[str, int]()
     for stage, call in (("prefill", attempts.prefill), ("decode", attempts.decode)):
         if call is not None:
-            worker = call.placement.worker
-            workers |= {f"{stage}_worker_id": worker.instance_id, f"{stage}_dp_rank": worker.rank}
+            rank = call.placement.rank
+            workers |= {f"{stage}_worker_id": rank.instance_id, f"{stage}_dp_rank": rank.dp_rank}
     return workers
 
 
@@ -94,6 +94,6 @@ def instance_query(model: ServedModel, prompt: Prompt, request_id: str) -> Respo
     except (NoWorkersError, AllBusyError) as error:
         raise no_worker(error) from error
     routing.on_finish(placement)
-    body = annotation("worker_instance_id", str(placement.worker.instance_id))
+    body = annotation("worker_instance_id", str(placement.rank.instance_id))
     body += annotation("token_ids", prompt.tokens.tolist()) + DONE
     return Response(body, media_type="text/event-stream", headers={"x-request-id": request_id})

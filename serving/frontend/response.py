@@ -64,7 +64,7 @@ class AcceptedRequest:
         placement = self.choices[0].attempts.placement
         return {
             "x-request-id": self.id,
-            "x-worker-id": f"{placement.worker.instance_id:x}",
+            "x-worker-id": f"{placement.rank.instance_id:x}",
             "x-worker-slot": str(placement.slot),
             "x-overlap-tokens": str(self.choices[0].num_overlap_tokens),
         }

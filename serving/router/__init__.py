@@ -1,7 +1,7 @@
-"""The router core: picks workers and keeps the books; no clock, no I/O."""
+"""The router core: picks ranks and keeps the books; no clock, no I/O."""
 
 from serving.router.blocks import PromptBlocks
-from serving.router.candidates import Candidates, Prompt, WorkerState
+from serving.router.candidates import Candidates, Prompt, RankState
 from serving.router.config import RouterConfig, StepCosts
 from serving.router.policies.modes import ROUTER_MODES, Mode, check_live_mode, check_registered_mode, wants_kv_events
 from serving.router.policies.policy import Policy
@@ -15,10 +15,10 @@ __all__ = [
     "Policy",
     "Prompt",
     "PromptBlocks",
+    "RankState",
     "Router",
     "RouterConfig",
     "StepCosts",
-    "WorkerState",
     "check_live_mode",
     "check_registered_mode",
     "wants_kv_events",

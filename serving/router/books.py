@@ -5,8 +5,8 @@ from collections.abc import Hashable
 from serving.router.blocks import PromptBlocks, num_held
 
 
-class WorkerBooks:
-    """Load of one worker as the router knows it."""
+class RankBooks:
+    """Load of one rank as the router knows it."""
 
     __slots__ = (
         "_active",
@@ -82,9 +82,9 @@ class WorkerBooks:
                 removed += self._sizes.pop(id, per_id) if self._sizes else per_id
         self.decode_blocks -= removed
 
-    def snapshot(self) -> "WorkerBooks":
+    def snapshot(self) -> "RankBooks":
         """Return the counters as they are now, without the blocks."""
-        copy = WorkerBooks()
+        copy = RankBooks()
         copy.num_requests, copy.prefill_tokens, copy.decode_blocks = (
             self.num_requests,
             self.prefill_tokens,

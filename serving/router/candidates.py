@@ -1,10 +1,10 @@
-"""What a policy sees when it scores: the request, and each worker's books, prefix overlap and state."""
+"""What a policy sees when it scores: the request, and each rank's books, prefix overlap and state."""
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from serving.router.blocks import PromptBlocks
-from serving.router.books import WorkerBooks
+from serving.router.books import RankBooks
 from serving.router.tiers import EVERYTHING, BeyondGpu, PerTier
 
 
@@ -20,8 +20,8 @@ class Prompt(NamedTuple):
         return self.num_tokens > self.blocks.num_blocks * block_size
 
 
-class WorkerState(NamedTuple):
-    """What a worker itself reports, rather than what the router remembers."""
+class RankState(NamedTuple):
+    """What a rank itself reports, rather than what the router remembers."""
 
     kv_usage: float = 0.0
     """Share of its KV blocks in use."""
@@ -29,13 +29,13 @@ class WorkerState(NamedTuple):
     """Requests in its queue."""
 
 
-NO_STATE = WorkerState()
+NO_STATE = RankState()
 
 
 class Candidates:
-    """Parallel lists, one entry a worker, in order of worker id; each is computed when a policy asks for it.
+    """Parallel lists, one entry a rank, in order of slot; each is computed when a policy asks for it.
 
-    In the formulas of the policies, per worker: L prompt tokens, B block size, R = ceil(L / B), m matched blocks, those
+    In the formulas of the policies, per rank: L prompt tokens, B block size, R = ceil(L / B), m matched blocks, those
     beyond the GPU each with the weight of its tier, miss = L - m B, Q prefill tokens sent there and not computed yet, A blocks of requests in flight, a those of them
     that this prompt shares, n requests in flight, d requests decoding, q requests waiting, u KV usage, C context
     tokens of the decoding requests.
@@ -50,24 +50,24 @@ class Candidates:
         "now",
         "overlap_blocks",
         "prompt",
+        "slots",
         "states",
-        "workers",
     )
 
     def __init__(
         self,
-        workers: list[int],
-        books: list[WorkerBooks],
+        slots: list[int],
+        books: list[RankBooks],
         gpu_blocks: list[int],
         prompt: Prompt,
         block_size: int,
         *,
         now: float = 0.0,
-        states: list[WorkerState] | None = None,
+        states: list[RankState] | None = None,
         beyond_gpu: list[BeyondGpu] | None = None,
         weights: PerTier = EVERYTHING,
     ) -> None:
-        self.workers = workers
+        self.slots = slots
         self.books = books
         self.gpu_blocks = gpu_blocks
         self.beyond_gpu = beyond_gpu
@@ -86,7 +86,7 @@ class Candidates:
         self.states = states
 
     def __len__(self) -> int:
-        return len(self.workers)
+        return len(self.slots)
 
     @property
     def num_prompt_blocks(self) -> int:
@@ -95,7 +95,7 @@ class Candidates:
 
     @property
     def missing_tokens(self) -> list[float]:
-        """miss: prompt tokens that the worker has not cached."""
+        """miss: prompt tokens that the rank has not cached."""
         tokens, size = self.prompt.num_tokens, self.block_size
         return [tokens - blocks * size for blocks in self.overlap_blocks]
 
@@ -111,7 +111,7 @@ class Candidates:
     def fetch_s(self, token_s: PerTier) -> list[float]:
         """Return how long each takes to fetch what it has beyond its GPU (s), at so much a token in each tier."""
         if self.beyond_gpu is None:
-            return [0.0] * len(self.workers)
+            return [0.0] * len(self.slots)
         return [self.block_size * beyond.times(token_s) for beyond in self.beyond_gpu]
 
     @property
@@ -134,12 +134,12 @@ class Candidates:
 
     @property
     def kv_usages(self) -> list[float]:
-        """u, as the workers report it."""
+        """u, as the ranks report it."""
         return [state.kv_usage for state in self.states or [NO_STATE] * len(self.books)]
 
     @property
     def num_waiting(self) -> list[int]:
-        """q, as the workers report it."""
+        """q, as the ranks report it."""
         return [state.num_waiting for state in self.states or [NO_STATE] * len(self.books)]
 
     def key(self, num_tokens: int) -> Hashable:

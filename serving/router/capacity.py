@@ -1,4 +1,4 @@
-"""How many requests a worker runs at once, learned from its load reports: with it, how many more may wait there."""
+"""How many requests a rank runs at once, learned from its load reports: with it, how many more may wait there."""
 
 KV_FULL = 0.9
 """Share of KV blocks in use from which a queue is put down to them."""
@@ -8,7 +8,7 @@ SHORT_S = 0.25
 
 
 class Capacity:
-    """What one worker runs at once: `max_num_seqs`, unless KV blocks or the token budget allow fewer.
+    """What one rank runs at once: `max_num_seqs`, unless KV blocks or the token budget allow fewer.
 
     | a report says | so | `num_running` becomes |
     |---|---|---|
@@ -22,7 +22,7 @@ class Capacity:
 
     def __init__(self) -> None:
         self.num_running = 0
-        """0 if the worker does not say."""
+        """0 if the rank does not say."""
         self.ended_per_s = 0.0
         """Requests it ended per second while others waited; 0 if that is not known."""
         self._has_queue = False

@@ -1,9 +1,9 @@
-"""What workers report of their KV caches: the one vocabulary of KV events."""
+"""What ranks report of their KV caches: the one vocabulary of KV events."""
 
 from typing import Literal, NamedTuple
 
 Medium = Literal["GPU", "CPU", "STORAGE", "SHARED"]
-"""Where blocks are: on the GPU, in host memory, on a worker's own disks, or in a store that all workers read.
+"""Where blocks are: on the GPU, in host memory, on a rank's own disks, or in a store that all ranks read.
 
 The names are those of vLLM's events, where a store that all read is STORAGE whose locality is REMOTE. Who writes to it
 reports what is stored there and what is removed, for all.

@@ -1,12 +1,12 @@
-"""Who has which prefix: dicts from sequence hash to a bitmask of workers, looked up by galloping.
+"""Who has which prefix: dicts from sequence hash to a bitmask of ranks, looked up by galloping.
 
-Ids are chained, so each worker's set is closed under prefixes and its presence along a prompt only
-ever ends: a look-up costs a few dict reads per worker, however long the prompt. An id may stand for
-several blocks (as in a trace of 512-token ids on an engine with smaller blocks); then a worker may have a part of it:
+Ids are chained, so each rank's set is closed under prefixes and its presence along a prompt only
+ever ends: a look-up costs a few dict reads per rank, however long the prompt. An id may stand for
+several blocks (as in a trace of 512-token ids on an engine with smaller blocks); then a rank may have a part of it:
 
-    blocks of an id   0 1 2 3 4 5 6 7     what a worker has
+    blocks of an id   0 1 2 3 4 5 6 7     what a rank has
     whole             # # # # # # # #     its bit in `_masks[id]`
-    a part            # # # . . . . .     its bit, and `_partial[id, worker]` = 3
+    a part            # # # . . . . .     its bit, and `_partial[id, slot]` = 3
     twice             2 2 # # # # # #     its bit, and 1 in `_copies` for each of the first two
 """
 
@@ -19,23 +19,23 @@ from serving.router.tiers import Tiers
 
 
 class Index(Protocol):
-    """What the router asks of an index. Workers are small numbers, the bits of a mask."""
+    """What the router asks of an index. The slot of a rank is its bit in a mask."""
 
     def overlaps(self, blocks: PromptBlocks, now: float) -> dict[int, int]:
-        """Return, for each worker that has any, how many leading blocks of a prompt it has."""
+        """Return, for each rank that has any, how many leading blocks of a prompt it has."""
         ...
 
-    def routed(self, worker: int, blocks: PromptBlocks, now: float) -> None:
-        """Take note that a prompt was sent to a worker."""
+    def routed(self, slot: int, blocks: PromptBlocks, now: float) -> None:
+        """Take note that a prompt was sent to a rank."""
         ...
 
-    def drop(self, worker: int) -> None:
-        """Forget a worker."""
+    def drop(self, slot: int) -> None:
+        """Forget a rank."""
         ...
 
 
 class PrefixIndex:
-    """The exact index, fed by the workers' KV events."""
+    """The exact index, fed by the ranks' KV events."""
 
     def __init__(self, *, closed_events: bool = False) -> None:
         """Build an empty index.
@@ -45,12 +45,12 @@ class PrefixIndex:
                 links from block to block, which mend a removal out of order, need not be kept.
         """
         self.resync: set[int] = set()
-        """Workers that stored a block whose parent is unknown: their events have a gap."""
+        """Ranks that stored a block whose parent is unknown: their events have a gap."""
         self.tiers = Tiers()
         """What they hold beyond the GPU; everything else here is about the GPU."""
         self._masks: dict[Hashable, int] = {}
-        self._partial: dict[tuple[Hashable, int], int] = {}  # (id, worker) -> blocks, where not all of the id's
-        self._copies: dict[tuple[Hashable, int], int] = {}  # (block, worker) -> copies beyond the first
+        self._partial: dict[tuple[Hashable, int], int] = {}  # (id, slot) -> blocks, where not all of the id's
+        self._copies: dict[tuple[Hashable, int], int] = {}  # (block, slot) -> copies beyond the first
         self._children: dict[Hashable, dict[Hashable, None]] | None = None if closed_events else {}
         self._parents: dict[Hashable, Hashable] = {}
 
@@ -58,109 +58,109 @@ class PrefixIndex:
         return len(self._masks)
 
     def overlaps(self, blocks: PromptBlocks, now: float = 0.0) -> dict[int, int]:
-        """Return, for each worker that has any, how many leading blocks of a prompt it has."""
+        """Return, for each rank that has any, how many leading blocks of a prompt it has."""
         ids, num_blocks, per_id = blocks
         found: dict[int, int] = {}
         for depth, mask in depths(self._masks, ids, -(-num_blocks // per_id)):
             while mask:
                 low = mask & -mask
-                worker = low.bit_length() - 1
+                slot = low.bit_length() - 1
                 mask ^= low
                 held = depth * per_id
-                if self._partial and (part := self._partial.get((ids[depth - 1], worker))) is not None:
+                if self._partial and (part := self._partial.get((ids[depth - 1], slot))) is not None:
                     held += part - per_id
-                found[worker] = held if held < num_blocks else num_blocks
+                found[slot] = held if held < num_blocks else num_blocks
         return found
 
-    def routed(self, worker: int, blocks: PromptBlocks, now: float) -> None:
-        """Do nothing: the worker's events will tell."""
+    def routed(self, slot: int, blocks: PromptBlocks, now: float) -> None:
+        """Do nothing: the rank's events will tell."""
 
-    def store(self, worker: int, ids: Ids, parent: Hashable | None = None) -> bool:
+    def store(self, slot: int, ids: Ids, parent: Hashable | None = None) -> bool:
         """Enter a chain of ids that stand for one block each, behind a parent (none: from the start).
 
-        Returns False, and marks the worker for a snapshot, if it does not have the parent: events were lost.
+        Returns False, and marks the rank for a snapshot, if it does not have the parent: events were lost.
         """
-        if parent is not None and not self.holds(parent, worker):
-            self.resync.add(worker)
+        if parent is not None and not self.holds(parent, slot):
+            self.resync.add(slot)
             return False
-        self._store_whole(worker, ids, parent, 1)
+        self._store_whole(slot, ids, parent, 1)
         return True
 
-    def store_blocks(self, worker: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> bool:
+    def store_blocks(self, slot: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> bool:
         """Enter blocks `start` to `stop` of a chain from its start, of which each id stands for several.
 
-        Returns False, and marks the worker for a snapshot, if it does not have the block before them.
+        Returns False, and marks the rank for a snapshot, if it does not have the block before them.
         """
         place, offset = divmod(start, blocks_per_id)
         last = place if offset else place - 1
-        if start and self._held(ids[last], worker, blocks_per_id) < (offset or blocks_per_id):
-            self.resync.add(worker)
+        if start and self._held(ids[last], slot, blocks_per_id) < (offset or blocks_per_id):
+            self.resync.add(slot)
             return False
         if offset:
-            self._grow(ids[place], worker, offset, min(stop - place * blocks_per_id, blocks_per_id), blocks_per_id)
+            self._grow(ids[place], slot, offset, min(stop - place * blocks_per_id, blocks_per_id), blocks_per_id)
             place += 1
         full, rest = divmod(stop, blocks_per_id)
         before = ids[place - 1] if place else None
-        self._store_whole(worker, ids[place:full], before, blocks_per_id)
+        self._store_whole(slot, ids[place:full], before, blocks_per_id)
         if rest and full >= place:
-            self._store_part(worker, ids[full], ids[full - 1] if full else None, rest, blocks_per_id)
+            self._store_part(slot, ids[full], ids[full - 1] if full else None, rest, blocks_per_id)
         return True
 
-    def _store_whole(self, worker: int, ids: Ids, before: Hashable | None, blocks_per_id: int) -> None:
-        """Enter all blocks of ids, behind one that the worker has."""
-        bit, masks = 1 << worker, self._masks
+    def _store_whole(self, slot: int, ids: Ids, before: Hashable | None, blocks_per_id: int) -> None:
+        """Enter all blocks of ids, behind one that the rank has."""
+        bit, masks = 1 << slot, self._masks
         for id in ids:
             mask = masks.get(id, 0)
             if mask & bit:
-                self._grow(id, worker, 0, blocks_per_id, blocks_per_id)
+                self._grow(id, slot, 0, blocks_per_id, blocks_per_id)
             else:
                 masks[id] = mask | bit
                 if not mask and self._children is not None:
                     self._link(before, id)
             before = id
 
-    def _store_part(self, worker: int, id: Hashable, before: Hashable | None, stop: int, blocks_per_id: int) -> None:
-        """Enter the first blocks of an id, behind one that the worker has."""
+    def _store_part(self, slot: int, id: Hashable, before: Hashable | None, stop: int, blocks_per_id: int) -> None:
+        """Enter the first blocks of an id, behind one that the rank has."""
         mask = self._masks.get(id, 0)
-        if mask >> worker & 1:
-            self._grow(id, worker, 0, stop, blocks_per_id)
+        if mask >> slot & 1:
+            self._grow(id, slot, 0, stop, blocks_per_id)
             return
-        self._masks[id] = mask | 1 << worker
-        self._partial[id, worker] = stop
+        self._masks[id] = mask | 1 << slot
+        self._partial[id, slot] = stop
         if not mask:
             self._link(before, id)
 
-    def remove(self, worker: int, ids: Ids) -> None:
+    def remove(self, slot: int, ids: Ids) -> None:
         """Take out a chain of ids that stand for one block each, last first; unknown ones are ignored."""
-        self.remove_blocks(worker, ids, 0, len(ids), 1)
+        self.remove_blocks(slot, ids, 0, len(ids), 1)
 
-    def remove_blocks(self, worker: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
+    def remove_blocks(self, slot: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Take out blocks `start` to `stop` of a chain, last first; unknown ones are ignored."""
         if self._children is None and not self._copies:
             place = -(-start // blocks_per_id)
-            self._remove_whole(1 << worker, ids, place, -(-stop // blocks_per_id))
+            self._remove_whole(1 << slot, ids, place, -(-stop // blocks_per_id))
             stop = place * blocks_per_id
         for place in range((stop - 1) // blocks_per_id, start // blocks_per_id - 1, -1):
             id, first = ids[place], place * blocks_per_id
             low, high = max(start - first, 0), min(stop - first, blocks_per_id)
-            if not self.holds(id, worker):
+            if not self.holds(id, slot):
                 continue
             if self._copies:
-                self._remove_copies(worker, id, low, high, blocks_per_id)
+                self._remove_copies(slot, id, low, high, blocks_per_id)
             else:
-                self._shrink(id, worker, low, blocks_per_id)
+                self._shrink(id, slot, low, blocks_per_id)
 
-    def _remove_copies(self, worker: int, id: Hashable, low: int, high: int, blocks_per_id: int) -> None:
+    def _remove_copies(self, slot: int, id: Hashable, low: int, high: int, blocks_per_id: int) -> None:
         """Take blocks `low` to `high` of an id out once, last first: one that was stored twice stays."""
         for offset in range(high - 1, low - 1, -1):
             block = (id, offset) if offset else id
-            extra = self._copies.get((block, worker), 0)
+            extra = self._copies.get((block, slot), 0)
             if extra > 1:
-                self._copies[block, worker] = extra - 1
+                self._copies[block, slot] = extra - 1
             elif extra:
-                del self._copies[block, worker]
+                del self._copies[block, slot]
             else:
-                self._shrink(id, worker, offset, blocks_per_id)
+                self._shrink(id, slot, offset, blocks_per_id)
 
     def _remove_whole(self, bit: int, ids: Ids, first: int, stop: int) -> None:
         """Take ids out of which no block remains, where there are no links to mend."""
@@ -174,67 +174,67 @@ class PrefixIndex:
         if partial and stop > first:
             partial.pop((ids[stop - 1], bit.bit_length() - 1), None)
 
-    def drop(self, worker: int) -> None:
-        """Forget a worker in one sweep."""
-        self.clear(worker)
-        self.tiers.drop(worker)
+    def drop(self, slot: int) -> None:
+        """Forget a rank in one sweep."""
+        self.clear(slot)
+        self.tiers.drop(slot)
 
-    def clear(self, worker: int) -> None:
-        """Forget what a worker has on its GPU."""
-        bit = 1 << worker
+    def clear(self, slot: int) -> None:
+        """Forget what a rank has on its GPU."""
+        bit = 1 << slot
         for id in [id for id, mask in self._masks.items() if mask & bit]:
-            self._unset(id, worker)
-        self._copies = {key: extra for key, extra in self._copies.items() if key[1] != worker}
-        self.resync.discard(worker)
+            self._unset(id, slot)
+        self._copies = {key: extra for key, extra in self._copies.items() if key[1] != slot}
+        self.resync.discard(slot)
 
-    def holds(self, id: Hashable, worker: int) -> bool:
-        """Tell whether a worker has the first block of an id."""
-        return bool(self._masks.get(id, 0) >> worker & 1)
+    def holds(self, id: Hashable, slot: int) -> bool:
+        """Tell whether a rank has the first block of an id."""
+        return bool(self._masks.get(id, 0) >> slot & 1)
 
-    def _held(self, id: Hashable, worker: int, blocks_per_id: int) -> int:
-        if not self.holds(id, worker):
+    def _held(self, id: Hashable, slot: int, blocks_per_id: int) -> int:
+        if not self.holds(id, slot):
             return 0
-        return self._partial.get((id, worker), blocks_per_id)
+        return self._partial.get((id, slot), blocks_per_id)
 
-    def _grow(self, id: Hashable, worker: int, start: int, stop: int, blocks_per_id: int) -> None:
-        """Enter blocks of an id of which the worker has some: count those it has, add the others."""
-        held = self._held(id, worker, blocks_per_id)
+    def _grow(self, id: Hashable, slot: int, start: int, stop: int, blocks_per_id: int) -> None:
+        """Enter blocks of an id of which the rank has some: count those it has, add the others."""
+        held = self._held(id, slot, blocks_per_id)
         for offset in range(start, min(stop, held)):
             block = (id, offset) if offset else id
-            self._copies[block, worker] = self._copies.get((block, worker), 0) + 1
+            self._copies[block, slot] = self._copies.get((block, slot), 0) + 1
         if stop > held:
             if stop == blocks_per_id:
-                self._partial.pop((id, worker), None)
+                self._partial.pop((id, slot), None)
             else:
-                self._partial[id, worker] = stop
+                self._partial[id, slot] = stop
 
-    def _shrink(self, id: Hashable, worker: int, held: int, blocks_per_id: int) -> None:
-        """Leave a worker the first `held` blocks of an id, and nothing behind them."""
+    def _shrink(self, id: Hashable, slot: int, held: int, blocks_per_id: int) -> None:
+        """Leave a rank the first `held` blocks of an id, and nothing behind them."""
         if held == 0:
-            self._clear(id, worker)
-        elif held < self._held(id, worker, blocks_per_id):
-            self._partial[id, worker] = held
-            self._cut(id, worker)
+            self._clear(id, slot)
+        elif held < self._held(id, slot, blocks_per_id):
+            self._partial[id, slot] = held
+            self._cut(id, slot)
 
-    def _clear(self, id: Hashable, worker: int) -> None:
-        if self.holds(id, worker):
-            self._cut(id, worker)
-            self._unset(id, worker)
+    def _clear(self, id: Hashable, slot: int) -> None:
+        if self.holds(id, slot):
+            self._cut(id, slot)
+            self._unset(id, slot)
 
-    def _cut(self, id: Hashable, worker: int) -> None:
-        """Forget what a worker has behind an id: without its prefix it cannot be used."""
+    def _cut(self, id: Hashable, slot: int) -> None:
+        """Forget what a rank has behind an id: without its prefix it cannot be used."""
         if self._children is None:
             return
-        behind = [child for child in self._children.get(id, ()) if self.holds(child, worker)]
+        behind = [child for child in self._children.get(id, ()) if self.holds(child, slot)]
         while behind:
             child = behind.pop()
-            behind += [next_ for next_ in self._children.get(child, ()) if self.holds(next_, worker)]
-            self._unset(child, worker)
+            behind += [next_ for next_ in self._children.get(child, ()) if self.holds(next_, slot)]
+            self._unset(child, slot)
 
-    def _unset(self, id: Hashable, worker: int) -> None:
-        mask = self._masks[id] & ~(1 << worker)
+    def _unset(self, id: Hashable, slot: int) -> None:
+        mask = self._masks[id] & ~(1 << slot)
         if self._partial:
-            self._partial.pop((id, worker), None)
+            self._partial.pop((id, slot), None)
         if mask:
             self._masks[id] = mask
             return
@@ -252,7 +252,7 @@ class PrefixIndex:
 
 
 class PredictedIndex:
-    """The approximate index, for workers without KV events: a prompt stays `ttl_s` where it was routed last."""
+    """The approximate index, for ranks without KV events: a prompt stays `ttl_s` where it was routed last."""
 
     def __init__(self, ttl_s: float = 120.0) -> None:
         self._ttl_s = ttl_s
@@ -264,41 +264,41 @@ class PredictedIndex:
         return len(self._masks)
 
     def overlaps(self, blocks: PromptBlocks, now: float) -> dict[int, int]:
-        """Return, for each worker that has any, how many leading blocks of a prompt it should have."""
+        """Return, for each rank that has any, how many leading blocks of a prompt it should have."""
         self._expire(now)
         ids, num_blocks, per_id = blocks
         found: dict[int, int] = {}
         for depth, mask in depths(self._masks, ids, -(-num_blocks // per_id)):
-            for worker in range(mask.bit_length()):
-                if mask >> worker & 1:
-                    found[worker] = min(depth * per_id, num_blocks)
+            for slot in range(mask.bit_length()):
+                if mask >> slot & 1:
+                    found[slot] = min(depth * per_id, num_blocks)
         return found
 
-    def routed(self, worker: int, blocks: PromptBlocks, now: float) -> None:
-        """Assume that a worker will cache a prompt sent to it."""
+    def routed(self, slot: int, blocks: PromptBlocks, now: float) -> None:
+        """Assume that a rank will cache a prompt sent to it."""
         ids, num_blocks, per_id = blocks
         prompt = ids[: -(-num_blocks // per_id)]
-        bit = 1 << worker
+        bit = 1 << slot
         for id in prompt:
             self._masks[id] = self._masks.get(id, 0) | bit
-            self._touched[id, worker] = now
-        self._expiry.append((now, worker, prompt))
+            self._touched[id, slot] = now
+        self._expiry.append((now, slot, prompt))
 
-    def drop(self, worker: int) -> None:
-        """Forget a worker."""
-        for id, number in [key for key in self._touched if key[1] == worker]:
+    def drop(self, slot: int) -> None:
+        """Forget a rank."""
+        for id, number in [key for key in self._touched if key[1] == slot]:
             self._unset(id, number)
 
     def _expire(self, now: float) -> None:
         while self._expiry and self._expiry[0][0] + self._ttl_s <= now:
-            routed, worker, ids = self._expiry.popleft()
+            routed, slot, ids = self._expiry.popleft()
             for id in ids:
-                if self._touched.get((id, worker)) == routed:
-                    self._unset(id, worker)
+                if self._touched.get((id, slot)) == routed:
+                    self._unset(id, slot)
 
-    def _unset(self, id: Hashable, worker: int) -> None:
-        del self._touched[id, worker]
-        mask = self._masks[id] & ~(1 << worker)
+    def _unset(self, id: Hashable, slot: int) -> None:
+        del self._touched[id, slot]
+        mask = self._masks[id] & ~(1 << slot)
         if mask:
             self._masks[id] = mask
         else:

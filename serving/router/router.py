@@ -1,13 +1,15 @@
-"""The router: picks a worker for each request and keeps the books. The same object serves live and virtual time.
+"""The router: picks a rank for each request and keeps the books. The same object serves live and virtual time.
 
-What it reckons with depends on the stage of a request that its workers are for, as in NVIDIA Dynamo:
+What can be routed to is a rank: a worker, which is a process, has one or more. A router knows each by a small number, its slot.
 
-    stage        prompt tokens to compute   what workers have cached   blocks of requests in flight
+What it reckons with depends on the stage of a request that its ranks are for, as in NVIDIA Dynamo:
+
+    stage        prompt tokens to compute   what ranks have cached     blocks of requests in flight
     aggregated   counted                    followed                   counted, shared ones once
     prefill      counted                    followed                   not counted: they leave with the prompt
     decode       of local prompts           for local prompts          counted, each request's whole
 
-A decode worker gets most prompts computed. One is local if the worker is to compute it itself.
+A decode rank gets most prompts computed. One is local if the rank is to compute it itself.
 """
 
 import random
@@ -15,8 +17,8 @@ from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
 
 from serving.router.blocks import PromptBlocks
-from serving.router.books import WorkerBooks
-from serving.router.candidates import NO_STATE, Candidates, Prompt, WorkerState
+from serving.router.books import RankBooks
+from serving.router.candidates import NO_STATE, Candidates, Prompt, RankState
 from serving.router.capacity import Capacity
 from serving.router.config import RouterConfig
 from serving.router.index import Index, PredictedIndex, PrefixIndex
@@ -28,10 +30,10 @@ from serving.router.tiers import NOTHING, BeyondGpu, Tiers
 class Decision(NamedTuple):
     """Where a request goes and what every candidate scored."""
 
-    worker: int
+    slot: int
     overlap_blocks: int
     """Leading blocks of the prompt that it need not compute, on its GPU or beyond."""
-    workers: list[int]
+    slots: list[int]
     costs: Sequence[float]
     overlaps: list[int]
     """These blocks at each candidate; empty if the mode does not follow who has what."""
@@ -42,28 +44,28 @@ class Decision(NamedTuple):
 
     @property
     def candidates(self) -> list[tuple[int, float, int]]:
-        """(worker, cost, overlap blocks) of every candidate."""
-        overlaps = self.overlaps or [0] * len(self.workers)
-        return list(zip(self.workers, self.costs, overlaps, strict=True))
+        """(slot, cost, overlap blocks) of every candidate."""
+        overlaps = self.overlaps or [0] * len(self.slots)
+        return list(zip(self.slots, self.costs, overlaps, strict=True))
 
 
 NOBODY = "no worker is known to the router"
 
 
 class NoWorkersError(Exception):
-    """There is no worker to route to."""
+    """There is no rank to route to."""
 
 
 class AllBusyError(Exception):
-    """Every worker reports more KV blocks in use than `busy_threshold` allows."""
+    """Every rank reports more KV blocks in use than `busy_threshold` allows."""
 
 
 class AllFullError(Exception):
-    """Every worker has as many requests waiting as `max_queue_depth` allows."""
+    """Every rank has as many requests waiting as `max_queue_depth` allows."""
 
 
 class Router:
-    """Picks workers; `pick` books a request at once, `on_first_token` and `on_finish` release it."""
+    """Picks ranks; `pick` books a request at once, `on_first_token` and `on_finish` release it."""
 
     def __init__(
         self,
@@ -84,8 +86,8 @@ class Router:
             block_size: tokens in a block.
             rng: what it draws from.
             closed_events: see `PrefixIndex`.
-            stage: what its workers do.
-            follows_events: whether a router of decode workers is to know what they have cached, for local prompts;
+            stage: what its ranks do.
+            follows_events: whether a router of decode ranks is to know what they have cached, for local prompts;
                 the other two know it if their mode asks for it.
 
         Raises:
@@ -96,7 +98,7 @@ class Router:
         self.policy: Policy = parsed.policy(config, rng)
         self.stage = stage
         self._has_overlap = follows_events if stage == "decode" else self.policy.needs_overlap
-        # Beside the policy, conditional disaggregation asks what the workers of a stage have to do.
+        # Beside the policy, conditional disaggregation asks what the ranks of a stage have to do.
         self._has_load = self.policy.needs_load or stage != "aggregated"
         self.wants_events = self._has_overlap and (config.use_kv_events or parsed.is_oracle)
         self.index: Index | None = None
@@ -107,54 +109,54 @@ class Router:
         elif self._has_overlap:
             self.index = PredictedIndex(config.router_ttl_s)
         self._hoped = PredictedIndex(parsed.predict) if parsed.predict and self.wants_events else None
-        self._predicted: PredictedIndex | None = None  # of workers that report no events, where others do
+        self._predicted: PredictedIndex | None = None  # of ranks that report no events, where others do
         self._silent: set[int] = set()
         self._busy_threshold = config.busy_threshold
         self._busy: set[int] = set()
         self._max_queue_depth = config.max_queue_depth
-        self._capacities: dict[int, Capacity] = {}  # of workers that report what they run, if there is a limit
+        self._capacities: dict[int, Capacity] = {}  # of ranks that report what they run, if there is a limit
         self._ttl_s = config.router_ttl_s
         self._temperature = config.router_temperature if parsed.temp is None else parsed.temp
         self._tolerance = parsed.eps / 100
         self._block_size = block_size
         self._rng = rng
-        self._books: dict[int, WorkerBooks] = {}
-        self._polled: dict[int, WorkerBooks] = {}
+        self._books: dict[int, RankBooks] = {}
+        self._polled: dict[int, RankBooks] = {}
         self._polled_s = float("-inf")
-        self._states: dict[int, WorkerState] = {}
-        self._workers: list[int] = []
+        self._states: dict[int, RankState] = {}
+        self._slots: list[int] = []
         self._booked: dict[Hashable, tuple[int, Prompt, int]] = {}
         self._held: dict[Hashable, tuple[float, Prompt]] = {}  # since when, in order
 
-    def add_worker(self, worker: int, *, has_events: bool = True) -> None:
-        """Route to a worker from now on; workers are small numbers. What one without events holds is predicted."""
-        self._books[worker] = WorkerBooks()
-        self._workers = sorted(self._books)
+    def add_rank(self, slot: int, *, has_events: bool = True) -> None:
+        """Route to a rank from now on, in a slot that is free. What one without events holds is predicted."""
+        self._books[slot] = RankBooks()
+        self._slots = sorted(self._books)
         if self.wants_events and not has_events:
-            self._silent.add(worker)
+            self._silent.add(slot)
             self._predicted = self._predicted or PredictedIndex(self._ttl_s)
 
-    def remove_worker(self, worker: int) -> None:
-        """Forget a worker, its cache and its bookings."""
-        if self._books.pop(worker, None) is None:
+    def remove_rank(self, slot: int) -> None:
+        """Forget a rank, its cache and its bookings."""
+        if self._books.pop(slot, None) is None:
             return
-        self._workers = sorted(self._books)
-        self._booked = {id: booking for id, booking in self._booked.items() if booking[0] != worker}
-        self._busy.discard(worker)
-        self._capacities.pop(worker, None)
-        if worker in self._silent and self._predicted is not None:
-            self._silent.discard(worker)
-            self._predicted.drop(worker)
+        self._slots = sorted(self._books)
+        self._booked = {id: booking for id, booking in self._booked.items() if booking[0] != slot}
+        self._busy.discard(slot)
+        self._capacities.pop(slot, None)
+        if slot in self._silent and self._predicted is not None:
+            self._silent.discard(slot)
+            self._predicted.drop(slot)
         elif self.index is not None:
-            self.index.drop(worker)
+            self.index.drop(slot)
         if self._hoped is not None:
-            self._hoped.drop(worker)
-        self._polled.pop(worker, None)
-        self._states.pop(worker, None)
+            self._hoped.drop(slot)
+        self._polled.pop(slot, None)
+        self._states.pop(slot, None)
 
     def on_load(
         self,
-        worker: int,
+        slot: int,
         kv_usage: float,
         num_waiting: int = 0,
         *,
@@ -162,14 +164,14 @@ class Router:
         max_num_seqs: int = 0,
         now: float = 0.0,
     ) -> None:
-        """Take note of a worker's share of KV blocks in use, its queue and its batch (`max_num_seqs` 0: unknown)."""
-        self._states[worker] = WorkerState(kv_usage, num_waiting)
+        """Take note of a rank's share of KV blocks in use, its queue and its batch (`max_num_seqs` 0: unknown)."""
+        self._states[slot] = RankState(kv_usage, num_waiting)
         if self._busy_threshold is not None and kv_usage > self._busy_threshold:
-            self._busy.add(worker)
+            self._busy.add(slot)
         else:
-            self._busy.discard(worker)
+            self._busy.discard(slot)
         if max_num_seqs and self._max_queue_depth is not None:
-            capacity = self._capacities.setdefault(worker, Capacity())
+            capacity = self._capacities.setdefault(slot, Capacity())
             capacity.on_report(num_running, num_waiting, max_num_seqs, kv_usage=kv_usage, now=now)
 
     def pick(
@@ -183,11 +185,11 @@ class Router:
         *,
         is_local: bool = False,
     ) -> Decision:
-        """Choose a worker for a request, or take the one it must go to (`only`), and book it there.
+        """Choose a rank for a request, or take the one it must go to (`only`), and book it there.
 
-        Workers to `avoid`, which have failed this request before, are chosen only if there is no other. A request that
-        was accepted before is not refusable: it goes to a full worker if there is no other. The prompt of a local one is
-        computed by its decode worker; a router of another stage need not know.
+        Ranks to `avoid`, which have failed this request before, are chosen only if there is no other. A request that
+        was accepted before is not refusable: it goes to a full rank if there is no other. The prompt of a local one is
+        computed by its decode rank; a router of another stage need not know.
 
         Raises:
             NoWorkersError: there is none.
@@ -215,26 +217,26 @@ class Router:
     def _eligible(
         self, only: int | None = None, avoid: frozenset[int] = frozenset(), is_refusable: bool = True
     ) -> list[int]:
-        """Return the workers among which a request has the choice, or raise what `pick` raises."""
-        workers = self._workers if only is None else [worker for worker in self._workers if worker == only]
-        if not workers:
+        """Return the ranks among which a request has the choice, or raise what `pick` raises."""
+        slots = self._slots if only is None else [slot for slot in self._slots if slot == only]
+        if not slots:
             raise NoWorkersError(NOBODY)
         if self._busy:
-            workers = [worker for worker in workers if worker not in self._busy]
-            if not workers:
+            slots = [slot for slot in slots if slot not in self._busy]
+            if not slots:
                 raise AllBusyError("all workers are busy")
         if avoid:
-            workers = [worker for worker in workers if worker not in avoid] or workers
+            slots = [slot for slot in slots if slot not in avoid] or slots
         if self._capacities:
-            roomy = [worker for worker in workers if not self._is_full(worker)]
+            roomy = [slot for slot in slots if not self._is_full(slot)]
             if not roomy and is_refusable:
                 raise AllFullError("all workers are full")
-            workers = roomy or workers
-        return workers
+            slots = roomy or slots
+        return slots
 
-    def _is_full(self, worker: int) -> bool:
-        capacity, depth = self._capacities.get(worker), self._max_queue_depth
-        return capacity is not None and depth is not None and capacity.is_full(self._books[worker].num_requests, depth)
+    def _is_full(self, slot: int) -> bool:
+        capacity, depth = self._capacities.get(slot), self._max_queue_depth
+        return capacity is not None and depth is not None and capacity.is_full(self._books[slot].num_requests, depth)
 
     @property
     def may_hold(self) -> bool:
@@ -242,13 +244,13 @@ class Router:
         return self._mode.is_held
 
     def place(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
-        """Choose a worker as `pick` does; with the addition late(H), None if the request waits at the router for now.
+        """Choose a rank as `pick` does; with the addition late(H), None if the request waits at the router for now.
 
         Whoever calls this asks for `next_held` and calls `release`, until that returns None, whenever a request has its
-        first token or ends, or a worker has come or gone.
+        first token or ends, or a rank has come or gone.
 
         Raises:
-            NoWorkersError: there is no worker.
+            NoWorkersError: there is no rank.
         """
         if not self._mode.is_held:
             return self.pick(request_id, prompt, now)
@@ -260,9 +262,9 @@ class Router:
     def next_held(self, now: float) -> tuple[Hashable, Prompt] | None:
         """Return whose turn it is of the requests that wait here: by arrival or, with wspt(A), by least cost.
 
-        None if nobody waits, or there is no worker that could be waited for.
+        None if nobody waits, or there is no rank that could be waited for.
         """
-        if not (self._held and self._workers):
+        if not (self._held and self._slots):
             return None
         request_id = next(iter(self._held))
         if self._mode.wspt is not None:
@@ -278,47 +280,47 @@ class Router:
 
     def _urgency(self, request_id: Hashable, now: float) -> float:
         arrived, prompt = self._held[request_id]
-        missing = min(self._candidates(self._workers, prompt, now).missing_tokens)
+        missing = min(self._candidates(self._slots, prompt, now).missing_tokens)
         return missing - (self._mode.wspt or 0.0) * (now - arrived) * 1000
 
     def _place_now(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
-        """Place a request unless the queue at its best worker is too long.
+        """Place a request unless the queue at its best rank is too long.
 
         Raises:
             NoWorkersError: there is none.
         """
-        if not self._workers:
+        if not self._slots:
             raise NoWorkersError(NOBODY)
         is_remote = self.stage == "decode"
-        candidates = self._candidates(self._workers, prompt, now, is_remote=is_remote)
+        candidates = self._candidates(self._slots, prompt, now, is_remote=is_remote)
         costs, place = self._score(candidates)
-        if self._books[self._workers[place]].prefill_tokens >= self._mode.late:
+        if self._books[self._slots[place]].prefill_tokens >= self._mode.late:
             return None
         return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
 
-    def _candidates(self, workers: list[int], prompt: Prompt, now: float, *, is_remote: bool = False) -> Candidates:
+    def _candidates(self, slots: list[int], prompt: Prompt, now: float, *, is_remote: bool = False) -> Candidates:
         """Gather what the policy may ask for; of a prompt that is computed elsewhere, nothing counts as cached."""
         books = self._books
         if self._mode.stale:
             if now - self._polled_s >= self._mode.stale / 1000:
                 self._polled_s = now
-                self._polled = {worker: book.snapshot() for worker, book in self._books.items()}
-            books = self._polled | {worker: books[worker] for worker in books if worker not in self._polled}
-        overlaps, beyond = [0] * len(workers), None
+                self._polled = {slot: book.snapshot() for slot, book in self._books.items()}
+            books = self._polled | {slot: books[slot] for slot in books if slot not in self._polled}
+        overlaps, beyond = [0] * len(slots), None
         if self._has_overlap and self.index is not None and not is_remote:
             found = self.index.overlaps(prompt.blocks, now)
             if self._predicted is not None:
                 found |= self._predicted.overlaps(prompt.blocks, now)
             if self._hoped is not None:
-                for worker, blocks in self._hoped.overlaps(prompt.blocks, now).items():
-                    found[worker] = max(blocks, found.get(worker, 0))
-            overlaps = [found.get(worker, 0) for worker in workers]
+                for slot, blocks in self._hoped.overlaps(prompt.blocks, now).items():
+                    found[slot] = max(blocks, found.get(slot, 0))
+            overlaps = [found.get(slot, 0) for slot in slots]
             if self._tiers is not None and not self._tiers.is_empty:
-                beyond = self._beyond_gpu(self._tiers, prompt, found, workers)
-        states = [self._states.get(worker, NO_STATE) for worker in workers] if self._states else None
+                beyond = self._beyond_gpu(self._tiers, prompt, found, slots)
+        states = [self._states.get(slot, NO_STATE) for slot in slots] if self._states else None
         return Candidates(
-            workers,
-            [books[worker] for worker in workers],
+            slots,
+            [books[slot] for slot in slots],
             overlaps,
             prompt,
             self._block_size,
@@ -329,11 +331,11 @@ class Router:
         )
 
     def _beyond_gpu(
-        self, tiers: Tiers, prompt: Prompt, on_gpu: dict[int, int], workers: list[int]
+        self, tiers: Tiers, prompt: Prompt, on_gpu: dict[int, int], slots: list[int]
     ) -> list[BeyondGpu] | None:
-        """Return what each of the workers can fetch, None if none can fetch any."""
-        runs = tiers.runs(prompt.blocks, on_gpu, workers)
-        return [runs.get(worker, NOTHING) for worker in workers] if runs else None
+        """Return what each of the ranks can fetch, None if none can fetch any."""
+        runs = tiers.runs(prompt.blocks, on_gpu, slots)
+        return [runs.get(slot, NOTHING) for slot in slots] if runs else None
 
     def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
         """Return what each candidate costs, and the place of the one to choose."""
@@ -354,46 +356,46 @@ class Router:
     ) -> Decision:
         """Book a request where it was placed."""
         decision, prompt = self._decision(candidates, costs, place), candidates.prompt
-        worker = decision.worker
+        slot = decision.slot
         self.policy.routed(candidates, place)
         if is_remote:
-            self.book(request_id, worker, prompt, 0)
+            self.book(request_id, slot, prompt, 0)
             self.on_first_token(request_id)  # what it comes for is decoding: it counts as such from the start
         else:
-            self.book(request_id, worker, prompt, decision.prefill_tokens)
+            self.book(request_id, slot, prompt, decision.prefill_tokens)
         if self._has_overlap:
-            index = self._predicted if worker in self._silent else self.index
+            index = self._predicted if slot in self._silent else self.index
             if index is not None:
-                index.routed(worker, prompt.blocks, now)
+                index.routed(slot, prompt.blocks, now)
             if self._hoped is not None:
-                self._hoped.routed(worker, prompt.blocks, now)
+                self._hoped.routed(slot, prompt.blocks, now)
         return decision
 
     def _decision(self, candidates: Candidates, costs: Sequence[float], place: int) -> Decision:
-        workers, found = candidates.workers, candidates.found_blocks
+        slots, found = candidates.slots, candidates.found_blocks
         return Decision(
-            workers[place],
+            slots[place],
             found[place],
-            workers,
+            slots,
             costs,
             found if self._has_overlap else [],
             candidates.gpu_blocks[place],
             candidates.prompt.num_tokens - round(candidates.overlap_blocks[place] * self._block_size),
         )
 
-    def book(self, request_id: Hashable, worker: int, prompt: Prompt, prefill_tokens: int) -> None:
-        """Enter a request in a worker's books: one of ours, or one that another router sent there."""
-        books = self._books[worker]
+    def book(self, request_id: Hashable, slot: int, prompt: Prompt, prefill_tokens: int) -> None:
+        """Enter a request in a rank's books: one of ours, or one that another router sent there."""
+        books = self._books[slot]
         if self.stage != "aggregated":
             prompt = self._as_held(request_id, prompt)
         if self._has_load:
             books.add(prompt.blocks, has_tail=prompt.has_tail(self._block_size), prefill_tokens=prefill_tokens)
         else:
             books.num_requests += 1
-        self._booked[request_id] = (worker, prompt, prefill_tokens)
+        self._booked[request_id] = (slot, prompt, prefill_tokens)
 
     def _as_held(self, request_id: Hashable, prompt: Prompt) -> Prompt:
-        """Return what a request holds at a worker of its stage: nothing that lasts, or blocks that it shares with none."""
+        """Return what a request holds at a rank of its stage: nothing that lasts, or blocks that it shares with none."""
         if self.stage == "prefill":
             return Prompt(0, PromptBlocks.of(()))
         num_blocks = prompt.blocks.num_blocks
@@ -404,13 +406,13 @@ class Router:
         """Release the prefill part of a booking; a second call, or an unknown request, changes nothing."""
         booking = self._booked.get(request_id)
         if booking is not None and booking[2] >= 0:
-            worker, prompt, prefill_tokens = booking
+            slot, prompt, prefill_tokens = booking
             if self._has_load:
-                books = self._books[worker]
+                books = self._books[slot]
                 books.prefill_tokens -= prefill_tokens
                 books.num_decoding += 1
                 books.context_tokens += prompt.num_tokens
-            self._booked[request_id] = (worker, prompt, -1)
+            self._booked[request_id] = (slot, prompt, -1)
 
     def on_finish(self, request_id: Hashable) -> None:
         """Release a booking, or let a request wait here no longer, on whichever way it ended; unknown ones change nothing."""
@@ -418,18 +420,18 @@ class Router:
         if booking is None:
             self._held.pop(request_id, None)
             return
-        worker, prompt, prefill_tokens = booking
-        if prefill_tokens < 0 and (capacity := self._capacities.get(worker)) is not None:
+        slot, prompt, prefill_tokens = booking
+        if prefill_tokens < 0 and (capacity := self._capacities.get(slot)) is not None:
             capacity.on_end()
         self.on_first_token(request_id)
         del self._booked[request_id]
         if self._has_load:
-            books = self._books[worker]
+            books = self._books[slot]
             books.num_decoding -= 1
             books.context_tokens -= prompt.num_tokens
             books.remove(prompt.blocks, has_tail=prompt.has_tail(self._block_size))
         else:
-            self._books[worker].num_requests -= 1
+            self._books[slot].num_requests -= 1
 
     @property
     def is_oracle(self) -> bool:
@@ -446,6 +448,6 @@ class Router:
         """Requests that wait at the router."""
         return len(self._held)
 
-    def load(self, worker: int) -> WorkerBooks:
-        """Return the books of a worker."""
-        return self._books[worker]
+    def load(self, slot: int) -> RankBooks:
+        """Return the books of a rank."""
+        return self._books[slot]

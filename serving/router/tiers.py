@@ -1,7 +1,7 @@
 """What can be fetched beyond the GPU: who has which blocks in host memory, on its own disks, or in a store that all share.
 
-Blocks there may be missing in the middle of a prompt, so a look-up goes along it, for all workers at once. A run begins where a
-worker's blocks on the GPU end, and goes on as long as any tier has the next block; it counts in the nearest that has it:
+Blocks there may be missing in the middle of a prompt, so a look-up goes along it, for all ranks at once. A run begins where a
+rank's blocks on the GPU end, and goes on as long as any tier has the next block; it counts in the nearest that has it:
 
     blocks of a prompt     0 1 2 3 4 5 6 7 8
     on the GPU             # # # . . . . . .     3, as the prefix index says
@@ -17,7 +17,7 @@ from serving.router.blocks import Ids, PromptBlocks
 from serving.router.events import Medium
 
 EVERYONE = -1
-"""The mask of all workers there are or will be."""
+"""The mask of all ranks there are or will be."""
 
 
 class PerTier(NamedTuple):
@@ -29,7 +29,7 @@ class PerTier(NamedTuple):
 
 
 class BeyondGpu(NamedTuple):
-    """The blocks of a prompt that a worker can fetch, behind those on its GPU, each in its nearest tier."""
+    """The blocks of a prompt that a rank can fetch, behind those on its GPU, each in its nearest tier."""
 
     host: int
     disk: int
@@ -45,7 +45,7 @@ EVERYTHING = PerTier(1.0, 1.0, 1.0)
 
 
 class Tiers:
-    """Blocks by tier, as the workers' KV events tell. A block is in a tier or is not: to store it twice changes nothing."""
+    """Blocks by tier, as the ranks' KV events tell. A block is in a tier or is not: to store it twice changes nothing."""
 
     def __init__(self) -> None:
         self._tiers: dict[Medium, Tier] = {"CPU": Tier(), "STORAGE": Tier(), "SHARED": Tier()}
@@ -55,33 +55,33 @@ class Tiers:
         """Whether no block is in any."""
         return not any(tier.whole or tier.parts for tier in self._tiers.values())
 
-    def store(self, worker: int, medium: Medium, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
+    def store(self, slot: int, medium: Medium, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Enter blocks `start` to `stop` of a chain of which each id stands for several."""
-        self._tiers[medium].store(_mask(worker, medium), ids, start, stop, blocks_per_id)
+        self._tiers[medium].store(_mask(slot, medium), ids, start, stop, blocks_per_id)
 
-    def remove(self, worker: int, medium: Medium, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
+    def remove(self, slot: int, medium: Medium, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Take blocks `start` to `stop` of a chain out; unknown ones are ignored."""
-        self._tiers[medium].remove(_mask(worker, medium), ids, start, stop, blocks_per_id)
+        self._tiers[medium].remove(_mask(slot, medium), ids, start, stop, blocks_per_id)
 
-    def drop(self, worker: int, medium: Medium | None = None) -> None:
-        """Forget what a worker has in a tier, or in all; what it wrote to the shared store stays there."""
+    def drop(self, slot: int, medium: Medium | None = None) -> None:
+        """Forget what a rank has in a tier, or in all; what it wrote to the shared store stays there."""
         for name, tier in self._tiers.items():
             if name != "SHARED" and medium in (None, name):
-                tier.drop(1 << worker)
+                tier.drop(1 << slot)
 
-    def runs(self, blocks: PromptBlocks, on_gpu: Mapping[int, int], workers: Sequence[int]) -> dict[int, BeyondGpu]:
-        """Return, for each of the workers that has any, the blocks that continue its leading blocks on the GPU."""
+    def runs(self, blocks: PromptBlocks, on_gpu: Mapping[int, int], slots: Sequence[int]) -> dict[int, BeyondGpu]:
+        """Return, for each of the ranks that has any, the blocks that continue its leading blocks on the GPU."""
         num_blocks, per_id = blocks.num_blocks, blocks.blocks_per_id
         starts: dict[int, list[int]] = {}  # the place of an id -> whose run begins in it
-        for worker in workers:
-            if (start := on_gpu.get(worker, 0)) < num_blocks:
-                starts.setdefault(start // per_id, []).append(worker)
+        for slot in slots:
+            if (start := on_gpu.get(slot, 0)) < num_blocks:
+                starts.setdefault(start // per_id, []).append(slot)
         if not starts:
             return {}
         walk, places = Walk(list(self._tiers.values()), per_id), sorted(starts)
         for place, next_place in pairwise((*places, -(-num_blocks // per_id))):
-            for worker in starts[place]:
-                walk.begin(worker, on_gpu.get(worker, 0) - place * per_id)
+            for slot in starts[place]:
+                walk.begin(slot, on_gpu.get(slot, 0) - place * per_id)
             walk.go(blocks, place, next_place)
         return walk.end()
 
@@ -101,11 +101,11 @@ class Walk:
         self._split = [0] * len(tiers)  # who had the last id, whole, in which tier
         self._num_passed = 0  # ids
 
-    def begin(self, worker: int, offset: int) -> None:
-        """Let a worker's run begin at a block of the next id."""
-        self.going |= 1 << worker
+    def begin(self, slot: int, offset: int) -> None:
+        """Let a rank's run begin at a block of the next id."""
+        self.going |= 1 << slot
         if offset:
-            self._offsets[worker] = offset
+            self._offsets[slot] = offset
 
     def go(self, blocks: PromptBlocks, place: int, stop: int) -> None:
         """Pass the ids of a prompt between two places, as long as anybody's run goes on."""
@@ -142,8 +142,8 @@ class Walk:
         split: list[int] = []
         left, by_block = self.going, 0
         if num_blocks == self._per_id:
-            for worker in self._offsets:
-                by_block |= 1 << worker
+            for slot in self._offsets:
+                by_block |= 1 << slot
             left ^= by_block
             for tier in self._tiers:
                 whole = left & tier.whole.get(id, 0)
@@ -160,22 +160,22 @@ class Walk:
         self._num_passed += 1
         self.going ^= left
         if by_block:
-            for worker in _workers(by_block):
-                if not self._step_by_block(worker, id, range(self._offsets.get(worker, 0), num_blocks)):
-                    self.going ^= 1 << worker
+            for slot in _slots(by_block):
+                if not self._step_by_block(slot, id, range(self._offsets.get(slot, 0), num_blocks)):
+                    self.going ^= 1 << slot
             self._offsets.clear()
 
     def end(self) -> dict[int, BeyondGpu]:
         """Return what each has."""
         self._turn([0] * len(self._tiers))
-        return {worker: BeyondGpu(*count) for worker, count in self._counts.items() if any(count)}
+        return {slot: BeyondGpu(*count) for slot, count in self._counts.items() if any(count)}
 
-    def _step_by_block(self, worker: int, id: Hashable, blocks: range) -> bool:
-        """Count blocks of an id up to the first that the worker has in no tier; return whether it has all."""
-        counts = self._counts.setdefault(worker, [0] * len(self._tiers))
+    def _step_by_block(self, slot: int, id: Hashable, blocks: range) -> bool:
+        """Count blocks of an id up to the first that the rank has in no tier; return whether it has all."""
+        counts = self._counts.setdefault(slot, [0] * len(self._tiers))
         for block in blocks:
             for place, tier in enumerate(self._tiers):
-                if tier.has(id, worker, block):
+                if tier.has(id, slot, block):
                     counts[place] += 1
                     break
             else:
@@ -186,9 +186,9 @@ class Walk:
         """Take note that others have the next id than had the last: who ends has what was passed, less what it began behind."""
         num_blocks = self._num_passed * self._per_id
         for place, (before, after) in enumerate(zip(self._split, split, strict=True)):
-            for worker in _workers(before ^ after):
-                counts = self._counts.setdefault(worker, [0] * len(self._tiers))
-                counts[place] += num_blocks if before >> worker & 1 else -num_blocks
+            for slot in _slots(before ^ after):
+                counts = self._counts.setdefault(slot, [0] * len(self._tiers))
+                counts[place] += num_blocks if before >> slot & 1 else -num_blocks
         self._split = split
 
 
@@ -236,12 +236,12 @@ class Tier:
         for id in [id for id, holders in self.parts.items() if holder in holders]:
             self._set(id, holder, 0, 1)
 
-    def has(self, id: Hashable, worker: int, block: int) -> bool:
-        """Tell whether a worker can fetch a block of an id."""
-        if self.whole.get(id, 0) >> worker & 1:
+    def has(self, id: Hashable, slot: int, block: int) -> bool:
+        """Tell whether a rank can fetch a block of an id."""
+        if self.whole.get(id, 0) >> slot & 1:
             return True
         parts = self.parts.get(id)
-        return parts is not None and bool((parts.get(1 << worker, 0) | parts.get(EVERYONE, 0)) >> block & 1)
+        return parts is not None and bool((parts.get(1 << slot, 0) | parts.get(EVERYONE, 0)) >> block & 1)
 
     def _held(self, id: Hashable, holder: int, every: int) -> int:
         if self.whole.get(id, 0) & holder:
@@ -270,8 +270,8 @@ class Tier:
                 del self.parts[id]
 
 
-def _mask(worker: int, medium: Medium) -> int:
-    return EVERYONE if medium == "SHARED" else 1 << worker
+def _mask(slot: int, medium: Medium) -> int:
+    return EVERYONE if medium == "SHARED" else 1 << slot
 
 
 def _whole_ids(ids: Ids, start: int, stop: int, blocks_per_id: int) -> Ids:
@@ -289,11 +289,11 @@ def _pieces(ids: Ids, start: int, stop: int, blocks_per_id: int) -> list[tuple[H
     return pieces
 
 
-def _workers(mask: int) -> list[int]:
-    """Return the workers of a mask."""
-    workers = []
+def _slots(mask: int) -> list[int]:
+    """Return the ranks of a mask."""
+    slots = []
     while mask:
         low = mask & -mask
-        workers.append(low.bit_length() - 1)
+        slots.append(low.bit_length() - 1)
         mask ^= low
-    return workers
+    return slots

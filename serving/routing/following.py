@@ -1,6 +1,6 @@
 """Following a live system: which instances serve an endpoint, what each has cached, and its load.
 
-What is heard goes into the router core, which knows each rank of an instance as a worker with a number of its own.
+What is heard goes into the router core, which knows each rank of an instance by a small number of its own, its slot.
 KV events are numbered: `KvFollower` notices what is lost, and a snapshot from the worker mends it.
 """
 
@@ -32,11 +32,11 @@ MAX_SNAPSHOTS = 4
 """Snapshots fetched at once: a fleet that joins does not send everything together."""
 
 
-class Worker(NamedTuple):
-    """One rank of an instance: what the router core calls a worker."""
+class Rank(NamedTuple):
+    """What can be routed to: a data-parallel rank of an instance, which is a worker."""
 
     instance_id: int
-    rank: int
+    dp_rank: int
 
 
 class WorkerTraits(NamedTuple):
@@ -56,7 +56,7 @@ def traits_of(cards: Mapping[str, ModelCard], instance_id: int) -> WorkerTraits 
 
 
 class Following:
-    """Keeps a router core up to date about the workers of an endpoint."""
+    """Keeps a router core up to date about the ranks of an endpoint."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Following:
         core: Router,
         traits: Callable[[int], WorkerTraits | None],
     ) -> None:
-        self.workers: dict[int, Worker] = {}
-        """The workers that can be routed to, by their numbers in the core."""
-        self.numbers: dict[Worker, int] = {}
-        self.loads: dict[Worker, LoadReport] = {}
+        self.ranks: dict[int, Rank] = {}
+        """What can be routed to, by slot: the small number that the core knows it by."""
+        self.slots: dict[Rank, int] = {}
+        self.loads: dict[Rank, LoadReport] = {}
         """What each reported last."""
         self._runtime = runtime
         self._address = address
@@ -119,24 +119,24 @@ class Following:
         if traits is None:
             self._cardless.add(instance_id)
             return
-        for rank in range(traits.num_ranks):
-            worker = Worker(instance_id, rank)
-            number = next(free for free in range(len(self.workers) + 1) if free not in self.workers)
-            self.numbers[worker] = number
-            self.workers[number] = worker
-            self._core.add_worker(number, has_events=traits.has_kv_events)
+        for dp_rank in range(traits.num_ranks):
+            rank = Rank(instance_id, dp_rank)
+            slot = next(free for free in range(len(self.ranks) + 1) if free not in self.ranks)
+            self.slots[rank] = slot
+            self.ranks[slot] = rank
+            self._core.add_rank(slot, has_events=traits.has_kv_events)
             if self._follower is not None and traits.has_kv_events:
-                self._mend(worker, number)
+                self._mend(rank, slot)
 
     def _on_leave(self, instance_id: int) -> None:
         self._cardless.discard(instance_id)
-        for worker in [worker for worker in self.numbers if worker.instance_id == instance_id]:
-            number = self.numbers.pop(worker)
-            del self.workers[number]
-            self._core.remove_worker(number)
-            self.loads.pop(worker, None)
+        for rank in [rank for rank in self.slots if rank.instance_id == instance_id]:
+            slot = self.slots.pop(rank)
+            del self.ranks[slot]
+            self._core.remove_rank(slot)
+            self.loads.pop(rank, None)
             if self._follower is not None:
-                self._follower.drop(number)
+                self._follower.drop(slot)
 
     def _on_kv_events(self, data: bytes) -> None:
         assert self._follower is not None
@@ -146,10 +146,10 @@ class Following:
         except ValueError as error:
             log.warning("a KV event message was ignored: %s", error)
             return
-        worker = Worker(message.instance_id, message.rank)
-        number = self.numbers.get(worker)
-        if number is not None and self._follower.on_events(number, message.epoch, message.number, events):
-            self._mend(worker, number)
+        rank = Rank(message.instance_id, message.rank)
+        slot = self.slots.get(rank)
+        if slot is not None and self._follower.on_events(slot, message.epoch, message.number, events):
+            self._mend(rank, slot)
 
     def _on_load(self, data: bytes) -> None:
         try:
@@ -157,13 +157,13 @@ class Following:
         except ValueError as error:
             log.warning("a load report was ignored: %s", error)
             return
-        worker = Worker(report.instance_id, report.rank)
-        number = self.numbers.get(worker)
-        if number is None:
+        rank = Rank(report.instance_id, report.rank)
+        slot = self.slots.get(rank)
+        if slot is None:
             return
-        self.loads[worker] = report
+        self.loads[rank] = report
         self._core.on_load(
-            number,
+            slot,
             report.kv_active_blocks / max(report.kv_total_blocks, 1),
             report.num_waiting,
             num_running=report.num_running,
@@ -171,30 +171,30 @@ class Following:
             now=asyncio.get_running_loop().time(),
         )
         follower = self._follower
-        if follower is not None and report.epoch and follower.on_heartbeat(number, report.epoch, report.number):
-            self._mend(worker, number)
+        if follower is not None and report.epoch and follower.on_heartbeat(slot, report.epoch, report.number):
+            self._mend(rank, slot)
 
-    def _mend(self, worker: Worker, number: int) -> None:
-        """Fetch a snapshot of what a worker has cached."""
-        task = asyncio.create_task(self._fetch_snapshot(worker, number))
+    def _mend(self, rank: Rank, slot: int) -> None:
+        """Fetch a snapshot of what a rank has cached."""
+        task = asyncio.create_task(self._fetch_snapshot(rank, slot))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _fetch_snapshot(self, worker: Worker, number: int) -> None:
+    async def _fetch_snapshot(self, rank: Rank, slot: int) -> None:
         assert self._follower is not None
         address = snapshots_address(self._address)
         try:
             async with self._snapshots, asyncio.timeout(SNAPSHOT_TIMEOUT_S):
-                stream = self.client.side_call(worker.instance_id, address, worker.rank)
+                stream = self.client.side_call(rank.instance_id, address, rank.dp_rank)
                 start, *chains = msgspec.convert([item async for item in stream], list[Event])
                 epoch, num_messages = msgspec.convert(start, tuple[int, int])
                 stored = [event for event in map(decode, chains) if isinstance(event, BlocksStored)]
         except (CallError, TimeoutError, ValueError) as error:
-            log.warning("no KV snapshot of instance %x: %s", worker.instance_id, error)
-            self._follower.on_no_snapshot(number)
+            log.warning("no KV snapshot of instance %x: %s", rank.instance_id, error)
+            self._follower.on_no_snapshot(slot)
             return
-        if self.numbers.get(worker) != number:
+        if self.slots.get(rank) != slot:
             return
-        log.debug("KV snapshot of instance %x: %d chains", worker.instance_id, len(stored))
-        if self._follower.on_snapshot(number, epoch, num_messages, stored):
-            self._mend(worker, number)
+        log.debug("KV snapshot of instance %x: %d chains", rank.instance_id, len(stored))
+        if self._follower.on_snapshot(slot, epoch, num_messages, stored):
+            self._mend(rank, slot)

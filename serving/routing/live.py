@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from serving.model.card import Role
 from serving.router import Decision, Prompt, PromptBlocks, Router, RouterConfig
-from serving.router.books import WorkerBooks
+from serving.router.books import RankBooks
 from serving.router.router import NoWorkersError
-from serving.routing.following import Following, Worker, WorkerTraits
+from serving.routing.following import Following, Rank, WorkerTraits
 from serving.routing.peers import Peers
 from serving.runtime.address import EndpointAddress
 from serving.runtime.client import ReplyStream
@@ -23,7 +23,7 @@ class Placement(NamedTuple):
     """Where a request goes, and under which number it is booked."""
 
     request: int
-    worker: Worker
+    rank: Rank
     slot: int
     overlap_blocks: int
     decision: Decision
@@ -60,7 +60,7 @@ class Routing:
         self.block_size = block_size
         self._traits = traits
         self._following = Following(runtime, address, self.core, traits)
-        self._peers = Peers(runtime, address, self.core, self._following.numbers)
+        self._peers = Peers(runtime, address, self.core, self._following.slots)
         self._requests = itertools.count()
 
     async def start(self) -> None:
@@ -74,30 +74,30 @@ class Routing:
         await self._following.close()
 
     @property
-    def num_workers(self) -> int:
-        """Workers that can be routed to."""
-        return len(self._following.workers)
+    def num_ranks(self) -> int:
+        """Ranks that can be routed to."""
+        return len(self._following.ranks)
 
     @property
-    def loads(self) -> Mapping[Worker, LoadReport]:
-        """What each worker reported last."""
+    def loads(self) -> Mapping[Rank, LoadReport]:
+        """What each rank reported last."""
         return self._following.loads
 
-    def workers(self) -> list[Worker]:
-        """Return the workers that can be routed to, in order of their numbers in the core."""
-        return [worker for _, worker in sorted(self._following.workers.items())]
+    def ranks(self) -> list[Rank]:
+        """Return the ranks that can be routed to, in order of their slots."""
+        return [rank for _, rank in sorted(self._following.ranks.items())]
 
-    def books(self) -> list[tuple[Worker, WorkerBooks]]:
-        """Return what the router core has in its books of each worker."""
-        return [(worker, self.core.load(number)) for number, worker in sorted(self._following.workers.items())]
+    def books(self) -> list[tuple[Rank, RankBooks]]:
+        """Return what the router core has in its books of each rank."""
+        return [(rank, self.core.load(slot)) for slot, rank in sorted(self._following.ranks.items())]
 
     def traits(self, instance_id: int) -> WorkerTraits | None:
         """Return what is known of an instance."""
         return self._traits(instance_id)
 
-    def worker(self, slot: int) -> Worker:
-        """Return the worker that the router core knows by this number."""
-        return self._following.workers[slot]
+    def rank(self, slot: int) -> Rank:
+        """Return the rank that has this slot in the router core."""
+        return self._following.ranks[slot]
 
     async def wait_for_workers(self) -> None:
         """Wait until there is one."""
@@ -112,41 +112,41 @@ class Routing:
         num_tokens: int,
         hashes: list[int],
         instance_id: int | None = None,
-        rank: int | None = None,
+        dp_rank: int | None = None,
         *,
         avoid: Collection[int] = (),
         session: str | None = None,
         is_refusable: bool = True,
         is_local: bool = True,
     ) -> Placement:
-        """Choose a worker, or take the one asked for, and book the request there; instances to avoid come last.
+        """Choose a rank, or take the one asked for, and book the request there; instances to avoid come last.
 
-        Its prompt is local unless a worker of another pool has computed it.
+        Its prompt is local unless a rank of another pool has computed it.
 
         Raises:
             NoWorkersError: there is none, or not the one asked for.
             AllBusyError: all are busy.
             AllFullError: all are full, and the request is refusable.
         """
-        if not self.num_workers:
+        if not self.num_ranks:
             raise NoWorkersError(f"no instance of {self.address} is there")
-        only = None if instance_id is None else self._number(instance_id, rank or 0)
+        only = None if instance_id is None else self._slot(instance_id, dp_rank or 0)
         request, now = next(self._requests), asyncio.get_running_loop().time()
         prompt = Prompt(num_tokens, PromptBlocks.of(hashes), session)
-        decision = self.core.pick(request, prompt, now, only, self._numbers(avoid), is_refusable, is_local=is_local)
-        worker, overlap = self.worker(decision.worker), decision.overlap_blocks
+        decision = self.core.pick(request, prompt, now, only, self._slots(avoid), is_refusable, is_local=is_local)
+        rank, overlap = self.rank(decision.slot), decision.overlap_blocks
         is_remote = self.core.stage == "decode" and not is_local
         self._peers.on_booked(
             request,
-            worker,
+            rank,
             num_tokens=num_tokens,
             hashes=hashes,
             prefill_tokens=0 if is_remote else decision.prefill_tokens,
         )
         if is_remote:
             self._peers.on_first_token(request)
-        depth = self.core.load(decision.worker).num_requests - 1
-        return Placement(request, worker, decision.worker, overlap, decision, depth)
+        depth = self.core.load(decision.slot).num_requests - 1
+        return Placement(request, rank, decision.slot, overlap, decision, depth)
 
     def peek(self, num_tokens: int, hashes: list[int]) -> Decision:
         """Return what `pick` would choose for a local prompt; nothing is booked.
@@ -156,19 +156,17 @@ class Routing:
         """
         return self.core.peek(Prompt(num_tokens, PromptBlocks.of(hashes)), asyncio.get_running_loop().time())
 
-    def _number(self, instance_id: int, rank: int) -> int:
-        """Return the number in the core of the worker that a request must go to."""
-        number = self._following.numbers.get(Worker(instance_id, rank))
-        if number is None:
-            raise NoWorkersError(f"{self.address} has no instance {instance_id:x} (rank {rank})")
-        return number
+    def _slot(self, instance_id: int, dp_rank: int) -> int:
+        """Return the slot of the rank that a request must go to."""
+        slot = self._following.slots.get(Rank(instance_id, dp_rank))
+        if slot is None:
+            raise NoWorkersError(f"{self.address} has no instance {instance_id:x} (rank {dp_rank})")
+        return slot
 
-    def _numbers(self, instances: Collection[int]) -> frozenset[int]:
+    def _slots(self, instances: Collection[int]) -> frozenset[int]:
         if not instances:
             return frozenset()
-        return frozenset(
-            number for worker, number in self._following.numbers.items() if worker.instance_id in instances
-        )
+        return frozenset(slot for rank, slot in self._following.slots.items() if rank.instance_id in instances)
 
     def send(self, placement: Placement, request: Any) -> ReplyStream:
         """Send a request where it was placed.
@@ -176,7 +174,7 @@ class Routing:
         Raises:
             CallError: the instance is gone.
         """
-        return self._following.client.direct(request, placement.worker.instance_id)
+        return self._following.client.direct(request, placement.rank.instance_id)
 
     def on_first_token(self, placement: Placement) -> None:
         """Take note that its prompt is computed."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from serving.router import Prompt, PromptBlocks, Router
-from serving.routing.following import Worker
+from serving.routing.following import Rank
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import Stop
@@ -66,16 +66,16 @@ class Peers:
     """Tells other routers what is booked here, and books here what they tell."""
 
     def __init__(
-        self, runtime: DistributedRuntime, address: EndpointAddress, core: Router, numbers: Mapping[Worker, int]
+        self, runtime: DistributedRuntime, address: EndpointAddress, core: Router, slots: Mapping[Rank, int]
     ) -> None:
-        """Prepare; `numbers` are those of the workers in the core."""
+        """Prepare; `slots` are the numbers of ranks in the core."""
         self.ids: set[int] = set()
         """The other routers."""
         self._runtime = runtime
         self._subject = address.subject(TOPIC)
         self._prefix = "".join(f"{part}/" for part in ("v1/routers", *address))
         self._core = core
-        self._numbers = numbers
+        self._slots = slots
         self._theirs: dict[int, set[int]] = {}  # by router, its requests that are booked here
         self._open: set[int] = set()  # our own requests that are not over
         self._outbox: list[Booking] = []
@@ -99,12 +99,10 @@ class Peers:
         for task in self._tasks:
             task.cancel()
 
-    def on_booked(
-        self, request: int, worker: Worker, *, num_tokens: int, hashes: list[int], prefill_tokens: int
-    ) -> None:
+    def on_booked(self, request: int, rank: Rank, *, num_tokens: int, hashes: list[int], prefill_tokens: int) -> None:
         """Tell that a request was placed."""
         self._open.add(request)
-        self._tell(Booked(request, *worker, num_tokens, hashes[:MESSAGE_HASHES], prefill_tokens))
+        self._tell(Booked(request, *rank, num_tokens, hashes[:MESSAGE_HASHES], prefill_tokens))
 
     def on_first_token(self, request: int) -> None:
         """Tell that a request's prompt is computed."""
@@ -164,12 +162,12 @@ class Peers:
         """Enter what another router tells."""
         core, theirs = self._core, self._theirs.setdefault(router_id, set())
         match booking:
-            case Booked(request, instance_id, rank, num_tokens, hashes, prefill_tokens):
-                number = self._numbers.get(Worker(instance_id, rank))
-                if number is not None and request not in theirs:
+            case Booked(request, instance_id, dp_rank, num_tokens, hashes, prefill_tokens):
+                slot = self._slots.get(Rank(instance_id, dp_rank))
+                if slot is not None and request not in theirs:
                     theirs.add(request)
                     prompt = Prompt(num_tokens, PromptBlocks.of(hashes))
-                    core.book((router_id, request), number, prompt, prefill_tokens)
+                    core.book((router_id, request), slot, prompt, prefill_tokens)
             case Prefilled(request):
                 core.on_first_token((router_id, request))
             case Ended(request):

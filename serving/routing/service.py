@@ -142,11 +142,11 @@ class RouterService:
         placement = self._pick(int(request["num_tokens"]), list(request["sequence_hashes"]), is_refusable=False)
         self._routing.on_finish(placement)
         yield {
-            "instance_id": placement.worker.instance_id,
-            "dp_rank": placement.worker.rank,
+            "instance_id": placement.rank.instance_id,
+            "dp_rank": placement.rank.dp_rank,
             "overlap_blocks": placement.overlap_blocks,
             "candidates": [
-                {"instance_id": self._routing.worker(slot).instance_id, "cost": cost, "overlap_blocks": overlap}
+                {"instance_id": self._routing.rank(slot).instance_id, "cost": cost, "overlap_blocks": overlap}
                 for slot, cost, overlap in placement.decision.candidates
             ],
         }
@@ -166,7 +166,7 @@ class RouterService:
         except CallError as error:
             stream.end(str(error), error.kind)
             return
-        request.dp_rank = placement.worker.rank
+        request.dp_rank = placement.rank.dp_rank
         request.token_ids = pack_u32(tokens)
         request.sequence_hashes = pack_u64(np.array(hashes, np.uint64))
         gate = asyncio.Event()

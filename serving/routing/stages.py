@@ -8,7 +8,7 @@ from typing import Any
 from serving.life import DisaggregationConfig
 from serving.life.bypass import bypasses, room
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.following import Worker
+from serving.routing.following import Rank
 from serving.routing.live import Placement, Routing
 
 ROOM = "bootstrap_room"
@@ -43,10 +43,10 @@ class Stages:
     def prefill(self) -> Routing | None:
         """The routing to workers that prefill, if there are any now."""
         routing = self._find_prefill()
-        return routing if routing is not None and routing.num_workers else None
+        return routing if routing is not None and routing.num_ranks else None
 
-    def bypass(self, num_tokens: int, hashes: list[int]) -> Worker | None:
-        """Return the worker that is to compute a prompt as well as answer it, if one is."""
+    def bypass(self, num_tokens: int, hashes: list[int]) -> Rank | None:
+        """Return the rank that is to compute a prompt as well as answer it, if one is."""
         prefill, decode = self.prefill, self.decode
         if prefill is None or self.config.conditional_disagg == "never":
             return None
@@ -55,11 +55,11 @@ class Stages:
         except (NoWorkersError, AllBusyError, AllFullError):
             return None
         try:
-            prefill_tokens = prefill.core.load(prefill.peek(num_tokens, hashes).worker).prefill_tokens
+            prefill_tokens = prefill.core.load(prefill.peek(num_tokens, hashes).slot).prefill_tokens
         except (NoWorkersError, AllBusyError, AllFullError):
             prefill_tokens = sys.maxsize  # it would be turned away there
-        worker, block_size = decode.worker(there.worker), decode.block_size
-        report, usage = decode.loads.get(worker), None
+        rank, block_size = decode.rank(there.slot), decode.block_size
+        report, usage = decode.loads.get(rank), None
         if report is not None and report.kv_total_blocks:
             num_needed = -(-num_tokens // block_size) - there.gpu_blocks
             usage = (report.kv_active_blocks + num_needed) / report.kv_total_blocks
@@ -70,16 +70,16 @@ class Stages:
             prefill_tokens=prefill_tokens,
             decode_usage=usage,
         )
-        return worker if is_bypassed else None
+        return rank if is_bypassed else None
 
     def meet(self, prefill: Routing, placement: Placement) -> dict[str, Any] | None:
         """Return what both calls of a request hold so that its workers meet, None if the prompt is computed first."""
-        traits = prefill.traits(placement.worker.instance_id)
+        traits = prefill.traits(placement.rank.instance_id)
         bootstrap = None if traits is None else traits.bootstrap
         if traits is None or bootstrap is None:
             return None  # such a worker can only go first
         if self.config.flow != "destination-first" and not bootstrap.is_needed:
             return None
         # Not drawn from a seed: the rooms of several frontends are to differ.
-        number = room(secrets.randbits(63), rank=placement.worker.rank, dp_size=traits.num_ranks)
+        number = room(secrets.randbits(63), rank=placement.rank.dp_rank, dp_size=traits.num_ranks)
         return {**bootstrap.params, ROOM: number}

@@ -61,8 +61,8 @@ def test_workers_that_leave_finish_their_requests_first():
     made, record = simulated(aggregated("at 2s: -1"), STEADY)
     history = counts(made)
     assert history[1] == (2, 0, 1, 1)
-    gone = 1 if made.fleet.members[1].state == "gone" else 0
-    left_s = made.fleet.members[gone].until_s
+    gone = 1 if made.fleet.workers[1].state == "gone" else 0
+    left_s = made.fleet.workers[gone].until_s
     assert history[2] == (left_s, 0, 1, 0)
     mine = record.requests.worker == gone
     assert left_s == pytest.approx(record.requests.last_token_s[mine].max())
@@ -103,7 +103,7 @@ def test_a_worker_that_hands_over_passes_on_the_kv_and_leaves_once_it_was_read()
     made, record = simulated(replace(deployment, transfer=transfer), workload((0.0, 96, 100)))
     assert made.losses.generated[0].num_tokens == 41
     assert made.losses.num_lost == 0
-    left_s = made.fleet.members[0].until_s
+    left_s = made.fleet.workers[0].until_s
     assert left_s == pytest.approx(0.605 + 1.0, rel=0.02)
     [last_s] = record.requests.last_token_s
     assert record.requests.osl.tolist() == [100]
@@ -158,7 +158,7 @@ def test_a_request_that_loses_its_worker_too_often_fails():
 
 def test_a_slow_worker_takes_longer_until_it_has_recovered():
     made, record = simulated(aggregated("at 1s: slow worker 0 x3 for 0.6s", replicas=1), workload((0.0, 96, 200)))
-    assert made.workers[0].busy_s == pytest.approx(0.2 + 199 * 0.01 + 0.4)
+    assert made.ranks[0].busy_s == pytest.approx(0.2 + 199 * 0.01 + 0.4)
     assert record.requests.last_token_s[0] == pytest.approx(0.2 + 199 * 0.01 + 0.4)
 
 
@@ -195,14 +195,14 @@ def test_a_start_that_fails_is_tried_again():
     deployment = aggregated("at 0s: +40", replicas=1, start_failure_rate=0.5, startup_s=1.0)
     made, _ = simulated(deployment, STEADY)
     assert 20 < made.fleet.num_failed_starts["worker"] < 70
-    assert made.fleet.of("worker", "ready")[-1].ready_s == pytest.approx(round(made.fleet.members[-1].ready_s))
+    assert made.fleet.of("worker", "ready")[-1].ready_s == pytest.approx(round(made.fleet.workers[-1].ready_s))
     assert len(made.fleet.of("worker", "ready")) == 41
 
 
 def test_startup_times_are_spread_around_their_mean():
     deployment = aggregated("at 0s: +400", replicas=1, startup_spread=0.5, startup_s=10.0)
     made, _ = simulated(deployment, STEADY)
-    lasted = [member.ready_s - member.since_s for member in made.fleet.members[1:]]
+    lasted = [worker.ready_s - worker.since_s for worker in made.fleet.workers[1:]]
     assert np.mean(lasted) == pytest.approx(10.0, rel=0.1)
     assert np.std(lasted) == pytest.approx(5.0, rel=0.2)
 
@@ -309,9 +309,9 @@ def test_nothing_is_lost_while_the_fleet_changes(world):
     deployment, requests = world
     made, record = simulated(deployment, requests)
     assert record.requests.request.tolist() == list(range(len(requests)))
-    for worker in made.workers:
-        engine = worker.engine
-        if not worker.is_gone:
+    for rank in made.ranks:
+        engine = rank.engine
+        if not rank.is_gone:
             assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
             assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
     assert made.traffic.links.next_s() is None
@@ -326,10 +326,10 @@ def test_nothing_is_lost_while_the_fleet_changes(world):
     if not failed:
         assert gaps == tokens
     for pool in deployment.pools:
-        members = [member for member in made.fleet.members if member.pool.name == pool.name]
+        workers = [worker for worker in made.fleet.workers if worker.pool.name == pool.name]
         end = made.clock.now
-        taken = sum(min(m.until_s, end) - m.since_s for m in members if m.since_s < end) * pool.gpus_per_worker
+        taken = sum(min(m.until_s, end) - m.since_s for m in workers if m.since_s < end) * pool.gpus_per_worker
         assert made.fleet.gpu_s(pool.name, end) == pytest.approx(taken)
         assert (
-            sum(member.state in ("ready", "draining") for member in members) == made.fleet.history[pool.name][-1].ready
+            sum(worker.state in ("ready", "draining") for worker in workers) == made.fleet.history[pool.name][-1].ready
         )

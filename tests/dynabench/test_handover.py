@@ -215,7 +215,7 @@ def test_what_is_sent_while_a_prompt_is_computed_has_been_computed():
     )
     deployment = replace(deployment, pools=(replace(prefill, mocker=tight), decode))
     made = cluster_of(Plan.alone(Settings(deployment)), requests)
-    engine, computed = made.workers[0].engine, [0] * 6
+    engine, computed = made.ranks[0].engine, [0] * 6
     for now in np.arange(0.1, 30.0, 0.1):
         made.resume(now)
         for sequence in engine.scheduler.running:
@@ -231,16 +231,16 @@ def test_what_is_sent_while_a_prompt_is_computed_has_been_computed():
 
 
 def num_blocks_sent(made, deployment):
-    """Return how many blocks came to all workers until now."""
+    """Return how many blocks came to all ranks until now."""
     now, transfer = made.clock.now, deployment.transfer
-    shares = [use.ingress for use in made.traffic.links.utilisation(now).workers]
+    shares = [use.ingress for use in made.traffic.links.utilisation(now).ranks]
     return sum(shares) * transfer.gpu_bandwidth * now / made.handover.settings.kv_size.block
 
 
 def test_an_oracle_knows_of_a_request_whose_kv_is_on_its_way():
     made = cluster_of(Plan.alone(Settings(apart(transfer=SLOW))), workload((0.0, 1000, 5)))
     made.resume(0.21)
-    assert true_work(made.workers[1].engine, 0.21) == [(0, 5, 1000)]
+    assert true_work(made.ranks[1].engine, 0.21) == [(0, 5, 1000)]
 
 
 def test_what_cannot_be_simulated_apart_is_refused():
@@ -348,7 +348,7 @@ def test_nothing_is_lost_on_the_way(world):
     """Every request ends once, no block stays behind, and what was read was there to be read."""
     deployment, requests = world
     made = cluster(deployment, requests)
-    for engine in (worker.engine for worker in made.workers):
+    for engine in (rank.engine for rank in made.ranks):
         assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
         assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
     assert made.traffic.links.next_s() is None
@@ -384,5 +384,5 @@ def check_conserved(made, deployment, requests):
         assert (held_s[is_whole] <= config.kv_lease_duration_s + 1e-9).all()
     for pool, use in zip(deployment.pools, pool_use(made), strict=True):
         assert (use.gpus, use.workers) == (pool.num_gpus, pool.replicas)
-    for worker in made.workers:
-        assert worker.busy_s <= max(log.last_token_s) + 1e-9
+    for rank in made.ranks:
+        assert rank.busy_s <= max(log.last_token_s) + 1e-9

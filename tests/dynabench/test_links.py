@@ -20,7 +20,7 @@ QWEN_8B, QWEN_235B = "Qwen/Qwen3-8B", "Qwen/Qwen3-235B-A22B"
 def linked(*num_gpus, **settings):
     links = Links(TransferConfig(**{"bandwidth_gb_s": 50.0, "latency_ms": 0.0} | settings))
     for gpus in num_gpus:
-        links.add_worker(gpus)
+        links.add_rank(gpus)
     return links
 
 
@@ -62,8 +62,8 @@ def test_two_transfers_from_one_port_share_it_while_both_last():
     links.start(1, 0.0, source=0, target=1, num_bytes=GB)
     links.start(2, 0.010, source=0, target=2, num_bytes=GB)
     assert ends(links) == pytest.approx({1: 0.030, 2: 0.040}, rel=1e-12)
-    assert links.utilisation(0.040).workers[0] == pytest.approx((1.0, 0.0))
-    assert [tuple(use) for use in links.utilisation(0.080).workers] == [(0.5, 0.0), (0.0, 0.25), (0.0, 0.25)]
+    assert links.utilisation(0.040).ranks[0] == pytest.approx((1.0, 0.0))
+    assert [tuple(use) for use in links.utilisation(0.080).ranks] == [(0.5, 0.0), (0.0, 0.25), (0.0, 0.25)]
 
 
 def test_the_first_of_two_transfers_is_not_held_up_by_one_that_has_not_begun():
@@ -73,7 +73,7 @@ def test_the_first_of_two_transfers_is_not_held_up_by_one_that_has_not_begun():
     assert ends(links) == pytest.approx({1: 0.040, 2: 0.050})
 
 
-def test_a_worker_has_the_links_of_its_gpus():
+def test_a_rank_has_the_links_of_its_gpus():
     assert duration(linked(4, 1), GB) == pytest.approx(0.020)
     assert duration(linked(4, 4), GB) == pytest.approx(0.005)
 
@@ -88,7 +88,7 @@ def test_links_without_a_limit_take_only_the_latency():
     for key, (source, target) in enumerate([(0, 1), (0, 2), (3, 2), (3, 1)]):
         links.start(key, 0.0, source=source, target=target, num_bytes=GB)
     assert ends(links) == dict.fromkeys(range(4), 0.002)
-    assert links.utilisation(1.0).workers[0] == (0.0, 0.0)
+    assert links.utilisation(1.0).ranks[0] == (0.0, 0.0)
 
 
 def test_nothing_to_send_takes_only_the_latency():
@@ -101,7 +101,7 @@ def test_a_dropped_transfer_leaves_its_share_to_others_and_counts_as_far_as_it_c
     links.start(2, 0.0, source=0, target=2, num_bytes=GB)
     links.drop(1, 0.010)
     assert ends(links) == pytest.approx({2: 0.025})
-    assert links.utilisation(0.1).workers[1].ingress == pytest.approx(0.05)
+    assert links.utilisation(0.1).ranks[1].ingress == pytest.approx(0.05)
     links.start(1, 0.1, source=0, target=1, num_bytes=GB)
     links.drop(1, 0.1 + 0.021)
     assert links.advance(1.0) == []
@@ -195,7 +195,7 @@ def test_layers_are_hidden_as_if_each_was_sent_when_it_is_computed(num_layers, t
 def test_what_went_ahead_is_used_capacity_but_takes_no_time():
     links = linked(1, 1)
     assert duration(links, GB, num_bytes_ahead=GB) == pytest.approx(0.020)
-    assert links.utilisation(0.080).workers[0].egress == pytest.approx(0.5)
+    assert links.utilisation(0.080).ranks[0].egress == pytest.approx(0.5)
 
 
 def test_links_are_copied_with_all_that_is_under_way():
@@ -211,7 +211,7 @@ def test_links_are_copied_with_all_that_is_under_way():
 
 @st.composite
 def networks(draw):
-    """Return (settings, GPUs of workers, transfers as rows of start, source, target, bytes)."""
+    """Return (settings, GPUs of ranks, transfers as rows of start, source, target, bytes)."""
     gpus = draw(st.lists(st.sampled_from([1, 1, 2, 4]), min_size=2, max_size=6))
     settings = {"latency_ms": draw(st.sampled_from([0.0, 0.4, 7.0]))}
     if draw(st.booleans()):
@@ -221,8 +221,8 @@ def networks(draw):
         }
     if draw(st.booleans()):
         settings |= {"nodes_per_rack": draw(st.sampled_from([1, 2])), "rack_bandwidth_gb_s": 30.0}
-    worker = st.integers(0, len(gpus) - 1)
-    row = st.tuples(st.integers(0, 40), worker, worker, st.integers(1, 400)).filter(lambda row: row[1] != row[2])
+    rank = st.integers(0, len(gpus) - 1)
+    row = st.tuples(st.integers(0, 40), rank, rank, st.integers(1, 400)).filter(lambda row: row[1] != row[2])
     rows = sorted(draw(st.lists(row, min_size=1, max_size=12)))
     return settings, gpus, [(at / 1000, source, target, size * 5e6) for at, source, target, size in rows]
 
@@ -241,12 +241,12 @@ def caps(settings, gpus):
         left -= count
     rack_of = [node // settings.get("nodes_per_rack", 10**9) for node in node_of]
     found = []
-    for worker, count in enumerate(gpus):
-        found.append((50 * GB * count, lambda s, t, w=worker: s == w))
-        found.append((50 * GB * count, lambda s, t, w=worker: t == w))
+    for rank, count in enumerate(gpus):
+        found.append((50 * GB * count, lambda s, t, w=rank: s == w))
+        found.append((50 * GB * count, lambda s, t, w=rank: t == w))
     if "node_bandwidth_gb_s" in settings:
         for node in set(node_of):
-            most = max(count for worker, count in enumerate(gpus) if node_of[worker] == node)
+            most = max(count for rank, count in enumerate(gpus) if node_of[rank] == node)
             cap = settings["node_bandwidth_gb_s"] * GB * max(1, -(-most // settings["gpus_per_node"]))
             found.append((cap, lambda s, t, n=node: node_of[s] == n != node_of[t]))
             found.append((cap, lambda s, t, n=node: node_of[t] == n != node_of[s]))
@@ -326,10 +326,10 @@ def test_every_byte_is_sent_and_received_once(network):
     _, gpus, rows = network
     found, links = ends_of(network)
     end = max(found.values())
-    for worker, use in enumerate(links.utilisation(end).workers):
-        could = 50 * GB * gpus[worker] * end
-        assert use.egress * could == pytest.approx(sum(row[3] for row in rows if row[1] == worker), rel=1e-9)
-        assert use.ingress * could == pytest.approx(sum(row[3] for row in rows if row[2] == worker), rel=1e-9)
+    for rank, use in enumerate(links.utilisation(end).ranks):
+        could = 50 * GB * gpus[rank] * end
+        assert use.egress * could == pytest.approx(sum(row[3] for row in rows if row[1] == rank), rel=1e-9)
+        assert use.ingress * could == pytest.approx(sum(row[3] for row in rows if row[2] == rank), rel=1e-9)
 
 
 @given(networks(), st.floats(0.0, 0.1))

@@ -77,7 +77,7 @@ def test_a_load_has_the_work_of_a_rank():
         Plan.alone(Settings(aggregated(replicas=1))), workload((0.0, 96, 100), (0.0, 320, 100), (1.0, 96, 5))
     )
     made.resume(0.7)
-    [rank] = made.workers
+    [rank] = made.ranks
     load = load_of(rank, 0.7)
     assert load.num_requests == 2
     assert load.queued_prefill_tokens == 0

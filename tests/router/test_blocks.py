@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.router.blocks import depths, num_held
-from serving.router.books import PromptBlocks, WorkerBooks
+from serving.router.books import PromptBlocks, RankBooks
 
 
 @given(st.integers(0, 70), st.integers(0, 70))
@@ -27,7 +27,7 @@ def test_the_ends_of_many_holders_are_found_together(num_ids, holders):
 
 
 def test_books_count_the_blocks_that_requests_in_flight_share_once():
-    books = WorkerBooks()
+    books = RankBooks()
     six, eight = PromptBlocks(["a", "b"], 6, 4), PromptBlocks(["a", "b"], 8, 4)
     books.add(six, has_tail=True, prefill_tokens=100)
     assert (books.decode_blocks, books.num_active_blocks(eight)) == (7, 6)
@@ -40,7 +40,7 @@ def test_books_count_the_blocks_that_requests_in_flight_share_once():
 
 
 def test_books_know_no_block_of_another_prompt():
-    books = WorkerBooks()
+    books = RankBooks()
     books.add(PromptBlocks.of(["a", "b"]), has_tail=False, prefill_tokens=0)
     assert books.num_active_blocks(PromptBlocks.of(["a", "c", "d"])) == 1
     assert books.num_active_blocks(PromptBlocks.of([])) == 0

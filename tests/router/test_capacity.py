@@ -62,7 +62,7 @@ def test_a_full_worker_is_left_out_while_another_has_room():
     core.index.store(0, ["a"])
     report(core, 0, most=1)
     report(core, 1, most=2)
-    assert [core.pick(number, prompt("a"), 0.0).worker for number in range(6)].count(0) == 2
+    assert [core.pick(number, prompt("a"), 0.0).slot for number in range(6)].count(0) == 2
     with pytest.raises(AllFullError):
         core.pick("no room", prompt("a"), 0.0)
     with pytest.raises(AllFullError):
@@ -77,7 +77,7 @@ def test_what_other_routers_sent_counts():
     with pytest.raises(AllFullError):
         core.pick("r", prompt("a"), 0.0)
     core.on_finish(("other router", 0))
-    assert core.pick("r", prompt("a"), 0.0).worker == 0
+    assert core.pick("r", prompt("a"), 0.0).slot == 0
 
 
 def test_a_request_that_was_accepted_before_is_never_refused_but_prefers_room():
@@ -86,9 +86,9 @@ def test_a_request_that_was_accepted_before_is_never_refused_but_prefers_room():
     report(core, 1, most=1)
     for number in range(2):
         core.pick(number, prompt("a"), 0.0, only=0)
-    assert core.pick("moved", prompt("a"), 0.0, is_refusable=False).worker == 1
+    assert core.pick("moved", prompt("a"), 0.0, is_refusable=False).slot == 1
     core.pick("another", prompt("a"), 0.0)
-    assert core.pick("moved too", prompt("a"), 0.0, None, frozenset({0}), is_refusable=False).worker == 1
+    assert core.pick("moved too", prompt("a"), 0.0, None, frozenset({0}), is_refusable=False).slot == 1
 
 
 def test_a_burst_into_an_idle_engine_is_taken_while_its_batch_fills():
@@ -180,8 +180,8 @@ def test_short_requests_may_wait_longer_than_one_takes():
 
 def test_a_worker_that_comes_back_starts_afresh():
     core = learned()
-    core.remove_worker(0)
-    core.add_worker(0)
+    core.remove_rank(0)
+    core.add_rank(0)
     assert fill(core, limit=50) == 50
 
 

@@ -123,7 +123,7 @@ def test_what_one_worker_writes_to_the_shared_store_every_worker_can_fetch():
 def router(mode="jspt", **values):
     core = Router(mode, RouterConfig(**values), block_size=4, rng=random.Random(1))
     for worker in range(2):
-        core.add_worker(worker)
+        core.add_rank(worker)
     core.index.store(0, ["a"])
     core.index.tiers.store(0, "CPU", ["a", "b", "c"], 0, 3, 1)
     return core
@@ -135,7 +135,7 @@ PROMPT = Prompt(18, PromptBlocks.of(("a", "b", "c", "d")))
 def test_what_a_router_expects_there_is_what_need_not_be_computed():
     core = router()
     decision = core.pick("r", PROMPT, now=0.0)
-    assert (decision.worker, decision.overlap_blocks, decision.gpu_blocks) == (0, 3, 1)
+    assert (decision.slot, decision.overlap_blocks, decision.gpu_blocks) == (0, 3, 1)
     assert decision.overlaps == [3, 0]
     assert core.load(0).prefill_tokens == decision.prefill_tokens == 18 - 3 * 4
 
@@ -163,11 +163,11 @@ def test_a_hit_costs_the_time_to_fetch_it(load_us):
     decision = router(host_load_us_per_token=load_us).peek(PROMPT, now=0.0)
     there = 0.0222 + 6 * 1.86e-5 + 8 * load_us / 1e6
     assert decision.costs == pytest.approx([there, 0.0222 + 18 * 1.86e-5])
-    assert decision.worker == (1 if load_us else 0)
+    assert decision.slot == (1 if load_us else 0)
 
 
 def test_a_worker_that_leaves_takes_its_host_memory_with_it():
     core = router()
-    core.remove_worker(0)
-    core.add_worker(0)
+    core.remove_rank(0)
+    core.add_rank(0)
     assert core.pick("r", PROMPT, now=0.0).overlaps == [0, 0]

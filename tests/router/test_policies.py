@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, Router, RouterConfig, WorkerState
-from serving.router.books import WorkerBooks
+from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, RankState, Router, RouterConfig
+from serving.router.books import RankBooks
 from serving.router.candidates import Candidates
 from serving.router.policies.policy import choose
 from serving.router.tiers import BeyondGpu
@@ -15,7 +15,7 @@ SIZE = 4
 
 
 def book(num_requests=0, prefill=0, blocks=0, decoding=0, context=0):
-    made = WorkerBooks()
+    made = RankBooks()
     made.num_requests, made.prefill_tokens, made.decode_blocks = num_requests, prefill, blocks
     made.num_decoding, made.context_tokens = decoding, context
     return made
@@ -143,7 +143,7 @@ def test_a_mode_scores_alike_whether_nothing_or_nobody_is_beyond_the_gpu(mode):
 
 
 def test_llm_d_weighs_prefix_usage_and_queue():
-    states = [WorkerState(0.5, 4), WorkerState(0.25, 0), WorkerState(0.0, 2)]
+    states = [RankState(0.5, 4), RankState(0.25, 0), RankState(0.0, 2)]
     expected = [-(2 * 3 / 5 + 0.5 + 0), -(2 / 5 + 0.75 + 1), -(0 + 1 + 0.5)]
     assert costs("llmd-weighted", states=states) == pytest.approx(expected)
     assert costs("llmd-weighted") == pytest.approx([-(2 * 3 / 5 + 2), -(2 / 5 + 2), -2])
@@ -238,16 +238,16 @@ def test_tolerance_takes_any_within_a_share_of_the_range():
 def router(mode, workers=2, **settings):
     core = Router(mode, RouterConfig(**settings), block_size=SIZE, rng=random.Random(1))
     for worker in range(workers):
-        core.add_worker(worker)
+        core.add_rank(worker)
     return core
 
 
 def test_stale_loads_are_those_of_the_last_poll():
     core = router("least-tokens+stale(1000)", 3)
     prompt = Prompt(8, PromptBlocks.of(("x", "y")))
-    assert {core.pick(number, prompt, now=0.1 * number).worker for number in range(9)} >= {0, 1, 2}  # all look idle
+    assert {core.pick(number, prompt, now=0.1 * number).slot for number in range(9)} >= {0, 1, 2}  # all look idle
     loads = [core.load(worker).num_requests for worker in range(3)]
-    after = core.pick("next", prompt, now=2.0).worker
+    after = core.pick("next", prompt, now=2.0).slot
     assert loads[after] == min(loads)
 
 
@@ -255,7 +255,7 @@ def test_a_predicted_prefix_counts_until_it_expires():
     core = router("prefix-longest+predict(5)")
     prompt = Prompt(8, PromptBlocks.of(("x", "y")))
     home = core.pick("r1", prompt, now=0.0)
-    assert core.pick("r2", prompt, now=1.0).overlaps[home.worker] == 2
+    assert core.pick("r2", prompt, now=1.0).overlaps[home.slot] == 2
     assert core.pick("r3", prompt, now=20.0).overlaps == [0, 0]
 
 
@@ -270,7 +270,7 @@ def released(core, now):
 def test_late_binding_holds_requests_until_the_queue_is_short():
     core = router("llumnix+late(8)", 1)
     long, short = Prompt(12, PromptBlocks.of(("a", "b", "c"))), Prompt(4, PromptBlocks.of(("z",)))
-    assert core.place("r1", long, 0.0).worker == 0
+    assert core.place("r1", long, 0.0).slot == 0
     assert core.place("r2", long, 0.1) is None
     assert core.place("r3", short, 0.2) is None
     assert core.num_held == 2

@@ -10,7 +10,7 @@ from serving.router.router import NoWorkersError
 def router(mode, num_workers=3, *, block_size=4, **settings):
     core = Router(mode, RouterConfig(**settings), block_size=block_size, rng=random.Random(1))
     for worker in range(num_workers):
-        core.add_worker(worker)
+        core.add_rank(worker)
     return core
 
 
@@ -26,16 +26,16 @@ def test_kv_costs_are_prefill_blocks_plus_decode_blocks():
     # 18 tokens: 4.5 blocks of prefill less the overlap, and 5 blocks held.
     assert decision.costs == [4.5 - 3 + 5, 4.5 - 1 + 5, 4.5 + 5]
     assert decision.overlaps == [3, 1, 0]
-    assert (decision.worker, decision.overlap_blocks) == (0, 3)
+    assert (decision.slot, decision.overlap_blocks) == (0, 3)
 
 
 def test_what_was_sent_counts_as_load_until_it_ends():
     core = router("kv", 2)
-    first = core.pick("r1", prompt("a", "b"), now=0.0).worker
+    first = core.pick("r1", prompt("a", "b"), now=0.0).slot
     other = 1 - first
     assert core.load(first).prefill_tokens == 8
     assert core.load(first).decode_blocks == 2
-    assert core.pick("r2", prompt("x", "y"), now=0.0).worker == other
+    assert core.pick("r2", prompt("x", "y"), now=0.0).slot == other
     core.on_first_token("r1")
     core.on_first_token("r1")
     assert (core.load(first).prefill_tokens, core.load(first).decode_blocks) == (0, 2)
@@ -56,13 +56,13 @@ def test_blocks_shared_by_requests_in_flight_count_once():
 def test_weight_zero_balances_decode_blocks_alone():
     core = router("kv", 2, kv_overlap_score_weight=0.0)
     assert core.index is None
-    busy = core.pick("r1", prompt("a", "b"), now=0.0).worker
-    assert core.pick("r2", prompt("x"), now=0.0).worker == 1 - busy
+    busy = core.pick("r1", prompt("a", "b"), now=0.0).slot
+    assert core.pick("r2", prompt("x"), now=0.0).slot == 1 - busy
 
 
 def test_without_events_the_router_remembers_what_it_routed():
     core = router("kv", 2, use_kv_events=False)
-    where = core.pick("r1", prompt("a", "b", "c"), now=0.0).worker
+    where = core.pick("r1", prompt("a", "b", "c"), now=0.0).slot
     core.on_finish("r1")
     decision = core.pick("r2", prompt("a", "b", "c", "d"), now=1.0)
     assert decision.overlaps[where] == 3
@@ -72,9 +72,9 @@ def test_without_events_the_router_remembers_what_it_routed():
 
 def test_round_robin_takes_turns_and_least_loaded_the_emptiest():
     core = router("round-robin")
-    assert [core.pick(number, prompt("a"), now=0.0).worker for number in range(5)] == [0, 1, 2, 0, 1]
+    assert [core.pick(number, prompt("a"), now=0.0).slot for number in range(5)] == [0, 1, 2, 0, 1]
     core = router("least-loaded")
-    assert {core.pick(number, prompt("a"), now=0.0).worker for number in range(3)} == {0, 1, 2}
+    assert {core.pick(number, prompt("a"), now=0.0).slot for number in range(3)} == {0, 1, 2}
 
 
 def test_ties_are_broken_at_random_and_temperature_spreads():
@@ -88,16 +88,16 @@ def test_ties_are_broken_at_random_and_temperature_spreads():
 
 def test_workers_that_failed_a_request_are_its_last_choice():
     core = router("least-loaded", num_workers=3)
-    picked = [core.pick(place, prompt(1), 0.0, None, frozenset({0, 2})).worker for place in range(4)]
+    picked = [core.pick(place, prompt(1), 0.0, None, frozenset({0, 2})).slot for place in range(4)]
     assert picked == [1, 1, 1, 1]
-    assert core.pick(9, prompt(1), 0.0, None, frozenset({0, 1, 2})).worker in (0, 2)
+    assert core.pick(9, prompt(1), 0.0, None, frozenset({0, 1, 2})).slot in (0, 2)
 
 
 def test_a_removed_worker_is_forgotten():
     core = router("kv", 1)
     core.index.store(0, ["a"])
     core.pick("r1", prompt("a"), now=0.0)
-    core.remove_worker(0)
+    core.remove_rank(0)
     core.on_finish("r1")
     assert len(core.index) == 0
     with pytest.raises(NoWorkersError):
@@ -134,8 +134,8 @@ def own(tmp_path, costs):
 
 
 def test_a_mode_of_the_users_own_is_named_by_its_file(tmp_path):
-    path = own(tmp_path, "[-worker for worker in candidates.workers]")
-    assert router(str(path)).pick("r", prompt("a"), now=0.0).worker == 2
+    path = own(tmp_path, "[-slot for slot in candidates.slots]")
+    assert router(str(path)).pick("r", prompt("a"), now=0.0).slot == 2
     assert Mode.parse(f"{path}:Mine+eps(5)").eps == 5
 
 

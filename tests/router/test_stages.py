@@ -20,7 +20,7 @@ def router(stage, mode="kv", num_workers=2, *, follows_events=False, **settings)
         follows_events=follows_events,
     )
     for worker in range(num_workers):
-        core.add_worker(worker)
+        core.add_rank(worker)
     return core
 
 
@@ -47,7 +47,7 @@ def test_a_prefill_router_weighs_what_is_cached_against_what_is_to_be_computed()
     core.index.store(0, ["a", "b"])
     decision = core.pick("r1", prompt("a", "b", "c"), now=0.0)
     # 3 blocks of prefill less the overlap, and 3 that the prompt would fill anywhere.
-    assert (decision.worker, decision.costs) == (0, [1 + 3, 3 + 3])
+    assert (decision.slot, decision.costs) == (0, [1 + 3, 3 + 3])
     assert core.pick("r2", prompt("a", "b", "c"), now=0.0).costs == [1 + 1 + 3, 3 + 3]
 
 
@@ -59,9 +59,9 @@ def test_a_decode_router_looks_at_blocks_alone():
     assert first.overlaps == []
     # The prompt's 3 blocks of prefill are the same everywhere; r1's 3 blocks are not shared with r2.
     second = core.pick("r2", prompt("a", "b", "c"), now=0.0)
-    assert second.worker == 1 - first.worker
-    assert second.costs[first.worker] == 3 + 3 + 3
-    assert second.costs[second.worker] == 3 + 3
+    assert second.slot == 1 - first.slot
+    assert second.costs[first.slot] == 3 + 3 + 3
+    assert second.costs[second.slot] == 3 + 3
 
 
 def test_blocks_at_a_decode_worker_count_whole_for_each_request():
@@ -116,13 +116,13 @@ def test_peeking_at_decode_workers_finds_the_one_that_has_most_of_the_prompt():
     core.pick("r1", prompt("x", "y"), now=0.0, only=1)
     core.index.store(1, ["a", "b", "c"])
     decision = core.peek(prompt("a", "b", "c"), now=0.0)
-    assert (decision.worker, decision.overlap_blocks) == (1, 3)
-    assert core.pick("r2", prompt("a", "b", "c"), now=0.0).worker == 0
+    assert (decision.slot, decision.overlap_blocks) == (1, 3)
+    assert core.pick("r2", prompt("a", "b", "c"), now=0.0).slot == 0
 
 
 def test_without_events_a_decode_router_may_guess_what_its_workers_have():
     core = router("decode", follows_events=True, use_kv_events=False)
-    worker = core.pick("r", prompt("a", "b"), now=0.0).worker
+    worker = core.pick("r", prompt("a", "b"), now=0.0).slot
     assert core.peek(prompt("a", "b"), now=1.0).overlaps[worker] == 2
 
 

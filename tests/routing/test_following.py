@@ -11,7 +11,7 @@ import pytest
 from serving.model.card import ModelCard, ModelType
 from serving.router import Router, RouterConfig
 from serving.router.blocks import PromptBlocks
-from serving.routing.following import Following, Worker, WorkerTraits, traits_of
+from serving.routing.following import Following, Rank, WorkerTraits, traits_of
 from serving.runtime.address import EndpointAddress
 from serving.worker.kv_events import KvEvents
 from serving.worker.load_reports import LoadReport
@@ -48,7 +48,7 @@ def overlaps(world, *hashes):
 
 def beyond(world, *hashes):
     prompt = PromptBlocks.of(hashes)
-    return world.core.index.tiers.runs(prompt, overlaps(world, *hashes), list(world.following.workers))
+    return world.core.index.tiers.runs(prompt, overlaps(world, *hashes), list(world.following.ranks))
 
 
 async def tell(world, number, *events, instance=7, epoch=5, rank=0):
@@ -57,15 +57,15 @@ async def tell(world, number, *events, instance=7, epoch=5, rank=0):
     await settle()
 
 
-def test_each_rank_is_a_worker_and_numbers_are_used_again():
+def test_each_rank_has_a_slot_and_slots_are_used_again():
     async def talk(world):
         world.instances.join(7)
         world.instances.join(8)
-        assert world.following.workers == {0: (7, 0), 1: (7, 1), 2: (8, 0), 3: (8, 1)}
+        assert world.following.ranks == {0: (7, 0), 1: (7, 1), 2: (8, 0), 3: (8, 1)}
         world.instances.leave(7)
         world.instances.join(9)
-        assert world.following.workers == {2: (8, 0), 3: (8, 1), 0: (9, 0), 1: (9, 1)}
-        assert world.following.numbers == {worker: number for number, worker in world.following.workers.items()}
+        assert world.following.ranks == {2: (8, 0), 3: (8, 1), 0: (9, 0), 1: (9, 1)}
+        assert world.following.slots == {rank: slot for slot, rank in world.following.ranks.items()}
 
     follow(talk, traits=lambda _: WorkerTraits(2, False))
 
@@ -75,13 +75,13 @@ def test_an_instance_is_routed_to_once_its_card_has_come():
 
     async def talk(world):
         world.instances.join(7)
-        assert world.following.workers == {}
+        assert world.following.ranks == {}
         cards["its key"] = ModelCard(
             name="m", model_type=ModelType.Backend, instance_id=7, **ADDRESS._asdict(), num_ranks=2
         )
         world.following.on_card(7)
         world.following.on_card(7)
-        assert world.following.workers == {0: (7, 0), 1: (7, 1)}
+        assert world.following.ranks == {0: (7, 0), 1: (7, 1)}
 
     follow(talk, traits=lambda instance_id: traits_of(cards, instance_id))
 
@@ -169,7 +169,7 @@ def test_load_is_kept_as_long_as_its_worker_is_there():
         report = LoadReport(7, 0, 0, 0, 3, 2, 50, 100, 8)
         for told in (report, LoadReport(99, 0, 0, 0, 3, 2, 50, 100, 8)):
             await world.plane.publish(LOAD, msgspec.msgpack.encode(told))
-        assert world.following.loads == {Worker(7, 0): report}
+        assert world.following.loads == {Rank(7, 0): report}
         world.instances.leave(7)
         assert world.following.loads == {}
 

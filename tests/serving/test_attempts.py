@@ -93,14 +93,14 @@ def test_times_that_cannot_be_are_left_aside():
 # The attempts
 
 
-class Worker(NamedTuple):
+class Rank(NamedTuple):
     instance_id: int
-    rank: int = 0
+    dp_rank: int = 0
 
 
 class Placement(NamedTuple):
     number: int
-    worker: Worker
+    rank: Rank
 
 
 class Fleet:
@@ -115,16 +115,16 @@ class Fleet:
         self._numbers = count()
         self.core = SimpleNamespace(stage="decode")
 
-    def pick(self, num_tokens, hashes, instance_id, rank, *, avoid, session, is_refusable, is_local):
+    def pick(self, num_tokens, hashes, instance_id, dp_rank, *, avoid, session, is_refusable, is_local):
         if self.refused:
             raise self.refused.pop(0)
         chosen = min(self.answers, key=lambda instance: (instance in avoid, instance))
-        placement = Placement(next(self._numbers), Worker(chosen))
+        placement = Placement(next(self._numbers), Rank(chosen))
         self.booked[placement.number] = chosen
         return placement
 
     def send(self, placement, request):
-        id = placement.worker.instance_id
+        id = placement.rank.instance_id
         if isinstance(self.answers[id], CallError):
             raise self.answers[id]
         self.sent.append((id, request))
@@ -134,7 +134,7 @@ class Fleet:
         return stream
 
     def on_first_token(self, placement):
-        self.first_tokens.append(placement.worker.instance_id)
+        self.first_tokens.append(placement.rank.instance_id)
 
     def on_finish(self, placement):
         del self.booked[placement.number]

@@ -83,8 +83,8 @@ def network(tmp_path, talk):
 def overlaps(router, hashes):
     placement = router.pick(len(hashes) * SIZE, hashes)
     router.on_finish(placement)
-    workers = router.workers()
-    return {workers[place].instance_id: blocks for place, _, blocks in placement.decision.candidates if blocks}
+    ranks = router.ranks()
+    return {ranks[slot].instance_id: blocks for slot, _, blocks in placement.decision.candidates if blocks}
 
 
 def test_a_router_that_starts_late_learns_what_is_cached_and_follows_from_there(tmp_path):
@@ -92,7 +92,7 @@ def test_a_router_that_starts_late_learns_what_is_cached_and_follows_from_there(
         one = await worker()
         one.publisher.publish([BlocksStored([1, 2, 3], None), BlocksStored([9], 1)])
         late = await router()
-        await until_async(lambda: late.num_workers == 1 and overlaps(late, [1, 2, 3]))
+        await until_async(lambda: late.num_ranks == 1 and overlaps(late, [1, 2, 3]))
         id = one.runtime.instance_id
         assert overlaps(late, [1, 2, 3]) == {id: 3}
         one.publisher.publish([BlocksStored([4], 3), BlocksRemoved([9])])
@@ -105,7 +105,7 @@ def test_a_router_that_starts_late_learns_what_is_cached_and_follows_from_there(
 def test_lost_events_are_mended_from_a_snapshot(tmp_path):
     async def talk(worker, router):
         one, here = await worker(), await router()
-        await until_async(lambda: here.num_workers == 1)
+        await until_async(lambda: here.num_ranks == 1)
         one.publisher.publish([BlocksStored([1], None)])
         await until_async(lambda: overlaps(here, [1]))
         one.publisher.ledger.apply(BlocksStored([2, 3], 1))  # told to nobody
@@ -119,7 +119,7 @@ def test_a_worker_that_reports_no_events_is_predicted_beside_one_that_does(tmp_p
     async def talk(worker, router):
         told, silent = await worker(), await worker()
         here = await router(traits=lambda instance: WorkerTraits(1, instance == told.runtime.instance_id))
-        await until_async(lambda: here.num_workers == 2)
+        await until_async(lambda: here.num_ranks == 2)
         told.publisher.publish([BlocksStored([1, 2], None)])
         await until_async(lambda: overlaps(here, [1, 2]).get(told.runtime.instance_id) == 2)  # asking is routing, too
         for hashes in ([7, 8], [7, 8]):
@@ -134,10 +134,10 @@ def test_routers_know_what_the_others_sent_and_forget_it_with_them(tmp_path):
         await worker()
         await worker()
         here, there = await router(), await router()
-        await until_async(lambda: here.num_workers == there.num_workers == 2 and here._peers.ids and there._peers.ids)
+        await until_async(lambda: here.num_ranks == there.num_ranks == 2 and here._peers.ids and there._peers.ids)
 
         def load(of, placement):
-            books = of.core.load(of._following.numbers[placement.worker])
+            books = of.core.load(of._following.slots[placement.rank])
             return books.num_requests, books.prefill_tokens, books.decode_blocks
 
         placements = []
@@ -167,18 +167,18 @@ def test_busy_workers_are_left_out_and_all_busy_is_an_error(tmp_path):
     async def talk(worker, router):
         one, two = await worker(), await worker()
         here = await router(busy_threshold=0.5)
-        await until_async(lambda: here.num_workers == 2)
+        await until_async(lambda: here.num_ranks == 2)
         one.usage = 90
         await until_async(lambda: len(here.loads) == 2 and here.core._busy)
         for _ in range(5):
-            assert here.pick(SIZE, [1]).worker.instance_id == two.runtime.instance_id
+            assert here.pick(SIZE, [1]).rank.instance_id == two.runtime.instance_id
         two.usage = 90
         await until_async(lambda: len(here.core._busy) == 2)
         with pytest.raises(AllBusyError):
             here.pick(SIZE, [1])
         one.usage = 10
         await until_async(lambda: len(here.core._busy) == 1)
-        assert here.pick(SIZE, [1]).worker.instance_id == one.runtime.instance_id
+        assert here.pick(SIZE, [1]).rank.instance_id == one.runtime.instance_id
 
     network(tmp_path, talk)
 
@@ -187,7 +187,7 @@ def test_load_is_served_beside_generate(tmp_path):
     async def talk(worker, router):
         one, here = await worker(), await router()
         one.usage = 25
-        await until_async(lambda: here.num_workers == 1)
+        await until_async(lambda: here.num_ranks == 1)
         metrics = ADDRESS.beside("load_metrics")
         client = await here._following._runtime.client(metrics)
         await client.wait_for_instances()
@@ -201,7 +201,7 @@ def test_load_is_served_beside_generate(tmp_path):
 def test_garbage_on_the_event_plane_is_ignored(tmp_path):
     async def talk(worker, router):
         one, here = await worker(), await router()
-        await until_async(lambda: here.num_workers == 1)
+        await until_async(lambda: here.num_ranks == 1)
         for topic in ("kv_events", "load_metrics", "router_sync"):
             for data in (b"", b"\xc1", msgspec.msgpack.encode([1, 2]), msgspec.msgpack.encode({"a": 1})):
                 await one.runtime.events.publish(ADDRESS.subject(topic), data)
@@ -220,9 +220,9 @@ def test_garbage_in_discovery_is_ignored(tmp_path):
         one, here = await worker(), await router()
         await one.runtime.register("v1/instances/test/backend/generate/zz", b"not json")
         await one.runtime.register("v1/instances/test/backend/generate/yy", b"{}")
-        await until_async(lambda: here.num_workers == 1)
+        await until_async(lambda: here.num_ranks == 1)
         await asyncio.sleep(0.5)
-        assert here.num_workers == 1
+        assert here.num_ranks == 1
 
     network(tmp_path, talk)
 
@@ -234,7 +234,7 @@ def test_routers_of_decode_workers_tell_each_other_whether_a_prompt_is_still_to_
     async def talk(worker, router):
         await worker()
         here, there = await router(stage="decode"), await router(stage="decode")
-        await until_async(lambda: here.num_workers == there.num_workers == 1)
+        await until_async(lambda: here.num_ranks == there.num_ranks == 1)
         await until_async(lambda: here._peers.ids and there._peers.ids)
         placement = here.pick(40, [1, 2], is_local=is_local)
 

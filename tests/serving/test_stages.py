@@ -272,7 +272,7 @@ def test_a_prefill_worker_that_knows_nothing_else_is_called_at_once_whatever_the
         eager = await site.worker("prefill", has_room=True, is_needed=True)
         await site.until_there(eager)
         await prefill.runtime.close()
-        await until_async(lambda: site.model.stages.prefill.num_workers == 1)
+        await until_async(lambda: site.model.stages.prefill.num_ranks == 1)
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()
         assert "bootstrap_room" in only(eager.asked)["kv_transfer_params"]
 

@@ -247,7 +247,7 @@ class Attempts:
         else:
             self.prefill, self.has_bypassed = None, bypass is not None
             if bypass is not None:
-                request = replace(request, instance_id=bypass.instance_id, rank=bypass.rank)
+                request = replace(request, instance_id=bypass.instance_id, rank=bypass.dp_rank)
         is_for_prefill = own is not None and own.get("do_remote_decode") is True
         if is_for_prefill and prefill is None and self._stages.decode.core.stage == "decode":
             raise NoWorkersError("no prefill worker is there now")

@@ -102,19 +102,19 @@ class Call:
     @property
     def worker_labels(self) -> tuple[str, str, str]:
         """Whom it calls, as metrics have it: instance, data-parallel rank, and what its pool does."""
-        worker = self.placement.worker
-        return f"{worker.instance_id:x}", str(worker.rank), self._routing.core.stage
+        rank = self.placement.rank
+        return f"{rank.instance_id:x}", str(rank.dp_rank), self._routing.core.stage
 
     @property
     def name(self) -> str:
         """Whom it calls, as logs and errors have it."""
-        worker, role = self.placement.worker, self._routing.core.stage
-        return f"{role} worker {worker.instance_id:x}" + (f", rank {worker.rank}" if worker.rank else "")
+        rank, role = self.placement.rank, self._routing.core.stage
+        return f"{role} worker {rank.instance_id:x}" + (f", rank {rank.dp_rank}" if rank.dp_rank else "")
 
     @property
     def instance_id(self) -> int:
         """Whom it calls."""
-        return self.placement.worker.instance_id
+        return self.placement.rank.instance_id
 
     def stamps(self) -> dict[str, float]:
         """Return what the worker said of when what happened there, by the process's performance counter."""
@@ -127,7 +127,7 @@ class Call:
             CallError: the instance is gone.
         """
         self._num_before, self.sent_s = request.num_generated, time.perf_counter()
-        packed = request.packed(self.placement.worker.rank, is_refusable=is_refusable)
+        packed = request.packed(self.placement.rank.dp_rank, is_refusable=is_refusable)
         self._stream = self._routing.send(self.placement, packed)
 
     async def read(self, output: Output) -> End | None:

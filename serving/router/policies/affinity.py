@@ -1,4 +1,4 @@
-"""Router modes that send alike requests to one worker by a hash, without asking who has what."""
+"""Router modes that send alike requests to one rank by a hash, without asking who has what."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -20,11 +20,11 @@ class Session(Policy):
     needs_overlap: bool = False
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Cost is the worker's rank for the session."""
+        """Cost is the score of each rank for the session."""
         session = candidates.prompt.session
         if session is None:
             return power_of_two(candidates, self._rng)
-        return rendezvous(session, candidates.workers)
+        return rendezvous(session, candidates.slots)
 
 
 class Chwbl(Policy):
@@ -36,16 +36,15 @@ class Chwbl(Policy):
     needs_overlap: bool = False
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Cost is the worker's rank for the prefix, infinity where it is full."""
-        ranks = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.workers)
+        """Cost is the score of each rank for the prefix, infinity where it is full."""
+        scores = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.slots)
         requests = candidates.num_requests
         limit = math.ceil(1.25 * (sum(requests) + 1) / len(requests))
-        return [rank if n < limit else math.inf for rank, n in zip(ranks, requests, strict=True)]
+        return [score if n < limit else math.inf for score, n in zip(scores, requests, strict=True)]
 
 
-def rendezvous(key: Hashable, workers: list[int]) -> list[float]:
-    """Score each worker for a key, so that few keys move when a worker comes or goes (highest random weight)."""
+def rendezvous(key: Hashable, slots: list[int]) -> list[float]:
+    """Score each rank for a key, so that few keys move when a rank comes or goes (highest random weight)."""
     return [
-        int.from_bytes(blake2b(f"{worker}:{key}".encode(), digest_size=8).digest(), "big") / 2.0**64
-        for worker in workers
+        int.from_bytes(blake2b(f"{slot}:{key}".encode(), digest_size=8).digest(), "big") / 2.0**64 for slot in slots
     ]

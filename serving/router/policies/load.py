@@ -11,7 +11,7 @@ from serving.router.policies.policy import Policy
 
 
 class Random(Policy):
-    """Any worker."""
+    """Any rank."""
 
     description: ClassVar[str] = "Any worker, all alike."
     needs_load: ClassVar[bool] = False
@@ -23,7 +23,7 @@ class Random(Policy):
 
 
 class RoundRobin(Policy):
-    """One worker after the other."""
+    """One rank after the other."""
 
     description: ClassVar[str] = "One worker after the other, in order of worker id."
     needs_load: ClassVar[bool] = False
@@ -34,7 +34,7 @@ class RoundRobin(Policy):
         self._turn = 0
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Cost is the distance from the worker whose turn it is."""
+        """Cost is the distance from the rank whose turn it is."""
         count = len(candidates)
         turn = self._turn % count
         return [float((place - turn) % count) for place in range(count)]
@@ -80,7 +80,7 @@ class LeastTokens(Policy):
 
 
 def power_of_two(candidates: Candidates, rng: random.Random) -> list[float]:
-    """Return n for two workers drawn at random and infinity for the others."""
+    """Return n for two ranks drawn at random and infinity for the others."""
     costs = [math.inf] * len(candidates)
     for place in rng.sample(range(len(costs)), min(2, len(costs))):
         costs[place] = float(candidates.books[place].num_requests)

@@ -141,6 +141,6 @@ def check_live_mode(name: str) -> None:
 
 
 def wants_kv_events(mode: str, config: RouterConfig) -> bool:
-    """Tell whether workers must report KV events for a mode."""
+    """Tell whether ranks must report KV events for a mode."""
     parsed = Mode.parse(mode)
     return parsed.policy(config, random.Random(0)).needs_overlap and (config.use_kv_events or parsed.is_oracle)

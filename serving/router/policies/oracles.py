@@ -19,7 +19,7 @@ class OracleCache(Marginal):
 
 
 class OracleLoad(Predicting):
-    """Marginal with the true work at each worker, clairvoyant about the lengths of answers."""
+    """Marginal with the true work at each rank, clairvoyant about the lengths of answers."""
 
     needs_truth: ClassVar[bool] = True
 
@@ -56,7 +56,7 @@ class OracleLoad(Predicting):
 
 
 class OracleRollout(Marginal):
-    """Marginal for the requests to come; the driver tries each worker for this one and looks what follows."""
+    """Marginal for the requests to come; the driver tries each rank for this one and looks what follows."""
 
     needs_rollout: ClassVar[bool] = True
 

@@ -12,7 +12,7 @@ from serving.router.config import RouterConfig
 from serving.router.tiers import EVERYTHING, PerTier
 
 TrueWork = tuple[int, int, int]
-"""Of one request at a worker: prompt tokens to compute, output tokens to come, context tokens."""
+"""Of one request at a rank: prompt tokens to compute, output tokens to come, context tokens."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -28,11 +28,11 @@ class Policy:
     tier_weights: PerTier = EVERYTHING
     """What a block beyond the GPU counts for in m, beside one on it."""
     needs_state: ClassVar[bool] = False
-    """Whether it reads what workers report of themselves."""
+    """Whether it reads what ranks report of themselves."""
     needs_truth: ClassVar[bool] = False
     """Whether the driver calls `on_truth` before each decision: only a simulation can."""
     needs_rollout: ClassVar[bool] = False
-    """Whether the driver chooses, by trying each worker in a copy of the simulation."""
+    """Whether the driver chooses, by trying each rank in a copy of the simulation."""
 
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         self._config = config
@@ -46,7 +46,7 @@ class Policy:
         """Take note of what was chosen."""
 
     def on_truth(self, work: list[list[TrueWork]], output_length: int) -> None:
-        """Take note of what each worker's requests really need, and how long the answer to this request will be."""
+        """Take note of what each rank's requests really need, and how long the answer to this request will be."""
 
 
 def choose(costs: Sequence[float], temperature: float, rng: random.Random, tolerance: float = 0.0) -> int:

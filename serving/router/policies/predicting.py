@@ -33,7 +33,7 @@ class Predicting(Policy):
         self._fetch = config.fetch_costs
 
     def ttfts(self, candidates: Candidates) -> list[float]:
-        """Predict the TTFT at each worker (s): F + Tp (Q + miss) + s (T0 + Td d + Tk C), s = ceil((Q + miss) / (budget - d))."""
+        """Predict the TTFT at each rank (s): F + Tp (Q + miss) + s (T0 + Td d + Tk C), s = ceil((Q + miss) / (budget - d))."""
         result = []
         for tokens, book in zip(candidates.prefill_tokens, candidates.books, strict=True):
             decoding = book.num_decoding
@@ -103,14 +103,14 @@ class DualMap(Predicting):
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """Score the two, the others cost infinity."""
-        ranks = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.workers)
-        first, *others = sorted(range(len(ranks)), key=ranks.__getitem__)[:2]
+        scores = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.slots)
+        first, *others = sorted(range(len(scores)), key=scores.__getitem__)[:2]
         second = others[0] if others else first
         overlaps, ttfts = candidates.overlap_blocks, self.ttfts(candidates)
         better = first if overlaps[first] >= overlaps[second] else second
         if ttfts[better] > self._config.ttft_slo_s:
             better = first if ttfts[first] <= ttfts[second] else second
-        costs = [math.inf] * len(ranks)
+        costs = [math.inf] * len(scores)
         costs[first] = costs[second] = 1.0
         costs[better] = 0.0
         return costs
@@ -139,8 +139,8 @@ class PrebleE2(Predicting):
         overlaps, missing = candidates.overlap_blocks, candidates.missing_tokens
         decode_s = self._base + self._sequence
         loads = [
-            self._work.get(worker, 0.0) + book.num_requests * self._out * decode_s
-            for worker, book in zip(candidates.workers, candidates.books, strict=True)
+            self._work.get(slot, 0.0) + book.num_requests * self._out * decode_s
+            for slot, book in zip(candidates.slots, candidates.books, strict=True)
         ]
         most = max(overlaps)
         is_cached = 2 * most * candidates.block_size > candidates.prompt.num_tokens
@@ -158,17 +158,17 @@ class PrebleE2(Predicting):
 
     def routed(self, candidates: Candidates, place: int) -> None:
         """Enter it in the window."""
-        worker, miss = candidates.workers[place], candidates.missing_tokens[place]
+        slot, miss = candidates.slots[place], candidates.missing_tokens[place]
         work, tokens = self._token * miss, candidates.prompt.num_tokens
-        self._window.append((candidates.now, worker, work, miss, tokens))
-        self._work[worker] = self._work.get(worker, 0.0) + work
+        self._window.append((candidates.now, slot, work, miss, tokens))
+        self._work[slot] = self._work.get(slot, 0.0) + work
         self._missed += miss
         self._asked += tokens
 
     def _forget(self, now: float) -> None:
         window = self._window
         while window and window[0][0] <= now - WINDOW_S:
-            _, worker, work, miss, tokens = window.popleft()
-            self._work[worker] -= work
+            _, slot, work, miss, tokens = window.popleft()
+            self._work[slot] -= work
             self._missed -= miss
             self._asked -= tokens

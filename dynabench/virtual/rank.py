@@ -17,8 +17,8 @@ def number_of(sequence: Sequence) -> int:
     return sequence.id
 
 
-class Worker:
-    """One engine on the clock."""
+class Rank:
+    """What requests can be sent to: one engine on the clock, alone in its worker or with others."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class Worker:
         engine: Engine,
         clock: Clock,
         *,
-        on_step: Callable[["Worker", StepOutput], object],
+        on_step: Callable[["Rank", StepOutput], object],
         on_second_token: Callable[[Sequence, float], object],
     ) -> None:
         """Put an engine on the clock.
 
         Args:
-            number: its number in the cluster.
+            number: its number in the cluster, which is its slot at every router.
             engine: what takes the steps.
             clock: says when.
             on_step: is told what each step brought.
@@ -47,7 +47,7 @@ class Worker:
         self.on_tier_work: Callable[[list[TierWork]], object] | None = None
         """Is told what is to be done with tiers behind host memory."""
         self.caught_up_s = -1.0
-        """When the router last took in this worker's leap."""
+        """When the router last took in this rank's leap."""
         self.kv_use: KvUse | None = None
         """Where the share of the KV blocks in use is noted."""
         self.lockstep: Lockstep | None = None
@@ -59,7 +59,7 @@ class Worker:
         self.is_handing_over = False
         """Whether its requests are to go on elsewhere, with their KV."""
         self.num_readers = 0
-        """Requests whose KV other workers have yet to read here."""
+        """Requests whose KV other ranks have yet to read here."""
         self._kv_since = (0.0, 0.0)  # when its share of the KV blocks in use was last noted, and the share
         self._kv_due = 0.0  # when to note it next
         self._clock = clock
@@ -114,7 +114,7 @@ class Worker:
         self.wake()
 
     def let_go(self, sequence: Sequence) -> None:
-        """Free blocks that were held for other workers, and for which requests may wait here."""
+        """Free blocks that were held for other ranks, and for which requests may wait here."""
         if self.is_gone:
             return
         self.engine.let_go(sequence)
@@ -133,7 +133,7 @@ class Worker:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has no request, and holds no blocks for other workers."""
+        """Whether it has no request, and holds no blocks for other ranks."""
         engine = self.engine
         return engine.step is None and engine.is_idle and not (engine.scheduler.retention.held or self.num_readers)
 
@@ -214,7 +214,7 @@ class Worker:
                 self._has_first_token.append(sequence)
 
     def await_second_token(self, sequence: Sequence) -> None:
-        """Take note that the next token of a sequence is the second of its answer, as another worker gave the first."""
+        """Take note that the next token of a sequence is the second of its answer, as another rank gave the first."""
         self._has_first_token.append(sequence)
 
     def _tell_second_tokens(self, step: Step) -> None:
@@ -275,7 +275,7 @@ class Lockstep:
     Their steps are taken one iteration at a time, as any rank may hold up the others at any step.
     """
 
-    def __init__(self, clock: Clock, ranks: list[Worker]) -> None:
+    def __init__(self, clock: Clock, ranks: list[Rank]) -> None:
         self._clock = clock
         self._ranks = ranks
         self._is_busy = False
