@@ -13,15 +13,18 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 PATIENCE_S = 240.0
+START_S = 60.0
 WIDTH = 110
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([\w./-]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CHANGING = (
     (re.compile(r"\b\d{8}-\d{6}\b"), "20260101-120000"),
+    (re.compile(r"\bsweep-[0-9a-f]{16}\b"), "sweep-0123456789abcdef"),
     (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "12:00:00.000"),
 )
 """What differs from run to run: names of results folders, times in logs."""
@@ -64,9 +67,10 @@ def run(page: str, folder: Path) -> Iterator[Run]:
     try:
         for command, shown in commands(page):
             if command.endswith(" &"):
-                log = (folder / f".log{len(started)}").open("w")
-                started.append(_start(command.removesuffix(" &"), folder, environment, log))
-                yield Run(command, shown, "", 0)
+                log = folder / f".log{len(started)}"
+                with log.open("w") as file:
+                    started.append(_start(command.removesuffix(" &"), folder, environment, file))
+                yield _logged(command, shown, log)
                 continue
             process = _start(command, folder, environment, subprocess.PIPE)
             try:
@@ -77,6 +81,14 @@ def run(page: str, folder: Path) -> Iterator[Run]:
     finally:
         for process in started:
             _end(process)
+
+
+def _logged(command, shown, log):
+    """Wait until what runs in the background has printed what the page says."""
+    end = time.monotonic() + START_S
+    while not is_as_shown(done := Run(command, shown, log.read_text(), 0)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return done
 
 
 def _start(command, folder, environment, output):

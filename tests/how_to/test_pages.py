@@ -1,11 +1,13 @@
 """Each how-to page works as it is printed, from an empty folder."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.how_to.pages import Run, commands, files, is_as_shown, run
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-0.32"
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
 SCREENS = 130
 """Lines of two screens, about."""
@@ -13,6 +15,7 @@ SCREENS = 130
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_works_as_printed(path, tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "recordings")  # as the page on vLLM says
     ran = 0
     for done in run(path.read_text(), tmp_path):
         assert is_as_shown(done), f"$ {done.command}\n{done.printed}\nexpected:\n{done.shown}"
@@ -62,6 +65,11 @@ def test_files_and_commands_are_found():
 )
 def test_what_is_printed_is_compared_word_by_word(shown, printed, is_it):
     assert is_as_shown(Run("", shown, printed, 0)) is is_it
+
+
+def test_what_runs_in_the_background_is_waited_for_and_ended(tmp_path):
+    page = "```console\n$ bash -c 'sleep 0.2; echo up; sleep 999' &\nup\n$ cat .log0\nup\n```\n"
+    assert all(is_as_shown(done) for done in run(page, tmp_path))
 
 
 def test_what_a_page_prints_is_what_its_commands_print(tmp_path):
