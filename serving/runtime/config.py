@@ -83,7 +83,7 @@ class RuntimeConfig:
     rpc_host: str = field(
         default_factory=lambda: os.environ.get("DYN_TCP_RPC_HOST") or os.environ.get("POD_IP") or "127.0.0.1"
     )
-    """Address that TCP requests and events listen on, with etcd or Kubernetes and without NATS, for processes that may read the cluster's token there. Environment: DYN_TCP_RPC_HOST, else POD_IP."""
+    """Address that TCP requests and events listen on, with etcd or Kubernetes and without NATS, for processes that may read the cluster's token there (default: POD_IP, else 127.0.0.1). Environment: DYN_TCP_RPC_HOST."""
 
     def __post_init__(self) -> None:
         """Fill in secrets from the environment, and refuse a lease too short to be kept."""

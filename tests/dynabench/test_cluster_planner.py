@@ -108,7 +108,8 @@ def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path)
         served.plan("--advisory")
         served.until_says("planning worker with dynamo-load")
         with served.load():
-            served.until_says('"advisory":true,"changes":{"worker":{"replicas":2', 3)
+            served.until_says(": worker: 1 -> 2 (KV usage of a rank is ", 3)
+            served.until_says(": advice ")
             assert served.controllers.replicas("chat-worker") == 1
         assert not [verb for verb, _, resource, _ in served.cluster.calls if resource == "deployments/scale"]
 
