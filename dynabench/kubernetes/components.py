@@ -20,6 +20,7 @@ from dynabench.kubernetes.contract import (
     planner_arguments,
 )
 from dynabench.kubernetes.settings import ClusterConfig
+from foundation.own_code import is_own
 from mocker.timing.choose import resolve
 from serving.frontend.config import FrontendConfig
 from serving.kv_tiers.config import KvStoreServiceConfig
@@ -96,6 +97,7 @@ def components_of(
         ValueError: it cannot run in a cluster.
     """
     check_store(deployment)
+    _check_own_code(deployment)
     prepared = _reachable(deployment, HTTP if config.form == "manifests" else GRAPH_HTTP)
     store = None
     if deployment.kv_store.kv_store_size:
@@ -280,6 +282,18 @@ def _gpus(pool: Pool) -> int:
 def _side_channel(pool: Pool) -> dict[str, str]:
     """Let vLLM's decode workers ask its prefill workers for KV at their pods' addresses."""
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": ADDRESS} if pool.engine == "vllm" and pool.role != "aggregated" else {}
+
+
+def _check_own_code(deployment: Deployment) -> None:
+    """Refuse classes in files: only this machine has them."""
+    modes = {"router_mode": deployment.router_mode} | {
+        f"pools.{pool.name}.router_mode": pool.router_mode for pool in deployment.pools if pool.router_mode
+    }
+    for setting, name in (modes | {"planner": deployment.planner.planner}).items():
+        if is_own(name.partition("+")[0]):
+            raise ValueError(
+                f"{setting} is {name!r}; expected one that is built in: a file of yours is not copied into the cluster"
+            )
 
 
 def _check_model(pool: Pool, config: ClusterConfig) -> None:

@@ -22,7 +22,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain
 from dynabench.kubernetes import access, names, servers
 from dynabench.kubernetes.components import Component, components_of, labels_of, selector_of
-from dynabench.kubernetes.contract import APP, APP_NAME, CLUSTER_DISCOVERY, DISCOVERY, INSTANCE, SCALING
+from dynabench.kubernetes.contract import APP, APP_NAME, CLUSTER_DISCOVERY, DISCOVERY, INSTANCE, SCALING, Rule
 from dynabench.kubernetes.graph import graph_of
 from dynabench.kubernetes.names import check_names
 from dynabench.kubernetes.pods import pod_of
@@ -159,12 +159,18 @@ class _Writer:
                 found["NATS_AUTH_USERNAME"] = self._runtime.nats_username
         return found | {"ETCD_LEASE_TTL": f"{self._runtime.lease_ttl_s:g}"}
 
+    @property
+    def _is_scaled(self) -> bool:
+        """Whether something changes the number of workers; an advisory planner does not."""
+        return self._autoscaler != "none" and not (self._autoscaler == "planner" and self._deployment.planner.advisory)
+
     def access(self) -> list[Object]:
         rules = DISCOVERY if self._uses_cluster else ()
         where = {"deployment": self._deployment.name, "namespace": self._config.namespace}
         found = access.account(self._deployment.name, rules, **where)
         if self._autoscaler == "planner":
-            found += access.account(self._name(names.PLANNER), (*rules, *SCALING), **where)
+            scaling = SCALING if self._is_scaled else [rule for rule in map(_looking, SCALING) if rule.verbs]
+            found += access.account(self._name(names.PLANNER), (*rules, *scaling), **where)
         return found
 
     def carried(self, components: list[Component], contents: Mapping[str, bytes]) -> list[Object]:
@@ -177,9 +183,7 @@ class _Writer:
                 for path in component.files
             }
             if len(data) < len(component.files):
-                raise ValueError(
-                    f"pools.{component.name} names two files that are called alike; expected different names"
-                )
+                raise ValueError(f"pools.{component.name} names two files of the same name; expected different names")
             if (size := sum(map(len, data.values()))) > MOST_BYTES:
                 raise ValueError(
                     f"{', '.join(component.files)} of pools.{component.name} have {size:,} bytes; expected at most {MOST_BYTES:,}, "
@@ -195,7 +199,7 @@ class _Writer:
         name = self._name(component.name)
         metadata, selector = self._metadata(name, component), selector_of(self._deployment.name, component)
         labels = labels_of(self._deployment.name, component)
-        is_scaled = component.is_worker and self._autoscaler != "none"
+        is_scaled = component.is_worker and self._is_scaled
         spec: Object = {
             **({} if is_scaled else {"replicas": component.replicas}),  # applied again, it would undo what was scaled
             "selector": {"matchLabels": selector},
@@ -291,3 +295,8 @@ def _as_data(files: Mapping[str, bytes]) -> Object:
         except UnicodeDecodeError:
             others[name] = base64.b64encode(content).decode()
     return {key: value for key, value in (("data", texts), ("binaryData", others)) if value}
+
+
+def _looking(rule: Rule) -> Rule:
+    """Return what a rule allows without changing anything."""
+    return rule._replace(verbs=tuple(verb for verb in rule.verbs if verb in ("get", "list", "watch")))

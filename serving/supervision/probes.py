@@ -78,7 +78,8 @@ class _Probes:
         ours, theirs = os.pipe()
 
         def hear() -> None:
-            self._is_ready = self._is_ready or os.read(ours, STATUS_BYTES).startswith(READY)
+            reported = os.read(ours, STATUS_BYTES)  # always: what is left in the pipe would call this again at once
+            self._is_ready = self._is_ready or reported.startswith(READY)
 
         loop.add_reader(ours, hear)
         os.environ[STATUS_FD] = str(theirs)

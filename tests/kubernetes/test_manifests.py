@@ -348,6 +348,34 @@ def test_what_is_scaled_has_no_number_that_would_undo_it():
             assert named(found, "Deployment", each["spec"]["scaleTargetRef"]["name"])
 
 
+def test_an_advisory_planner_may_change_nothing_and_pools_keep_their_size():
+    found = objects("pools: {worker: {replicas: 3}}\nplanner: {planner: hpa, advisory: true}")
+    assert named(found, "Deployment", "dynamo-worker")["spec"]["replicas"] == 3
+    rules = named(found, "Role", "dynamo-planner")["rules"]
+    theirs = [rule["verbs"] for rule in rules if {"pods", "deployments", "deployments/scale"} & {*rule["resources"]}]
+    assert len(theirs) == 3
+    assert not any({"patch", "update", "create", "delete"} & {*verbs} for verbs in theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("router_mode: mine.py+eps(5)\npools: {worker: {}}", "router_mode is 'mine.py+eps(5)'"),
+        ("pools: {worker: {}}\nplanner: {planner: mine.py}", "planner is 'mine.py'"),
+    ],
+)
+def test_classes_in_files_are_refused(text, setting, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import serving.planner, serving.router\n"
+        "class Mode(serving.router.Policy): pass\n"
+        "class Rule(serving.planner.Policy): default_interval_s = 1.0\n"
+    )
+    with pytest.raises(ValueError, match="a file of yours is not copied into the cluster") as refused:
+        objects(text)
+    assert str(refused.value).startswith(setting)
+
+
 def test_an_autoscaler_has_the_planners_limits():
     text = "pools: {worker: {}}\nplanner: {min_endpoint: 2, max_replicas: 7, hpa_target: 1.5, hpa_down_window_s: 60}"
     spec = named(objects(text, autoscaler="hpa"), "HorizontalPodAutoscaler", "dynamo-worker")["spec"]

@@ -1,14 +1,17 @@
 """What a cluster asks a process: whether it lives, and whether it does its work."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 
 import httpx
 import pytest
 
+from serving.supervision.group import STATUS_FD
 from serving.supervision.probes import PORT, probed
 from serving.supervision.process import report_ready
 from tests.support.servers import free_port
@@ -40,6 +43,19 @@ def test_a_process_is_healthy_from_its_report_until_it_is_asked_to_end(port):
             assert await ask(port, "/health") == (503, "draining")
             assert await ask(port, "/live") == (200, "live")
             assert (await ask(port, "/else"))[0] == 404
+
+    asyncio.run(main())
+
+
+def test_every_report_is_read_so_that_none_keeps_the_process_busy(port):
+    async def main():
+        async with probed(asyncio.Event()):
+            for _ in range(2):
+                report_ready("7")
+                assert await ask(port, "/health") == (200, "healthy")
+            left = bytearray(4)
+            fcntl.ioctl(int(os.environ[STATUS_FD]), termios.FIONREAD, left)
+            assert int.from_bytes(left, sys.byteorder) == 0
 
     asyncio.run(main())
 
