@@ -53,5 +53,5 @@ def _text(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Keep Kubernetes from putting something in for what looks like a variable of its, but the pod's address."""
+    """Escape `$`, so that Kubernetes expands only the pod's address."""
     return text.replace("$", "$$").replace(f"${ADDRESS}", ADDRESS)

@@ -113,11 +113,11 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
                 )
         if config.discovery and deployment.runtime.etcd_endpoints:
             raise ValueError(
-                f"discovery is {config.discovery!r}, and the file names etcd servers in runtime.etcd_endpoints; expected one of both"
+                f"discovery is {config.discovery!r}, and the file names etcd servers in runtime.etcd_endpoints; expected only one of them"
             )
         if config.nats and deployment.runtime.nats_server:
             raise ValueError(
-                "nats is true, and the file names a NATS server in runtime.nats_server; expected one of both"
+                "nats is true, and the file names a NATS server in runtime.nats_server; expected only one of them"
             )
     for path, (value, key) in given.items():
         if value and not config.secret:

@@ -115,7 +115,7 @@ def _quantity(number: float) -> str:
 
 
 def _check_metric(deployment: Deployment, kind: Autoscaler) -> None:
-    """Refuse pools whose waiting requests no metric tells."""
+    """Refuse pools whose waiting requests no metric reports."""
     settings = deployment.planner
     if settings.hpa_metric != "queue":
         raise ValueError(

@@ -31,7 +31,7 @@ AGAIN_S = 2.0
 """How long after something that failed it is tried again."""
 
 CONFLICTS = 5
-"""How often a number is set anew because somebody else changed the Deployment meanwhile."""
+"""How often a number is set again because somebody else changed the Deployment meanwhile."""
 
 NAMELESS_S = 15.0
 """How long a pod may be ready before it is in discovery."""

@@ -1,4 +1,4 @@
-"""A process's own side: it runs until it is asked to end, and reports to the parent that supervises it, or to who probes it."""
+"""A process's own side: it runs until it is asked to end, and reports to the parent that supervises it, or to whoever probes it."""
 
 import asyncio
 import contextlib

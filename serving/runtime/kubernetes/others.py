@@ -60,7 +60,7 @@ class Others:
         self._leases = Reflector(api, LEASES, Lease, on_list=self._on_leases, on_change=self._on_lease, labels=PROCESS)
 
     async def start(self) -> None:
-        """Tell of the keys of now, and of changes from then on.
+        """Report the keys that are there now, and changes from then on.
 
         Raises:
             ApiError: the API server does not let us.
