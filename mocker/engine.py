@@ -33,7 +33,7 @@ from mocker.offload.host_link import HostLink
 from mocker.offload.offload import NO_WORK, Copy, Work
 from mocker.offload.tiers import Found, LookUp, Read, TierWork, Write
 from mocker.scheduler import Scheduler
-from mocker.sequence import OVER, Sequence
+from mocker.sequence import LOADING, OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
 from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
 
@@ -103,6 +103,19 @@ class Engine:
         """True if nothing waits or runs; blocks may still be held for other engines."""
         scheduler = self.scheduler
         return not (scheduler.running or scheduler.num_waiting or self._ahead)
+
+    @property
+    def is_locked(self) -> bool:
+        """True if nothing goes on any more unless a sequence is aborted, as in vLLM (its issues 45388 and 53868).
+
+        Sequences whose KV was loaded hold blocks while they wait, and cannot be preempted. Under pressure they may hold so
+        many that the first of them lacks some for its next tokens; the others wait behind it, and nobody gives any back.
+        """
+        scheduler = self.scheduler
+        is_busy = scheduler.running or self.step is not None or self._ahead or scheduler.retention.held
+        is_copying = scheduler.offload is not None and scheduler.offload.is_copying
+        holding = scheduler.holding
+        return bool(holding) and not (is_busy or is_copying or any(each.state == LOADING for each in holding))
 
     @property
     def num_free_blocks(self) -> int:

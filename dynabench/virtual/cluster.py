@@ -27,6 +27,7 @@ from dynabench.virtual.rank import Lockstep, Rank, number_of
 from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns, Tiering
 from dynabench.virtual.traffic import Traffic
+from foundation.errors import UserError
 from mocker import BlockChain, Engine, StepOutput
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
@@ -42,7 +43,7 @@ from workloads.pacing import LoadConfig, Pacer
 NOBODY = "it waited at the router, and no worker came"
 
 
-class StalledError(RuntimeError):
+class StalledError(UserError):
     """The simulation ended with unfinished requests."""
 
 
@@ -170,6 +171,13 @@ class Cluster:
                 self._fail(number, NOBODY)
             self.clock.run()  # others may have waited for those to end
         if self.num_finished != count:
+            if locked := [rank for rank in self.ranks if rank.engine.is_locked]:
+                holding = locked[0].engine.scheduler.holding
+                raise StalledError(
+                    f"{count - self.num_finished:,} requests never finish: rank {locked[0].number} is locked up, as vLLM would be. "
+                    f"{len(holding)} sequences whose KV was loaded hold its {locked[0].engine.scheduler.pool.num_blocks:,} blocks, and "
+                    "none can go on; expected more KV blocks (num_gpu_blocks), or fewer requests at once (max_num_seqs)"
+                )
             schedulers = [rank.engine.scheduler for rank in self.ranks]
             waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.queued())]
             running = [s for scheduler in schedulers for s in scheduler.running]

@@ -193,6 +193,10 @@ def drive(
                     world.has_hurried = False
                     continue
                 next_s = min(happenings[0][0] if happenings else math.inf, engine.wake_s)
+                if next_s == math.inf and not engine.is_idle:
+                    assert engine.is_locked, "nothing can happen any more, but requests are left"
+                    log.append((now, "locked", [s.id for s in engine.scheduler.holding], engine.num_free_blocks))
+                    break
                 now = max(now, next_s) if next_s < math.inf else now
                 continue
             batch = engine.step.batch
@@ -231,7 +235,7 @@ def drive(
         events += engine.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
     rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens, s.host_tokens) for s in sequences.values()]
-    if host is not None:
+    if host is not None and not engine.is_locked:
         events += settle(engine, now)
         rows.append((engine.host_link.stall_s, engine.host_link.num_flushes))
         rows += world.rows
@@ -239,8 +243,9 @@ def drive(
     for place in range(0, len(data), 5):
         first, slope, curve, count, tokens = data[place : place + 5]
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
-    assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
-    assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced)
+    if not engine.is_locked:
+        assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
+        assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced)
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
 
 
@@ -359,6 +364,35 @@ def flat(events):
 def label(chain, block):
     named = chain.ids[block // chain.blocks_per_id] if block < chain.num_named else "private"
     return named, block
+
+
+# Two that were loaded hold all blocks; the first lacks one for its next token, and the second waits behind it.
+LOCKED = [
+    (0.8444218515250481, 0, 0, 2, 12, 1, 2, None, 20, None, 1),
+    (0.9694218515250481, 1, 2, 4, 22, 22, 2, None, 5, None, 3),
+    (0.9694218515250481, 2, 2, 3, 3, 1, 2, None, None, 3.6639779214275388, None),
+    (1.0944218515250481, 3, 2, 0, 15, 1, 1, None, None, 8.0317946927987e-07, None),
+    (1.2194218515250481, 4, 2, 2, 18, 14, 1, None, None, None, 3),
+    (1.2194218515250481, 5, 0, 1, 30, 1, 2, 4.163321073019679, 5, 8.767703708227748e-07, None),
+]
+
+
+def test_sequences_that_hold_all_blocks_lock_the_engine_up_as_they_do_in_vllm():
+    config = EngineConfig(
+        block_size=1,
+        num_gpu_blocks=24,
+        max_num_seqs=1,
+        max_num_batched_tokens=6,
+        scheduling_policy="priority",
+        scheduler_reserve_full_isl=False,
+        kv_role="kv_consumer",
+        async_scheduling=False,
+    )
+    host = HostMemory(num_chunks=16, chunk_bytes=1.0, offload_prompt_only=False)
+    for max_iterations in (1, 1 << 62):
+        seen, *_ = drive(config, TimingConfig(), LOCKED, max_iterations=max_iterations, host=host)
+        _, what, holding, num_free = seen["log"][-1]
+        assert (what, len(holding), num_free) == ("locked", 2, 0)
 
 
 @settings(max_examples=300)
