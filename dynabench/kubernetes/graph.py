@@ -49,7 +49,7 @@ def graph_of(
 
 
 def _service(component: Component, pod: Object, labels: dict[str, str]) -> Object:
-    """Return a component as v1alpha1 has it: what the container needs, and what it is asked, stand beside its pod."""
+    """Return a component as v1alpha1 has it: what the container needs, and its probes, are not in its pod template but beside it."""
     [main] = pod["containers"]
     container = {
         key: value for key, value in main.items() if key not in ("name", "resources", "livenessProbe", "readinessProbe")

@@ -96,6 +96,7 @@ class ClusterHands:
         self._reported: Fleet | None = None
         self._news = asyncio.Event()
         self._said: dict[str, str] = {}
+        self._naming: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -125,6 +126,8 @@ class ClusterHands:
             yield
         finally:
             await cancel_all(*tasks)
+            if self._naming is not None:
+                self._naming.cancel()
             await asyncio.gather(*(reflector.close() for reflector in reflectors))
             await self._api.close()
 
@@ -209,14 +212,21 @@ class ClusterHands:
                 else f"there is no Deployment {pool.deployment} in namespace {self._api.namespace}; expected one for "
                 f"pool {pool.name}, which stays as it is until there is",
             )
-        if self._pods.nameless():
-            asyncio.get_running_loop().call_later(NAMELESS_S, self._look_for, self._pods.nameless())
+        self._wait_for_names()
+
+    def _wait_for_names(self) -> None:
+        """Look in a while whether pods that are not in discovery now still are not."""
+        if self._pods.nameless() and self._naming is None:
+            loop = asyncio.get_running_loop()
+            self._naming = loop.call_later(NAMELESS_S, self._look_for, self._pods.nameless())
 
     def _look_for(self, pods: list[str]) -> None:
         """Say which pods are still not in discovery."""
+        self._naming = None
         lost = [name for name in pods if name in self._pods.nameless()]
         text = f"{lost[0]} is ready and not in discovery; expected {POD_NAME} in its environment" if lost else ""
         self._say("nameless pods", text)
+        self._wait_for_names()
 
     def _refusal(self, pool: _Pool) -> str:
         """Say which autoscaler scales a pool already, "" if none does: two would undo what the other does."""

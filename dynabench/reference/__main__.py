@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-OF_SETTINGS = ("DYN_", "ETCD_", "NATS_")
+OF_SETTINGS = ("DYN_", "ETCD_", "NATS_", "POD_")
 """Beginnings of the variables that are defaults of settings: the pages are the same wherever they are made."""
 
 

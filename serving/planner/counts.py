@@ -27,7 +27,7 @@ class Counts(NamedTuple):
 
 
 def traffic_between(before: Counts, after: Counts, duration_s: float) -> Traffic | None:
-    """Return the requests of a time; None if counting began anew in it."""
+    """Return the requests between two counts; None if counting started again between them."""
     grown = Counts(*(later - earlier for earlier, later in zip(before, after, strict=True)))
     if min(grown) < 0:
         return None

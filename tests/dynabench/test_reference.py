@@ -39,7 +39,13 @@ def reference(*arguments, **environment):
 
 
 def test_the_reference_is_current_and_the_same_in_other_surroundings():
-    elsewhere = {"DYN_NAMESPACE": "mine", "ETCD_LEASE_TTL": "7", "NATS_SERVER": "nats://here", "COLUMNS": "40"}
+    elsewhere = {
+        "DYN_NAMESPACE": "mine",
+        "ETCD_LEASE_TTL": "7",
+        "NATS_SERVER": "nats://here",
+        "POD_IP": "10.0.0.1",
+        "COLUMNS": "40",
+    }
     done = reference("--check", FOLDER, **elsewhere)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -80,7 +86,7 @@ def test_each_environment_variable_that_is_read_is_in_the_reference():
         for path in (ROOT / package).rglob("*.py"):
             constants = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
             texts = [node.value for node in constants if isinstance(node.value, str)]
-            prefixes = "DYN|DYNABENCH|ETCD|NATS|OPENAI|HF|XDG|CUDA"
+            prefixes = "POD|DYN|DYNABENCH|ETCD|NATS|OPENAI|HF|XDG|CUDA"
             found |= {text for text in texts if re.fullmatch(rf"(?:{prefixes})_[A-Z_]+", text)}
     found = {name for name in found if not name.endswith("_")}  # beginnings of names
     assert len(found) > 20

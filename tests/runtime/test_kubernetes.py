@@ -54,7 +54,7 @@ def joined(ttl_s=2.0):
 
 
 class Seen(dict):
-    """The keys that a watch tells of."""
+    """The keys that a watch reports."""
 
     def __call__(self, key, value):
         if value is None:
@@ -266,6 +266,35 @@ def test_what_died_in_this_pod_before_is_removed(cluster):
     async def main():
         async with await joined():
             assert cluster.names("configmaps") == ["dynabench-b"]
+
+    run(main())
+
+
+def test_what_a_container_left_that_started_again_at_once_is_removed_later(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 0.0)
+    pod = cluster.find("pods", "pod-0")
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod-0", "uid": pod["metadata"]["uid"]}
+    metadata = {"name": "dynabench-a", "labels": {PROCESS: "a"}, "ownerReferences": [owner]}
+    spec = {"renewTime": registration.now_text(), "leaseDurationSeconds": 1}
+    cluster.put("leases", {"metadata": metadata, "spec": spec})
+    cluster.put("configmaps", {"metadata": metadata})
+
+    async def main():
+        async with await joined(1.0) as one:
+            await one.discovery.put("test/x", b"1")
+            assert cluster.find("leases", "dynabench-a") is not None
+            await until_async(lambda: cluster.find("leases", "dynabench-a") is None)
+            assert len(cluster.names("configmaps")) == 1
+
+    run(main())
+
+
+def test_keys_put_while_others_are_read_are_seen_before_the_lease_is_renewed(cluster):
+    async def main():
+        async with two(600.0) as (one, _, seen):
+            for number in range(20):
+                await one.discovery.put(f"test/{number}", b"1")
+            await until_async(lambda: len(seen) == 20)
 
     run(main())
 

@@ -54,6 +54,15 @@ def test_nobody_dies_while_we_see_nothing_and_all_get_a_leases_time_afterwards()
     assert seen.living() == ["me"]
 
 
+def test_who_was_dead_before_we_saw_nothing_stays_so():
+    seen = watched()
+    for now in (3.0, 6.0, 9.0, 12.0):
+        seen.on_lease(now, "me", lease(now))
+    assert seen.living() == ["me"]
+    seen.on_lease(100.0, "me", lease(100))
+    assert seen.living() == ["me"]
+
+
 def test_clocks_of_others_do_not_matter():
     seen = watched()
     seen.on_lease(4.0, "me", lease(4))

@@ -126,13 +126,16 @@ class Others:
             self._settle()
 
     async def _fetch(self, id: str) -> None:
-        """Read the keys of a process; if that fails, its next renewal lets us try again."""
+        """Read the keys of a process until no change is known of; if that fails, its next renewal lets us try again."""
+        wanted = self._records.get(id, NOTHING).version
         with contextlib.suppress(ApiError):
-            async with self._fetches:
-                record = await self._api.get(CONFIG_MAPS, Data, process_object(id))
-            if record is not None and id in self._presence.processes:
-                self._take(id, record)
-                self._settle()
+            while (process := self._presence.processes.get(id)) is not None and process.version > wanted:
+                wanted = process.version
+                async with self._fetches:
+                    record = await self._api.get(CONFIG_MAPS, Data, process_object(id))
+                if record is not None and id in self._presence.processes:
+                    self._take(id, record)
+                    self._settle()
 
     def _take(self, id: str, record: Data) -> None:
         version, texts = number(record.metadata.annotation(VERSION)), {}

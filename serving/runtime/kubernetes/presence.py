@@ -88,9 +88,11 @@ class Presence:
         ]
 
     def _give_time(self, now: float) -> None:
-        """Let all Leases count from now on: their holders may have been as cut off as we were."""
+        """Let the Leases that had not run out count from now on: their holders may have been as cut off as we were."""
+        latest_s = self.processes[self._own].seen_s
         for process in self.processes.values():
-            process.seen_s = now
+            if latest_s - process.seen_s < process.ttl_s:
+                process.seen_s = now
 
     def _is_ready(self, pod: str) -> bool:
         said = [pods[pod] for pods in self._slices.values() if pod in pods]

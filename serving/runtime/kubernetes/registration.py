@@ -40,6 +40,8 @@ class Registration:
         self._written = 0
         self._writing = asyncio.Lock()
         self._looked_s = time.monotonic()
+        self._beside: list[str] = []
+        """Leases of other processes of this pod, which may be dead: a container that starts again keeps its pod."""
 
     async def begin(self) -> None:
         """Make the Lease, and remove what processes left that died in this pod before us.
@@ -48,10 +50,8 @@ class Registration:
             ApiError: the API server cannot be reached, or does not let us.
         """
         found, _ = await self._api.list(LEASES, Lease, labels=PROCESS)
-        for name, lease in found.items():
-            if lease.metadata.pod == self._pod.uid and _age_s(lease) > 2 * (lease.spec.lease_duration_seconds or 0):
-                await self._api.delete(CONFIG_MAPS, name)
-                await self._api.delete(LEASES, name)
+        self._beside = [name for name, lease in found.items() if lease.metadata.pod == self._pod.uid]
+        await self._remove_dead()
         await self._make_lease()
 
     async def put(self, key: str, value: bytes) -> None:
@@ -82,6 +82,7 @@ class Registration:
         now = time.monotonic()
         if self._written and now - self._looked_s > LOOK_S:
             self._looked_s = now
+            await self._remove_dead()
             if await self._api.get(CONFIG_MAPS, Data, self._name) is None:
                 self._version += 1
         if not await self._write():
@@ -96,6 +97,20 @@ class Registration:
         await self._api.delete(LEASES, self._name)
         if self._version:
             await self._api.delete(CONFIG_MAPS, self._name)
+
+    async def _remove_dead(self) -> None:
+        """Remove what processes of this pod left that renewed their Lease for the last time long ago."""
+        left = []
+        for name in self._beside:
+            lease = await self._api.get(LEASES, Lease, name)
+            if lease is None:
+                continue
+            if _age_s(lease) > 2 * (lease.spec.lease_duration_seconds or 0):
+                await self._api.delete(CONFIG_MAPS, name)
+                await self._api.delete(LEASES, name)
+            else:
+                left.append(name)
+        self._beside = left
 
     async def _change(self) -> None:
         self._version += 1
