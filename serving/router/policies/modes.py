@@ -113,9 +113,7 @@ def _kind(base: str) -> type[Policy]:
             return own_class(base, Policy)
         except ValueError as error:
             raise ValueError(f"router_mode {error}") from error
-    raise ValueError(
-        f"router_mode {base!r} is unknown; {instead_of(base, ROUTER_MODES)}, or FILE.py with one of your own"
-    )
+    raise ValueError(f"router_mode {base!r} is unknown; {instead_of(base, ROUTER_MODES)}")
 
 
 def check_registered_mode(name: str) -> None:
