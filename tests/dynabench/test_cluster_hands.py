@@ -48,6 +48,15 @@ class World:
         given = Orders(fleet or f"{self.runtime.instance_id:x}", term, self.number, wanted)
         await self.runtime.discovery.put(f"{orders('dynamo')}{by}", msgspec.json.encode(given))
 
+    async def grown(self, count):
+        """Order so many decode workers, and return their pods once they serve."""
+        await self.order(decode=count)
+        await until_async(lambda: len(self.controllers.pods_of("dynamo-decode")) == count)
+        pods = self.controllers.pods_of("dynamo-decode")
+        for id, pod in enumerate(pods, 10):
+            await self.serve(pod, id)
+        return pods
+
     async def serve(self, pod, id):
         """Register as the worker in a pod does, and let it be ready."""
         instance = Instance(*ADDRESS, id, "tcp:127.0.0.1:1", pod)
@@ -219,11 +228,7 @@ def test_each_decision_is_obeyed_once(world):
 def test_the_worker_that_should_leave_first_does(world):
     async def main(here):
         async with here.hands():
-            await here.order(decode=3)
-            await until_async(lambda: len(here.controllers.pods_of("dynamo-decode")) == 3)
-            pods = here.controllers.pods_of("dynamo-decode")
-            for id, pod in enumerate(pods, 10):
-                await here.serve(pod, id)
+            pods = await here.grown(3)
             await until_async(lambda: here.states("decode") == ["ready"] * 3)
             await here.order(decode=2, leaving=("b", "a", "c"))
             await until_async(lambda: here.states("decode") == ["ready"] * 2)
@@ -238,11 +243,7 @@ def test_the_worker_that_should_leave_first_does(world):
 def test_a_pod_that_was_to_leave_and_stayed_is_not_the_first_for_ever(world):
     async def main(here):
         async with here.hands():
-            await here.order(decode=2)
-            await until_async(lambda: len(here.controllers.pods_of("dynamo-decode")) == 2)
-            pods = here.controllers.pods_of("dynamo-decode")
-            for id, pod in enumerate(pods, 10):
-                await here.serve(pod, id)
+            pods = await here.grown(2)
             marked = here.cluster.find("pods", pods[0])
             marked = marked | {"metadata": marked["metadata"] | {"annotations": {DELETION_COST: "-1"}}}
             here.cluster.put("pods", marked)

@@ -72,48 +72,48 @@ async def two(ttl_s=2.0):
         yield one, other, seen
 
 
+@asynccontextmanager
+async def in_a_pod(cluster, monkeypatch):
+    """Give a pod, a process in it that has registered a key, and what one outside of it sees."""
+    async with await joined(600.0) as other:
+        seen = Seen()
+        await other.discovery.watch("test/", seen)
+        pod = cluster.pod("pod-1")
+        enter(monkeypatch, cluster, pod)
+        async with await joined(600.0) as one:
+            await one.discovery.put("test/x", b"1")
+            await until_async(lambda: seen == {"test/x": b"1"})
+            yield pod, one, seen
+
+
 def test_the_keys_of_a_pod_that_is_not_ready_go_at_once_and_come_back_with_it(cluster, monkeypatch):
     async def main():
-        async with await joined(600.0) as other:
-            seen = Seen()
-            await other.discovery.watch("test/", seen)
-            pod = cluster.pod("pod-1")
-            enter(monkeypatch, cluster, pod)
-            async with await joined(600.0) as one:
-                await one.discovery.put("test/x", b"1")
-                await until_async(lambda: seen == {"test/x": b"1"})
-                cluster.put("endpointslices", endpoint_slice("workers-1", (pod, False, False)))
-                await until_async(lambda: seen == {})
-                cluster.put("endpointslices", endpoint_slice("workers-1", (pod, True, True)))
-                await until_async(lambda: seen == {"test/x": b"1"})
-                # It ends, and still answers what it has: it leaves by itself, with what it takes no more.
-                cluster.put("endpointslices", endpoint_slice("workers-1", (pod, False, True)))
-                await one.discovery.put("test/y", b"2")
-                await until_async(lambda: seen == {"test/x": b"1", "test/y": b"2"})
-                # Of a Service that does not say who is ready, nothing follows.
-                cluster.put("endpointslices", endpoint_slice("workers-2", (pod, None, None)))
-                cluster.remove("endpointslices", "workers-1")
-                await one.discovery.delete("test/x")
-                await until_async(lambda: seen == {"test/y": b"2"})
+        async with in_a_pod(cluster, monkeypatch) as (pod, one, seen):
+            cluster.put("endpointslices", endpoint_slice("workers-1", (pod, False, False)))
+            await until_async(lambda: seen == {})
+            cluster.put("endpointslices", endpoint_slice("workers-1", (pod, True, True)))
+            await until_async(lambda: seen == {"test/x": b"1"})
+            # It ends, and still answers what it has: it leaves by itself, with what it takes no more.
+            cluster.put("endpointslices", endpoint_slice("workers-1", (pod, False, True)))
+            await one.discovery.put("test/y", b"2")
+            await until_async(lambda: seen == {"test/x": b"1", "test/y": b"2"})
+            # Of a Service that does not say who is ready, nothing follows.
+            cluster.put("endpointslices", endpoint_slice("workers-2", (pod, None, None)))
+            cluster.remove("endpointslices", "workers-1")
+            await one.discovery.delete("test/x")
+            await until_async(lambda: seen == {"test/y": b"2"})
 
     run(main())
 
 
 def test_with_a_pod_goes_what_its_processes_registered(cluster, monkeypatch):
     async def main():
-        async with await joined(600.0) as other:
-            seen = Seen()
-            await other.discovery.watch("test/", seen)
-            pod = cluster.pod("pod-1")
-            enter(monkeypatch, cluster, pod)
-            async with await joined(600.0) as one:
-                await one.discovery.put("test/x", b"1")
-                await until_async(lambda: seen == {"test/x": b"1"})
-                name = f"dynabench-{one.instance_id:x}"
-                assert cluster.find("configmaps", name) is not None
-                cluster.remove("pods", "pod-1")
-                await until_async(lambda: seen == {})
-                assert cluster.find("configmaps", name) is None
+        async with in_a_pod(cluster, monkeypatch) as (_, one, seen):
+            name = f"dynabench-{one.instance_id:x}"
+            assert cluster.find("configmaps", name) is not None
+            cluster.remove("pods", "pod-1")
+            await until_async(lambda: seen == {})
+            assert cluster.find("configmaps", name) is None
 
     run(main())
 
