@@ -67,7 +67,7 @@ class Frontend:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return as_json({"object": "list", "data": [_describe(model) for model in self._models.all()]})
+        return as_json({"object": "list", "data": [_describe(model) for model in self._models.answering()]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}."""

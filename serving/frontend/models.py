@@ -165,6 +165,11 @@ class Models:
         names = {pool.card.name for pool in self._pools.values()}
         return [model for name in sorted(names) if (model := self.get(name)) is not None]
 
+    def answering(self) -> list[ServedModel]:
+        """Return every model that can be asked now: its card may be seen a moment before its first instance."""
+        able = [pool.model for pool in self._pools.values() if pool.ranks()]
+        return [model for model in self.all() if any(model is each for each in able)]
+
     def pools(self) -> list[Pool]:
         """Return every pool that requests may go to now, in whichever role."""
         return [

@@ -29,6 +29,7 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
+from serving.worker.registration import register_llm
 from tests.support.servers import Etcd, Nats, free_port
 from tests.support.stacks import running
 from tests.support.waiting import in_time, instances, until, until_async, wait_for
@@ -436,3 +437,28 @@ def test_servers_that_go_away_and_come_back_break_no_stream(which):
             assert not stack.group.dead
             assert texts == [expected(prompt, 500) for prompt in prompts]
             wait_for(stack.url, 2)
+
+
+def test_a_model_that_comes_back_is_offered_once_its_instance_is_there_and_not_with_its_card(tmp_path):
+    config = RuntimeConfig(etcd_endpoints="", nats_server="", discovery_dir=str(tmp_path / "d"))
+    address = EndpointAddress("dynamo", "backend", "generate")
+
+    async def generate(request):
+        yield 1
+
+    async def main():
+        async with in_time(), await DistributedRuntime.connect(config) as watching:
+            models = Models(watching, FrontendConfig(), RouterConfig())
+            await models.start()
+            for is_back in (False, True):
+                async with await DistributedRuntime.connect(config) as serving:
+                    await register_llm(ModelType.Backend, serving.endpoint(address), "", "mock")
+                    if is_back:
+                        await until_async(lambda: len(models.all()) == 1)
+                        assert models.answering() == []
+                    await serving.serve(address, GeneratorService(generate))
+                    await until_async(lambda: len(models.answering()) == 1)
+                await until_async(lambda: models.all() == [])
+            await models.close()
+
+    uvloop.run(main())
