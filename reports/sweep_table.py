@@ -343,7 +343,8 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     """Return the table of a search."""
     name = rows[0].find if rows else ""
     sense = next((row.sense for row in rows if row.sense), None) or "best"
-    axes = sorted({axis for row in rows for axis in row.changes}, key=lambda axis: axis != "router_mode")
+    named = dict.fromkeys(axis for row in rows for axis in row.changes)  # in the order of the question
+    axes = sorted(named, key=lambda axis: axis != "router_mode")
     fleet = _fleet(list(_points(rows).values()), has_limits=True)
     columns = [*fleet, *limited, *_without(AT_FOUND, limited)]
     return {

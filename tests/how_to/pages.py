@@ -74,10 +74,11 @@ def run(page: str, folder: Path) -> Iterator[Run]:
                 continue
             process = _start(command, folder, environment, subprocess.PIPE)
             try:
-                printed, _ = process.communicate(timeout=PATIENCE_S)
+                printed, errors = process.communicate(timeout=PATIENCE_S)
             finally:
                 _end(process)
-            yield Run(command, shown, printed, process.returncode)
+            # Progress goes to stderr, every few seconds: how many lines of it there are depends on the machine.
+            yield Run(command, shown, printed + errors * bool(process.returncode), process.returncode)
     finally:
         for process in started:
             _end(process)
@@ -98,7 +99,7 @@ def _start(command, folder, environment, output):
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.STDOUT,
+        stderr=output if output is subprocess.PIPE else subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )

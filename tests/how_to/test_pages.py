@@ -72,5 +72,10 @@ def test_what_runs_in_the_background_is_waited_for_and_ended(tmp_path):
     assert all(is_as_shown(done) for done in run(page, tmp_path))
 
 
+def test_progress_counts_only_if_a_command_fails(tmp_path):
+    page = "```console\n$ echo a; echo b >&2\na\n$ echo a; echo b >&2; exit 1\na\nb\n```\n"
+    assert all(is_as_shown(done) for done in run(page, tmp_path))
+
+
 def test_what_a_page_prints_is_what_its_commands_print(tmp_path):
     assert [done.printed for done in run(PAGE, tmp_path)] == ["1\n", "".join(f"{number}\n" for number in range(1, 10))]

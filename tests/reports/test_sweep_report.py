@@ -382,3 +382,11 @@ def test_a_search_says_where_ttft_goes_at_the_highest_value_of_each(tmp_path):
     found = searched(tmp_path, rows)
     assert dict(found.split.rows)["a"] == ["-"] * 8
     assert dict(found.split.rows)["b"][3] == "25.00"
+
+
+def test_a_search_shows_its_settings_in_the_order_in_which_they_were_given():
+    names = [f"setting_{letter}" for letter in "qwertyuiop"]
+    changes = dict.fromkeys(names, 1) | {"router_mode": "kv"}
+    row = Found("kv", changes, "rate_scale", "highest", None, None, False, None, None)
+    manifest = MANIFEST | {"sweep": {"find": "rate_scale"}}
+    assert sweep_table.lay_out([row], manifest, is_complete=True).columns[:11] == ["router_mode", *names]
