@@ -1,9 +1,24 @@
-"""The KV block pool: what is free, what is cached, what is evicted next.
+"""The KV block pool: which blocks are free, which are cached, which is evicted next.
 
-vLLM keeps one free queue of block ids. Blocks without a hash only ever join it at the front, hashed ones
-at the back, so the queue is always a number of blank blocks followed by cached runs, least recently
-used first; block ids never matter. A sequence frees its blocks tail first, so a run is evicted
-from its tail, and a cached block's prefix is always cached too.
+Every block is in one of four regions. Only runs are objects; the rest are counts, because block ids never matter:
+
+    |------------ free: allocated from the left -----------|---------- held by sequences ----------|
+    | blank          | queued: runs without a holder, the  | shared: runs with     | private: not   |
+    |                | least recently used first           | holders               | cached yet     |
+    | `num_blank`    | `_queue`, `num_evictable` blocks    | `Run.holders`         | the rest       |
+
+    allocate     blank, then queued (a run from its tail: evicted) -> private
+    store        private -> shared: the sequence's last run grows, or a new one begins
+    hold         queued or shared -> shared: a cached prefix is used
+    release      shared -> the back of the queue, the last run first; private -> blank
+    give_back    private -> blank
+
+This is vLLM's one free queue: blocks without a hash only ever join it at the front, hashed ones at the back. A sequence
+frees its blocks tail first and a run is evicted from its tail, so a cached block's prefix is always cached too.
+
+The same content may be cached in several runs. The oldest is primary and the one that look-ups find, by its ids in
+`_index`. The others are copies, listed in `_copies`; where a primary run loses blocks, the oldest copy of them becomes
+primary (`_promote`).
 """
 
 from collections import OrderedDict
@@ -23,12 +38,12 @@ class BlockPool:
         self.num_blank = num_blocks
         self.num_evictable = 0
         self.has_listener = True
-        """Whether `events` is kept."""
+        """Whether `events` is filled."""
         self.events: list[BlockEvent] = []
         self.touched: list[Watch] = []
-        """Those over blocks that were taken, until somebody empties it."""
+        """Watches whose blocks were taken, until a caller empties the list."""
         self._index: dict[Hashable, Run] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
-        self._copies: dict[Hashable, list[Run]] = {}  # id -> further runs with blocks of that id, oldest first
+        self._copies: dict[Hashable, list[Run]] = {}  # id -> other runs with blocks of that id, oldest first
         self._queue: OrderedDict[Run, None] = OrderedDict()
 
     @property
@@ -63,7 +78,7 @@ class BlockPool:
         return min(stop, end, limit)
 
     def num_unheld(self, chain: BlockChain, num_blocks: int) -> int:
-        """Count those of the first `num_blocks` cached blocks that are in the free queue."""
+        """Count how many of the first `num_blocks` cached blocks are in the free queue."""
         count = block = 0
         while block < num_blocks:
             run = self._index[chain.key(block)]
@@ -87,12 +102,12 @@ class BlockPool:
             run.sealed = True
             sequence.runs.append(run)
             if run.watches:
-                self._tell(run, run.start)
+                self._report_taken(run, run.start)
             block = run.stop
         sequence.num_blocks = sequence.num_cached_blocks = num_blocks
 
     def allocate(self, num_blocks: int) -> None:
-        """Take blocks from the front of the free queue, evicting what they held. The caller checked `num_free`."""
+        """Take blocks from the front of the free queue, evicting what they held. The caller has checked `num_free`."""
         blank = min(num_blocks, self.num_blank)
         self.num_blank -= blank
         remaining = num_blocks - blank
@@ -110,7 +125,11 @@ class BlockPool:
         self.num_blank += num_blocks
 
     def store(self, sequence: Sequence, num_full: int) -> None:
-        """Cache a sequence's blocks up to `num_full`, whose tokens are scheduled."""
+        """Cache a sequence's blocks up to `num_full`, whose tokens are scheduled.
+
+        Blocks from `start` to `present` are cached already, by a run of somebody else: ours are copies. What follows is
+        new, and findable only if the run that is found before it ends there (`_part`).
+        """
         chain, start = sequence.chain, sequence.num_cached_blocks
         if num_full <= start or not self.enable_prefix_caching:
             return
@@ -141,7 +160,7 @@ class BlockPool:
         sequence.num_blocks = sequence.num_cached_blocks = 0
 
     def reset(self) -> bool:
-        """Forget all cached blocks; refused (False) while any block is in use."""
+        """Forget all cached blocks, or return False if any block is in use."""
         if self.num_free != self.num_blocks:
             return False
         self._index.clear()
@@ -153,7 +172,7 @@ class BlockPool:
         return True
 
     def cached(self) -> list[tuple[BlockChain, int, int]]:
-        """List what can be found, as (chain, start, stop), each run once."""
+        """Return what look-ups can find as (chain, start, stop), each run once."""
         runs = dict.fromkeys(self._index.values())
         return [(run.chain, run.start, run.stop) for run in runs]
 
@@ -195,7 +214,7 @@ class BlockPool:
                 copies.append(run)
 
     def _leave_copy(self, run: Run, start: int, stop: int) -> None:
-        """Unlist a copy from the ids of which it no longer has a block, once it has lost `start` to `stop`."""
+        """Remove a copy that lost `start` to `stop` from the lists of ids of which it no longer has a block."""
         chain = run.chain
         for index in range(chain.index_of(start), chain.index_of(stop - 1) + 1):
             is_last = index + 1 == len(chain.ids)
@@ -210,7 +229,7 @@ class BlockPool:
     def _split(self, run: Run, block: int) -> Run:
         """Cut a run in two at a block and return the front part; the run, and its place in the queue, is the rest.
 
-        A front part that nobody holds is in no queue yet: the caller holds it or queues it.
+        If nobody holds the front part, it is in no queue yet: the caller must hold it or queue it.
         """
         front = Run(run.chain, run.start, block, primary=run.primary)
         front.holders = dict(run.holders)
@@ -228,7 +247,7 @@ class BlockPool:
         return front
 
     def _part(self, chain: BlockChain, block: int) -> None:
-        """Let the findable run before a block end there, so that what follows in this chain can be found from it."""
+        """Make the primary run before a block end there, so that a look-up continues with what follows in this chain."""
         run = self._index[chain.key(0)]
         while run.stop < block:
             run = self._index[chain.key(run.stop)]
@@ -250,7 +269,7 @@ class BlockPool:
         if self.has_listener:
             self.events.append(BlockRemoved(chain, start, stop))
         if run.watches:
-            self._tell(run, start)
+            self._report_taken(run, start)
         run.stop = start
         if not run.primary:
             self._leave_copy(run, start, stop)
@@ -266,8 +285,8 @@ class BlockPool:
         if self._copies:
             self._promote(chain, start, stop)
 
-    def _tell(self, run: Run, start: int) -> None:
-        """Tell those who watch over a run that its blocks from `start` on are taken."""
+    def _report_taken(self, run: Run, start: int) -> None:
+        """Report to the watches of a run that its blocks from `start` on are taken."""
         for watch in run.watches:
             if watch.is_on:
                 if not watch.taken:
@@ -275,13 +294,13 @@ class BlockPool:
                 watch.taken.append((start, run.stop))
 
     def _promote(self, chain: BlockChain, start: int, stop: int) -> None:
-        """Let the oldest remaining copies of blocks `start` to `stop` be found instead of the evicted ones."""
+        """Make the oldest remaining copies of blocks `start` to `stop` primary, in place of the evicted ones."""
         block = start
         while block < stop:
             copies = self._copies.get(chain.ids[chain.index_of(block)], ())
             run = next((copy for copy in copies if copy.start <= block < _common_stop(copy, chain)), None)
             if run is None:
-                return  # nothing cached here, so nothing cached behind it
+                return  # nothing is cached here, so nothing is cached after it
             if run.start < block:
                 self._split_in_place(run, block)
             if (shared := min(stop, _common_stop(run, chain))) < run.stop:
@@ -307,5 +326,5 @@ class BlockPool:
 
 
 def _common_stop(run: Run, chain: BlockChain) -> int:
-    """Return where a run that shares an id with a chain stops to have the chain's content: its own output differs."""
+    """Return the block up to which a run that shares an id with a chain has the chain's content: outputs differ."""
     return run.stop if run.chain is chain else min(run.stop, run.chain.num_named)

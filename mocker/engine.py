@@ -1,25 +1,27 @@
 """The engine: the scheduler's iterations laid out in time.
 
-    step = engine.schedule(now)      # close a batch; how long it takes
+    step = engine.schedule(now)      # close a batch; returns how long it takes
     ...                              # the driver waits until step.end
     output = engine.complete()       # tokens, finishes, KV events
 
-A step may span many iterations of one batch (a leap): nothing then happens but one token a sequence and
-iteration, so the durations follow a closed form and only block counts change. Cutting a leap at any
-iteration and going on gives the very same schedules, times and events as taking each by itself.
+A step may span many iterations of one batch (a leap). Each iteration then only adds one token to each sequence, so the
+durations follow a closed form and only block counts change. A leap that is cut at any iteration and continued has the
+same schedules, times and events as its iterations taken one at a time.
 
-With asynchronous scheduling a second batch is closed as soon as a step begins, and waits for it: it is the next step,
-whatever the first one brings. So a sequence that arrives waits for the step in flight and for the one behind it.
+With asynchronous scheduling, the engine closes a second batch as soon as a step begins. That batch is the next step, whatever
+the first one brings, so a sequence that arrives waits for the step in flight and for the one after it.
 
-Host memory is the engine's own: when a copy between it and the GPU ends is known as soon as it begins. What ended is taken in at
-the end of an iteration, and an engine with nothing else to do is to be asked again at `wake_s`. A leap ends where a load does; a
-store ends it only if something is to be done at once (`has_end_at_stores`).
-Tiers behind host memory are the driver's: `take_tier_work` says what is to be looked up, read and written there, the driver
-says when and with what success (`answer`, `end_read`, `end_write`). It may check what is loaded into the GPU (`await_check`,
-`end_check`): what is wrong is computed.
+The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it begins. It accounts for
+copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends where a load ends; a
+store ends it only if something has to happen at once (`has_end_at_stores`).
 
-Transfers of KV between engines are the driver's: `take_loads` says for which sequences KV is to be read from another engine, into blocks
-that are theirs already; the driver says when it came (`arrive`), and when what is held here was read (`let_go`).
+The driver serves the tiers behind host memory: `take_tier_work` returns what to look up, read and write there, and the driver
+reports the results (`answer`, `end_read`, `end_write`). It may check what is loaded into the GPU (`await_check`,
+`end_check`); the engine computes what the check rejects.
+
+The driver also transfers KV between engines: `take_loads` returns the sequences whose KV is to be read from another engine,
+into blocks that they hold already. The driver reports when the KV has arrived (`arrive`), and when another engine has read
+what is held here (`let_go`).
 """
 
 import math
@@ -61,18 +63,18 @@ class Engine:
             num_blocks: KV blocks, the null block included.
             host: its host memory, if KV is kept there.
             kv_events: keep KV events for `take_events`.
-            ordered_events: inside a leap, give events in vLLM's exact order (at a cost per block) rather than
-                a sequence at a time.
+            ordered_events: inside a leap, put events in vLLM's exact order (at a cost per block) instead of
+                one sequence after another.
         """
         self.config = config
         self.scheduler = Scheduler(config, num_blocks, host)
         self.scheduler.pool.has_listener = kv_events
         self.host_memory = host
         self.host_link: HostLink | None = None
-        """The way to host memory, if there is any."""
+        """The link to host memory, if there is any."""
         self.has_end_at_stores = kv_events
-        """Whether a step ends where KV has come into host memory, as somebody takes the event of that at the end of a step; others
-        find it once they have called `advance`."""
+        """Whether a step ends where KV has arrived in host memory, because a caller takes that event at the end of a step.
+        Callers that use `advance` see it without."""
         if host is not None:
             assert self.scheduler.offload is not None
             self.scheduler.offload.host.has_listener = kv_events
@@ -83,10 +85,12 @@ class Engine:
         self._is_async = config.is_async
         self._ahead: Batch | None = None  # asynchronously: the batch that follows the step in flight
         self._ahead_s = 0.0  # when it was closed
-        self._work = NO_WORK  # copies that the batch ahead, or none, brings
+        self._work = NO_WORK  # copies that begin with the batch ahead
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
-        self._arrivals: list[tuple[Sequence, int | None]] = []  # during the step: whose KV, and its valid blocks
+        self._arrivals: list[
+            tuple[Sequence, int | None]
+        ] = []  # during the step: the sequence whose KV came, and its valid blocks
         self._let_go: list[Sequence] = []  # during the step
         self._published: list[KvEvent] = []
         self._last_end = -1.0
@@ -106,10 +110,10 @@ class Engine:
 
     @property
     def is_locked(self) -> bool:
-        """True if nothing goes on any more unless a sequence is aborted, as in vLLM (its issues 45388 and 53868).
+        """True if nothing can continue until a sequence is aborted, as in vLLM (its issues 45388 and 53868).
 
         Sequences whose KV was loaded hold blocks while they wait, and cannot be preempted. Under pressure they may hold so
-        many that the first of them lacks some for its next tokens; the others wait behind it, and nobody gives any back.
+        many that too few are left for the next tokens of the first; the others wait behind it, and none frees a block.
         """
         scheduler = self.scheduler
         is_busy = scheduler.running or self.step is not None or self._ahead or scheduler.retention.held
@@ -124,18 +128,18 @@ class Engine:
 
     @property
     def wake_s(self) -> float:
-        """When there may be something to do though nothing is added (s): the next copy between GPU and host ends."""
+        """When there may be work although nothing was added (s): the next copy between GPU and host ends."""
         return math.inf if self.host_link is None else self.host_link.next_end_s
 
     @property
     def known_until_s(self) -> float:
-        """When the last iteration ended that is accounted for (s)."""
+        """When the last iteration that is accounted for ended (s)."""
         return self._last_end if self.step is None else self.step.start
 
     def num_known_tokens(self, sequence: Sequence) -> int:
-        """Count a sequence's tokens, prompt and output, that steps which have ended brought.
+        """Count the tokens of a sequence, prompt and output, up to the last step that ended.
 
-        What the scheduler knows is ahead of that by the batches that are closed and have not ended.
+        The scheduler is ahead of that by the batches that are closed and have not ended.
         """
         count, step, ahead = self.scheduler.num_tokens(sequence), self.step, self._ahead
         if step is None:
@@ -147,7 +151,7 @@ class Engine:
         return count - (ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes)
 
     def change_timing(self, timing: TimingModel) -> None:
-        """Let steps take other times, from the next one on."""
+        """Use another step-time model from the next step on."""
         self.timing = timing
         self._ramp_batch = None
 
@@ -160,7 +164,7 @@ class Engine:
         self.scheduler.add(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Remove a sequence: at once, or when the step in flight ends; once finished, nothing happens."""
+        """Remove a sequence, at once or when the step in flight ends; do nothing if it has finished."""
         if self.step is not None:
             self._aborts.append(sequence)
         else:
@@ -171,36 +175,36 @@ class Engine:
         self._ahead_has_ended = True
 
     def take_loads(self) -> list[Sequence]:
-        """Return those whose load has begun since the last call: it fills all blocks but the first `num_cached_blocks`."""
+        """Return the sequences whose load began since the last call. It fills all blocks but the first `num_cached_blocks`."""
         loads, self.scheduler.loads = self.scheduler.loads, []
         return loads
 
     @property
     def shipped(self) -> list[Sequence]:
-        """Those that the last `schedule` admitted whose first token came with their KV: it is known now."""
+        """Sequences that the last `schedule` admitted and whose first token came with their KV."""
         return self.scheduler.shipped
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
-        """Take a sequence's KV for loaded, now or when the step in flight ends.
+        """Report that a sequence's KV is loaded; it counts now or when the step in flight ends.
 
         Args:
-            sequence: one of `take_loads`, also if it was aborted since.
-            num_valid_blocks: where reading failed: so many blocks of its prompt are good, cached ones included.
+            sequence: one of `take_loads`, even if it has been aborted since.
+            num_valid_blocks: if reading failed, how many blocks of its prompt are good, cached ones included.
 
         Returns:
-            those that it ends at once; others that it ends are in a step's `finished`.
+            the sequences that end at once; others that end because of it are in a step's `finished`.
         """
         self._arrivals.append((sequence, num_valid_blocks))
         return [] if self.step is not None else self._end_transfers()
 
     def let_go(self, sequence: Sequence) -> None:
-        """Free the blocks that a sequence with `is_remote_decode` left for others, now or when the step in flight ends."""
+        """Free the blocks that a sequence with `is_remote_decode` left for another engine, now or when the step in flight ends."""
         self._let_go.append(sequence)
         if self.step is None:
             self._end_transfers()
 
     def take_tier_work(self) -> list[TierWork]:
-        """Return what is to be done with tiers behind host memory, and what is in a hurry, since the last call."""
+        """Return the work for tiers behind host memory, and what has become urgent, since the last call."""
         offload = self.scheduler.offload
         if offload is None or not offload.tier_work:
             return []
@@ -208,38 +212,38 @@ class Engine:
         return work
 
     def answer(self, look_up: LookUp, found: list[Found]) -> None:
-        """Take what was found of the chunks that were looked up: tier by tier, from the first chunk on; the rest is in none.
+        """Take in where the chunks of a look-up are: tier by tier, from the first chunk on; the rest is in no tier.
 
-        A sequence may run now, so a leap under way is to be cut, as when one comes; so after `end_read`.
+        A sequence may be ready now, so cut a leap that is under way, as for a new one; the same holds for `end_read`.
         """
         assert self.scheduler.offload is not None
         self.scheduler.offload.answer(look_up, found)
         self.scheduler.end_fetch(look_up.sequence)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
-        """Take a read for ended that brought its first chunks, so many."""
+        """Report that a read has ended and brought its first `num_chunks` chunks."""
         assert self.scheduler.offload is not None
         self.scheduler.offload.end_read(read, num_chunks)
         self.scheduler.end_fetch(read.sequence)
 
     def end_write(self, write: Write) -> None:
-        """Take a write for ended, whether or not the tier took it."""
+        """Report that a write has ended, whether or not the tier took it."""
         assert self.scheduler.offload is not None
         self.scheduler.offload.end_write(write)
 
     def await_check(self, load: Copy) -> None:
-        """Let a load from host memory, one of `host_link.loads`, not end before `end_check`."""
+        """Keep a load from host memory, one of `host_link.loads`, from ending before `end_check`."""
         assert self.host_link is not None
         self.host_link.await_check(load)
 
     def end_check(self, load: Copy, num_good: int) -> None:
-        """Take so many chunks of a load for good, the first ones; the next one is wrong and forgotten, and the rest is computed."""
+        """Accept the first `num_good` chunks of a load; the next one is wrong and is dropped, and the rest is computed."""
         assert self.host_link is not None
         load.num_good = num_good
         self.host_link.end_check(load)
 
     def _end_transfers(self) -> list[Sequence]:
-        """Account for the transfers that have ended, those to here first, as vLLM does; return the sequences that they end."""
+        """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""
         arrivals, self._arrivals = self._arrivals, []
         over = [
             sequence for sequence, num_valid_blocks in arrivals if self.scheduler.arrive(sequence, num_valid_blocks)
@@ -250,7 +254,7 @@ class Engine:
         return over
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, unless any is in use (then False)."""
+        """Forget all cached blocks, or return False if any is in use."""
         return self.scheduler.reset_prefix_cache()
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
@@ -284,7 +288,7 @@ class Engine:
         return step
 
     def _next_batch(self, now: float) -> Batch | None:
-        """Return the batch that was closed ahead, or close one; one in which nothing is computed is over at once."""
+        """Return the batch that was closed ahead, or close one. A batch in which nothing is computed ends at once."""
         scheduler = self.scheduler
         batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
         stall_s = self._lead_s = self._begin_copies(now)
@@ -298,7 +302,7 @@ class Engine:
             stall_s = max(stall_s, self._begin_copies(now))
             self._lead_s = stall_s + self.timing.lead_s  # the GPU has nothing to do meanwhile
             if batch is None:
-                self._begin_copies(now)  # nothing follows that stores could wait for
+                self._begin_copies(now)  # no batch follows that stores could wait for
                 is_copying = scheduler.offload is not None and scheduler.offload.is_copying
                 if scheduler.waiting and not (scheduler.holding or scheduler.retention.held or is_copying):
                     self._explain_stall()
@@ -311,12 +315,12 @@ class Engine:
         return NO_WORK if self.scheduler.offload is None else self.scheduler.offload.take_work()
 
     def _begin_copies(self, now: float) -> float:
-        """Begin what a batch brings that is computed from now on; return how long it waits for what is flushed (s)."""
+        """Begin the copies of a batch that is computed from now on; return how long it waits for flushed ones (s)."""
         work, self._work = self._work, NO_WORK
         return 0.0 if self.host_link is None else self.host_link.begin(work, now)
 
     def _next_end_s(self, link: HostLink) -> float:
-        """Return when the next copy ends that ends a step (s)."""
+        """Return the end of the next copy that cuts a step (s)."""
         offload = self.scheduler.offload
         assert offload is not None
         return link.next_end_s if self.has_end_at_stores or offload.writes_stores else link.loads.next_end_s
@@ -345,7 +349,7 @@ class Engine:
             self._publish_host()
 
     def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
-        """Return a step of decodes, of as many iterations as nothing else can happen in."""
+        """Return a step of decodes, with as many iterations as pass before anything else can happen."""
         if batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= self._ramp.num_steps:
             self._ramp, self._ramp_batch = self._decode_ramp(batch), batch
             self._ramp_origin, self._ramp_skip = now, 0
@@ -355,7 +359,7 @@ class Engine:
         return Step(batch, self._ramp_origin, ramp, skip, count, self._ramp_origin + ramp.elapsed(skip + count))
 
     def stretch(self, end: float) -> None:
-        """Let the step in flight, if any and of one iteration, last until a later time."""
+        """Let the step in flight, if there is one, last until a later time; it must have one iteration."""
         step = self.step
         if step is None or step.end == end:
             return
@@ -402,7 +406,7 @@ class Engine:
         return StepOutput(step.end, sampled, finished, batch.chunks)
 
     def _end_aborted(self, step: Step) -> None:
-        """Take out those that were aborted during the step, before its last iteration ends."""
+        """Remove the sequences that were aborted during the step, before its last iteration ends."""
         if step.num_iterations > 1:
             self._account(step, step.num_iterations - 1)
         aborts, self._aborts = self._aborts, []
@@ -410,7 +414,16 @@ class Engine:
             self._remove(sequence)
 
     def advance(self, now: float) -> None:
-        """Account for the iterations of the step in flight that have ended by now, so that their events can be taken."""
+        """Account for the iterations of the step in flight that have ended by now, so that their events can be taken.
+
+        A leap of five, of which two have ended (`_account(step, 2)`):
+
+            iteration       1           2           3           4           5
+            closed by    schedule    leap(1)     leap(1)     later       later
+            its events   published   published   kept until it ends
+
+        What is left is the same step, three iterations long. The last iteration always stays for `complete`.
+        """
         step = self.step
         if step is None or step.num_iterations == 1:
             return
@@ -421,18 +434,18 @@ class Engine:
             self._account(step, count)
 
     def _account(self, step: Step, count: int) -> None:
-        """Account for the first iterations of a leap, not for all."""
+        """Account for the first `count` iterations of a leap; at least one must remain."""
         if count > 1:
             self.scheduler.leap(count - 1, is_ordered=self._ordered)
         self._publish()
         self._log(step, count)
-        self.scheduler.leap(1, is_ordered=self._ordered)  # the last one's events are not out yet
+        self.scheduler.leap(1, is_ordered=self._ordered)  # closes the next iteration, whose events come when it ends
         self.scheduler.know(count)
         self._ramp_skip += count
         step.advance(count)
 
     def split_log(self, now: float) -> int:
-        """Account for the iterations that have ended, and return the number of rows the step log has until now."""
+        """Account for the iterations that have ended, and return how many rows the step log has by now."""
         self.advance(now)
         self._logged = None
         return len(self.log.rows) // 5
@@ -448,7 +461,7 @@ class Engine:
         return events
 
     def take_host_events(self) -> list[KvEvent]:
-        """Return what came into host memory and left it since the last `take_events`, in the middle of a step, too."""
+        """Return the events of host memory since the last `take_events`, also in the middle of a step."""
         offload = self.scheduler.offload
         if offload is None or not offload.host.events:
             return []
@@ -456,18 +469,18 @@ class Engine:
         return list(events)
 
     def decoded(self) -> list[Sequence]:
-        """Return the sequences to which the step in flight brings a token that is not their prefill's."""
+        """Return the sequences that get a token from decoding in the step in flight."""
         assert self.step is not None, "no step in flight"
         return [sequence for sequence in self.step.batch.decodes if self.scheduler.is_delivered(sequence)]
 
     def _mark(self, batch: Batch, closed_s: float) -> None:
-        """Note when sequences were admitted, and since when preempted and starved ones have had no token."""
+        """Record when sequences were admitted, and since when preempted and starved ones have had no token."""
         for sequence in batch.admitted:
             sequence.first_scheduled_s = closed_s
             if sequence.is_token_shipped:
                 if sequence.first_token_s < 0:
                     sequence.first_token_s = closed_s
-                else:  # it continues an answer that another engine began
+                else:  # it continues an answer that another engine started
                     self.log.add_gap(closed_s - sequence.waited_since_s)
                 sequence.waited_since_s = closed_s
         if batch.preempted or batch.starved:
@@ -479,13 +492,13 @@ class Engine:
                 sequence.waited_since_s = self._last_end
 
     def _decode_ramp(self, batch: Batch) -> Ramp:
-        """Return the times of a batch of decodes from the iteration on that begins now."""
+        """Return the times of a batch of decodes, starting with the iteration that begins now."""
         num_decodes = len(batch.decodes)
         num_kv_tokens = batch.num_kv_tokens + num_decodes * (self.scheduler.num_ended - batch.iteration)
         return self.timing.decode(num_decodes, num_kv_tokens)
 
     def _mixed_duration(self, batch: Batch) -> float:
-        """Return what a batch takes; the one token of a prompt whose KV was loaded is a decode to the GPU."""
+        """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
         if self.config.kv_role == "kv_consumer" or self.host_link is not None:
             chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
@@ -533,7 +546,7 @@ class Engine:
         if not num_tokens:
             return
         if step.ramp is self._logged and self.log.rows[-1] == num_tokens:
-            self.log.rows[-2] += num_iterations  # the same batch goes on
+            self.log.rows[-2] += num_iterations  # the same batch continues
         else:
             self.log.rows.extend(step.row(num_iterations, num_tokens))
             self._logged = step.ramp

@@ -1,8 +1,23 @@
-"""Follows the KV events of ranks into an index: in order, once, and mended from a snapshot where some were lost.
+"""Follows the KV events of ranks into an index: in order, each once, and repaired from a snapshot when some are lost.
 
-A rank numbers its messages from 0 within an epoch (a start of its worker; later ones are larger). What a snapshot
-says stands for all messages before its number. So whatever is lost, repeated or reordered, the index is right again
-once a snapshot taken after the loss has come.
+A rank numbers its messages from 0 within an epoch (one start of its worker; a later start has a larger epoch). A snapshot
+replaces all messages before its number. So whatever is lost, repeated or reordered, the index is right again as soon as
+a snapshot arrives that was taken after the loss.
+
+A rank is followed or awaits a snapshot. `at` is the (epoch, number) of the message that comes next:
+
+    state       what comes                          what happens                                       next state
+    followed    message at `at`                     apply it                                           followed
+    followed    message at `at`, parent unknown     apply it, ask for a snapshot                       awaiting
+    followed    message 0 of a later epoch          forget the rank, then apply it                     followed
+    followed    any other later message             keep it, ask for a snapshot                        awaiting
+    followed    heartbeat after `at`                note it                                            followed
+    followed    heartbeat after the same `at`       the last messages are lost: ask for a snapshot     awaiting
+    awaiting    later message                       keep it                                            awaiting
+    awaiting    snapshot at or after `at`           replace the rank, then take the kept messages      followed
+    awaiting    snapshot before `at`                ignore it, unless a parent is unknown              followed
+    awaiting    no snapshot                         the next gap asks again                            followed
+    either      message before `at`                 ignore it: a repetition                            unchanged
 """
 
 from collections.abc import Sequence
@@ -12,12 +27,12 @@ from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, Blo
 from serving.router.index import PrefixIndex
 
 MAX_WAITING = 10_000
-"""Messages kept for a rank while its snapshot is awaited; the oldest go first, and a second snapshot mends that."""
+"""Messages kept for a rank while it awaits its snapshot. Beyond that the oldest are dropped; a second snapshot repairs that."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where we are in a rank's messages."""
+    """How far a rank is followed."""
 
     epoch: int = -1
     next: int = 0
@@ -27,19 +42,19 @@ class _Place:
 
 
 class KvFollower:
-    """See the module. A method that returns True wants a snapshot of that rank: call `on_snapshot` with it."""
+    """See the module. If a method returns True, get a snapshot of that rank and pass it to `on_snapshot`."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self._places: dict[int, _Place] = {}
 
     def on_events(self, slot: int, epoch: int, number: int, events: Sequence[BlocksEvent]) -> bool:
-        """Take in a message of a rank; return whether a snapshot is needed (and none is awaited yet)."""
+        """Take in a message of a rank; return whether to ask for a snapshot."""
         place = self._places.setdefault(slot, _Place())
         if epoch < place.epoch or (epoch == place.epoch and number < place.next):
             return False
         if not place.is_awaiting and epoch > place.epoch and number == 0:
-            self._index.drop(slot)  # it has started again
+            self._index.drop(slot)  # the worker has restarted
             place.epoch, place.next = epoch, 0
         if not place.is_awaiting and epoch == place.epoch and number == place.next:
             place.next += 1
@@ -51,7 +66,7 @@ class KvFollower:
         return self._want(place)
 
     def on_heartbeat(self, slot: int, epoch: int, number: int) -> bool:
-        """Compare with how many messages a rank says it has sent; the same lag twice means that the last were lost."""
+        """Compare with the number of messages that a rank has sent; the same lag twice means that the last ones are lost."""
         place = self._places.setdefault(slot, _Place())
         if (epoch, number) <= (place.epoch, place.next):
             return False
@@ -61,11 +76,11 @@ class KvFollower:
         return self._want(place)
 
     def on_snapshot(self, slot: int, epoch: int, number: int, stored: Sequence[BlocksStored]) -> bool:
-        """Replace what is known of a rank by a snapshot, taken when it had sent `number` messages."""
+        """Replace the blocks of a rank by a snapshot, taken when it had sent `number` messages."""
         place = self._places.setdefault(slot, _Place())
         place.is_awaiting = False
         if (epoch, number) < (place.epoch, place.next) and slot not in self._index.resync:
-            return False  # we know more by now
+            return False  # later messages have been applied
         self._index.drop(slot)
         place.epoch, place.next = epoch, number
         self._apply(slot, stored)
@@ -76,7 +91,7 @@ class KvFollower:
         return wants
 
     def on_no_snapshot(self, slot: int) -> None:
-        """The snapshot did not come: the next gap asks again."""
+        """Give up on a snapshot that did not come, so that the next gap asks again."""
         if slot in self._places:
             self._places[slot].is_awaiting = False
 

@@ -1,10 +1,10 @@
-"""Who has which prefix: dicts from sequence hash to a bitmask of ranks, looked up by galloping.
+"""Which ranks have which prefix: dicts from sequence hash to a bitmask of ranks, looked up by galloping.
 
-Ids are chained, so each rank's set is closed under prefixes and its presence along a prompt only
-ever ends: a look-up costs a few dict reads per rank, however long the prompt. An id may stand for
-several blocks (as in a trace of 512-token ids on an engine with smaller blocks); then a rank may have a part of it:
+Ids are chained, and a rank that has an id has all ids before it. So along a prompt a rank's bits are set up to some depth
+and clear after it, and a look-up costs a few dict reads per rank, however long the prompt. One id may cover several blocks
+(a trace with ids of 512 tokens on an engine with smaller blocks); then a rank may have part of it:
 
-    blocks of an id   0 1 2 3 4 5 6 7     what a rank has
+    blocks of an id   0 1 2 3 4 5 6 7     what the index holds for a rank
     whole             # # # # # # # #     its bit in `_masks[id]`
     a part            # # # . . . . .     its bit, and `_partial[id, slot]` = 3
     twice             2 2 # # # # # #     its bit, and 1 in `_copies` for each of the first two
@@ -26,7 +26,7 @@ class Index(Protocol):
         ...
 
     def routed(self, slot: int, blocks: PromptBlocks, now: float) -> None:
-        """Take note that a prompt was sent to a rank."""
+        """Record that a prompt was sent to a rank."""
         ...
 
     def drop(self, slot: int) -> None:
@@ -41,13 +41,13 @@ class PrefixIndex:
         """Build an empty index.
 
         Args:
-            closed_events: the events are known to remove blocks leaf first (our own engine's are), so that
-                links from block to block, which mend a removal out of order, need not be kept.
+            closed_events: events always remove blocks leaf first, as our own engine's do. Then the index needs no
+                links from block to block, which repair a removal out of order.
         """
         self.resync: set[int] = set()
         """Ranks that stored a block whose parent is unknown: their events have a gap."""
         self.tiers = Tiers()
-        """What they hold beyond the GPU; everything else here is about the GPU."""
+        """What ranks hold beyond the GPU; everything else here is about the GPU."""
         self._masks: dict[Hashable, int] = {}
         self._partial: dict[tuple[Hashable, int], int] = {}  # (id, slot) -> blocks, where not all of the id's
         self._copies: dict[tuple[Hashable, int], int] = {}  # (block, slot) -> copies beyond the first
@@ -73,12 +73,12 @@ class PrefixIndex:
         return found
 
     def routed(self, slot: int, blocks: PromptBlocks, now: float) -> None:
-        """Do nothing: the rank's events will tell."""
+        """Do nothing: the rank's events report what it stores."""
 
     def store(self, slot: int, ids: Ids, parent: Hashable | None = None) -> bool:
-        """Enter a chain of ids that stand for one block each, behind a parent (none: from the start).
+        """Enter a chain of ids of one block each, after a parent (none: from the start).
 
-        Returns False, and marks the rank for a snapshot, if it does not have the parent: events were lost.
+        If the rank does not have the parent, events were lost: marks it for a snapshot and returns False.
         """
         if parent is not None and not self.holds(parent, slot):
             self.resync.add(slot)
@@ -87,9 +87,15 @@ class PrefixIndex:
         return True
 
     def store_blocks(self, slot: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> bool:
-        """Enter blocks `start` to `stop` of a chain from its start, of which each id stands for several.
+        """Enter blocks `start` to `stop` of a chain whose ids cover several blocks each.
 
-        Returns False, and marks the rank for a snapshot, if it does not have the block before them.
+        With four blocks per id, blocks 6 to 17 are the end of one id, whole ids, and the start of another:
+
+            ids       |  0  |  1  |  2  |  3  |  4  |
+            blocks     ....  ..##  ####  ####  #...
+                               ^ `_grow`  ^ `_store_whole`  ^ `_store_part`
+
+        If the rank does not have block `start - 1`, events were lost: marks it for a snapshot and returns False.
         """
         place, offset = divmod(start, blocks_per_id)
         last = place if offset else place - 1
@@ -107,7 +113,7 @@ class PrefixIndex:
         return True
 
     def _store_whole(self, slot: int, ids: Ids, before: Hashable | None, blocks_per_id: int) -> None:
-        """Enter all blocks of ids, behind one that the rank has."""
+        """Enter all blocks of ids that follow one that the rank has."""
         bit, masks = 1 << slot, self._masks
         for id in ids:
             mask = masks.get(id, 0)
@@ -120,7 +126,7 @@ class PrefixIndex:
             before = id
 
     def _store_part(self, slot: int, id: Hashable, before: Hashable | None, stop: int, blocks_per_id: int) -> None:
-        """Enter the first blocks of an id, behind one that the rank has."""
+        """Enter the first blocks of an id that follows one that the rank has."""
         mask = self._masks.get(id, 0)
         if mask >> slot & 1:
             self._grow(id, slot, 0, stop, blocks_per_id)
@@ -131,11 +137,11 @@ class PrefixIndex:
             self._link(before, id)
 
     def remove(self, slot: int, ids: Ids) -> None:
-        """Take out a chain of ids that stand for one block each, last first; unknown ones are ignored."""
+        """Remove a chain of ids of one block each, last first; ignore unknown ones."""
         self.remove_blocks(slot, ids, 0, len(ids), 1)
 
     def remove_blocks(self, slot: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
-        """Take out blocks `start` to `stop` of a chain, last first; unknown ones are ignored."""
+        """Remove blocks `start` to `stop` of a chain, last first; ignore unknown ones."""
         if self._children is None and not self._copies:
             place = -(-start // blocks_per_id)
             self._remove_whole(1 << slot, ids, place, -(-stop // blocks_per_id))
@@ -151,7 +157,7 @@ class PrefixIndex:
                 self._shrink(id, slot, low, blocks_per_id)
 
     def _remove_copies(self, slot: int, id: Hashable, low: int, high: int, blocks_per_id: int) -> None:
-        """Take blocks `low` to `high` of an id out once, last first: one that was stored twice stays."""
+        """Remove one copy of blocks `low` to `high` of an id, last first: a block that was stored twice stays."""
         for offset in range(high - 1, low - 1, -1):
             block = (id, offset) if offset else id
             extra = self._copies.get((block, slot), 0)
@@ -163,7 +169,7 @@ class PrefixIndex:
                 self._shrink(id, slot, offset, blocks_per_id)
 
     def _remove_whole(self, bit: int, ids: Ids, first: int, stop: int) -> None:
-        """Take ids out of which no block remains, where there are no links to mend."""
+        """Remove ids of which no block remains, if there are no links to repair."""
         masks, partial = self._masks, self._partial
         for id in ids[first:stop]:
             mask = masks.get(id, 0)
@@ -175,7 +181,7 @@ class PrefixIndex:
             partial.pop((ids[stop - 1], bit.bit_length() - 1), None)
 
     def drop(self, slot: int) -> None:
-        """Forget a rank in one sweep."""
+        """Forget a rank."""
         self.clear(slot)
         self.tiers.drop(slot)
 
@@ -188,7 +194,7 @@ class PrefixIndex:
         self.resync.discard(slot)
 
     def holds(self, id: Hashable, slot: int) -> bool:
-        """Tell whether a rank has the first block of an id."""
+        """Return whether a rank has the first block of an id."""
         return bool(self._masks.get(id, 0) >> slot & 1)
 
     def _held(self, id: Hashable, slot: int, blocks_per_id: int) -> int:
@@ -197,7 +203,7 @@ class PrefixIndex:
         return self._partial.get((id, slot), blocks_per_id)
 
     def _grow(self, id: Hashable, slot: int, start: int, stop: int, blocks_per_id: int) -> None:
-        """Enter blocks of an id of which the rank has some: count those it has, add the others."""
+        """Enter blocks of an id of which the rank has some: count a copy of those, add the others."""
         held = self._held(id, slot, blocks_per_id)
         for offset in range(start, min(stop, held)):
             block = (id, offset) if offset else id
@@ -209,7 +215,7 @@ class PrefixIndex:
                 self._partial[id, slot] = stop
 
     def _shrink(self, id: Hashable, slot: int, held: int, blocks_per_id: int) -> None:
-        """Leave a rank the first `held` blocks of an id, and nothing behind them."""
+        """Leave a rank only the first `held` blocks of an id, and nothing after them."""
         if held == 0:
             self._clear(id, slot)
         elif held < self._held(id, slot, blocks_per_id):
@@ -222,7 +228,7 @@ class PrefixIndex:
             self._unset(id, slot)
 
     def _cut(self, id: Hashable, slot: int) -> None:
-        """Forget what a rank has behind an id: without its prefix it cannot be used."""
+        """Forget what a rank has after an id: it cannot be used without its prefix."""
         if self._children is None:
             return
         behind = [child for child in self._children.get(id, ()) if self.holds(child, slot)]
@@ -252,7 +258,7 @@ class PrefixIndex:
 
 
 class PredictedIndex:
-    """The approximate index, for ranks without KV events: a prompt stays `ttl_s` where it was routed last."""
+    """The approximate index, for ranks without KV events: a prompt stays for `ttl_s` on the rank it was routed to."""
 
     def __init__(self, ttl_s: float = 120.0) -> None:
         self._ttl_s = ttl_s

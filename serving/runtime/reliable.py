@@ -1,6 +1,21 @@
 """Reliable bytes over messages that may be lost, repeated or reordered: sequence numbers, acknowledgements, go back N.
 
-Pure: the plane that carries the segments decides when. A segment is (sequence number, acknowledged up to, kind, bytes).
+Pure: the channel that carries the segments decides when to send. A segment is (number, acknowledged, kind, bytes):
+`acknowledged` is the number that its sender expects next, so everything before it has arrived.
+
+What a segment does at its receiver, which expects number `expected`:
+
+    kind    number               what happens                                                      answer
+    any     any                  forget what we sent before `acknowledged`                         -
+    DATA    `expected`           deliver its bytes, expect the next                                later: an ACK
+    DATA    after `expected`     a gap: drop it, the sender sends it again                         LOST, once a gap
+    DATA    before `expected`    a repetition: our ACK was lost                                    later: an ACK
+    ACK     after `expected`     the last DATA is lost                                             LOST, once a gap
+    BYE     any                  the sender sends no more; a gap is treated as with ACK            LOST, once a gap
+    LOST    any                  go back N                                                         all unacknowledged DATA
+
+ACK, LOST and BYE carry the number of the next DATA and do not use it up. The channel's timer covers the rest: it
+sends an ACK, lets the next gap ask again, and sends DATA again that stays unacknowledged.
 """
 
 import struct
@@ -9,10 +24,10 @@ from collections import deque
 _header = struct.Struct("<QQB")
 HEADER_BYTES = _header.size
 DATA, ACK, LOST, BYE = 0, 1, 2, 3
-"""Kinds: bytes; an acknowledgement; an acknowledgement that asks for what follows it; the end."""
+"""Kinds: bytes; an acknowledgement; an acknowledgement that asks for everything after it; the end."""
 
 WINDOW_BYTES = 2 << 20
-"""Sent and not yet acknowledged: beyond, the channel is full."""
+"""How much may be sent and not yet acknowledged; then the channel is full."""
 
 ACK_EVERY = 64
 
@@ -22,12 +37,12 @@ class ReliableStream:
 
     def __init__(self) -> None:
         self.is_closed = False
-        """The other side said that it was done."""
+        """Whether the other side sends no more."""
         self._next = 0
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._expected = 0
-        self._told = 0  # what the other side knows of `_expected`
+        self._acknowledged = 0  # the `_expected` that was sent last
         self._has_asked = False
 
     @property
@@ -37,18 +52,18 @@ class ReliableStream:
 
     @property
     def has_unacknowledged(self) -> bool:
-        """Whether something sent may have been lost."""
+        """Whether something we sent may be lost."""
         return bool(self._unacknowledged)
 
     @property
     def owes_acknowledgement(self) -> bool:
-        """Whether the other side should be told what has come."""
-        return self._told != self._expected
+        """Whether an acknowledgement should be sent soon."""
+        return self._acknowledged != self._expected
 
     @property
     def is_late_with_acknowledgement(self) -> bool:
-        """Whether it should be told at once."""
-        return self._expected - self._told >= ACK_EVERY
+        """Whether it should be sent now."""
+        return self._expected - self._acknowledged >= ACK_EVERY
 
     def seal(self, data: bytes) -> bytes:
         """Return the next segment, and keep its bytes until they are acknowledged."""
@@ -63,14 +78,14 @@ class ReliableStream:
         return self._segment(self._next, kind, b"")
 
     def again(self) -> list[bytes]:
-        """Return everything unacknowledged, to be sent once more."""
+        """Return all unacknowledged segments, to send them again."""
         return [self._segment(number, DATA, data) for number, data in self._unacknowledged]
 
     def receive(self, segment: bytes) -> tuple[bytes | None, list[bytes]]:
-        """Take in a segment; return its bytes if they come in order, and what must be sent in answer.
+        """Take in a segment; return its bytes if it is the next one, and the segments to answer with.
 
         Raises:
-            ValueError: it is no segment.
+            ValueError: it is not a segment.
         """
         if len(segment) < HEADER_BYTES:
             raise ValueError(f"a segment of {len(segment)} bytes; at least {HEADER_BYTES} were expected")
@@ -90,7 +105,7 @@ class ReliableStream:
             return segment[HEADER_BYTES:], []
         if number > self._expected:
             return None, [] if self._has_asked else [self._ask()]
-        self._told = -1  # a repetition: our acknowledgement was lost
+        self._acknowledged = -1  # a repetition: our acknowledgement was lost
         return None, []
 
     def _ask(self) -> bytes:
@@ -98,9 +113,9 @@ class ReliableStream:
         return self.acknowledge(LOST)
 
     def forget_asking(self) -> None:
-        """Ask again at the next gap: the question or its answer may have been lost."""
+        """Ask again at the next gap: the LOST or its answer may have been lost."""
         self._has_asked = False
 
     def _segment(self, number: int, kind: int, data: bytes) -> bytes:
-        self._told = self._expected
+        self._acknowledged = self._expected
         return _header.pack(number, self._expected, kind) + data
