@@ -18,12 +18,12 @@ VOLUME /data
 FROM python:3.11-slim
 RUN useradd --create-home --uid 1000 dynabench
 COPY --from=builder /opt/dynabench /opt/dynabench
-ENV PATH=/opt/dynabench/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/dynabench/bin:$PATH PYTHONUNBUFFERED=1 DYN_SYSTEM_PORT=9090
 USER 1000
 WORKDIR /home/dynabench
 EXPOSE 8080
-# For servers; a command that ends, such as simulate, has ended before the first failure counts.
+# Every server answers at DYN_SYSTEM_PORT. A command that is no server, such as simulate, is unhealthy and runs all the same.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9090/health', timeout=4)"]
 ENTRYPOINT ["dynabench"]
 CMD ["--help"]

@@ -1,6 +1,11 @@
 """The container image, the compose file and the workflow that builds wheels: linted, and true to the command lines."""
 
+import json
+import os
+import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -9,6 +14,8 @@ import yaml
 
 from serving.cli.commands import frontend_app, mocker_app
 from tests.support.commands import BIN, run
+from tests.support.servers import free_port
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parent.parent
 SERVICES = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
@@ -51,7 +58,10 @@ def test_the_real_command_line_takes_each_command(name):
 def test_services_wait_for_services_that_there_are_and_that_are_checked():
     for service in SERVICES.values():
         for other, wait in service.get("depends_on", {}).items():
-            assert wait["condition"] != "service_healthy" or "test" in SERVICES[other]["healthcheck"]
+            has_check = (
+                SERVICES[other]["build"] == "." or "test" in SERVICES[other]["healthcheck"]
+            )  # the image's, or its own
+            assert wait["condition"] != "service_healthy" or has_check
 
 
 def test_ports_are_those_of_the_frontend_and_open_to_this_host_alone():
@@ -59,9 +69,26 @@ def test_ports_are_those_of_the_frontend_and_open_to_this_host_alone():
     command = shlex.join(SERVICES["frontend"]["command"])
     assert ports == {"frontend": ["127.0.0.1:8080:8080"]}
     assert "--http-port 8080" in command
+    assert "EXPOSE 8080\n" in (ROOT / "Dockerfile").read_text()
+
+
+def test_the_images_health_check_asks_a_server_that_is_ready(tmp_path):
     dockerfile = (ROOT / "Dockerfile").read_text()
-    assert "EXPOSE 8080\n" in dockerfile
-    assert "http://127.0.0.1:8080/health" in dockerfile
+    health = json.loads(re.search(r"HEALTHCHECK .*\n +CMD (\[.*\])", dockerfile)[1])
+    inside = re.search(r"DYN_SYSTEM_PORT=(\d+)", dockerfile)[1]
+    assert f"http://127.0.0.1:{inside}/" in health[-1]
+    port = str(free_port())
+    check = [sys.executable, *health[1:-1], health[-1].replace(inside, port)]
+    folder = tmp_path / "discovery"
+    folder.mkdir(mode=0o700)
+    assert run(*check).returncode == 1, "nothing runs yet"
+    environment = os.environ | {"DYN_SYSTEM_PORT": port, "DYN_DISCOVERY_DIR": str(folder)}
+    with subprocess.Popen([sys.executable, "-m", "serving.mocker", "--model-name=mock"], env=environment) as worker:
+        try:
+            until(lambda: run(*check).returncode == 0, worker)
+        finally:
+            worker.terminate()
+    assert worker.returncode == 0
 
 
 def test_addresses_name_services():
