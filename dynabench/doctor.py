@@ -16,6 +16,7 @@ import importlib.util
 import os
 import platform
 import resource
+import secrets
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -102,9 +103,11 @@ def _servers() -> Iterator[Check]:
 
 
 async def servers(config: RuntimeConfig) -> list[Check]:
-    """Ask the etcd and NATS servers that the settings name, both at once."""
+    """Ask the servers that the settings name, all at once: for discovery, and for requests and events."""
     asked: list[Awaitable[Check]] = [
-        _answer("etcd", config.etcd_endpoints, "ETCD_ENDPOINTS", lambda: _ask_etcd(config)),
+        _answer("Kubernetes", "the API server", "", lambda: _ask_kubernetes(config))
+        if config.discovery_backend == "kubernetes"
+        else _answer("etcd", config.etcd_endpoints, "ETCD_ENDPOINTS", lambda: _ask_etcd(config)),
         _answer("NATS", config.nats_server, "NATS_SERVER", lambda: _ask_nats(config)),
     ]
     return list(await asyncio.gather(*asked))
@@ -129,6 +132,14 @@ async def _ask_etcd(config: RuntimeConfig) -> None:
 
     discovery = EtcdDiscovery(config)
     await discovery.connect()
+    await discovery.close()
+
+
+async def _ask_kubernetes(config: RuntimeConfig) -> None:
+    """Join as a process of this pod would, and leave again: only that shows what its account may do."""
+    from serving.runtime.kubernetes.discovery import KubernetesDiscovery
+
+    discovery = await KubernetesDiscovery.connect(secrets.randbits(63), lease_ttl_s=config.lease_ttl_s)
     await discovery.close()
 
 

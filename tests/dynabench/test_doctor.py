@@ -9,6 +9,7 @@ import pytest
 
 from dynabench.doctor import Check, next_steps, open_files, port, results
 from serving.worker.registry import ENGINES
+from tests.support.cluster import Cluster
 from tests.support.commands import BIN, dynabench, run
 from tests.support.servers import Etcd, Nats, free_port
 
@@ -63,6 +64,25 @@ def test_a_server_that_the_environment_names_and_that_is_away_is_broken_and_its_
     assert "etcd does not answer" in found["etcd"]["found"]
     assert "hunter2" not in json.dumps(found)
     assert found["next"][0] == "fix etcd, as said above"
+
+
+def test_in_a_pod_the_cluster_is_asked_with_the_rights_that_discovery_needs(tmp_path):
+    with Cluster() as cluster:
+        inside = cluster.environment(cluster.pod()) | {"DYN_DISCOVERY_BACKEND": "kubernetes"}
+        found = doctor(cwd=tmp_path, **inside)
+        assert found["Kubernetes"]["found"] == "answers at the API server"
+        assert "etcd" not in found
+        assert not cluster.names("leases"), "nothing is left behind"
+    with Cluster(rules=[]) as cluster:
+        inside = cluster.environment(cluster.pod()) | {"DYN_DISCOVERY_BACKEND": "kubernetes"}
+        found = doctor(cwd=tmp_path, code=1, **inside)
+        assert found["Kubernetes"]["state"] == "broken"
+        assert "leases" in found["Kubernetes"]["found"]
+
+
+def test_outside_of_a_pod_the_cluster_is_broken(tmp_path):
+    found = doctor(cwd=tmp_path, code=1, DYN_DISCOVERY_BACKEND="kubernetes")
+    assert "expected a pod in a cluster" in found["Kubernetes"]["found"]
 
 
 def test_a_nats_server_without_jetstream_is_broken(tmp_path):
