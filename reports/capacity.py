@@ -1,4 +1,4 @@
-"""What a plan found: the layouts in order, what binds each, what more load takes, how sure it is, and how to deploy it."""
+"""What a plan found: the ranked layouts, what binds each, what more load needs, how sure it is, and how to deploy it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,36 +16,36 @@ SCHEMA = "dynabench.plan/1"
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A layout, and with how many workers it was seen to meet the limits."""
+    """A layout, and the number of workers with which it met the limits."""
 
     name: str
     changes: dict[str, str | int | float | None]
     gpus: int | None = None
-    """Of the fewest workers that were seen to meet the limits; None where none was."""
+    """GPUs of the fewest workers that met the limits; None if none did."""
     workers: int | None = None
     cost: float | None = None
     at_least: int | None = None
-    """GPUs that it would need at least, where it was not worth looking further."""
+    """A lower bound on the GPUs it needs, where searching further was not worthwhile."""
     least_cost: float | None = None
-    """What these cost."""
+    """The cost of these GPUs."""
     outcomes: list[Outcome] = []
-    """With these workers, or with the most that were tried."""
+    """The result with these workers, or with the most that were tried."""
     tried: int | None = None
     """The most workers that were tried and missed the limits."""
     impossible: str = ""
     prefill_workers: int | None = None
-    """Workers that only prefill, beside those of `workers`; None where all do whole requests."""
+    """Prefill workers, in addition to `workers`; None if every worker handles whole requests."""
     fewer: list[Outcome] = []
-    """With one worker fewer; empty if that was not tried."""
+    """The result with one worker fewer; empty if that was not tried."""
 
     @property
     def state(self) -> State:
-        """Whether it meets the limits with what was tried."""
+        """Whether it met the limits with any number of workers that was tried."""
         return "missed" if self.gpus is None else "met"
 
 
 class AtLoad(msgspec.Struct, frozen=True):
-    """What a multiple of the workload's rate takes."""
+    """What a multiple of the workload's rate needs."""
 
     load: float
     layout: str
@@ -68,29 +68,29 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class Sureness(msgspec.Struct, frozen=True):
-    """How sure it is that a limit is met."""
+    """How certain it is that a limit is met."""
 
     limit: str
     value: float
     low: float | None
-    """95% block-bootstrap interval of what is limited (s, or a share); None where there is none: the text says why."""
+    """95% block-bootstrap interval of the limited metric (s, or a share); None if there is none; the text says why."""
     high: float | None
     model_error: float | None
-    """Known mean absolute error of the mean of such times for such a model and GPU, as a share; None where nothing is known."""
+    """Known mean absolute error of the mean of such times for such a model and GPU, as a share; None if unknown."""
     of: str = ""
-    """What that is known of."""
+    """The measurements behind that error."""
     text: str = ""
 
     is_open: bool = False
-    """Whether the limit lies within the interval, so that another such sample might say the opposite."""
+    """Whether the interval includes the limit, so that another such sample could change the result."""
     is_within_error: bool = False
-    """Whether it is met by less than the model is off, as far as that is known."""
+    """Whether the margin is smaller than the model's error, where that is known."""
     is_share: bool = False
-    """Whether it is of the share of requests within the limits of each request."""
+    """Whether it limits the share of requests that are within the per-request limits."""
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it may be missed after all."""
+        """Whether the limit may in fact be missed."""
         return self.is_open or self.is_within_error
 
 
@@ -108,21 +108,21 @@ class Answer(msgspec.Struct, frozen=True):
     modes: list[Alternative]
     caching: list[Alternative]
     sureness: list[Sureness]
-    """Of the best layout."""
+    """For the best layout."""
     commands: list[str]
     simulated: int
     wall_s: float
     notes: list[str] = []
-    """What else a reader should know."""
+    """Other things a reader should know."""
     head: dict[str, str] = {}
-    """What was run on what."""
+    """The workload and the deployment."""
     command: str = ""
     settings: dict[str, Any] = {}
-    """Everything that was given."""
+    """Every setting that was given."""
 
 
 IN_KEY = 7
-"""Layouts that have a colour: as many as there are."""
+"""The number of layouts that get a colour: as many as there are colours."""
 
 
 def key(answer: Answer) -> Key:
@@ -154,7 +154,7 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
 
 
 def impossible(answer: Answer) -> Iterator[str]:
-    """Yield why layouts cannot be, those with one reason together."""
+    """Yield why layouts are impossible, grouped by reason."""
     by_reason: dict[str, list[Ranked]] = {}
     for layout in answer.layouts:
         if layout.impossible:
@@ -165,7 +165,7 @@ def impossible(answer: Answer) -> Iterator[str]:
 
 
 def _ranking(answer: Answer, shown: list[Ranked], *, left: int, bounded: list[Ranked]) -> Grid:
-    """Return the table of layouts that were tried; of the others only bounds are known."""
+    """Return the table of layouts that were tried; only bounds are known for the others."""
     has_price = any(layout.cost is not None and layout.cost != layout.gpus for layout in shown)
     limits = [head for limit in answer.limits for head in (limit, f"{_metric(limit)} headroom")]
     columns = ["GPUs", "workers", *(["cost"] if has_price else []), *limits, "binds"]
@@ -176,13 +176,13 @@ def _ranking(answer: Answer, shown: list[Ranked], *, left: int, bounded: list[Ra
             cells.append(_fewer(layout))
     notes = []
     if unmet := [layout.at_least for layout in shown if layout.gpus is None]:
-        notes.append(f"{unmet[0]}+: needs at least {unmet[0]} GPUs; its figures are of what was tried.")
+        notes.append(f"{unmet[0]}+: needs at least {unmet[0]} GPUs; its figures are those of the most workers tried.")
     if any(layout.prefill_workers is not None for layout in shown):
         notes.append("2+3: 2 workers prefill and 3 decode.")
     if left:
         notes.append(f"{left} more in plan.json.")
     notes += _bounds(bounded)
-    return Grid("Layouts, the cheapest first", columns, lines, " ".join(notes))
+    return Grid("Layouts, cheapest first", columns, lines, " ".join(notes))
 
 
 def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
@@ -199,11 +199,14 @@ def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
 
 
 def _bounds(layouts: list[Ranked]) -> Iterator[str]:
-    """Say what layouts need at least that were not tried, as others need less."""
+    """Say how many GPUs the untried layouts need at least; they were skipped because others need fewer."""
     least = Counter(layout.at_least for layout in layouts if layout.at_least is not None)
     if least:
-        parts = [f"{count} at least {gpus} GPU{'s' * (gpus != 1)}" for gpus, count in sorted(least.items())]
-        yield f"Not tried, as they cannot be cheaper: {', '.join(parts)}."
+        parts = [
+            f"{count} need{'s' * (count == 1)} at least {gpus} GPU{'s' * (gpus != 1)}"
+            for gpus, count in sorted(least.items())
+        ]
+        yield f"Not tried, because they cannot be cheaper: {', '.join(parts)}."
 
 
 def _cost(layout: Ranked) -> str:
@@ -219,7 +222,7 @@ def _workers(count: int | None, prefill: int | None) -> str:
 
 
 def _fewer(layout: Ranked) -> str:
-    """Say why not fewer: what the limit that is missed by most comes to with one worker less."""
+    """Say why it cannot be fewer: the largest miss with one worker fewer."""
     nearest = binding(layout.fewer)
     if nearest is None:
         return "-" if layout.workers in (None, 1) else "not tried"
@@ -229,7 +232,7 @@ def _fewer(layout: Ranked) -> str:
 
 
 def _metric(limit: str) -> str:
-    """Return what a limit is of, without its value."""
+    """Return the metric that a limit is on, without its value."""
     return limit.partition(" <=")[0].removeprefix("a ").removesuffix(" that does not grow")
 
 
@@ -243,18 +246,18 @@ def _signed(margin: float) -> str:
 
 
 def doubt(sureness: Sequence[Sureness]) -> str:
-    """Say which limits are met without certainty; nothing where none is."""
+    """Say which limits may not be met; return nothing if all surely are."""
     reasons = []
     if unsure := [sure.limit for sure in sureness if sure.is_open]:
         limits = " and of ".join(unsure)
-        reasons.append(f"the 95% interval of such samples holds the limit of {limits}; more of the workload would tell")
+        reasons.append(f"the 95% interval includes the limit of {limits}; a longer workload would settle it")
     if near := [sure.limit for sure in sureness if sure.is_within_error]:
-        reasons.append(f"the margin to {' and to '.join(near)} is within the model's error")
-    return f" That is not certain: {'. And '.join(reasons)}." if reasons else ""
+        reasons.append(f"the margin to {' and to '.join(near)} is smaller than the model's error")
+    return f" This is not certain: {'. And '.join(reasons)}." if reasons else ""
 
 
 def modes_told(modes: Sequence[Alternative]) -> str:
-    """Say which router mode is best with as many workers as were found, and by how much; nothing where none is known."""
+    """Say which router mode is best with the number of workers found, and by how much; return nothing if none is known."""
     most = max((mode.workers for mode in modes), default=0)
     times = {mode.name: mode.ttft_mean_s for mode in modes if mode.workers == most}
     known = sorted((time, name) for name, time in times.items() if time)
@@ -262,15 +265,15 @@ def modes_told(modes: Sequence[Alternative]) -> str:
         return ""
     (least, best), (second, other) = known[:2]
     if second < least * 1.001:
-        return f"By mean TTFT the router modes {best} and {other} are equal, and none is better."
+        return f"The router modes {best} and {other} have the same mean TTFT; no other mode has a lower one."
     if near := [name for time, name in known[1:] if time <= least * (1 + NEAR)]:
         who = f"{', '.join(near)} {'is' if len(near) == 1 else 'are'}"
-        return f"By mean TTFT the router mode {best} is best, but {who} within {NEAR:.0%} of it, which another seed may reverse."
-    return f"By mean TTFT the router mode {best} is best, by {percent(1 - least / second)} before {other}."
+        return f"The router mode {best} has the lowest mean TTFT, but {who} within {NEAR:.0%} of it; another seed may reverse the order."
+    return f"The router mode {best} has the lowest mean TTFT, {percent(1 - least / second)} below that of {other}."
 
 
 def sizes_told(layouts: Sequence[Ranked]) -> str:
-    """Say from which size of KV tiers on more saves nothing; nothing where no sizes were tried."""
+    """Say beyond which size larger KV tiers save nothing; return nothing if no sizes were tried."""
     sized = [
         Sized(
             layout.changes,
@@ -291,7 +294,7 @@ def _load_cells(at: AtLoad, limits: list[str], *, has_price: bool) -> list[str]:
 
 
 def _values(outcomes: list[Outcome], limits: list[str]) -> list[str]:
-    """Return what is limited (ms), for each limit."""
+    """Return the limited metric (ms) for each limit."""
     by_limit = {outcome.limit: outcome for outcome in outcomes}
     return [_value(by_limit.get(limit)) for limit in limits]
 

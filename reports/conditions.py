@@ -19,7 +19,7 @@ METRICS = {
     "e2e": "e2e_sched",
     "e2e_sent": "e2e",
 }
-"""What conditions on limits and gates call a latency, and its name in summary.json."""
+"""The name of a latency in limits and gates, and its name in summary.json."""
 
 _FORM = re.compile(
     r"([a-z_0-9]+)(?:\.(mean|p50|p90|p95|p99|max))?\s*(<=|<|>)\s*([+-]?)(\d+\.?\d*|\.\d+)\s*(%|ms|s)?", re.ASCII
@@ -41,12 +41,12 @@ class Condition:
 
     @property
     def is_above(self) -> bool:
-        """Whether it holds for values above the number."""
+        """Whether it is true for values above the number."""
         return self.sign == ">"
 
     @property
     def value(self) -> float:
-        """The number in seconds, as a share, or as it is."""
+        """The number in seconds, as a share, or unchanged."""
         return self.number / {"ms": 1000, "%": 100}.get(self.unit, 1)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Condition:
 
 
 def read(text: str) -> Condition | None:
-    """Read a condition; None if it has another form."""
+    """Parse a condition; return None if it has another form."""
     match = _FORM.fullmatch(text.strip())
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Figures for other programs: a row per request, the summary, llm-d's Benchmark Report."""
+"""Figures for other programs: a row per request, the summary, and llm-d's Benchmark Report."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ LLMD_VERSION = "0.2"
 
 
 def export(manifest: Manifest, runs: list[Record], to: str) -> bytes:
-    """Return a results folder's figures in a form of `export`: csv, parquet, json or llm-d."""
+    """Return a results folder's figures in one of the forms of `export`: csv, parquet, json or llm-d."""
     if to in ("csv", "parquet"):
         return as_csv(requests(runs)) if to == "csv" else as_parquet(requests(runs))
     summary = summarize(
@@ -39,7 +39,7 @@ def export(manifest: Manifest, runs: list[Record], to: str) -> bytes:
 
 
 def requests(runs: list[Record]) -> "pa.Table":
-    """Return a row per request, arm and repeat: its columns and its metrics (s); what is unknown is null."""
+    """Return a row per request, arm and repeat, with its columns and metrics (s); unknown values are null."""
     import pyarrow as pa
 
     table = to_table(runs).drop_columns("run")
@@ -68,10 +68,10 @@ def as_parquet(table: "pa.Table") -> bytes:
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What llm-d's report takes of experiment.json."""
+    """The parts of experiment.json that llm-d's report needs."""
 
     class Versions(msgspec.Struct, frozen=True):
-        """Of the versions."""
+        """The part of the versions that it needs."""
 
         dynabench: str
 
@@ -106,7 +106,7 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """How many requests, and how long."""
+    """The number of requests, and their lengths."""
 
     total: int
     failures: int
@@ -115,7 +115,7 @@ class Requests(msgspec.Struct, frozen=True):
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Times from sending."""
+    """Times, measured from sending."""
 
     time_to_first_token: Spread
     time_per_output_token: Spread
@@ -142,7 +142,7 @@ def llmd(manifest: Manifest, runs: list[Record], summary: Summary) -> list[dict[
     """Return llm-d's Benchmark Report (github.com/llm-d/llm-d-benchmark), one per arm; times in s.
 
     Raises:
-        ValueError: the manifest lacks what it needs, or holds something else there.
+        ValueError: the manifest lacks a field, or has the wrong type of value there.
     """
     said = as_said(manifest, Said)
     reports = []

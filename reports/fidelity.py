@@ -1,4 +1,4 @@
-"""How close simulated runs come to real ones: errors of every figure, beside how far real runs differ among themselves."""
+"""How close simulated runs come to real ones: the error of every figure, next to how far real runs differ."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,19 +27,19 @@ class Deviation(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over the real runs: seconds, a rate, a share or a count."""
     simulated: float
     error: float | None
-    """Simulated against real, as a share of the real one; for shares, their difference; None where real is 0."""
+    """Simulated minus real, as a share of the real one; for shares, the difference; None if the real one is 0."""
     spread: float | None
-    """The farthest that one real run is from their mean, in the units of `error`; None for a single run."""
+    """The largest distance of a real run from their mean, in the unit of `error`; None for a single run."""
     error_at_speed: float | None = None
-    """The error once the simulated engine is as fast as the real one was in these very runs."""
+    """The error if the simulated engine is as fast as the real one was in these very runs."""
     name: str
-    """How thresholds call it."""
+    """Its name in thresholds."""
     is_within_spread: bool
-    """Whether real runs differ among themselves as much as the simulated one differs from them."""
+    """Whether real runs differ from each other as much as the simulated one differs from them."""
 
 
 class Distance(msgspec.Struct, frozen=True):
-    """How far the distributions of a latency lie apart."""
+    """How far apart the distributions of a latency are."""
 
     ks: float
     """The largest gap between the cumulative shares (0 to 1)."""
@@ -48,12 +48,12 @@ class Distance(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """How fast an engine was against its calibration, by the time that the same batches take together."""
+    """How fast an engine was compared to its calibration, by the total time of the same batches."""
 
     prefill: float
-    """Of steps with prefill, which compute."""
+    """For steps with prefill, which are compute-bound."""
     decode: float
-    """Of the others, which read memory."""
+    """For the other steps, which are memory-bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Runs:
 
     real: list[Record]
     simulated: list[Record]
-    """With the step times that are to be judged."""
+    """Runs with the step times that are judged."""
     at_speed: list[Record] = field(default_factory=list)
-    """With these times scaled to what the engine's own steps took in the real runs."""
+    """Runs with these times scaled to what the engine's own steps took in the real runs."""
     speed: Speed | UnsetType | None = UNSET
-    """Of the real engine; None where it did not log its steps, unset for past runs."""
+    """Speed of the real engine; None if it did not log its steps, unset for past runs."""
 
 
 class ArmFidelity(msgspec.Struct, frozen=True):
@@ -74,15 +74,15 @@ class ArmFidelity(msgspec.Struct, frozen=True):
 
     deviations: list[Deviation]
     distances: dict[str, Distance]
-    """By latency."""
+    """Distances by latency."""
     failed: list[str]
-    """The thresholds that it fails."""
+    """The thresholds that it misses."""
     speed: Speed | UnsetType | None = UNSET
     """As in `Runs`."""
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The arm with the lowest of a figure."""
+    """The arm with the lowest value of a figure."""
 
     real: str
     simulated: str
@@ -95,7 +95,7 @@ class Fidelity(msgspec.Struct, frozen=True):
 
     arms: dict[str, ArmFidelity]
     best: dict[str, Best]
-    """By figure, those of mean TTFT, TPOT and E2E that several arms have."""
+    """The best arm by figure, for those of mean TTFT, TPOT and E2E that several arms have."""
 
 
 def parse(text: str) -> Condition:
@@ -115,14 +115,14 @@ def parse(text: str) -> Condition:
         or (found.statistic and found.metric in _SINGLE)
     ):
         raise ValueError(
-            f"fail_if {text!r} is not understood; expected METRIC > N% or METRIC.STATISTIC > N%, the metric one of "
-            f"{', '.join(known)}, the statistic one of {', '.join(STATISTICS)}"
+            f"fail_if {text!r} is not understood; expected METRIC > N% or METRIC.STATISTIC > N%, where METRIC is one of "
+            f"{', '.join(known)} and STATISTIC is one of {', '.join(STATISTICS)}"
         )
     return found
 
 
 def is_passed(threshold: Condition, deviation: Deviation) -> bool:
-    """Tell whether a figure is off by more than a threshold, and by more than real runs differ among themselves."""
+    """Return whether a figure is off by more than a threshold, and by more than real runs differ from each other."""
     if deviation.metric != threshold.metric or threshold.statistic not in (None, deviation.statistic):
         return False
     return deviation.error is not None and abs(deviation.error) > threshold.value and not deviation.is_within_spread
@@ -146,7 +146,7 @@ def _arm(runs: Runs, thresholds: Sequence[Condition]) -> ArmFidelity:
 
 
 def deviations(real: Sequence[Record], simulated: Sequence[Record], at_speed: Sequence[Record] = ()) -> list[Deviation]:
-    """Compare every figure that both have; the arguments are those of `Runs`."""
+    """Compare every figure that both have; the arguments are the fields of `Runs`."""
     found = []
     for name, statistic, of in _figures():
         if any(of(run) is None for run in (*real, *simulated)):
@@ -161,7 +161,7 @@ def deviations(real: Sequence[Record], simulated: Sequence[Record], at_speed: Se
 
 
 def distances(real: Sequence[Record], simulated: Sequence[Record]) -> dict[str, Distance]:
-    """Return how far the distributions of each latency lie apart."""
+    """Return how far apart the distributions of each latency are."""
     found = {}
     for name in ("ttft", "tpot", "e2e"):
         a, b = (np.sort(np.concatenate([_values(run, name) for run in runs])) for runs in (real, simulated))
@@ -190,7 +190,7 @@ def _best(arms: dict[str, ArmFidelity]) -> dict[str, Best]:
 
 
 def _reaches(row: Deviation, sign: int) -> float:
-    """Return how high (or low) real runs came, without bound where there is only one."""
+    """Return the highest (or lowest) of the real runs, unbounded if there is only one."""
     return row.real * (1 + sign * (math.inf if row.spread is None else row.spread))
 
 

@@ -1,4 +1,4 @@
-"""How near simulated figures come to real ones, as a table and in words."""
+"""How close simulated figures come to real ones, as a table and in words."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ def lead(arm: str, found: ArmFidelity) -> str:
 
 
 def fidelity_grid(arm: str, found: ArmFidelity) -> Grid:
-    """Lay out real and simulated figures of an arm; one column is only there where the speed of the real engine is known."""
+    """Lay out real and simulated figures of an arm; one column appears only if the speed of the real engine is known."""
     rows = found.deviations
     columns = {"real": True, "simulated": True, "error": True}
     columns["real runs differ by"] = has_spread = any(row.spread is not None for row in rows)
@@ -28,17 +28,13 @@ def fidelity_grid(arm: str, found: ArmFidelity) -> Grid:
         (label, [cell for cell, is_known in zip(cells, columns.values(), strict=True) if is_known])
         for label, *cells in map(_fidelity_cells, rows)
     ]
-    alone = (
-        ""
-        if has_spread
-        else "There is one real run, so how far such runs differ among themselves is not known (--repeats). "
-    )
+    alone = "" if has_spread else "With one real run, it is not known how far such runs differ; use --repeats. "
     known = [name for name, is_known in columns.items() if is_known]
     return Grid(f"Simulated against real: {arm}", known, lines, f"{alone}{distances(found)}")
 
 
 def distances(found: ArmFidelity) -> str:
-    """Say how far the distributions lie apart, and how fast the real engine was."""
+    """Say how far apart the distributions are, and how fast the real engine was."""
     parts = [
         f"{name.upper()} {row.wasserstein:.1%} of the mean (Kolmogorov-Smirnov {row.ks:.3f})"
         for name, row in found.distances.items()
@@ -46,8 +42,8 @@ def distances(found: ArmFidelity) -> str:
     text = f"Distance between the distributions: {', '.join(parts)}." if parts else ""
     if found.speed:
         text += (
-            f" Against the calibration the same batches took the real engine {1 / found.speed.prefill - 1:+.1%} with prefill,"
-            f" {1 / found.speed.decode - 1:+.1%} without."
+            f" Compared to the calibration, the real engine took {1 / found.speed.prefill - 1:+.1%} for the same batches with prefill"
+            f" and {1 / found.speed.decode - 1:+.1%} for those without."
         )
     return text
 

@@ -1,4 +1,4 @@
-"""How the workers of a run came and went, and what the planner decided."""
+"""How the workers of a run changed, and what the planner decided."""
 
 from typing import Annotated
 
@@ -14,18 +14,18 @@ MAX_ROWS = 1_000_000
 
 
 class Headcount(msgspec.Struct, frozen=True, array_like=True):
-    """How many workers of a pool are in each state, from a time on."""
+    """How many workers of a pool are in each state, starting at a time."""
 
     time_s: Seconds
     pending: Number
-    """Those that wait for GPUs."""
+    """Workers that wait for GPUs."""
     starting: Number
     ready: Number
     draining: Number
 
     @property
     def on_gpus(self) -> int:
-        """Workers that take GPUs."""
+        """Workers that occupy GPUs."""
         return self.starting + self.ready + self.draining
 
 
@@ -36,13 +36,13 @@ class PoolFleet(msgspec.Struct, frozen=True):
     role: str
     gpus_per_worker: Number
     history: Annotated[tuple[Headcount, ...], Meta(max_length=MAX_ROWS)]
-    """A row for each change, in order."""
+    """The changes, in order."""
     gpu_s: Amount
-    """GPU-seconds, from the start of each worker until it was gone."""
+    """GPU-seconds, from the start of each worker to its end."""
     failed_starts: Amount = 0.0
     died: Amount = 0.0
     died_s: Annotated[tuple[Seconds, ...], Meta(max_length=MAX_ROWS)] = ()
-    """When each of those workers died, where that is known."""
+    """When each worker that died did so, where that is known."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -51,33 +51,33 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     time_s: Seconds
     pool: str
     before: Number
-    """Workers that the pool was to have."""
+    """The workers that the pool was meant to have."""
     after: Number
     reason: Text
 
 
 class Oracle(msgspec.Struct, frozen=True):
-    """The fewest workers that keep the limits in each window of a run; only a simulation can find them."""
+    """The fewest workers that meet the limits in each window of a run; only a simulation can find them."""
 
     window_s: Annotated[float, Meta(gt=0, le=FINITE)]
     replicas: dict[str, tuple[Number, ...]]
     """By the pool's name, window by window from the start of the run."""
     possible: tuple[Annotated[float, Meta(ge=0, le=1)], ...]
-    """The share of each window's requests that keeps the limits with any number of workers; the rest does not count."""
+    """The share of each window's requests that can meet the limits with any number of workers; the rest does not count."""
 
 
 class FleetUse(msgspec.Struct, frozen=True):
-    """The workers of a run over time, what its planner changed, and what became of requests on the way."""
+    """The workers of a run over time, what its planner changed, and how requests were affected."""
 
     pools: tuple[PoolFleet, ...]
     length_s: Seconds
-    """How long the run took, until its last answer ended."""
+    """How long the run took, until the end of its last answer."""
     planner: str = "static"
     changes: Annotated[tuple[Change, ...], Meta(max_length=MAX_ROWS)] = ()
     decisions: Number = 0
     """How often the planner was asked."""
     notes: dict[Text, Number] = {}
-    """What the planner noted, and how often."""
+    """The planner's notes, and how often it made each."""
     lost: Number = 0
     """How often a request lost its worker."""
     oracle: Oracle | None = None
@@ -89,6 +89,6 @@ class FleetUse(msgspec.Struct, frozen=True):
 
     @property
     def is_shown(self) -> bool:
-        """Whether anything happened to it that a report should show."""
+        """Whether anything happened that a report should show."""
         happened = any(len(pool.history) > 1 or pool.died or pool.failed_starts for pool in self.pools)
         return happened or bool(self.planner != "static" or self.changes or self.lost or self.oracle)

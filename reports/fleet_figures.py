@@ -1,4 +1,4 @@
-"""Figures of a fleet: GPU-hours, changes, time out of limits, and what the fewest workers would have taken.
+"""Figures of a fleet: GPU-hours, changes, time out of limits, and what the fewest workers would have used.
 
 requests by window  -> which windows were out of limits -> breaks, each from its first such window to its recovery
 history of a pool   -> workers on GPUs, and ready, over time -+-> GPU-hours, workers
@@ -17,22 +17,22 @@ from reports.pools import mean
 from reports.records import Flags, Floats, Record
 
 ENOUGH = 0.95
-"""Share of the requests that must be within the limits for a window, or an arm, to keep them."""
+"""Share of the requests that must be within the limits for a window, or an arm, to meet them."""
 WINDOWS = 60
 """Most windows of a run."""
 WIDTHS = (10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0)
-"""Of windows (s)."""
+"""Widths of windows (s)."""
 HOUR = 3600.0
 FORMULAS = {
-    "gpu_h": "GPUs x the time from the start of each worker until it was gone (starting and draining included), the warm-up included",
+    "gpu_h": "GPUs x the time from the start of each worker to its end, including starting, draining and the warm-up",
     "busy_gpu_h": "the part of the GPU-hours in which workers took steps",
-    "good_per_gpu_h": "requests within every limit / GPU-hours, both with the warm-up",
-    "workers": "those on GPUs: starting, ready or draining; mean over the time of the run / most at one time",
-    "changes": "how often the planner changed a pool; up, down: by how many workers, all changes together",
-    "out_of_limits": f"windows in which fewer than {ENOUGH:.0%} of the requests that were to be sent were within the limits (a window "
-    "without requests keeps them); a break is a row of such windows, the longest is the longest time from break to recovery",
-    "oracle": f"the fewest workers, all of them ready and none of them slow, with which {ENOUGH:.0%} of the requests that can be within "
-    "the limits (possible) are, window by window, as only a simulation can find out; over: integral of max(0, workers on GPUs - needed) x GPUs; under: integral of max(0, "
+    "good_per_gpu_h": "requests within every limit / GPU-hours, both including the warm-up",
+    "workers": "workers that occupy GPUs (starting, ready or draining): mean over the run / most at one time",
+    "changes": "how often the planner changed a pool; up, down: by how many workers in total",
+    "out_of_limits": f"windows in which fewer than {ENOUGH:.0%} of the requests that were due were within the limits (a window "
+    "without requests meets them); a break is a sequence of such windows, and the longest break is the longest time until recovery",
+    "oracle": f"the fewest workers, all ready and none slow, with which {ENOUGH:.0%} of the requests that can be within "
+    "the limits (possible) are within them, window by window; only a simulation can find this; over: integral of max(0, workers on GPUs - needed) x GPUs; under: integral of max(0, "
     "needed - ready workers) x GPUs",
 }
 LABELS = {
@@ -50,23 +50,23 @@ class OutOfLimits(msgspec.Struct, frozen=True):
     """The time in which too few requests were within the limits."""
 
     window_s: float
-    """How wide windows are."""
+    """The width of a window."""
     total_s: float
     breaks: float
     longest_s: float
-    """From a break to its recovery."""
+    """The longest time from a break to its recovery."""
 
 
 class AgainstOracle(msgspec.Struct, frozen=True):
-    """How a fleet compares with the fewest workers that keep the limits, where they are known."""
+    """How a fleet compares with the fewest workers that meet the limits, if they are known."""
 
     possible: float
-    """The share of the requests that can be within the limits, with any number of workers."""
+    """The share of the requests that can be within the limits with any number of workers."""
     needed_gpu_h: float
     over_gpu_s: float
     under_gpu_s: float
     steady_gpu_h: float
-    """What as many workers as its busiest window needs would take, all the time."""
+    """The GPU-hours of running as many workers as the busiest window needs, all the time."""
 
 
 class FleetFigures(msgspec.Struct, frozen=True):
@@ -76,26 +76,26 @@ class FleetFigures(msgspec.Struct, frozen=True):
     gpu_h: float
     busy_gpu_h: float | None
     good_per_gpu_h: float | None
-    """None without limits, as `out_of_limits`."""
+    """None without limits, like `out_of_limits`."""
     mean_workers: float
     least_workers: float
     most_workers: float
     changes: float
     added: float
-    """Workers, of all changes of the planner together."""
+    """Workers added by all changes of the planner."""
     removed: float
     failed_starts: float
     died: float
     lost: float
     """How often a request lost its worker."""
     peak_gpu_h: float
-    """What the most GPUs that it had at one time would take for the whole run."""
+    """The GPU-hours of running the most GPUs that it had at one time for the whole run."""
     out_of_limits: OutOfLimits | None
     against_oracle: AgainstOracle | None
 
     @property
     def is_still(self) -> bool:
-        """Whether no worker came or went, and no planner could have changed that."""
+        """Whether the number of workers never changed, and no planner could have changed it."""
         happened = self.changes or self.died or self.failed_starts or self.lost
         return self.planner == "static" and not happened and self.least_workers == self.most_workers
 
@@ -120,7 +120,7 @@ def windows(runs: Sequence[Record]) -> Floats:
 
 
 def fleet_of(run: Record) -> FleetUse | None:
-    """Return the fleet of a run; where only its pools are known, as in older folders, they stood still."""
+    """Return the fleet of a run; if only its pools are known, as in older folders, they never changed."""
     if run.fleet is not None or not run.pools:
         return run.fleet
     length_s = float(run.requests.done_s.max()) if run.requests.done_s.count() else 0.0
@@ -138,12 +138,12 @@ def fleet_of(run: Record) -> FleetUse | None:
 
 
 def good(run: Record, limits: list[Condition]) -> Flags:
-    """Tell which requests were within the limits of each request, or if there are none, within all."""
+    """Return which requests were within the per-request limits or, without those, within all limits."""
     return slo.good(run, [limit for limit in limits if limit.statistic is None] or limits)
 
 
 def attained(run: Record, is_good: Flags, edges: Floats) -> Floats:
-    """Return the share of good requests among those that were to be sent in each window, NaN where there are none."""
+    """Return the share of good requests among those due in each window, NaN where there are none."""
     came, kept = (
         np.histogram(times, edges)[0] for times in (run.requests.intended_s, run.requests.intended_s[is_good])
     )
@@ -159,7 +159,7 @@ def out_of_limits(shares: Floats, edges: Floats) -> OutOfLimits:
 
 
 def against_oracle(fleet: FleetUse, oracle: Oracle, intended_s: Floats) -> AgainstOracle:
-    """Compare a fleet with the fewest workers, for as long as both are known."""
+    """Compare a fleet with the fewest workers, over the time for which both are known."""
     needed = over = under = steady = 0.0
     for pool in fleet.pools:
         replicas = np.array(oracle.replicas.get(pool.pool, ()), float)
@@ -179,14 +179,14 @@ def against_oracle(fleet: FleetUse, oracle: Oracle, intended_s: Floats) -> Again
 
 
 def over_time(pool: PoolFleet, times: Floats, of: Callable[[Headcount], int]) -> Floats:
-    """Return how many workers of a pool `of` counts at some times."""
+    """Return how many workers of a pool `of` counts at the given times."""
     return held(
         times, np.array([row.time_s for row in pool.history]), np.array([float(of(row)) for row in pool.history])
     )
 
 
 def held(times: Floats, begins: Floats, values: Floats) -> Floats:
-    """Return what held at some times: the value that began last, 0 before the first."""
+    """Return the values in effect at the given times: the one that began last, or 0 before the first."""
     return np.append(values, 0.0)[np.searchsorted(begins, times, side="right") - 1]
 
 
@@ -223,5 +223,5 @@ def _figures(run: Record, fleet: FleetUse, limits: list[Condition], edges: Float
 
 
 def hours(value: float) -> str:
-    """Write GPU-hours."""
+    """Format GPU-hours."""
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3}f}"

@@ -1,4 +1,4 @@
-"""Tables of fleets: the figures of each arm, what its planner changed and why, and what it noted."""
+"""Tables of fleets: the figures of each arm, what its planner changed and why, and its notes."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,11 +9,11 @@ from reports.records import Record
 from reports.summary import ArmSummary, Summary
 
 MOST_CHANGES = 200
-"""Of each arm, that a page shows."""
+"""The most changes of each arm that a page shows."""
 
 
 def fleet_grid(summary: Summary) -> Grid | None:
-    """Lay out the figures of each arm's fleet; None if no worker came or went."""
+    """Lay out the figures of each arm's fleet; return None if no fleet changed."""
     if not summary.has_fleet:
         return None
     columns: dict[str, Callable[[ArmSummary, FleetFigures], str]] = {
@@ -43,7 +43,7 @@ def fleet_grid(summary: Summary) -> Grid | None:
 
 
 def _count(value: float) -> str:
-    """Show how often something happened; the mean over repeats is no whole number."""
+    """Format how often something happened; the mean over repeats may not be a whole number."""
     return number(value, 0 if float(value).is_integer() else 1)
 
 
@@ -58,7 +58,7 @@ def fleet_note(summary: Summary) -> str:
         text += f" Good per GPU-hour: {FORMULAS['good_per_gpu_h']}. Out of limits: {FORMULAS['out_of_limits']}; windows of {width:g} s."
     if any(one.against_oracle for one in known):
         text += f" Needed: {FORMULAS['oracle']}."
-    return f"{text} Columns in which nothing happened are left out."
+    return f"{text} Columns without any value are left out."
 
 
 def changes(runs: Mapping[str, Record]) -> list[Grid]:

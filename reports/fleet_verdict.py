@@ -1,4 +1,4 @@
-"""What it costs to keep the limits with workers that come and go, in a sentence or two."""
+"""What it costs to meet the limits with a changing number of workers, in a sentence or two."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,16 +9,16 @@ from reports.summary import NOISE_FLOOR, Summary
 
 
 class Kept(NamedTuple):
-    """What an arm took, and how well it kept the limits."""
+    """What an arm used, and how well it met the limits."""
 
     fleet: FleetFigures
     share: float
-    """Of the requests, those within the limits."""
+    """The share of the requests within the limits."""
     is_enough: bool
 
 
 def fleet_verdict(summary: Summary) -> str:
-    """Say which arm keeps the limits with the fewest GPU-hours, and what the others would cost; nothing without limits."""
+    """Say which arm meets the limits with the fewest GPU-hours, and what the others would cost; nothing without limits."""
     is_each = any(parse(limit).statistic is None for limit in summary.limits)
     arms = {}
     for arm, its in summary.arms.items():
@@ -26,15 +26,15 @@ def fleet_verdict(summary: Summary) -> str:
         if its.fleet and share is not None and not arm.endswith(NOISE_FLOOR):
             is_enough = all(one.state == "met" for one in its.outcomes or ()) and (share >= ENOUGH or not is_each)
             arms[arm] = Kept(its.fleet, share, is_enough)
-    return told(arms, f"keeps the limits for at least {ENOUGH:.0%} of the requests" if is_each else "meets every limit")
+    return told(arms, f"meets the limits for at least {ENOUGH:.0%} of the requests" if is_each else "meets every limit")
 
 
 def told(arms: Mapping[str, Kept], what: str) -> str:
-    """Say which arm keeps the limits with the fewest GPU-hours, or nearly keeps them, and what the others would cost.
+    """Say which arm meets the limits with the fewest GPU-hours, or comes closest, and what the others would cost.
 
     Args:
-        arms: what each took and kept.
-        what: what an arm does that keeps enough.
+        arms: what each used, and how well it met the limits.
+        what: what a good enough arm does, in words.
     """
     if not arms:
         return ""
@@ -45,14 +45,14 @@ def told(arms: Mapping[str, Kept], what: str) -> str:
         text = f"{best} {what}{f' with the fewest GPU-hours: {took}' if len(arms) > 1 else f', in {took} GPU-hours'}"
     else:
         best = max(arms, key=lambda arm: (arms[arm].share, -arms[arm].fleet.gpu_h))
-        lead = f"No arm {what}; {best} has the most within them, " if len(arms) > 1 else f"{best} has "
-        text = f"{lead}{arms[best].share:.1%}{' of the requests within the limits' * (len(arms) == 1)}, in "
+        lead = f"No arm {what}; {best} comes closest, with " if len(arms) > 1 else f"{best} has "
+        text = f"{lead}{arms[best].share:.1%} of the requests within the limits, in "
         text += f"{hours(arms[best].fleet.gpu_h)} GPU-hours"
     return f"{text}{_still(best, arms)}.{_needed(arms[best].fleet)}"
 
 
 def _still(best: str, arms: Mapping[str, Kept]) -> str:
-    """Say what workers that stand still take: those of another arm, or if there is none, the most that the best had."""
+    """Say what a constant fleet takes: that of another arm or, if there is none, the most that the best arm had."""
     its = arms[best].fleet
     others = {arm: one for arm, one in arms.items() if one.fleet.is_still and arm != best}
     if others:
@@ -64,14 +64,14 @@ def _still(best: str, arms: Mapping[str, Kept]) -> str:
         )
     if its.is_still or its.peak_gpu_h < 1.01 * its.gpu_h:
         return ""
-    return f"; as many GPUs as it had at most, all the time, would take {hours(its.peak_gpu_h)}"
+    return f"; running its peak number of GPUs all the time would take {hours(its.peak_gpu_h)}"
 
 
 def _needed(its: FleetFigures) -> str:
     oracle = its.against_oracle
     if oracle is None:
         return ""
-    least = f" (for {oracle.possible:.1%} of the requests, that is possible)" if oracle.possible < 0.9995 else ""
-    steady = f"as many as the busiest part needs, all the time, {hours(oracle.steady_gpu_h)}"
-    less = ": less than this planner" if its.planner != "static" and oracle.steady_gpu_h < 0.99 * its.gpu_h else ""
-    return f" The fewest workers that keep the limits in each part{least} would take {hours(oracle.needed_gpu_h)}; {steady}{less}."
+    least = f" (which is possible for {oracle.possible:.1%} of the requests)" if oracle.possible < 0.9995 else ""
+    steady = f"running as many as the busiest part needs all the time would take {hours(oracle.steady_gpu_h)}"
+    less = ", less than this planner" if its.planner != "static" and oracle.steady_gpu_h < 0.99 * its.gpu_h else ""
+    return f" The fewest workers that meet the limits in each part{least} would take {hours(oracle.needed_gpu_h)}; {steady}{less}."

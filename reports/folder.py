@@ -1,6 +1,6 @@
 """The results folder: experiment.json, requests.parquet, gaps.npz, summary.json, report.html, charts/.
 
-Everything is written under a temporary name beside the folder and renamed, so a folder is whole or not there.
+Everything is written under a temporary name next to the folder and then renamed, so a folder is complete or absent.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 Manifest = dict[str, Any]
-"""What experiment.json holds; `Head` is what is read back of it."""
+"""What experiment.json holds; `Head` is the part that is read back."""
 SCHEMA = "dynabench.experiment/3"
 BEFORE = "dynabench.experiment/2"
-"""Read, too: it wrote -1 for what is unknown."""
+"""An older schema that is read, too; it wrote -1 for unknown values."""
 MAX_HEAD_BYTES = 1 << 28
 MAX_ROWS = 20_000_000
-"""Requests of all runs: some 5 GB of memory."""
+"""Requests of all runs; they need about 5 GB of memory."""
 GAPS_LIMIT = 4 << 30
-"""Bytes: gaps of a hundred million tokens, each in a row of its own."""
+"""Bytes; enough for the gaps of a hundred million tokens, each in its own row."""
 
 
 class ReportError(UserError):
@@ -54,10 +54,10 @@ class ReportError(UserError):
 
 
 def as_said(manifest: Manifest, kind: type[Part]) -> Part:
-    """Return a part of what experiment.json says, as values of its types.
+    """Return a part of experiment.json, converted to its types.
 
     Raises:
-        ValueError: a field is missing, or holds something else; the message names it.
+        ValueError: a field is missing or of the wrong type; the message names it.
     """
     try:
         return msgspec.convert(manifest, kind)
@@ -66,10 +66,10 @@ def as_said(manifest: Manifest, kind: type[Part]) -> Part:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a results folder that exists.
+    """Raise an error if a results folder exists.
 
     Raises:
-        ReportError: it does, or its parent is no folder one can write to.
+        ReportError: it exists, or its parent is not a folder that we can write to.
     """
     if folder.exists():
         raise ReportError(f"{folder} exists; name another results folder with --out, or remove it")
@@ -86,7 +86,7 @@ def write(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
     """Write a results folder and return its summary.
 
     Raises:
-        ReportError: it cannot be written, or not all of it; the message says where the runs are kept.
+        ReportError: not all of it can be written; the message says where the runs are kept.
         KeyboardInterrupt: likewise.
     """
     try:
@@ -100,18 +100,18 @@ def write(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
         ) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted before there was a report; {_kept(_keep_runs(folder, experiment, runs))}"
+            f"interrupted before the report was written; {_kept(_keep_runs(folder, experiment, runs))}"
         ) from None
 
 
 def _kept(place: Path | None) -> str:
     if place is None:
-        return "nothing is kept"
-    return f"the runs are in {place}; for their report, with room for it, run: dynabench report {place}"
+        return "no results are kept"
+    return f"the runs are in {place}; make room and write their report with: dynabench report {place}"
 
 
 def _keep_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> Path | None:
-    """Write what was measured, without charts and report, where there is room for that; return the folder."""
+    """Write what was measured, without charts and report, if there is room for it; return the folder."""
     for place in (folder, Path(tempfile.gettempdir()) / f"dynabench-{secrets.token_hex(4)}"):
         with contextlib.suppress(OSError), _whole(place) as work:
             _write_runs(work, experiment, runs)
@@ -121,7 +121,7 @@ def _keep_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> Path |
 
 @contextlib.contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill that gets its name once that has succeeded, and else is removed."""
+    """Yield a folder to fill; it gets its final name on success and is removed otherwise."""
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
     try:
         work.chmod(0o755)
@@ -138,7 +138,7 @@ def reason(error: OSError) -> str:
 
 
 class RunFacts(msgspec.Struct):
-    """What experiment.json keeps of a run beside its requests."""
+    """What experiment.json keeps of a run, apart from its requests."""
 
     arm: str
     repeat: Annotated[int, Meta(ge=0)]
@@ -174,13 +174,13 @@ class Head(msgspec.Struct):
     runs: Annotated[list[RunFacts], Meta(min_length=1)]
     bound_s: Annotated[float, Meta(ge=0, le=MAX_S)] | None = None
     best_hit_shares: dict[str, dict[str, Annotated[float, Meta(ge=0, le=1)]]] = {}
-    """By arm: the highest hit share with its GPU memory, and with each further tier."""
+    """By arm: the highest possible hit share with its GPU memory, and with each further tier."""
     smallest_difference: Annotated[float, Meta(ge=0, le=1)] = SMALLEST
-    """Below which two arms are equal in practice, as a share."""
+    """The relative difference below which two arms are equal in practice."""
     step_times: str | None = None
-    """What simulated step times come from; older folders do not say it."""
+    """The source of simulated step times; older folders do not have it."""
     fidelity: Fidelity | None = None
-    """Where real runs were compared with simulated ones."""
+    """Present if real runs were compared with simulated ones."""
 
 
 def read(folder: Path) -> tuple[Manifest, list[Record]]:
@@ -192,11 +192,11 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
     try:
         for name in ("experiment.json", "requests.parquet", "gaps.npz"):
             if not (folder / name).is_file():
-                raise ValueError(f"{name} is missing, or no file")
+                raise ValueError(f"{name} is missing or not a file")
         experiment = _read_manifest(folder / "experiment.json")
         schema = experiment.get("schema") if isinstance(experiment, dict) else None
         if schema not in (SCHEMA, BEFORE):
-            raise ReportError(f"{folder}: was written by another version (schema {schema}, expected {SCHEMA})")
+            raise ReportError(f"{folder} was written by another version (schema {schema}, expected {SCHEMA})")
         head = as_said(experiment, Head)
         for limit in head.limits:
             parse(limit)
@@ -214,9 +214,9 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
         raise ReportError(f"{folder}: not a results folder ({one_line(str(error))})") from error
     runs = []
     for facts, rows, its_gaps in zip(head.runs, requests, gaps, strict=True):
-        if not facts.facts.pop("tells_hits", 1.0):  # the last version's word for it
+        if not facts.facts.pop("tells_hits", 1.0):  # the previous version's name for it
             rows = rows.replace(cached_tokens=None)
-        if facts.is_live:  # where the last version put the first byte
+        if facts.is_live:  # where the previous version put the first byte
             is_byte = (rows.admitted_s == rows.first_byte_s).filled(False)
             rows = rows.replace(admitted_s=np.ma.MaskedArray(rows.admitted_s, is_byte))
         runs.append(Record(requests=rows, gaps=its_gaps, **msgspec.structs.asdict(facts)))
@@ -224,10 +224,10 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    """Read experiment.json, whatever it holds.
+    """Read experiment.json without checking its fields.
 
     Raises:
-        ValueError: it is too large, no JSON, or holds text that cannot be written again.
+        ValueError: it is too large, not JSON, or holds text that cannot be written again.
     """
     if path.stat().st_size > MAX_HEAD_BYTES:
         raise ValueError(f"{path.name} is larger than {MAX_HEAD_BYTES:,} bytes")
@@ -235,7 +235,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         json.dumps(experiment, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{path.name} holds {error.object[error.start : error.end]!r}, half a character") from None
+        raise ValueError(f"{path.name} contains {error.object[error.start : error.end]!r}, half a character") from None
     return experiment
 
 
@@ -253,7 +253,7 @@ def _read_table(path: Path) -> "pa.Table":
 
 
 def _of_before(table: "pa.Table") -> "pa.Table":
-    """Say by nulls what the last version said by -1, or by leaving out a column of text."""
+    """Use nulls where the previous version used -1 or left out a text column."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -271,10 +271,10 @@ def _of_before(table: "pa.Table") -> "pa.Table":
 
 
 def _read_gaps(path: Path, count: int) -> list[Floats]:
-    """Read the gaps of so many runs.
+    """Read the gaps of this many runs.
 
     Raises:
-        ValueError: they are none, or unpack to more than any run has.
+        ValueError: the file is not valid, or unpacks to more than any run has.
     """
     with zipfile.ZipFile(path) as packed:
         size = sum(entry.file_size for entry in packed.infolist())
@@ -283,17 +283,17 @@ def _read_gaps(path: Path, count: int) -> list[Floats]:
     with np.load(path) as stored:
         gaps = [stored[str(place)] if str(place) in stored else np.empty(0) for place in range(count)]
     if any(rows.shape[1:] != (5,) or rows.dtype != float for rows in gaps):
-        raise ValueError("gaps.npz does not hold five columns for each run")
+        raise ValueError("gaps.npz does not have five columns for each run")
     if not all((np.abs(rows) <= MAX_S).all() for rows in gaps):
-        raise ValueError(f"gaps.npz holds what is no number, or one beyond {MAX_S:g}")
+        raise ValueError(f"gaps.npz contains a value that is not a number or is beyond {MAX_S:g}")
     return gaps
 
 
 def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
-    """Read several folders as the arms of one comparison, named by folder where one mode occurs twice.
+    """Read several folders as the arms of one comparison, named by folder if a mode occurs twice.
 
     Raises:
-        ReportError: one is no results folder, or their workloads differ.
+        ReportError: one is not a results folder, or their workloads differ.
     """
     sources = [(folder, *read(folder)) for folder in folders]
     names = [run.arm for _, _, runs in sources for run in runs if run.repeat == 0]
@@ -323,7 +323,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
 
 
 def _step_times(sources: dict[str, Manifest]) -> str | None:
-    """Say what the step times of all folders come from, or of each where they differ."""
+    """Return the source of the step times of all folders, or of each if they differ."""
     known = {folder: experiment.get("step_times") for folder, experiment in sources.items()}
     if len(set(known.values())) == 1:
         return next(iter(known.values()))
@@ -331,10 +331,10 @@ def _step_times(sources: dict[str, Manifest]) -> str | None:
 
 
 def rebuild(folder: Path) -> tuple[Manifest, Summary]:
-    """Make summary, charts and report of a folder again; return what it is of, and the summary.
+    """Write the summary, charts and report of a folder again; return its manifest and the summary.
 
     Raises:
-        ReportError: it is no results folder, or cannot be written to.
+        ReportError: it is not a results folder, or cannot be written to.
     """
     experiment, runs = read(folder)
     try:
@@ -344,7 +344,7 @@ def rebuild(folder: Path) -> tuple[Manifest, Summary]:
 
 
 def facts_of(runs: Sequence[Record]) -> list[Manifest]:
-    """Return what experiment.json keeps of runs beside their requests: their fleets only if one of them changed."""
+    """Return what experiment.json keeps of runs apart from their requests; their fleets only if one of them changed."""
     is_shown = any(run.fleet and run.fleet.is_shown for run in runs)
     return [
         run_facts(run) | ({"fleet": msgspec.to_builtins(run.fleet)} if is_shown and run.fleet else {}) for run in runs
@@ -352,7 +352,7 @@ def facts_of(runs: Sequence[Record]) -> list[Manifest]:
 
 
 def run_facts(run: Record) -> Manifest:
-    """Return what experiment.json keeps of a run beside its requests and its fleet."""
+    """Return what experiment.json keeps of a run, apart from its requests and its fleet."""
     return {
         "arm": run.arm,
         "repeat": run.repeat,

@@ -1,4 +1,4 @@
-"""Text that others wrote (servers, file names, arms), made fit for the place where it is shown."""
+"""Make text that others wrote (servers, file names, arms) safe where it is shown."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from foundation.text import printable
 
 
 def csv_cell(value: Any) -> Any:
-    """Keep a spreadsheet from taking a text for a formula; numbers, also those written as text, stay as they are."""
+    """Keep a spreadsheet from reading a text as a formula; numbers, even those written as text, stay as they are."""
     if not isinstance(value, str) or len(value) < 2 or value[0] not in "=+-@\t\r":
         return value
     try:
@@ -19,10 +19,10 @@ def csv_cell(value: Any) -> Any:
 
 
 def script_json(value: Any) -> str:
-    """Return JSON that cannot end, or comment out, the script element it stands in."""
+    """Return JSON that cannot end, or comment out, the script element around it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def markdown_cell(text: str) -> str:
-    """Return a text that stays in its cell of a table and is shown as it is."""
+    """Escape a text so that it stays in its table cell and is shown literally."""
     return re.sub(r"([\\|`*<\[])", r"\\\1", printable(" ".join(text.split())))

@@ -19,7 +19,7 @@ SINGLE: dict[str, Callable[[ArmSummary], float | None]] = {
 
 
 def parse(text: str) -> Condition:
-    """Read a condition under which a comparison fails; in %, it is the change against the baseline.
+    """Parse a condition under which a comparison fails; a value in % is the change against the baseline.
 
     Raises:
         ValueError: it is not such a condition.
@@ -31,9 +31,13 @@ def parse(text: str) -> Condition:
         )
     metric = found.metric
     if metric not in METRICS and metric not in SINGLE:
-        raise ValueError(f"fail_if {text!r}: {metric!r} is no metric; {instead_of(metric, [*METRICS, *SINGLE])}")
+        raise ValueError(f"fail_if {text!r}: {metric!r} is not a metric; {instead_of(metric, [*METRICS, *SINGLE])}")
     if (metric in METRICS) != (found.statistic is not None):
-        what = "needs a statistic, such as .mean or .p99" if metric in METRICS else "has one value, so no statistic"
+        what = (
+            "needs a statistic, such as .mean or .p99"
+            if metric in METRICS
+            else "has a single value, so it takes no statistic"
+        )
         raise ValueError(f"fail_if {text!r}: {metric} {what}")
     if metric in METRICS and not found.unit:
         raise ValueError(f"fail_if {text!r}: the limit needs a unit: % (against the baseline), ms or s")
@@ -41,21 +45,21 @@ def parse(text: str) -> Condition:
 
 
 class Result(NamedTuple):
-    """What a gate says of an arm."""
+    """The result of a gate for an arm."""
 
     has_failed: bool
     text: str
     is_open: bool = False
-    """Whether the 95% interval holds the limit, so that noise decides; it does not fail then."""
+    """Whether the 95% interval includes the limit, so that noise decides; the gate does not fail then."""
 
     @property
     def word(self) -> str:
-        """What it comes to."""
+        """The result in words."""
         return "failed" if self.has_failed else "undecided" if self.is_open else "passed"
 
 
 def results(summary: Summary, gates: list[Condition]) -> list[Result]:
-    """Say what each gate finds, for which arm and with which value; a value that is not known fails."""
+    """Return the result of each gate for each arm, with its value; an unknown value fails."""
     others = [arm for arm in summary.arms if arm != summary.baseline] or [summary.baseline]
     return [_result(summary, gate, arm) for gate in gates for arm in others]
 
@@ -76,9 +80,9 @@ def _result(summary: Summary, gate: Condition, arm: str) -> Result:
     if difference is None:
         return Result(is_over, text)
     low, high = difference.shares()
-    is_noise = difference.verdict == "inconclusive"  # what is no more than noise fails nothing
+    is_noise = difference.verdict == "inconclusive"  # noise alone does not fail a gate
     has_failed, is_open = is_over and not is_noise, low * 100 <= gate.number <= high * 100 or (is_over and is_noise)
-    noise = ", which is no more than noise" * (is_over and is_noise)
+    noise = ", which may be noise" * (is_over and is_noise)
     return Result(has_failed, f"{text}, 95% interval {low * 100:+.1f} to {high * 100:+.1f}%{noise}", is_open)
 
 

@@ -1,4 +1,4 @@
-"""A table whose lines have labels: for a terminal of any width, for Markdown, and for a page."""
+"""A table with labelled lines, for a terminal of any width, for Markdown, and for a page."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,27 +14,27 @@ from reports.foreign import markdown_cell
 from reports.key import Key
 
 FRAME = 3
-"""What a column takes beside its text: a line, and a blank on each side of it."""
+"""The width of a column besides its text: a line, and a blank on each side of it."""
 UNBROKEN = 15
 """A word or a cell up to this width stays on one line: a number, one with its share, an interval."""
 LABEL = 16
 """The width down to which labels shrink so that all columns fit side by side."""
 HEAD = 5
-"""Lines of a table beside its rows."""
+"""Lines of a table besides its rows."""
 
 PROSE = 40
-"""What is longer is a sentence."""
+"""A longer cell is a sentence."""
 NOTHING = ("-", "n/a", "0", "0.00")
-"""Cells that say that nothing of the kind happened."""
+"""Cells that mean that nothing happened."""
 
 _WORD = re.compile(r"(?:\[[^\[\]]*\]|\S)+(?:(?<=\]) [~=](?!\S))?")
-"""An interval is one word, with the sign that says how to take it."""
+"""An interval is one word, together with the sign after it."""
 _PIECE = re.compile(r"[^\s_/,:+-]*[\s_/,:+-]+|[^\s_/,:+-]+")
-"""A word that is too long is broken behind a sign."""
+"""A word that is too long is broken after a sign."""
 
 
 class Column(NamedTuple):
-    """A column of a table: of labels, or of what is known."""
+    """A column of a table: labels or figures."""
 
     head: str
     cells: list[str]
@@ -47,18 +47,18 @@ class Grid:
     title: str
     columns: list[str]
     rows: list[tuple[str, list[str]]]
-    """A label, and a cell for each column."""
+    """Each row's label, and its cell for each column."""
     note: str = ""
     corner: str = ""
-    """What labels are."""
+    """The head of the labels."""
 
     def tables(self, width: int, key: Key | None = None) -> Iterator[Table]:
-        """Return it for a terminal: as many columns side by side as fit, the others in further tables.
+        """Return it for a terminal: as many columns side by side as fit, and the others in further tables.
 
-        Arms have the names and colours of a key, if one is given.
+        Arms have the names and colours of the key, if one is given.
 
-        Where not all fit, rows and columns change places if that is shorter. What is too long is folded, never cut, so that
-        names which begin alike are told apart.
+        If not all fit, rows and columns are swapped if that is shorter. Long text is folded, never cut, so that
+        names that start alike remain distinct.
         """
         if key:
             self = replace(
@@ -78,7 +78,7 @@ class Grid:
         return [head, "|---|" + "---:|" * len(self.columns), *rest]
 
     def turned(self) -> "Grid":
-        """Return it with columns as rows."""
+        """Return it with rows and columns swapped."""
         rows = [(column.head, column.cells) for column in self._columns()]
         return replace(self, columns=[label for label, _ in self.rows], rows=rows)
 
@@ -94,7 +94,7 @@ class Grid:
         )
 
     def is_prose(self, place: int) -> bool:
-        """Tell whether a column holds sentences."""
+        """Return whether a column holds sentences."""
         return any(len(cells[place]) > PROSE for _, cells in self.rows)
 
     def _num_tables(self, width: int) -> int:
@@ -108,7 +108,7 @@ class Grid:
 
 
 def _short(text: str, key: Key) -> str:
-    """Shorten the name of an arm: alone, before a colon, or what a difference is against."""
+    """Shorten the name of an arm where it is alone, before a colon, or the base of a difference."""
     if text in key:
         return key[text].name
     name, colon, rest = text.partition(": ")
@@ -126,15 +126,15 @@ def tables(
     colours: Mapping[str, str] | None = None,
     row_colours: Sequence[str] = (),
 ) -> Iterator[Table]:
-    """Yield tables no wider than this that show all columns, in their order, each beside all labels.
+    """Yield tables no wider than this that together show all columns, in order; each table has all labels.
 
     Args:
-        title: stands above the first.
+        title: the title of the first.
         labels: the columns that each of them has.
-        columns: those of which each has some.
-        width: cells that there are.
-        colours: of heads and cells that have one.
-        row_colours: of each row's labels, or none.
+        columns: the columns that are divided among the tables.
+        width: the number of character cells.
+        colours: the colours of heads and cells that have one.
+        row_colours: the colour of each row's labels, or none.
     """
     tints = colours or {}
     row_tints = list(row_colours) or [""] * len(labels[0].cells)
@@ -164,7 +164,7 @@ def tables(
 
 
 def folded(text: str, width: int) -> str:
-    """Break a text into lines no wider than this: between words, else behind a sign within one, else anywhere."""
+    """Break a text into lines no wider than this: between words, else after a sign within a word, else anywhere."""
     lines: list[str] = []
     for word in _WORD.findall(printable(text)):
         if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
@@ -186,11 +186,11 @@ def _broken(word: str, width: int) -> list[str]:
 
 
 Group = tuple[list[int], list[int]]
-"""Places of columns that fit side by side, and their widths."""
+"""Indices of columns that fit side by side, and their widths."""
 
 
 def _laid_out(labels: list[Column], columns: list[Column], width: int) -> tuple[list[int], list[Group]]:
-    """Return how wide labels are, and which columns stand side by side."""
+    """Return the width of the labels, and which columns are side by side."""
     sizes = [(_least(column), _widest([column.head, *column.cells])) for column in columns]
     label_widths = _label_widths(labels, width, sum(least + FRAME for least, _ in sizes))
     room = max(width - sum(label_widths) - FRAME * len(labels) + 1, FRAME + 1)
@@ -199,7 +199,7 @@ def _laid_out(labels: list[Column], columns: list[Column], width: int) -> tuple[
 
 
 def _label_widths(labels: list[Column], width: int, needed: int) -> list[int]:
-    """Return how wide the labels are: what the columns leave, or where not all fit, a third, or what they need."""
+    """Return the width of the labels: what the columns leave or, if not all fit, a third, or what they need."""
     sizes = [(_least(label), max(_widest(label.cells), _least(Column(label.head, [])))) for label in labels]
     least, liked = (sum(each) for each in zip(*sizes, strict=True))
     left = width - needed - FRAME * len(labels) + 1
@@ -210,7 +210,7 @@ def _label_widths(labels: list[Column], width: int, needed: int) -> list[int]:
 
 
 def _groups(columns: list[tuple[int, int]], room: int) -> Iterator[Group]:
-    """Divide columns, by what they need and like, into groups that fit into so much room; return places and widths."""
+    """Divide columns, by minimum and preferred widths, into groups that fit this room; return indices and widths."""
     groups: list[list[int]] = [[]]
     for place, (least, _) in enumerate(columns):
         if groups[-1] and sum(columns[one][0] + FRAME for one in groups[-1]) + least + FRAME > room:
@@ -222,7 +222,7 @@ def _groups(columns: list[tuple[int, int]], room: int) -> Iterator[Group]:
 
 
 def _least(column: Column) -> int:
-    """Return the width at which no short word is broken, and no short cell."""
+    """Return the width at which no short word and no short cell is broken."""
     heads = [
         piece
         for word in column.head.split()
@@ -232,7 +232,7 @@ def _least(column: Column) -> int:
 
 
 def _widened(columns: list[tuple[int, int]], spare: int) -> list[int]:
-    """Widen columns from what they need towards what they like, the narrowest first, as far as there is room."""
+    """Widen columns from the minimum towards the preferred width, narrowest first, as far as there is room."""
     widths = [least for least, _ in columns]
     for _ in range(spare):
         narrow = [place for place, (_, liked) in enumerate(columns) if widths[place] < liked]

@@ -1,4 +1,4 @@
-"""What stands above the tables: what was run, what is wrong with it, and which limits are met."""
+"""The text above the tables: what was run, what is wrong with it, and which limits are met."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from reports.summary import Summary
 
 
 def heading(manifest: dict[str, Any]) -> list[str]:
-    """Say what was run: the workload, the deployment, the step times and how far off they may be."""
+    """Say what was run: the workload, the deployment, the step times, and how far off they may be."""
     said = manifest.get("head") or {}
     layout = "; ".join(f"{name}: {said[name]}" for name in ("Layout", "Chunk") if name in said)
     return [
@@ -28,7 +28,7 @@ def step_times(manifest: dict[str, Any]) -> str:
 
 
 def alerts(summary: Summary) -> list[str]:
-    """Say what is wrong with the runs: what makes them invalid, and failures."""
+    """Say what is wrong with the runs: what makes them invalid, and failed requests."""
     found = [f"Not valid: {note}" for note in notes(summary)]
     for arm, figures in summary.arms.items():
         if figures.failed and not any("failed" in note for note in figures.notes):
@@ -40,12 +40,12 @@ def alerts(summary: Summary) -> list[str]:
 
 
 def notes(summary: Summary) -> list[str]:
-    """Return what spoiled each arm."""
+    """Return what makes each arm invalid."""
     return [f"{arm}: {note}" for arm, figures in summary.arms.items() for note in figures.notes]
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return what a reader should know of arms, though it spoils nothing; what holds for each of several is said once."""
+    """Return what a reader should know about valid arms; what is true of all of them is said once."""
     found: dict[str, list[str]] = {}
     for arm, figures in summary.arms.items():
         for remark in figures.remarks:
@@ -57,7 +57,7 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def answer(summary: Summary) -> str:
-    """Say which arms meet the limits, or which is nearest to doing so; nothing without limits of a run."""
+    """Say which arms meet the limits, or which comes closest; nothing without limits on a run."""
     nearest = {arm: one for arm, figures in summary.arms.items() if (one := binding(figures.outcomes or ()))}
     if not nearest:
         return ""
@@ -70,15 +70,15 @@ def answer(summary: Summary) -> str:
         best = max(nearest, key=lambda arm: (nearest[arm].state == "unknown", nearest[arm].margin or -math.inf))
         text = f"{nearest[best].limit} {margin(nearest[best])}"
         text = (
-            f"No arm is known to meet every limit; {best} comes nearest: {text}"
+            f"No arm is known to meet every limit; {best} comes closest: {text}"
             if len(nearest) > 1
             else f"{best}: {text}"
         )
-    return f"{text}{f'; of {listed(unknown)} it is not known' if met and unknown else ''}."
+    return f"{text}{f'; for {listed(unknown)} it is not known' if met and unknown else ''}."
 
 
 def alone(summary: Summary) -> str:
-    """Give the main figures of the only arm; nothing where there are several."""
+    """Return the main figures of the only arm; nothing if there are several."""
     if len(summary.arms) > 1:
         return ""
     ((arm, its),) = summary.arms.items()

@@ -1,4 +1,4 @@
-"""What the router did: where hits were lost, how even the load was, how often a prefix was left; and whether the plan was kept."""
+"""What the router did: where hits were lost, how even the load was, and how often a cached prefix was passed over."""
 
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ WATERFALL = {
 
 
 class Waterfall(msgspec.Struct, frozen=True):
-    """The share of prompt tokens cached at each stage (see `WATERFALL`), None where it is not known."""
+    """The share of prompt tokens cached at each stage (see `WATERFALL`), None if it is not known."""
 
     endless: float | None
     best: float | None
@@ -38,10 +38,10 @@ class Imbalance(msgspec.Struct, frozen=True):
 
 
 def waterfall(run: Record) -> Waterfall:
-    """Return the share of prompt tokens cached at each stage, None where it is not known.
+    """Return the share of prompt tokens cached at each stage, None if it is not known.
 
-    Where the engine found more than was predicted, other requests cached it in the meantime. Modes that do not follow who
-    has what predict nothing.
+    If the engine found more than was predicted, other requests cached it in the meantime. Modes that do not track what
+    workers have cached predict nothing.
     """
     requests = run.requests[run.requests.succeeded]
     follows = not requests.best_tokens.mask.any()
@@ -68,7 +68,7 @@ def affinity_breaks(run: Record) -> float | None:
 def imbalance(run: Record) -> Imbalance:
     """Return how uneven the workers' shares are: of work (uncached prompt and output tokens) and of requests.
 
-    Where some workers only prefill, they are compared with each other, and the rest likewise; the less even side counts.
+    Workers that only prefill are compared with each other, and so are the rest; the less even side counts.
     """
     requests = run.requests
     if not requests.worker.count():
@@ -82,13 +82,13 @@ def imbalance(run: Record) -> Imbalance:
 
 
 def _by_worker(run: Record, workers: MaybeInts, amounts: npt.NDArray[Any]) -> Floats:
-    """Add up what went to each worker."""
+    """Add up the work sent to each worker."""
     known = ~workers.mask
     return np.asarray(np.bincount(workers.data[known], weights=amounts[known], minlength=run.num_workers), float)
 
 
 def _sides(run: Record) -> list[Flags]:
-    """Return which workers only prefill, and which do not; all together where there are none that do."""
+    """Return which workers only prefill and which do not; all together if none do."""
     if sum(pool.workers for pool in run.pools) != run.num_workers:  # not known
         return [np.ones(run.num_workers, bool)]
     prefills = np.repeat([pool.role == "prefill" for pool in run.pools], [pool.workers for pool in run.pools])
@@ -106,7 +106,7 @@ def _evenness(work: Floats, requests: Floats) -> Imbalance:
 
 
 def covered(means: dict[str, float], bound: float | None) -> dict[str, float]:
-    """Return how much of the way from `random` to a lower bound each arm's mean covers (1: all of it)."""
+    """Return how far each arm's mean is on the way from `random` to a lower bound (1: all the way)."""
     worst = means.get("random")
     if worst is None or bound is None or worst <= bound:
         return {}
@@ -114,15 +114,15 @@ def covered(means: dict[str, float], bound: float | None) -> dict[str, float]:
 
 
 MISSED = 0.05
-"""A length that is off by more than this share was not the planned one."""
+"""A length that is off by more than this share does not count as the planned one."""
 FEW = 0.01
-"""The share of the requests that may miss a length without a remark."""
+"""The share of the requests that may have another length without a remark."""
 HELD = 0.05
 """The share of a run in which prefill workers may be out of blocks without a remark."""
 
 
 def remarks(repeats: list[Record]) -> list[str]:
-    """Say what a reader should know of an arm's runs, though it spoils nothing."""
+    """Return what a reader should know about an arm's valid runs."""
     found = []
     kinds: tuple[tuple[Literal["isl", "osl"], str], ...] = (("isl", "prompts"), ("osl", "answers"))
     for name, what in kinds:
@@ -130,47 +130,47 @@ def remarks(repeats: list[Record]) -> list[str]:
         missed = int((np.abs(actual - planned) > MISSED * planned).sum())
         if missed > FEW * len(planned):
             found.append(
-                f"{missed:,} of {len(planned):,} {what} missed the workload's length by more than {MISSED:.0%}: they had "
+                f"{missed:,} of {len(planned):,} {what} are off the workload's length by more than {MISSED:.0%}: they have "
                 f"{actual.mean():.4g} tokens on average instead of {planned.mean():.4g}"
             )
     unstated = sum(int(run.facts.get("without_usage", 0)) for run in repeats)
     if unstated:
         found.append(
-            f"{unstated:,} answers came without usage: each of their events with text counts as a token, and their prompts "
+            f"{unstated:,} answers had no usage: each event with text counts as one token, and their prompts are assumed to "
             "have the workload's lengths"
         )
     if len(repeats) > 1 and all(_is_equal(run.requests, repeats[0].requests) for run in repeats[1:]):
         found.append(f"deterministic, so its {len(repeats)} repeats are equal")
     if any(run.facts.get("without_host_time") for run in repeats):
         found.append(
-            "its step times have no host time, so synchronous scheduling costs nothing here; with --model and --gpu it does"
+            "its step times have no host time, so synchronous scheduling costs nothing here; use --model and --gpu to include it"
         )
     held = max(blocked_share(run) for run in repeats)
     if held > HELD:
         found.append(
-            f"prompts waited for prefill workers that computed nothing for {held:.0%} of the run: their blocks were held by "
-            "computed prompts that decode workers had not read, so decode workers or links are what is short, not prefill workers"
+            f"for {held:.0%} of the run, prompts waited while prefill workers computed nothing: their blocks were full of "
+            "computed prompts that decode workers had not read yet, so decode workers or links are the bottleneck"
         )
     scales = [scale for run in repeats if (scale := run.facts.get("kv_bytes_scale", 1.0)) is not None and scale < 1]
     if scales:
         found.append(
-            f"its mockers moved {min(scales):.3g} of the KV's bytes (--kv-bytes-scale), so the transfer is not that of real "
-            "links, which simulations model"
+            f"its mockers moved only {min(scales):.3g} of the KV's bytes (--kv-bytes-scale), so transfer times are not those of "
+            "real links; simulations model those"
         )
     if any(run.facts.get("without_gpu") for run in repeats):
-        found.append("its step times and its number of KV blocks are not those of --model; with --gpu they are")
+        found.append("its step times and number of KV blocks are not those of --model, because --gpu is not given")
     if any(run.facts.get("without_prefixes") for run in repeats):
         found.append(
-            "the workload does not know what prompts share, so each had a prefix of its own: its hits are unknown, and no "
-            "verdict on caching or on modes that follow prefixes is possible"
+            "the workload does not say what prompts share, so each had a prefix of its own: hits are unknown, and no "
+            "verdict on caching or on prefix-aware modes is possible"
         )
     if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
-        found.append(f"{missed:,} of the events of its fleet were due after its last answer, so nothing came of them")
+        found.append(f"{missed:,} of the events of its fleet were due after its last answer, so they had no effect")
     return found
 
 
 def _is_equal(one: Requests, other: Requests) -> bool:
-    """Tell whether two runs had the same requests in the same times."""
+    """Return whether two runs had the same requests at the same times."""
     return len(one) == len(other) and all(
         np.array_equal(getattr(one, name).filled(-1), getattr(other, name).filled(-1))
         for name in ("first_token_s", "last_token_s")
@@ -178,9 +178,9 @@ def _is_equal(one: Requests, other: Requests) -> bool:
 
 
 def blocked_share(run: Record) -> float:
-    """Return the share of the run in which a prefill worker, on average, computed no prompt though some waited for it.
+    """Return the share of the run in which the average prefill worker computed no prompt although some waited for it.
 
-    An engine that runs nothing leaves a prompt waiting only for want of blocks, and where nothing runs, computed prompts
+    An idle engine leaves a prompt waiting only if blocks are short, and if nothing runs, computed prompts
     hold them.
     """
     requests = run.requests[~(run.requests.prefill_worker.mask | run.requests.prefill_end_s.mask)]
@@ -188,7 +188,7 @@ def blocked_share(run: Record) -> float:
     duration = float(run.requests.done_s.max() - run.requests.intended_s.min()) if len(requests) else 0.0
     if not duration:
         return 0.0
-    has_blocks = requests.decode_blocks_s <= requests.admitted_s  # where they come first, they are waited for, too
+    has_blocks = requests.decode_blocks_s <= requests.admitted_s  # if they come first, they are waited for, too
     came_s = np.where(has_blocks.filled(False), requests.decode_blocks_s.data, requests.prefill_queued_s.data)
     came_s = np.fmax(came_s, requests.prefill_queued_s.data)
     begin_s, end_s = requests.admitted_s.data, requests.prefill_end_s.data
@@ -200,7 +200,7 @@ def blocked_share(run: Record) -> float:
 
 
 def _covered_s(start: Floats, end: Floats) -> float:
-    """Return how much time spans cover together (s)."""
+    """Return the total time that spans cover (s)."""
     order = np.argsort(start)
     start, end = start[order], end[order]
     before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
@@ -215,6 +215,6 @@ def _lengths(requests: Requests, name: Literal["isl", "osl"]) -> Floats:
 
 
 def _work(run: Record) -> tuple[Ints, Ints]:
-    """Return the tokens of prompts and of outputs that had to be computed; where hits are not known, whole prompts count."""
+    """Return the tokens of prompts and outputs that had to be computed; if hits are not known, whole prompts count."""
     requests = run.requests
     return requests.isl - requests.cached_tokens.filled(0), requests.osl

@@ -18,12 +18,12 @@ PALETTE = (
     ("#224f6f", "#a4e9fe"),  # navy, sky
     ("#a69357", "#f0e439"),  # khaki, yellow
 )
-"""Each colour on light paper and on dark: told apart by people who see no red, no green or no blue."""
+"""Each colour on light and on dark paper, distinct for readers with any form of colour blindness."""
 DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 1.5), (1.2, 1.2), (5.0, 1.5, 1.2, 1.5))
-"""Lengths of dashes and gaps in line widths; the first is a solid line. A pattern for each time round the palette."""
+"""Lengths of dashes and gaps in line widths; the first is a solid line. Each round of the palette has its own pattern."""
 MARKERS = "osD^vPX"
 WIDEST = 22
-"""Cells of a short name."""
+"""The most character cells of a short name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Entry:
     """How an arm is shown."""
 
     arm: str
-    """Its whole name, for titles."""
+    """Its full name, for titles."""
     name: str
     place: int
     swatch: int
-    """Which colour of the palette it has: the page has each as `--arm-N`."""
+    """Its colour's number in the palette; the page has each as `--arm-N`."""
     dashes: tuple[float, ...]
     marker: str
 
@@ -51,11 +51,11 @@ class Entry:
 
 
 Key = dict[str, Entry]
-"""Every arm by its whole name, in order."""
+"""Every arm by its full name, in order."""
 
 
 def key_of(arms: Sequence[str]) -> Key:
-    """Return how each arm is shown. The first arm once more has the colour of the first, dashed."""
+    """Return how each arm is shown. A repeat of the first arm has the colour of the first, dashed."""
     places = {arm: place for place, arm in enumerate(arm for arm in arms if not arm.endswith(NOISE_FLOOR))}
     key: Key = {}
     for number, (arm, name) in enumerate(zip(arms, _short(arms), strict=True)):
@@ -79,7 +79,7 @@ def css() -> str:
 
 
 def _short(arms: Sequence[str]) -> list[str]:
-    """Shorten names, the gentlest way first that makes all of them narrow and leaves them different."""
+    """Shorten names in the gentlest way that makes all of them narrow and keeps them distinct."""
     whole = [printable(" ".join(arm.split())) for arm in arms]
     endings = [NOISE_FLOOR if name.endswith(NOISE_FLOOR) else "" for name in whole]
     bare = [name.removesuffix(ending) for name, ending in zip(whole, endings, strict=True)]
@@ -104,19 +104,19 @@ def _short(arms: Sequence[str]) -> list[str]:
 
 
 def _without_shared(names: list[str]) -> list[str]:
-    """Leave out the parts that all names have."""
+    """Leave out the parts that all names share."""
     parts = [re.split(r", |/", name) for name in names]
     shared = set.intersection(*map(set, parts)) if len(set(names)) > 1 else set()
     return [", ".join(part for part in its if part not in shared) or " ".join(its[-1:]) for its in parts]
 
 
 def _without_settings(names: list[str]) -> list[str]:
-    """Leave out the names of settings: of `chunk_tokens 512` the number stays."""
+    """Leave out the names of settings: only the number of `chunk_tokens 512` stays."""
     return [", ".join(re.sub(r"^[a-z_.]{6,} (?=\S+$)", "", part) for part in name.split(", ")) for name in names]
 
 
 def _without_beginning(names: list[str]) -> list[str]:
-    """Leave out words with which all names begin, as many as it takes."""
+    """Leave out the words with which all names start, as many as needed."""
     words = [re.findall(r"[^\s,/_:+-]+[\s,/_:+-]*|[\s,/_:+-]+", name) for name in names]
     count = 0
     while (
@@ -129,7 +129,7 @@ def _without_beginning(names: list[str]) -> list[str]:
 
 
 def _cut(names: list[str]) -> list[str]:
-    """Cut what is still too wide; number what would be alike."""
+    """Cut names that are still too wide; number those that would be alike."""
     cut: list[str] = []
     for name in names:
         short = _narrow(name, WIDEST)
@@ -142,7 +142,7 @@ def _cut(names: list[str]) -> list[str]:
 
 
 def _narrow(name: str, width: int) -> str:
-    """Cut the beginning of a name in two parts, else its middle."""
+    """Cut the first of a name's two parts, or else its middle."""
     if cell_len(name) <= width:
         return name
     head, comma, tail = name.rpartition(", ")

@@ -1,4 +1,4 @@
-"""The same records as other tools would report them, under their names, to compare with what they print."""
+"""The same records as other tools would report them, under their names, for comparison with their output."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ from reports import metrics
 from reports.records import Floats, Record, Requests
 
 Rows = list[tuple[str, str, Floats]]
-"""(name, formula, values in s), one a line of the table."""
+"""(name, formula, values in s) of each line of the table."""
 
 
 def aiperf(run: Record) -> Rows:
-    """aiperf 0.13: its ITL is one value a request."""  # noqa: D403
+    """aiperf 0.13: its ITL is one value per request."""  # noqa: D403
     values = metrics.per_request(run.requests)
     return [
         ("Time to First Token", "first response - request start", values["ttft"]),
@@ -23,7 +23,7 @@ def aiperf(run: Record) -> Rows:
 
 
 def vllm(run: Record) -> Rows:
-    """`vllm bench serve`: TPOT divides by n - 1, ITL is a gap between chunks whatever they hold."""
+    """`vllm bench serve`: TPOT divides by n - 1; ITL is a gap between chunks, however many tokens they have."""
     values = metrics.per_request(run.requests)
     tpot = np.where(run.requests.osl > 1, _between(run.requests), 0.0)
     return [
@@ -76,13 +76,13 @@ def _between(requests: Requests) -> Floats:
 
 
 def _chunks(run: Record) -> Floats:
-    """Return the gaps between chunks: a live run logs each chunk, a simulated one makes a chunk a token."""
+    """Return the gaps between chunks: a live run logs each chunk, and a simulated one has one token per chunk."""
     first, slope, curve, steps, tokens = run.gaps.T if len(run.gaps) else np.empty((5, 0))
     if run.is_live:
         gaps: Floats = first * tokens
         return gaps
     total = steps.sum()
-    stride = max(int(total // 200_000), 1)  # every so many of the steps will do for percentiles
+    stride = max(int(total // 200_000), 1)  # a sample of the steps is enough for percentiles
     parts = [
         np.repeat(f + s * j + c * j * j, int(w))
         for f, s, c, n, w in zip(first, slope, curve, steps, tokens, strict=True)

@@ -19,15 +19,15 @@ FORMULAS = {
     "itl": "time between tokens, pooled over all requests; a gap before a chunk of k tokens counts as k gaps of gap / k",
     "e2e_sched": "last token - intended arrival",
     "e2e": "last token - sent",
-    "lag": "sent - intended arrival: how late the client itself was, its wait for a free slot included",
+    "lag": "sent - intended arrival: how late the client itself was, including its wait for a free slot",
     "throughput": "successful requests (their output tokens) / time from the first intended arrival to the last token",
-    "goodput": "requests within every limit / time from the first intended arrival to the last; failed ones are not good",
+    "goodput": "requests within every limit / time from the first intended arrival to the last; failed requests do not count",
     "attainment": "requests within every limit / requests attempted",
     "hit_share": "prompt tokens found in the serving worker's cache / all prompt tokens",
     "imbalance": "work (uncached prompt and output tokens) of the busiest worker / mean over workers",
 }
 """Every metric's definition; percentiles are linear, failures count as infinite in the error-adjusted ones."""
-TTST_FORMULA = "second token - sent; shown where some workers only prefill, as the handover may lie before it"
+TTST_FORMULA = "second token - sent; shown if some workers only prefill, because the handover may come before it"
 LABELS = {
     "ttft_sched": "TTFT",
     "ttft": "TTFT from sent",
@@ -45,7 +45,7 @@ LABELS = {
 }
 PERCENTILES = (50, 90, 95, 99)
 LEAST_SAMPLES = {50: 1, 90: 36, 95: 72, 99: 368}
-"""Samples under which a percentile has no two-sided 95% confidence interval."""
+"""The number of samples below which a percentile has no two-sided 95% confidence interval."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,18 @@ class TokenGaps:
         return high
 
     def counts_below(self, values: Floats) -> Floats:
-        """Count the gaps that are at most each value."""
+        """Count the gaps up to each value."""
         lowest, highest, tops, totals = self._edges
         counts = totals[np.searchsorted(tops, values, side="right")]
         for place, value in enumerate(values):
-            across = self.rows[(lowest <= value) & (highest > value)]  # the others lie wholly on one side
+            across = self.rows[(lowest <= value) & (highest > value)]  # the others are entirely on one side
             if len(across):
                 counts[place] += _steps_below(across, value)
         return counts
 
     @functools.cached_property
     def _edges(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """The lowest and highest gap of each row; the highest ones in order, and the number of gaps in the rows up to each."""
+        """The lowest and highest gap of each row; the highest gaps in order, and the number of gaps in the rows up to each."""
         last = self._last()
         lowest, highest = np.minimum(self.rows[:, 0], last), np.maximum(self.rows[:, 0], last)
         order = np.argsort(highest)
@@ -118,7 +118,7 @@ class TokenGaps:
 
 
 def spread(rows: Floats, noise: Sequence[float]) -> Floats:
-    """Return gaps as they are when each takes one of some equally likely multiples of its length."""
+    """Return the gaps that result if each is scaled by one of several equally likely factors."""
     if not noise:
         return rows
     factors, count = np.asarray(noise, float), len(noise)
@@ -166,7 +166,7 @@ def schedule_lag(requests: Requests) -> Floats:
 
 
 class Intervals(msgspec.Struct, frozen=True):
-    """95% intervals of one arm's figures (s), None where the sample is too small."""
+    """95% intervals of one arm's figures (s), None if the sample is too small."""
 
     mean: tuple[float, float] | None
     p50: tuple[float, float] | None
@@ -175,7 +175,7 @@ class Intervals(msgspec.Struct, frozen=True):
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """Mean and percentiles of a metric (s); None where the sample is too small for one."""
+    """Mean and percentiles of a metric (s); None if the sample is too small for one."""
 
     count: int
     mean: float | None = None
@@ -185,20 +185,20 @@ class Statistics(msgspec.Struct, frozen=True):
     p99: float | None = None
     max: float | None = None
     adjusted_p50: float | UnsetType | None = UNSET
-    """Percentiles in which each failure is an infinite value, None where that makes them infinite; only with failures."""
+    """Percentiles that count each failure as infinite, None if they become infinite; only with failures."""
     adjusted_p90: float | UnsetType | None = UNSET
     adjusted_p95: float | UnsetType | None = UNSET
     adjusted_p99: float | UnsetType | None = UNSET
     intervals: Intervals | UnsetType = UNSET
-    """None of an arm whose queue grew."""
+    """None if the arm's queue grew."""
 
     def at(self, statistic: str) -> float | None:
-        """Return the mean, a percentile or the maximum by its name."""
+        """Return the mean, a percentile or the maximum, by its name."""
         value: float | None = getattr(self, statistic)
         return value
 
     def with_failures(self, statistic: str) -> float | None:
-        """Return the same with each failure as an infinite value, None where that makes it infinite."""
+        """Return the same with each failure counted as infinite, None if that makes it infinite."""
         value: float | UnsetType | None = getattr(self, f"adjusted_{statistic}", UNSET)
         return self.at(statistic) if isinstance(value, UnsetType) else value
 
@@ -213,7 +213,7 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """Shares of prompt tokens, None where the engine, or the router, reported nothing."""
+    """Shares of prompt tokens, None if the engine, or the router, reported nothing."""
 
     hit_share: float | None
     mean_request_hit_share: float | None
@@ -222,17 +222,17 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """Requests within every limit."""
+    """The requests within every limit."""
 
     good: float
     attempted: float
     attainment: float | None
     goodput_per_s: float | None
-    """Per second of the arrival window."""
+    """Good requests per second of the arrival window."""
 
 
 def describe(values: Floats, *, num_failed: int = 0) -> Statistics:
-    """Return the statistics of the values that are no NaN; percentiles are linear, failures count as infinite."""
+    """Return the statistics of the values other than NaN; percentiles are linear, and failures count as infinite."""
     values = values[~np.isnan(values)]
     if not len(values):
         return Statistics(0)
@@ -281,7 +281,7 @@ def cache(run: Record) -> Cache:
     cached, isl = requests.cached_tokens, requests.isl
     shares = np.ma.MaskedArray(
         cached / np.maximum(isl, 1), cached.mask | (isl == 0)
-    )  # a server may count no prompt token
+    )  # a server may report zero prompt tokens
     return Cache(
         hit_share=share(cached, isl),
         mean_request_hit_share=(float(shares.mean()) if shares.count() else None) if len(isl) else 0.0,
@@ -290,7 +290,7 @@ def cache(run: Record) -> Cache:
 
 
 def share(tokens: MaybeInts, isl: Ints) -> float | None:
-    """Return how much of the prompts some tokens are, 0 for no prompts; None where no request's are known."""
+    """Return the share of prompt tokens that some tokens are, 0 without prompts; None if no request's are known."""
     if not len(isl):
         return 0.0
     total = isl[~tokens.mask].sum()
@@ -298,7 +298,7 @@ def share(tokens: MaybeInts, isl: Ints) -> float | None:
 
 
 def preemptions(run: Record) -> int | None:
-    """Return how often the engines preempted a request; None where they did not report it."""
+    """Return how often the engines preempted a request; None if they did not report it."""
     if "preemptions" in run.facts:
         return int(run.facts["preemptions"])
     counts = run.requests.preemptions
@@ -306,7 +306,7 @@ def preemptions(run: Record) -> int | None:
 
 
 def goodput(run: Record, is_good: npt.NDArray[np.bool_]) -> Goodput:
-    """Return good requests per second of the arrival window, and their share of all that were attempted."""
+    """Return the good requests per second of the arrival window, and their share of all requests attempted."""
     window = float(np.ptp(run.requests.intended_s)) if len(is_good) else 0.0
     number = int(is_good.sum())
     return Goodput(

@@ -13,26 +13,26 @@ State = Literal["met", "missed", "unknown"]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one limit."""
+    """The result for one limit."""
 
     limit: str
     state: State
-    """Unknown: there were too few requests to tell."""
+    """Unknown if there were too few requests."""
     value: float | None = None
-    """What it limits (s; attainment: a share); None where that is unknown, or infinite."""
+    """The limited value (s; attainment: a share); None if it is unknown or infinite."""
     margin: float | None = None
-    """How far the value lies inside of the limit, as a share of it; outside it is negative."""
+    """How far the value is inside the limit, as a share of the limit; negative if outside."""
     reason: str = ""
     """Why there is no value."""
     is_share: bool = False
     interval: tuple[float, float] | None = None
-    """The value's 95% interval over repeats; None where there is one run."""
+    """The value's 95% interval over repeats; None for one run."""
     is_open: bool = False
-    """Whether the limit lies within the interval, so that other repeats might say the opposite."""
+    """Whether the interval includes the limit, so that other repeats could change the result."""
 
     @property
     def headroom(self) -> float | None:
-        """The margin, made comparable: of a share of requests that is reached, what is left of those that may be over."""
+        """The margin made comparable: for a share of requests that is met, the part of the allowed misses that is unused."""
         if not self.is_share or self.value is None or not self.margin or self.margin < 0:
             return self.margin
         return 1 - (1 - self.value) / (1 - self.value / (1 + self.margin))
@@ -40,11 +40,11 @@ class Outcome(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.margin is None:
             return f"{'not known' if self.state == 'unknown' else self.state}: {self.reason}"
-        doubt = ", which holds the limit" if self.is_open else ""
+        doubt = ", which includes the limit" if self.is_open else ""
         return f"{self.state} by {percent(abs(self.margin))} ({self._shown()}{doubt})"
 
     def over_repeats(self, alone: "Sequence[Outcome]") -> "Outcome":
-        """Give it the interval of its value, from what became of the same limit in each repeat alone."""
+        """Return it with the interval of its value, from the results for the same limit in each repeat."""
         known = [(one.value, one.margin) for one in alone if one.value is not None and one.margin is not None]
         if self.value is None or self.margin is None or len(known) < max(len(alone), 2):
             return self
@@ -65,25 +65,25 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def plain(seconds: float) -> str:
-    """Show a time in ms: by four digits, where it is not longer anyhow, and without an exponent."""
+    """Format a time in ms with four digits, or more for a large one, and without an exponent."""
     return f"{seconds * 1000:,.0f}" if seconds >= 1 else f"{seconds * 1000:.4g}"
 
 
 def percent(share: float) -> str:
-    """Show a share as a percentage with two digits at least, so that a narrow margin is not shown as none."""
+    """Format a share as a percentage with at least two digits, so that a narrow margin is not shown as zero."""
     return f"{share * 100:.3g}%" if share < 1 else f"{share:.0%}"
 
 
 def of_run(limit: Condition, statistics: Statistics) -> Outcome:
-    """Tell whether a statistic of a run is within its limit, with failed requests and without them."""
+    """Return whether a statistic of a run is within its limit, with and without failed requests."""
     assert limit.statistic is not None
     value, adjusted = statistics.at(limit.statistic), statistics.with_failures(limit.statistic)
     if not statistics.count:
-        return Outcome(str(limit), "missed", reason="no request has such a time")
+        return Outcome(str(limit), "missed", reason="no request has this metric")
     if value is None:
         least = LEAST_SAMPLES[int(limit.statistic.removeprefix("p"))]
         return Outcome(
-            str(limit), "unknown", reason=f"{statistics.count:,} samples; a {limit.statistic} takes {least:,}"
+            str(limit), "unknown", reason=f"{statistics.count:,} samples; a {limit.statistic} needs {least:,}"
         )
     if adjusted is None:
         return Outcome(str(limit), "missed", reason="too many requests failed")
@@ -92,7 +92,7 @@ def of_run(limit: Condition, statistics: Statistics) -> Outcome:
 
 
 def of_requests(limits: Iterable[Condition], goodput: Goodput, attainment: float) -> Outcome | None:
-    """Tell whether enough requests were within the limits of each request; None where there are none such."""
+    """Return whether enough requests were within the per-request limits; None if there are none."""
     named = [str(limit) for limit in limits if limit.statistic is None]
     if not named:
         return None
@@ -103,13 +103,13 @@ def of_requests(limits: Iterable[Condition], goodput: Goodput, attainment: float
 
 
 def state_of(outcomes: Iterable[Outcome]) -> State:
-    """Return the state of several limits together: one that is missed decides."""
+    """Return the state of several limits together: one missed limit decides."""
     states = {outcome.state for outcome in outcomes}
     return "missed" if "missed" in states else "unknown" if "unknown" in states else "met"
 
 
 def binding(outcomes: Iterable[Outcome]) -> Outcome | None:
-    """Return the limit that is missed by most, or met by least; those without a value come first if they are not met."""
+    """Return the limit with the largest miss or the smallest margin; unmet ones without a value come first."""
     ranked = sorted(
         outcomes,
         key=lambda outcome: (

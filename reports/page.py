@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it."""
+"""The page: one self-contained HTML file."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from reports.charts.drawing import Drawn
 from reports.foreign import script_json
 
 WORDS = ("better", "worse", "equal", "inconclusive", "unstable", "met", "missed", "unknown", "impossible", "n/a")
-"""With which a cell may begin that is more than a number."""
+"""The words with which a cell may start that is more than a number."""
 _INTERVAL = re.compile(r"\[[^\]]*\]( [~=])?")
 NOTHING = ("-", "n/a")
 
 
 def render(template: str, charts: list[Drawn], *, arms: Sequence[str] = (), **values: Any) -> str:
-    """Fill a template; styles, script and the charts' data go into the page.
+    """Fill a template; styles, the script and the charts' data go into the page.
 
     Args:
-        template: its file's name.
+        template: the name of its file.
         charts: what is drawn.
-        arms: whole names, in the order of the key; one alone needs no key.
-        values: what else the template shows.
+        arms: full names, in the order of the key; a single arm needs no key.
+        values: everything else that the template shows.
     """
     here = Path(__file__).parent
     environment = jinja2.Environment(
@@ -50,7 +50,7 @@ def render(template: str, charts: list[Drawn], *, arms: Sequence[str] = (), **va
 
 
 def word(cell: str) -> str:
-    """Return the class of a cell: the word it begins with, `none` for what is not known, or nothing."""
+    """Return the class of a cell: its first word, `none` if it is not known, or nothing."""
     if cell in NOTHING:
         return "none"
     first = cell.partition(" ")[0].rstrip(",:")
@@ -58,12 +58,12 @@ def word(cell: str) -> str:
 
 
 def intact(cell: str) -> str:
-    """Keep an interval on one line, with the sign that says how to take it."""
+    """Keep an interval on one line with the sign after it."""
     return _INTERVAL.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), cell)
 
 
 def head(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return what was run on what, of all that stand side by side; older folders know the step times only."""
+    """Return the workload and deployment of all arms; older folders have the step times only."""
     found: dict[str, list[str]] = {}
     for source in (manifest.get("sources") or {"": manifest}).values():
         known = source.get("head") or {"Step times": source.get("step_times")}

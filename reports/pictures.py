@@ -1,4 +1,4 @@
-"""Charts as PNG files, for slides and issues: made of the SVG files that every results folder has."""
+"""Charts as PNG files, for slides and issues, made from the SVG files in every results folder."""
 
 import re
 from pathlib import Path
@@ -7,17 +7,17 @@ from foundation.errors import UserError
 from foundation.files import new_file
 
 SCALE = 2
-"""Pixels of a unit, each way: sharp on most screens."""
+"""Pixels per unit in each direction; sharp on most screens."""
 MOST_UNITS, MOST_BYTES = 4_000, 1 << 24
-"""Larger than any chart that is drawn here; a folder may come from somebody else."""
+"""Larger than any chart that we draw; a folder may come from somebody else."""
 _SIZE = re.compile(r'viewBox="-?[\d.]+ -?[\d.]+ ([\d.]+) ([\d.]+)"')
 
 
 def write(folder: Path, out: Path) -> list[Path]:
-    """Write the charts of a results folder, a sweep's or a plan's into a new folder; return the files.
+    """Write the charts of a run's, sweep's or plan's folder into a new folder; return the files.
 
     Raises:
-        UserError: there are none, one is no chart, or what draws them is not installed.
+        UserError: there are none, one is not a chart, or the package that draws them is not installed.
         OSError: the new folder exists, or cannot be written.
     """
     try:
@@ -30,7 +30,7 @@ def write(folder: Path, out: Path) -> list[Path]:
 
     charts = sorted((folder / "charts").glob("*.svg"))
     if not charts:
-        raise UserError(f"{folder}: has no charts; expected a results folder, or that of a sweep or plan")
+        raise UserError(f"{folder} has no charts; expected the folder of a run, sweep or plan")
     fonts = str(Path(mpl.get_data_path()) / "fonts" / "ttf")
     pictures = {
         chart.stem: resvg_py.svg_to_bytes(
@@ -53,11 +53,11 @@ def write(folder: Path, out: Path) -> list[Path]:
 
 
 def _checked(chart: Path) -> str:
-    """Return what a file holds, unless it is larger than any chart."""
+    """Return a file's content, unless it is larger than any chart."""
     with chart.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     text = data.decode(errors="replace")
     size = _SIZE.search(text)
     if len(data) > MOST_BYTES or size is None or max(map(float, size.groups())) > MOST_UNITS:
-        raise UserError(f"{chart}: is no chart of dynabench")
+        raise UserError(f"{chart} is not a dynabench chart")
     return text

@@ -22,9 +22,9 @@ def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
     """Write plan.json, and the report, into the plan's folder.
 
     Args:
-        folder: it exists.
-        answer: what was found.
-        points: what was tried of each layout, by its name.
+        folder: an existing folder.
+        answer: the plan's result.
+        points: what was tried for each layout, by its name.
     """
     replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
     key = capacity.key(answer)
@@ -55,7 +55,7 @@ def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
 
 
 def _sureness_grid(answer: Answer) -> Grid | None:
-    """Lay out how far each limit is, and how far the sample and the model may be off."""
+    """Lay out the margin to each limit, and how far off the sample and the model may be."""
     if not answer.sureness:
         return None
     by_limit = {outcome.limit: outcome for outcome in answer.layouts[0].outcomes}
@@ -79,8 +79,8 @@ def _sureness_grid(answer: Answer) -> Grid | None:
         )
     return Grid(
         "How sure is it?",
-        ["found (ms)", "margin", "95% of such samples (ms)", "model error"],
+        ["found (ms)", "margin", "95% interval (ms)", "model error"],
         lines,
-        "An interval that holds the limit is not sure. The model error is that of means, not of percentiles.",
+        "If an interval includes its limit, the result is uncertain. The model error is that of means, not of percentiles.",
         "limit",
     )

@@ -1,4 +1,4 @@
-"""What a sweep found at each of its points; points are kept in files as JSON."""
+"""What a sweep found at each of its points; points are stored as JSON files."""
 
 from typing import Any, Literal
 
@@ -26,12 +26,12 @@ class Quantiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, figures: Statistics) -> "Quantiles":
-        """Take them from all statistics."""
+        """Select them from all statistics."""
         return cls(figures.mean, figures.p50, figures.p90, figures.p99)
 
 
 class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
-    """What one combination of settings gave, all repeats together."""
+    """The results of one combination of settings, all repeats together."""
 
     name: str
     changes: dict[str, Any]
@@ -41,12 +41,12 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     offered_per_s: float | None
     stability: Stability
     outcomes: list[Outcome]
-    """What became of each limit; a queue that may not grow is one."""
+    """The result for each limit; a queue that may not grow is one."""
     is_complete: bool
     ttft_sched: Quantiles
     ttft: Quantiles
     split: Split | None
-    """Where TTFT goes; None where no request was answered."""
+    """Where TTFT goes; None if no request was answered."""
     is_apart: bool
     """Whether some of its workers only prefill."""
     ttst: Quantiles
@@ -61,17 +61,17 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     preemptions: int | None
     wall_s: float
     repeats: list[bool] = []
-    """Whether each repeat alone meets all limits; empty where there is one run, or one is too short to tell."""
+    """Whether each repeat alone meets all limits; empty if there is one run, or if one is too short to judge."""
     hits: Hits | None = None
-    """Where prompt tokens came from; None where that is not known."""
+    """Where prompt tokens came from; None if that is not known."""
     tiers: list[TierUse] = []
-    """What KV tiers held and moved; empty where there are none."""
+    """What KV tiers held and moved; empty if there are none."""
     gpu_s: float | None = None
     """GPU-seconds, the mean over the repeats."""
     spent: list[Spent] = []
-    """What each repeat took, for comparison with others that did the same work."""
+    """What each repeat used, for comparison with others that did the same work."""
     fleet: FleetFigures | UnsetType = UNSET
-    """What its workers took; older folders do not say it."""
+    """What its workers used; older folders do not have it."""
 
     @property
     def is_stable(self) -> bool:
@@ -85,7 +85,7 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
 
 
 class Impossible(msgspec.Struct, frozen=True, tag="impossible", tag_field="kind"):
-    """A combination of settings that there cannot be."""
+    """A combination of settings that is impossible."""
 
     name: str
     changes: dict[str, Any]
@@ -93,7 +93,7 @@ class Impossible(msgspec.Struct, frozen=True, tag="impossible", tag_field="kind"
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """What became of the limits."""
+        """The result for the limits."""
         return [Outcome("a deployment that is possible", "missed", reason=self.reason)]
 
     @property
@@ -108,7 +108,7 @@ class Impossible(msgspec.Struct, frozen=True, tag="impossible", tag_field="kind"
 
 
 class Cut(msgspec.Struct, frozen=True, tag="cut", tag_field="kind"):
-    """A combination of settings that part of the workload showed to miss the limits, so that the rest was spared."""
+    """A combination that missed the limits on a part of the workload, so that the rest was not run."""
 
     name: str
     changes: dict[str, Any]
@@ -135,34 +135,34 @@ class Found(msgspec.Struct, frozen=True):
     changes: dict[str, Any]
     find: str
     sense: Literal["highest", "lowest"] | None
-    """None where both ends of the search gave the same."""
+    """None if both ends of the search gave the same result."""
     met: float | None
     missed_at: float | None
-    """The nearest value to it that was tried and does not."""
+    """The nearest value tried that misses a limit."""
     is_at_end: bool
-    """Whether the limits are met as far as was tried."""
+    """Whether the limits are met at the end of the range that was tried."""
     point: Point | None
-    """What `met` gave."""
+    """The result at `met`."""
     missed: AnyPoint | None
-    """What `missed_at` gave."""
+    """The result at `missed_at`."""
     interval: tuple[float, float] | None = None
-    """The 95% interval over repeats of what was looked for; None where there is one run, or an end was met."""
+    """The 95% interval over repeats of the value; None if there is one run, or an end of the range was met."""
     is_over: bool = True
-    """Whether the search came to its end."""
+    """Whether the search finished."""
 
     @property
     def tried(self) -> list[float]:
-        """The values at which the limits cease to be met."""
+        """The values at which the limits are no longer met."""
         return [value for value in (self.met, self.missed_at) if value is not None]
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """The table of a sweep, and what it says."""
+    """The table of a sweep, and its verdict."""
 
     title: str
     columns: list[str]
     num_axes: int
-    """How many of the columns are settings."""
+    """The number of columns that are settings."""
     rows: list[list[str]]
     verdict: str
     schema: str
@@ -170,6 +170,6 @@ class Sweep(msgspec.Struct, frozen=True):
     limits: list[str]
     points: list[AnyPoint] | list[Found]
     split: Grid | None
-    """Where TTFT goes at each of them; only where some workers only prefill."""
+    """Where TTFT goes at each point; only if some workers only prefill."""
     tiers: Grid | None = None
-    """What KV tiers gave at each of them; only where there are any."""
+    """What KV tiers contributed at each point; only if there are any."""

@@ -1,6 +1,6 @@
 """The serving stack: frontend, router, workers, runtime, engines.
 
-The names that an engine of your own needs are here, as in Dynamo's guide; they are loaded when first used.
+This module exports the names that your own engine needs, as in Dynamo's guide. Each is loaded when first used.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m serving.kv_store`: memory for KV that all workers share, as a process of its own."""
+"""`python -m serving.kv_store`: KV memory that all workers share, in its own process."""
 
 from serving.cli.commands import run_app, store_app
 

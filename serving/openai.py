@@ -1,4 +1,4 @@
-"""`python -m serving.openai URL`: a worker with an OpenAI server, as `vllm serve`."""
+"""`python -m serving.openai URL`: a worker with an OpenAI server such as `vllm serve`."""
 
 from serving.cli.commands import openai_app, run_with_arguments
 

@@ -3,4 +3,4 @@
 from typing import Literal
 
 Role = Literal["aggregated", "prefill", "decode"]
-"""All of a request, its prompt alone, or its answer alone."""
+"""The whole request, only its prompt, or only its answer."""

@@ -1,4 +1,4 @@
-"""`python -m serving.router_service`: the router as a process of its own."""
+"""`python -m serving.router_service`: the router as its own process."""
 
 from serving.cli.commands import router_app, run_app
 

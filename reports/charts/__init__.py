@@ -1,6 +1,6 @@
-"""The charts of a comparison: one function, one chart, one question that it answers; one that says nothing is left out.
+"""The charts of a comparison. Each function draws one chart that answers one question; empty charts are left out.
 
-Arms are told apart by labels at their lines, or where lines would tangle by a panel each, with the other arms' range in grey.
+Lines are labelled by arm. Where they would tangle, each arm has its own panel, with the range of all arms in grey.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {
 
 
 def draw(runs: Runs, summary: Summary, folder: Path) -> list[Drawn]:
-    """Draw all charts that say something into a folder as SVG; return what the page shows."""
+    """Draw all non-empty charts into a folder as SVG; return what the page shows."""
     shown = Comparison(
         {arm: run for arm, run in runs.items() if len(run.requests)} or runs, summary, key_of(list(summary.arms))
     )

@@ -25,10 +25,10 @@ class Comparison:
         return [parse(text) for text in self.summary.limits]
 
     def limits_of(self, metric: str) -> list[Condition]:
-        """Return those of a metric, by its name in the summary."""
+        """Return the limits on a metric, by its name in the summary."""
         return [limit for limit in self.limits if METRICS[limit.metric] == metric]
 
     @property
     def arms(self) -> list[tuple[Entry, Record, ArmSummary]]:
-        """Each arm: how it is shown, its run, its figures."""
+        """How each arm is shown, its run, and its figures."""
         return [(self.key[arm], run, self.summary.arms[arm]) for arm, run in self.runs.items()]

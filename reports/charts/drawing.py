@@ -1,6 +1,6 @@
-"""How every chart looks, and what the page must know of one to say what the pointer is on.
+"""How every chart looks, and what the page must know to show the values under the pointer.
 
-A unit is a CSS pixel where the page is as wide as `WIDE`; the size of the type is the same in all charts.
+A unit is a CSS pixel if the page is as wide as `WIDE`; the font size is the same in all charts.
 
     left | axes, with a heading above | labels of the lines, each at the height of its line's end
 """
@@ -43,9 +43,9 @@ ON_PAGE = {
 }
 WIDE, HALF = 1120, 552
 SIZE = 12
-"""Of all type."""
+"""Font size of all text."""
 LINE = 16
-"""From one line of type to the next."""
+"""Height of a line of text."""
 LONG_LEADER = 24
 """From a line's end to its label."""
 STYLE: Any = {
@@ -85,7 +85,7 @@ STYLE: Any = {
 
 @dataclass
 class Series:
-    """A line or row of marks that the pointer can be on."""
+    """A line or row of marks that the pointer can be over."""
 
     label: str
     arm: int | None
@@ -105,7 +105,7 @@ class Panel:
     """Whether each series is a row of a map, from 0 below."""
 
     def add(self, label: str, arm: int | None, x: Iterable[Any], y: Iterable[Any]) -> None:
-        """Let the pointer be on these points."""
+        """Let the pointer find these points."""
         values = [None if value is None or not np.isfinite(value) else _short(value) for value in y]
         self.series.append(
             Series(label, arm, [_short(value) if isinstance(value, (float, int)) else value for value in x], values)
@@ -125,7 +125,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart as the page has it."""
+    """A chart as the page embeds it."""
 
     name: str
     title: str
@@ -136,12 +136,12 @@ class Drawn:
 
 
 def styled() -> contextlib.AbstractContextManager[None]:
-    """Let what is drawn meanwhile have our style."""
+    """Draw in our style within this block."""
     return mpl.rc_context(rc=STYLE)
 
 
 def draw(charts: dict[str, Chart], folder: Path) -> list[Drawn]:
-    """Write charts into a folder as SVG, all or none; return what the page shows."""
+    """Write all charts into a folder as SVG, or none; return what the page shows."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in another script; the SVG shows it
         with tempfile.TemporaryDirectory(prefix=".charts.", dir=folder.parent) as work:
@@ -184,7 +184,7 @@ class Canvas:
     def text(
         self, x: float, y: float, text: str, *, colour: str = INK, align: str = "left", arm: int | None = None
     ) -> Text:
-        """Write a text whose base line is at a height."""
+        """Write a text with its baseline at a given height."""
         shown = self.figure.text(
             x / 72, (self.height - y) / 72, text, color=colour, ha=align, va="baseline",
             transform=self.figure.dpi_scale_trans,
@@ -206,12 +206,12 @@ class Canvas:
         self.figure.add_artist(line)
 
     def place(self, axes: Axes, x: float, y: float) -> tuple[float, float]:
-        """Return where a point of the axes is on the figure."""
+        """Return the position on the figure of a point of the axes."""
         right, up = axes.transData.transform((x, y))
         return float(right), self.height - float(up)
 
     def label_limit(self, axes: Axes, value: float, text: str) -> None:
-        """Draw a limit across the axes, and write it where the lines are farthest: left or right, above or below."""
+        """Draw a limit across the axes, and label it where the lines are farthest away: left or right, above or below."""
         limit_line(axes, value)
         box = axes.get_position()
         left, right = box.x0 * self.width, box.x1 * self.width
@@ -231,7 +231,7 @@ class Canvas:
         self.text(*max(corners, key=room), text, colour=LIMIT)
 
     def spots(self, axes: Axes) -> Floats:
-        """Return places on the figure through which the lines of the axes go, close to one another, shape (spots, 2)."""
+        """Return closely spaced places on the figure along the lines of the axes, shape (spots, 2)."""
         found = [np.empty((0, 2))]
         for shown in axes.get_lines():
             points = np.asarray(shown.get_xydata(), float)
@@ -243,7 +243,7 @@ class Canvas:
         return spots * (1, -1) + (0, self.height)
 
     def label_ends(self, axes: Axes, ends: Sequence[tuple[float, float, Entry]]) -> None:
-        """Name lines at their right ends, in the order of their heights, each beside its line where there is room."""
+        """Name lines at their right ends, in the order of their heights, each next to its line if there is room."""
         if not ends:
             return
         box = axes.get_position()
@@ -255,7 +255,7 @@ class Canvas:
         )
         for (x, y), height, (_, _, entry) in zip(spots, heights, ends, strict=True):
             if abs(height - y) > 4 or right - x > 4:
-                is_far = right - x > LONG_LEADER  # a line as long as that would be taken for data
+                is_far = right - x > LONG_LEADER  # such a long line would look like data
                 colour = QUIET if is_far else entry.colour
                 places = (x + 8 if is_far else x + 2, right + 4, right + 9)
                 self.line(places, (y, height, height), colour=colour, is_dotted=is_far, arm=entry.place)
@@ -263,10 +263,10 @@ class Canvas:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return places as near to those wanted as can be, in their order, with so much between any two."""
+    """Return places as near as possible to those wanted, in their order, with at least this gap between any two."""
     order = sorted(range(len(wanted)), key=lambda number: wanted[number])
     gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
-    runs: list[tuple[float, int]] = []  # mean place, less its own distance from the first, and how many share it
+    runs: list[tuple[float, int]] = []  # mean place, minus its own distance from the first, and how many share it
     for rank, number in enumerate(order):
         mean, count = wanted[number] - rank * gap, 1
         while runs and runs[-1][0] > mean:
@@ -297,7 +297,7 @@ def widest(texts: Iterable[str]) -> float:
 
 
 def mark(artists: Any, arm: int) -> None:
-    """Say which arm an artist, or each of several, belongs to, so that it can be hidden."""
+    """Mark which arm an artist, or each of several, belongs to, so that it can be hidden."""
     for artist in artists if isinstance(artists, Sequence) else [artists]:
         artist.set_gid(f"arm-{arm}-")
 
@@ -378,17 +378,17 @@ def categories(axes: Axes, which: str, names: Sequence[str]) -> None:
 
 
 def no_labels(axes: Axes, which: str) -> None:
-    """Leave out the ticks' labels: other axes that are alike have them."""
+    """Leave out the tick labels, because an equal axis has them."""
     axes.tick_params(axis=which, **{"labelleft" if which == "y" else "labelbottom": False})  # type: ignore[arg-type]
 
 
 def plain(value: float) -> str:
-    """Write a number without exponent."""
+    """Format a number without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def duration(milliseconds: float) -> str:
-    """Write a time with its unit."""
+    """Format a time with its unit."""
     return f"{milliseconds:g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:,.4g} s"
 
 
@@ -415,7 +415,7 @@ def _panel(panel: Panel, figure: Figure) -> dict[str, Any]:
 
 
 def _plain(svg: str) -> str:
-    """Leave out of an SVG what shows nothing: most of what matplotlib writes."""
+    """Remove from an SVG what shows nothing, which is most of what matplotlib writes."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r"<[^>]*>", lambda tag: _DIGITS.sub(r"\1", tag[0]), svg)  # not in texts
     for pattern, shorter in _SHORTER:
@@ -442,7 +442,7 @@ _SHORTER = [
 
 
 def _titled(svg: str, chart: Chart) -> str:
-    """Make a file of its own of a picture: with the title above it."""
+    """Make a picture a standalone file, with its title above it."""
     width, height = (float(value) for value in chart.figure.get_size_inches() * 72)
     svg = re.sub(
         r'viewBox="[^"]*"', f'viewBox="-8 -28 {width + 16:g} {height + 36:g}" style="background: #fff"', svg, count=1
@@ -452,7 +452,7 @@ def _titled(svg: str, chart: Chart) -> str:
 
 
 def _for_page(svg: str, name: str) -> str:
-    """Make an SVG part of the page: its ids its own, its arms classes, its colours the page's."""
+    """Make an SVG part of the page: its ids are unique, its arms are classes, and its colours are the page's."""
     svg = re.sub(r'id="arm-(\d+)-"', r'class="arm-\1"', svg)
     svg = re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
     svg = svg.replace("fill: #000000", f"fill: {INK}")
@@ -466,7 +466,7 @@ def _short(value: Any) -> Any:
 
 
 def windows(times: Floats, values: Floats, number: int = 60) -> tuple[Floats, list[Floats]]:
-    """Group values by time; return the centres of the windows that have any, and their values."""
+    """Group values by time; return the centres of the windows that are not empty, and their values."""
     known = ~np.isnan(values)
     times, values = times[known], values[known]
     if not len(times):

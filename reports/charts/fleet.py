@@ -1,6 +1,6 @@
-"""The chart of fleets: what comes, the workers in each state, and how many requests are within the limits, over the time of a run.
+"""The chart of fleets over time: the load, the workers in each state, and the share of requests within the limits.
 
-Each arm has a column of panels, with the scales of the others:
+Each arm has a column of panels; all columns share their scales:
 
     requests/s | output tokens/s | workers of each pool | within limits | TTFT
 """
@@ -25,25 +25,25 @@ STATES: dict[str, tuple[str, str, Callable[[Headcount], int]]] = {
     "starting": ("starting", "#c8b45e", lambda row: row.starting),
     "pending": ("waiting for GPUs", REST, lambda row: row.pending),
 }
-"""Of workers, from below: what each is called, its colour (none is that of an arm), and how many are in it."""
+"""The states of workers, from the bottom: label, colour (never that of an arm), and how many workers are in it."""
 ACROSS = 6
 """Arms beside one another."""
 MOST_STEPS = 400
-"""That are drawn one by one; of more there are samples."""
+"""The most changes that are drawn one by one; beyond that they are sampled."""
 LEFT, GAP, TOP = 58, 28, 24
 BETWEEN = 34
-"""From one panel to the next below it."""
+"""The gap between a panel and the next one below."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is drawn of an arm."""
+    """What is drawn for an arm."""
 
     entry: Entry
     run: Record
     fleet: FleetUse
     shares: Floats | None
-    """Of the requests in each window, those within the limits."""
+    """The share of each window's requests within the limits."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Row:
     draw: Callable[[Seen, Panel], None]
     y_unit: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The colours of what is in it, behind its heading."""
+    """The colours in it, shown next to its heading."""
 
 
 def fleet(shown: Comparison) -> Chart | None:
-    """Draw load, workers by state, and requests within the limits; return None if no worker came or went."""
+    """Draw load, workers by state, and requests within the limits; return None if the fleet never changed."""
     if not shown.summary.has_fleet:
         return None
     edges = fleet_figures.windows(list(shown.runs.values()))
@@ -101,7 +101,7 @@ def _shares(shown: Comparison, run: Record, edges: Floats) -> Floats | None:
 
 
 def _rows(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> list[Row]:
-    """Return what is drawn below one another: all arms of a row have one scale."""
+    """Return the rows of panels from the top; all arms in a row share a scale."""
     pools = list(dict.fromkeys(pool.pool for seen in arms for pool in seen.fleet.pools))
     found = [
         _rate("requests/s", arms, edges, lambda run: over_time.arrivals(run.requests, edges)),
@@ -168,7 +168,7 @@ def _states(seen: Seen, pool: PoolFleet, panel: Panel, spots: Floats) -> None:
 
 
 def _within(seen: Seen, panel: Panel, edges: Floats) -> None:
-    """Draw the share of requests within the limits, what is below the line in the colour of limits."""
+    """Draw the share of requests within the limits, with the area below the line in the colour of limits."""
     drawing.numbers(panel.axes, "y", 0, 104, most=3, form=lambda value: f"{value:g}%")
     enough = fleet_figures.ENOUGH * 100
     if seen.shares is not None:
@@ -212,7 +212,7 @@ def _ttft(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> Row | None:
 
 
 def _quantiles(run: Record, edges: Floats, share: float) -> Floats:
-    """Return a quantile of TTFT (ms) of the requests that were to be sent in each window, NaN where there are none."""
+    """Return a quantile of TTFT (ms) of the requests due in each window, NaN where there are none."""
     values = metrics.per_request(run.requests)["ttft_sched"] * 1000
     known = ~np.isnan(values)
     place = np.clip(np.searchsorted(edges, run.requests.intended_s[known], side="right") - 1, 0, len(edges) - 2)
@@ -227,7 +227,7 @@ def _most(fleet: FleetUse, pool: str) -> float:
 
 
 def _name(canvas: Canvas, x: float, y: float, colours: Mapping[str, str]) -> None:
-    """Write names in a line, each behind its colour."""
+    """Write names in a line, each after its colour."""
     for name, colour in colours.items():
         canvas.text(x, y, "■", colour=colour)
         x += drawing.text_width("■ ")
@@ -236,7 +236,7 @@ def _name(canvas: Canvas, x: float, y: float, colours: Mapping[str, str]) -> Non
 
 
 def _names(arms: Sequence[Seen]) -> dict[str, str]:
-    """Return the colours of what is there, by what it is called."""
+    """Return the colours that are used, by label."""
     pools = [pool for seen in arms for pool in seen.fleet.pools]
     found = {
         label: colour for label, colour, of in STATES.values() if any(of(row) for pool in pools for row in pool.history)
@@ -249,15 +249,15 @@ def _names(arms: Sequence[Seen]) -> dict[str, str]:
 
 
 def _reading(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> str:
-    text = f"Requests by when they were to be sent, in windows of {edges[1] - edges[0]:g} s. Workers of each state on top of one another."
+    text = f"Requests are grouped by when they were due, in windows of {edges[1] - edges[0]:g} s. Workers are stacked by state."
     if shown.limits:
         text += f" Red: windows with fewer than {fleet_figures.ENOUGH:.0%} of the requests within the limits ({', '.join(map(str, shown.limits))})."
-    text += " TTFT: thick the median, thin p99 (of few requests: near their longest)"
-    text += f"{', dashed the limit' * bool(shown.limits_of('ttft_sched'))}."
+    text += " TTFT: the thick line is the median, the thin one p99 (close to the maximum if requests are few)"
+    text += f"{', the dashed one the limit' * bool(shown.limits_of('ttft_sched'))}."
     if any(seen.fleet.oracle for seen in arms):
-        text += " Needed: the fewest workers that keep the limits; in the same colour, the share of the requests that can be within them at all."
+        text += " Needed: the fewest workers that keep the limits; the line of the same colour is the share of requests that can be within them at all."
     if any(figures.repeats > 1 for _, _, figures in shown.arms):
-        text += " Of the first run of each arm."
+        text += " The chart shows the first run of each arm."
     return text
 
 

@@ -10,9 +10,9 @@ from reports.charts.drawing import QUIET, REST, WIDE, Canvas, Chart, Panel
 from reports.records import Floats, Record
 
 MAX_ROWS = 64
-"""Rows of a map; more workers share them."""
+"""The most rows of a map; with more workers, several share a row."""
 HOVERED = 16
-"""Rows of which the page knows the values."""
+"""The most rows whose values the page shows."""
 
 
 def worker_work(shown: Comparison) -> Chart | None:
@@ -29,17 +29,17 @@ def worker_load(shown: Comparison) -> Chart | None:
 
 
 def worker_hits(shown: Comparison) -> Chart | None:
-    """Share of prompt tokens each worker found in its cache, over time."""
+    """Share of its prompt tokens that each worker found in its cache, over time."""
     return _heat(
         shown, "Which workers find prompts in their cache?", "%", lambda run, edges: over_time.hits(run, edges) * 100,
-        "Share of prompt tokens found; grey where no prompt came.",
+        "Share of prompt tokens found; grey where no prompt arrived.",
     )  # fmt: skip
 
 
 def _heat(
     shown: Comparison, title: str, unit: str, measure: Callable[[Record, Floats], Floats], text: str
 ) -> Chart | None:
-    """Draw a map per arm, a row per worker and a column per window, all with one scale of colours."""
+    """Draw a map per arm with a row per worker and a column per window, all on one colour scale."""
     known = [(entry, run) for entry, run, _ in shown.arms if run.requests.worker.count() and run.num_workers > 1]
     if not known:
         return None
@@ -88,17 +88,15 @@ def _heat(
         panels.append(panel)
     _scale_of_colours(canvas, top, unit, height)
     text += (
-        " A row per worker, from 0 below."
+        " Each row is a worker, with 0 at the bottom."
         if per_row == 1
-        else (
-            f" A row is the mean of {per_row} workers, which are in the order of their means: the busiest are at the top."
-        )
+        else (f" Each row is the mean of {per_row} workers, sorted by their means, with the highest at the top.")
     )
     return Chart(canvas.figure, title, text, panels, is_wide=True)
 
 
 def _rows_of(table: Floats, per_row: int) -> Floats:
-    """Take the mean of so many workers at a time, those alike together."""
+    """Average this many workers at a time, grouping similar ones."""
     if per_row == 1:
         return table
     filled = np.nan_to_num(table)
@@ -114,7 +112,7 @@ def _rows_of(table: Floats, per_row: int) -> Floats:
 
 
 def _scale_of_colours(canvas: Canvas, top: float, unit: str, height: float) -> None:
-    """Draw what the colours stand for, right of the maps."""
+    """Draw the colour scale to the right of the maps."""
     axes = canvas.axes(WIDE - 72, 24, 12, height)
     axes.imshow(
         np.linspace(0, 1, 64)[:, None], aspect="auto", origin="lower", cmap="viridis", interpolation="none",

@@ -1,4 +1,4 @@
-"""What happened in each window of time: in all workers together, and in each."""
+"""What happened in each window of time, in all workers together and in each."""
 
 from typing import Any
 
@@ -10,31 +10,31 @@ from reports.stability import in_system, waiting
 
 
 def windows(records: "list[Record]", number: int) -> Floats:
-    """Return edges of so many windows, from the first to the last intended arrival of any."""
+    """Return the edges of this many windows, from the first to the last intended arrival of any run."""
     end = max((float(run.requests.intended_s.max(initial=0.0)) for run in records), default=0.0)
     return np.linspace(0, max(end, 1e-3), number + 1)
 
 
 def arrivals(requests: Requests, edges: Floats) -> Floats:
-    """Return the requests that came per second."""
+    """Return the requests that arrived per second."""
     result: Floats = np.histogram(requests.intended_s, edges)[0] / np.diff(edges)
     return result
 
 
 def running(requests: Requests, edges: Floats) -> Floats | None:
-    """Return how many requests a worker had begun; None where nobody says when."""
+    """Return how many requests a worker had started; None if the start times are unknown."""
     if not requests.admitted_s.count():
         return None
     return in_system(requests, edges) - waiting(requests, edges)
 
 
 def queued(requests: Requests, edges: Floats) -> Floats | None:
-    """Return how many requests waited for a worker to begin; None where nobody says when one did."""
+    """Return how many requests waited for a worker to start; None if the start times are unknown."""
     return waiting(requests, edges) if requests.admitted_s.count() else None
 
 
 def output_rate(requests: Requests, edges: Floats) -> Floats:
-    """Return output tokens per second: each answer's at an even pace, from its first to its last."""
+    """Return output tokens per second, assuming that each answer's tokens are evenly spaced."""
     known = requests.succeeded & ~(requests.first_token_s.mask | requests.last_token_s.mask)
     start, stop = requests.first_token_s.data[known], requests.last_token_s.data[known]
     stop = np.maximum(stop, start + 1e-6)
@@ -44,12 +44,12 @@ def output_rate(requests: Requests, edges: Floats) -> Floats:
 
 
 def kv_pools(records: "list[Record]") -> list[str]:
-    """Return the pools of which anyone knows how full their KV was."""
+    """Return the pools whose KV use is known."""
     return list(dict.fromkeys(use.pool for run in records for use in run.kv))
 
 
 def kv_use(run: Record, pool: str, edges: Floats) -> Floats | None:
-    """Return the mean share of a pool's KV blocks in use; None where it is not known."""
+    """Return the mean share of a pool's KV blocks in use; None if it is not known."""
     use = next((one for one in run.kv if one.pool == pool and one.shares), None)
     if use is None:
         return None
@@ -82,7 +82,7 @@ def work(run: Record, edges: Floats) -> Floats:
 
 
 def hits(run: Record, edges: Floats) -> Floats:
-    """Return the share of prompt tokens each worker found in its cache, NaN where no prompt came: (workers, windows)."""
+    """Return the share of prompt tokens each worker found in its cache, NaN where no prompt arrived: (workers, windows)."""
     requests = run.requests
     known = requests[~requests.cached_tokens.mask]
     with np.errstate(invalid="ignore"):
@@ -95,7 +95,7 @@ def hits(run: Record, edges: Floats) -> Floats:
 def load(run: Record, edges: Floats) -> Floats:
     """Return the mean number of requests on each worker, shape (workers, windows).
 
-    One that another worker prefills comes when it is sent there to be decoded.
+    A request that another worker prefills counts from when it is sent here to be decoded.
     """
     requests = run.requests[run.requests.succeeded]
     apart = ~requests.prefill_worker.mask
@@ -110,7 +110,7 @@ def load(run: Record, edges: Floats) -> Floats:
 def _sums(
     run: Record, workers: MaybeInts, amounts: npt.NDArray[Any], edges: Floats, rows: Requests | None = None
 ) -> Floats:
-    """Add up, for each worker and window, amounts by when their requests were to come."""
+    """Add up amounts for each worker and window by when their requests were due."""
     windows = len(edges) - 1
     intended_s = (run.requests if rows is None else rows).intended_s
     at = np.searchsorted(edges, intended_s, side="right") - 1
@@ -122,7 +122,7 @@ def _sums(
 
 
 def _spans(run: Record, workers: MaybeInts, start: Floats, stop: MaybeFloats, edges: Floats) -> Floats:
-    """Add up, for each worker and window, how long spans lasted in it."""
+    """Add up how long spans lasted in each window, for each worker."""
     known = ~(workers.mask | np.ma.getmaskarray(stop))
     worker, start, end = workers.data[known], start[known], np.ma.getdata(stop)[known]
     passed = [

@@ -1,4 +1,4 @@
-"""The charts of a plan: what each layout takes and how close it is to the limits, what more load takes, how sure it is."""
+"""The charts of a plan: what each layout needs and how close it is to the limits, what more load needs, how sure it is."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ def layouts(answer: "Answer", key: Key) -> Chart | None:
     canvas = Canvas(height + 54, is_wide=True)
     width = (WIDE - left - 30 - gap * len(limits)) / (len(limits) + 1)
     panels = []
-    for place, heading in enumerate(("GPUs", *(f"{limit.partition(' ')[0]}, of its limit" for limit in limits))):
+    for place, heading in enumerate(("GPUs", *(f"{limit.partition(' ')[0]}, share of its limit" for limit in limits))):
         axes = canvas.axes(left + place * (width + gap), 24, width, height, heading=heading)
         drawing.categories(axes, "y", [""] * len(shown))
         panels.append(Panel(axes))
@@ -50,8 +50,8 @@ def layouts(answer: "Answer", key: Key) -> Chart | None:
     for panel, limit in zip(panels[1:], limits, strict=True):
         _uses(panel, shown, limit, key)
     text = (
-        "Cheapest first. Filled: seen to meet the limits; pale: needs at least that many. Left of the dashed line a limit is "
-        "met."
+        "Cheapest first. Filled: met the limits when simulated; pale: needs at least that many GPUs. Left of the dashed line, "
+        "a limit is met."
     )
     return Chart(canvas.figure, "Which layout needs the fewest GPUs, and what binds it?", text, panels, is_wide=True)
 
@@ -110,14 +110,14 @@ def loads(answer: "Answer") -> Chart | None:
     canvas.text(46 + (HALF - 86) / 2, 246, "times the workload's rate", colour=QUIET, align="center")
     layouts_by_load = "; ".join(f"{at.load:g}x: {at.layout}" for _, _, at in known)
     unmet = [f"{at.load:g}x" for at in answer.loads if at.gpus is None]
-    text = f"The fewest GPUs seen to meet the limits. {layouts_by_load}."
+    text = f"The fewest GPUs that met the limits. {layouts_by_load}."
     if unmet:
         text += f" None found for {', '.join(unmet)}."
     return Chart(canvas.figure, "What does more load take?", text, [panel])
 
 
 def sureness(answer: "Answer") -> Chart | None:
-    """What is limited as a share of its limit, with the interval of the sample and the error of the model."""
+    """Each limited metric as a share of its limit, with the interval of the sample and the error of the model."""
     known = []
     for sure in answer.sureness:
         outcome = next(
@@ -151,5 +151,5 @@ def sureness(answer: "Answer") -> Chart | None:
     pad = 0.08 * (max(reach) - min(reach)) or 5.0
     drawing.numbers(axes, "x", max(min(reach) - pad, 0), max(reach) + pad, form=lambda value: f"{value:g}%")
     axes.axvline(100, color=LIMIT, linewidth=1.2, linestyle=(0, (4, 2)))
-    text = "Dot: what was found. Pale: the 95% interval of such samples. Thin: by how much the model is off on average, where that is known. Right of the dashed line the limit is missed."
+    text = "Dot: the simulated value. Pale: its 95% interval. Thin: the model's average error, where it is known. Right of the dashed line, the limit is missed."
     return Chart(canvas.figure, "How sure is it that the limits are met?", text, [panel])

@@ -13,7 +13,7 @@ from reports.conditions import METRICS
 from reports.key import Entry
 
 ROW = 26
-"""Units from one arm to the next where each has a row."""
+"""Units between the rows of two arms."""
 PART_COLOURS = {
     "queue": "#8d8d8d",
     "prefill": "#6a5acd",
@@ -21,7 +21,7 @@ PART_COLOURS = {
     "transfer": "#e0703a",
     "first_step": "#2a9d8f",
 }
-"""Of the parts of TTFT: none is the colour of an arm."""
+"""Colours of the parts of TTFT; none is the colour of an arm."""
 SHOWN = ("ttft_sched", "tpot", "e2e_sched")
 
 
@@ -62,7 +62,7 @@ def differences(shown: Comparison) -> Chart | None:
         "noise."
     )
     if grew := [entry.name for entry in arms if not any(_pairs(shown, entry, name) for name in SHOWN)]:
-        text += f" Not compared, as the queue grew or too few requests were answered: {', '.join(grew)}."
+        text += f" Not compared, because the queue grew or too few requests were answered: {', '.join(grew)}."
     return Chart(canvas.figure, f"How much better than {base} is each arm?", text, panels, is_wide=True)
 
 
@@ -134,14 +134,14 @@ def percentiles(shown: Comparison) -> Chart | None:
             f" Dashed: limits ({', '.join(str(limit) for limit in shown.limits if METRICS[limit.metric] in names)})."
         )
     if grew := [entry.name for entry, _, figures in shown.arms if not figures.stability.is_stable]:
-        text += f" No intervals, as the queue grew: {', '.join(grew)}."
+        text += f" No intervals, because the queue grew: {', '.join(grew)}."
     return Chart(canvas.figure, "How long do requests take, and how sure is that?", text, panels, is_wide=True)
 
 
 def begin_rows(
     entries: Sequence[Entry], headings: Sequence[str], *, is_wide: bool = True
 ) -> tuple[Canvas, list[Panel]]:
-    """Begin a chart with a row for each arm, and a panel for each heading beside one another."""
+    """Start a chart with a row for each arm and, side by side, a panel for each heading."""
     height = ROW * len(entries) + 8
     canvas = Canvas(height + 54, is_wide=is_wide)
     left = drawing.widest(entry.name for entry in entries) + 14
@@ -191,13 +191,13 @@ def ttft_split(shown: Comparison) -> Chart | None:
     return Chart(
         canvas.figure,
         "Where does the time to the first token go?",
-        f"Means, from sent. {text[:1].upper()}{text[1:]}.",
+        f"Means, measured from when the request was sent. {text[:1].upper()}{text[1:]}.",
         [panel],
     )
 
 
 def name_parts(canvas: Canvas, axes: Axes, colours: Mapping[str, str]) -> None:
-    """Name the parts of bars in a line above them, each behind its colour."""
+    """Name the parts of bars in a line above them, each after its colour."""
     x = axes.get_position().x1 * canvas.width
     for name, colour in reversed(list(colours.items())):
         x -= drawing.text_width(name)

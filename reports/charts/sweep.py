@@ -17,11 +17,11 @@ from reports.slo import parse
 
 Number = Callable[[Point], float | None]
 LOADS = ("rate_scale", "rate", "concurrency")
-"""Settings of the load: of these, more is better."""
+"""Settings of the load; for these, more is better."""
 
 
 class Shown(NamedTuple):
-    """A figure of each point: a time (s), or a share of the requests."""
+    """A figure of each point: a time (s) or a share of the requests."""
 
     title: str
     of: Number
@@ -30,21 +30,21 @@ class Shown(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """In which it is shown."""
+        """The unit in which it is shown."""
         return "%" if self.is_share else "ms"
 
     @property
     def times(self) -> float:
-        """What a value is multiplied by, to be shown."""
+        """The factor by which a value is multiplied when it is shown."""
         return 100.0 if self.is_share else 1000.0
 
     def at(self, point: Point) -> float | None:
-        """Return what is shown of a point; times of zero are not, on a logarithmic axis."""
+        """Return the value shown for a point; a logarithmic axis cannot show times of zero."""
         value = self.of(point)
         return value * self.times if value or (value is not None and self.is_share) else None
 
     def text(self, shown: float) -> str:
-        """Write a value that is shown."""
+        """Format a value as it is shown."""
         return f"{drawing.plain(shown)}%" if self.is_share else duration(shown)
 
     def scale(self, axes: Axes, which: str, values: Sequence[float]) -> None:
@@ -60,15 +60,15 @@ class Swept:
     """The points of a sweep, in lines."""
 
     lines: dict[str, list[Point]]
-    """By what sets them apart beside `axis`."""
+    """Lines by the settings that distinguish them, apart from `axis`."""
     key: Key
     axis: str | None
-    """The setting that goes along a line: the number with most values; None where none is varied."""
+    """The setting along a line: the number with the most values; None if no number is varied."""
     limits: list[str]
 
     @property
     def points(self) -> list[Point]:
-        """All of them."""
+        """All points."""
         return [point for line in self.lines.values() for point in line]
 
     @property
@@ -80,7 +80,7 @@ class Swept:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether the axis is a number of workers with several GPUs each, which are shown instead."""
+        """Whether the axis counts workers with several GPUs each, so that it shows GPUs instead."""
         return self.axis is not None and "workers" in self.axis and any(p.gpus != p.workers for p in self.points)
 
     def at(self, point: Point) -> float:
@@ -89,7 +89,7 @@ class Swept:
 
 
 def swept(points: Sequence[Point], limits: Sequence[str]) -> Swept:
-    """Put points in lines, in their order: along the number with most values, one for each combination of the rest."""
+    """Put points in lines, in their order: along the number with the most values, one line for each combination of the rest."""
     values: dict[str, set[Any]] = {}
     for point in points:
         for name, value in point.changes.items():
@@ -110,7 +110,7 @@ def swept(points: Sequence[Point], limits: Sequence[str]) -> Swept:
 
 
 def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[str]) -> Swept:
-    """Put what a search tried in lines: along what was looked for, one for each combination, in their order."""
+    """Put what a search tried in lines along the setting searched for, one for each combination, in their order."""
     find = rows[0].find
     lines = {
         row.arm: [
@@ -130,7 +130,7 @@ def _along_axis(lines: dict[str, list[Point]], axis: str | None, limits: Sequenc
 
 
 def _name(point: Point, varied: Sequence[str]) -> str:
-    """Name a line by the settings that are varied, the mode first and without its name."""
+    """Name a line by the settings that are varied; the mode comes first, without its setting's name."""
     parts = [
         str(point.changes[name]) if name == "router_mode" else f"{name} {short(point.changes[name])}"
         for name in varied
@@ -140,7 +140,7 @@ def _name(point: Point, varied: Sequence[str]) -> str:
 
 
 def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
-    """Draw the charts that say something."""
+    """Draw the charts that are not empty."""
     makers: dict[str, Callable[[], Chart | None]] = {
         "found": lambda: searched(found, sweep.key),
         "limits": lambda: by_axis(sweep),
@@ -153,7 +153,7 @@ def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
 
 
 def searched(rows: Sequence[Found], key: Key) -> Chart | None:
-    """What each combination takes, or carries: between the last value that met the limits and the first that did not."""
+    """What each combination needs or carries: between the last value that met the limits and the first that did not."""
     known = [row for row in rows if row.tried]
     if not known:
         return None
@@ -189,7 +189,7 @@ def searched(rows: Sequence[Found], key: Key) -> Chart | None:
         canvas.text(WIDE - right + 12, y + 4, notes[row.arm], colour=QUIET, arm=entry.place)
     ways = {row.sense for row in rows if row.sense}
     way = f"{ways.pop()} " if len(ways) == 1 else ""
-    text = "Dot: the limits are met. Cross: the nearest value tried at which one is missed."
+    text = "Dot: all limits are met. Cross: the nearest value tried that misses one."
     return Chart(canvas.figure, f"What is the {way}{find} that meets the limits?", text, [panel], is_wide=True)
 
 
@@ -202,7 +202,7 @@ def _found_text(row: Found) -> str:
 
 
 def by_axis(sweep: Swept) -> Chart | None:
-    """What is limited along the axis, with its limits and the first, or last, point that meets them all."""
+    """The limited metrics along the axis, with their limits and the first, or last, point that meets them all."""
     if sweep.axis is None or len({sweep.at(point) for point in sweep.points}) < 2:
         return None
     shown = [figure for figure in _limited(sweep) if _varies(sweep.points, figure.of)]
@@ -266,7 +266,7 @@ def _lines(sweep: Swept, panel: Panel, figure: Shown, answers: Sequence[Point]) 
 
 
 def _answers(sweep: Swept, answers: Sequence[Point]) -> str:
-    """Say where the rings are."""
+    """Say what the rings mark."""
     names = {id(point): sweep.key[name].name for name, line in sweep.lines.items() for point in line}
     said = [f"{names[id(point)]}: {drawing.plain(sweep.at(point))}" for point in answers]
     return f" Ring: the {_sense(sweep)} {_axis_name(sweep)} that meets all limits ({'; '.join(said)})." if said else ""
@@ -282,7 +282,7 @@ def _is_count(sweep: Swept) -> bool:
 
 
 def _which(sweep: Swept) -> str:
-    """Begin the question of what meets the limits."""
+    """Start the question of what meets the limits."""
     return f"How many {sweep.axis_label} meet" if _is_count(sweep) else f"Which {sweep.axis_label} meets"
 
 
@@ -293,7 +293,7 @@ def _reading(sweep: Swept) -> str:
 
 
 def _dots(axes: Axes, entry: Entry, spots: Sequence[tuple[float, float, Point]], has_limits: bool) -> None:
-    """Draw points: filled where all is well."""
+    """Draw points, filled where all is well."""
     dots(axes, entry, [(x, y, _is_good(point, has_limits=has_limits)) for x, y, point in spots])
 
 
@@ -314,7 +314,7 @@ def _is_good(point: Point, *, has_limits: bool) -> bool:
 
 
 def _limited(sweep: Swept) -> list[Shown]:
-    """Return what is limited, and the usual figures where these are few."""
+    """Return the limited metrics, and the usual figures if there are few of those."""
     found: list[Shown] = []
     for text in sweep.limits:
         limit = parse(text)
@@ -360,7 +360,7 @@ def _varies(points: Sequence[Point], of: Number) -> bool:
 
 
 def along(sweep: Swept, axes: Axes, canvas_width: float) -> None:
-    """Scale the axis of the sweep: by powers where it spans much, with a tick at each value where they are few."""
+    """Scale the axis of the sweep: logarithmic if it spans a lot, with a tick at each value if they are few."""
     values = sorted({sweep.at(point) for point in sweep.points})
     low, high = values[0], values[-1]
     if low > 0 and high / low >= 20:
@@ -380,7 +380,7 @@ def along(sweep: Swept, axes: Axes, canvas_width: float) -> None:
 
 
 def _apart(values: Sequence[float], width: float) -> list[float]:
-    """Return values whose labels do not meet along so much room."""
+    """Return values whose labels do not touch in this much room."""
     span = (values[-1] - values[0]) or 1.0
     kept: list[float] = []
     for value in values:
@@ -390,7 +390,7 @@ def _apart(values: Sequence[float], width: float) -> list[float]:
 
 
 def by_row(sweep: Swept) -> Chart | None:
-    """What is limited, a row per point, where no number is varied."""
+    """The limited metrics, a row per point, if no number is varied."""
     points = sweep.points
     if sweep.axis is not None or len(points) < 2:
         return None
@@ -425,18 +425,18 @@ def by_row(sweep: Swept) -> Chart | None:
 
 
 def pareto(sweep: Swept) -> Chart | None:
-    """Tokens/s of a GPU against tokens/s of a user: what one costs of the other."""
+    """Tokens/s of a GPU against tokens/s of a user: how much of one the other costs."""
     return _scatter(
         sweep,
         "What does speed for each user cost?",
-        ("tokens/s of a user (1 / mean TPOT)", interactivity, "tokens/s"),
-        ("output tokens/s of a GPU", per_gpu, "tokens/s"),
-        "Up and right is better. Grey: the best of all, where more of one means less of the other.",
+        ("tokens/s per user (1 / mean TPOT)", interactivity, "tokens/s"),
+        ("output tokens/s per GPU", per_gpu, "tokens/s"),
+        "Up and right is better. Grey: the best points, where more of one means less of the other.",
     )
 
 
 def cost(sweep: Swept) -> Chart | None:
-    """Requests within the limits against GPU-hours, where workers came and went."""
+    """Requests within the limits against GPU-hours, if the number of workers changed."""
     if not any(point.fleet and point.fleet.is_shown for point in sweep.points):
         return None
     return _scatter(
@@ -444,7 +444,7 @@ def cost(sweep: Swept) -> Chart | None:
         "What do requests within the limits cost?",
         ("GPU-hours", lambda point: point.fleet.gpu_h if point.fleet else None, "GPU-h"),
         ("requests within limits (%)", attainment, "%"),
-        "Up and left is better. Grey: the best of all, where fewer GPU-hours mean fewer requests within the limits.",
+        "Up and left is better. Grey: the best points, where fewer GPU-hours mean fewer requests within the limits.",
         is_less=True,
     )
 
@@ -475,7 +475,7 @@ def interactivity(point: Point) -> float | None:
 
 
 def per_gpu(point: Point) -> float | None:
-    """Return the output tokens/s of a GPU; of a worker, where none has a GPU."""
+    """Return the output tokens/s of a GPU, or of a worker if there are no GPUs."""
     rate = point.throughput.output_tokens_per_s
     return None if rate is None else rate / (point.gpus or point.workers)
 
@@ -486,7 +486,7 @@ Side = tuple[str, Number, str]
 def _scatter(
     sweep: Swept, title: str, x: Side, y: Side, text: str, *, is_along: bool = False, is_less: bool = False
 ) -> Chart | None:
-    """Draw one figure against another, a line per line of the sweep; less of the first may be better."""
+    """Draw one figure against another, one line for each line of the sweep; less of the first may be better."""
     known = [
         (name, [(a, b, point) for point in line if (a := x[1](point)) is not None and (b := y[1](point)) is not None])
         for name, line in sweep.lines.items()
@@ -525,14 +525,14 @@ def _scatter(
 
 
 def _from_zero_or_near(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Let an axis begin at zero, unless all values lie so near together that they could not be told apart."""
+    """Let an axis start at zero, unless the values are so close that they would look the same."""
     low, high = min(values), max(values)
     pad = 0.08 * (high - low if low > 0.7 * high else high)
     drawing.numbers(axes, which, low - pad if low > 0.7 * high else 0, high + pad)
 
 
 def _frontier(spots: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the spots that no other beats in both, from the left."""
+    """Return the spots that no other beats in both figures, from the left."""
     best: list[tuple[float, float]] = []
     for x, y in sorted(spots, reverse=True):
         if not best or y > best[-1][1]:

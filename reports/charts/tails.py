@@ -37,7 +37,7 @@ def e2e_tail(shown: Comparison) -> Chart | None:
 
 
 Quantiles = Callable[[Record], tuple[int, Callable[[Floats], Floats]]]
-"""How many values a run has, and their quantiles (s)."""
+"""The number of values of a run, and their quantiles (s)."""
 
 
 def _of_requests(name: str) -> Quantiles:
@@ -55,7 +55,7 @@ def _of_gaps(run: Record) -> tuple[int, Callable[[Floats], Floats]]:
 
 
 def _tail(shown: Comparison, name: str, title: str, what: str, quantiles: Quantiles) -> Chart | None:
-    """Draw times by percentile, the share of slower ones on a log scale: what is right is the tail."""
+    """Draw times by percentile, with the share of slower ones on a log scale, so that the tail is on the right."""
     lines = []
     for entry, run, _ in shown.arms:
         count, at = quantiles(run)
@@ -90,12 +90,14 @@ def _tail(shown: Comparison, name: str, title: str, what: str, quantiles: Quanti
     for limit in limits:
         _limit(canvas, axes, limit)
     canvas.label_ends(axes, [(slower[-1], values[-1], entry) for entry, slower, values in lines])
-    text = f"{what}, the tail stretched: a tenth as many are slower at each step from p90 on. Lower is better."
+    text = (
+        f"{what}, with the tail stretched: from p90 on, each step leaves a tenth as many slower ones. Lower is better."
+    )
     return Chart(canvas.figure, title, text, [panel])
 
 
 def _limit(canvas: Canvas, axes: Axes, limit: Condition) -> None:
-    """Draw a limit: a line across, and a ring at the percentile that must be below it."""
+    """Draw a limit as a line across, with a ring at the percentile that must be below it."""
     value = limit.value * 1000
     statistic = limit.statistic or ""
     if statistic.startswith("p"):

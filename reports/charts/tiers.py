@@ -22,7 +22,7 @@ COLOURS = {
     "store": "#e0703a",
     "computed": REST,
 }
-"""Of where prompt tokens came from: none is the colour of an arm."""
+"""Colours of the sources of prompt tokens; none is the colour of an arm."""
 FROM_WHERE = "Where do prompt tokens come from?"
 SAVED = "What do KV tiers save?"
 SHARES = "Shares of all prompt tokens: found on the GPU, in each tier, or computed."
@@ -36,13 +36,13 @@ def hits(shown: Comparison) -> Chart | None:
 
 
 def charts(sweep: Swept) -> dict[str, Chart]:
-    """Draw the charts of a sweep that say something."""
+    """Draw the charts of a sweep that are not empty."""
     drawn = {"hits_by_tier": hits_swept(sweep), "tier_savings": savings_swept(sweep)}
     return {name: chart for name, chart in drawn.items() if chart is not None}
 
 
 def hits_swept(sweep: Swept) -> Chart | None:
-    """Where prompt tokens came from: a stacked bar per point, in panels by line where a number is varied."""
+    """Where prompt tokens came from: a stacked bar per point, in a panel per line if a number is varied."""
     points = [point for point in sweep.points if point.hits]
     if not any(point.tiers for point in points):
         return None
@@ -105,12 +105,12 @@ def _percent(panel: Panel, which: str) -> None:
 
 
 def _names(found: Sequence[Hits]) -> dict[str, str]:
-    """Return the colours of what any of them has, by what it is called."""
+    """Return the colours that are used, by label."""
     return {label: COLOURS[name] for name, label in SOURCES.items() if any(getattr(each, name) for each in found)}
 
 
 class Measure(NamedTuple):
-    """What can be saved."""
+    """A quantity that can be saved."""
 
     name: str
     unit: str
@@ -118,7 +118,7 @@ class Measure(NamedTuple):
     of: Callable[[Saved], Saving | None]
 
     def text(self, value: float) -> str:
-        """Write a value as it is shown."""
+        """Format a value as it is shown."""
         shown = duration(abs(value)) if self.unit == "ms" and value else drawing.plain(abs(value))
         return f"-{shown}" if value < 0 else shown
 
@@ -127,7 +127,7 @@ class Measure(NamedTuple):
         return [end * self.scale for end in found.interval or ()]
 
     def scale_axis(self, axes: Axes, which: str, known: Sequence[Saving]) -> None:
-        """Let an axis hold what was saved, and nothing, which has a line."""
+        """Let an axis hold what was saved, with a line at zero."""
         reach = [0.0, *(value for one in known for value in (one.value * self.scale, *self.ends(one)))]
         pad = 0.08 * (max(reach) - min(reach)) or 1.0
         drawing.numbers(axes, which, min(reach) - pad / 2, max(reach) + pad, form=self.text)
@@ -144,7 +144,7 @@ PALE: Any = {"linewidth": 4, "alpha": 0.35}
 
 
 def savings(shown: Comparison) -> Chart | None:
-    """What each arm took less than the one with the smallest tiers: right is better."""
+    """What each arm saved compared to the one with the smallest tiers; right is better."""
     known = [(entry, figures.saved) for entry, _, figures in shown.arms if figures.saved]
     measures = [one for one in MEASURES if any(one.of(saved) for _, saved in known)]
     if not measures:
@@ -165,17 +165,17 @@ def savings(shown: Comparison) -> Chart | None:
         measure.scale_axis(panel.axes, "x", [found for _, saved in known if (found := measure.of(saved))])
     every = [saved for _, saved in known]
     others = dict.fromkeys(shown.key[one.against].name for one in every)
-    text = f"Against {' and '.join(others)}{', each with the same settings otherwise' * (len(others) > 1)}; "
+    text = f"Against {' and '.join(others)}{', each with otherwise the same settings' * (len(others) > 1)}; "
     text += f"right of 0 is better. {_reading(every)}"
     if not any(one.ttft_s for one in every):
         text += " TTFT is not compared, because a queue grew."
     if any(one.interval for saved in every for measure in measures if (one := measure.of(saved))):
-        text += " Pale: 95% intervals, of TTFT paired by request, of GPU-seconds over the repeats."
+        text += " Pale: 95% intervals, paired by request for TTFT and over the repeats for GPU-seconds."
     return Chart(canvas.figure, SAVED, text, panels, is_wide=True)
 
 
 def savings_swept(sweep: Swept) -> Chart | None:
-    """What larger tiers saved, against the smallest of each line."""
+    """What larger tiers saved compared to the smallest of each line."""
     if sweep.axis is None or not is_size(sweep.axis) or not any(point.tiers for point in sweep.points):
         return None
     lines = {
@@ -231,7 +231,7 @@ def _curves(
 
 def _reading(saved: Sequence[Saved]) -> str:
     runs = "one run" if saved[0].gpu_s.repeats == 1 else f"the mean of {saved[0].gpu_s.repeats} runs"
-    text = f"Of {runs} of {saved[0].requests:,} requests each. GPU-seconds: {tiers.FORMULAS['gpu_s']}."
+    text = f"The values are from {runs} of {saved[0].requests:,} requests each. GPU-seconds: {tiers.FORMULAS['gpu_s']}."
     if any(one.avoided_gpu_s for one in saved):
         text += f" Prefill avoided: {tiers.FORMULAS['avoided']}."
     return text.strip()

@@ -1,4 +1,4 @@
-"""Charts over the time of a run: a line per arm, or where lines would tangle a panel for each of them."""
+"""Charts over the time of a run: a line per arm, or a panel per arm where lines would tangle."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,11 +13,11 @@ from reports.key import Entry
 from reports.records import Floats, Record
 
 TANGLE = 3
-"""Lines that can be told apart in one panel where they cross."""
+"""The most lines that remain readable in one panel if they cross."""
 WINDOWS = 80
 
 Measure = tuple[str, str, Callable[[Record, Floats], Floats | None]]
-"""What is shown over time: its heading, its unit, and how it is found."""
+"""What is shown over time: heading, unit, and how it is computed."""
 
 OVER_TIME: tuple[Measure, ...] = (
     ("requests waiting", "", lambda run, edges: over_time.queued(run.requests, edges)),
@@ -27,7 +27,7 @@ OVER_TIME: tuple[Measure, ...] = (
 
 
 def arrivals(shown: Comparison) -> Chart | None:
-    """Requests that came per second, and that failed."""
+    """Requests that arrived per second, and requests that failed."""
     edges = over_time.windows(list(shown.runs.values()), WINDOWS)
     seen: list[tuple[Entry, Floats]] = []
     for entry, run, _ in shown.arms:
@@ -52,7 +52,7 @@ def arrivals(shown: Comparison) -> Chart | None:
             panel.add(entry.name, entry.place, centres, rate)
     if len(seen) > 1:
         canvas.label_ends(axes, [(float(centres[-1]), float(rate[-1]), entry) for entry, rate in seen])
-    text = "By when each was to be sent." + (
+    text = "Requests are counted when they were due." + (
         " All arms saw the same arrivals." if len(seen) == 1 < len(shown.arms) else ""
     )
     return Chart(canvas.figure, "When do requests come?", text, [panel])
@@ -63,18 +63,18 @@ def failures(shown: Comparison) -> Chart | None:
     if all(run.requests.succeeded.all() for run in shown.runs.values()):
         return None
     return _over_time(
-        shown, "When do requests fail?", "By when each was to be sent.",
+        shown, "When do requests fail?", "Requests are counted when they were due.",
         [("failed requests", "", lambda run, edges: np.histogram(run.requests.intended_s[~run.requests.succeeded], edges)[0].astype(float))],
     )  # fmt: skip
 
 
 def load(shown: Comparison) -> Chart | None:
-    """What waits, what runs, what comes out and how full the KV is, over time."""
+    """Waiting and running requests, output tokens, and KV use over time."""
     pools = over_time.kv_pools(list(shown.runs.values()))
     kv = [(f"KV in use{f': {pool}' if len(pools) > 1 else ''}", "%", _kv_of(pool)) for pool in pools]
     return _over_time(
         shown, "Does the load settle?",
-        "In all workers together, over the time in which requests come. A queue that grows to the end does not settle.",
+        "All workers together, while requests arrive. A queue that grows until the end does not settle.",
         (*OVER_TIME, *kv),
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def _kv_of(pool: str) -> Callable[[Record, Floats], Floats | None]:
 
 
 def ttft_over_time(shown: Comparison) -> Chart | None:
-    """TTFT of requests by when they came."""
+    """TTFT of requests by when they were due."""
 
     def of(quantile: float) -> Callable[[Record, Floats], Floats | None]:
         def found(run: Record, edges: Floats) -> Floats | None:
@@ -106,7 +106,7 @@ def ttft_over_time(shown: Comparison) -> Chart | None:
         return found
 
     return _over_time(
-        shown, "Does TTFT change during the run?", "Of the requests that were to be sent in each of 40 windows.",
+        shown, "Does TTFT change during the run?", "Requests are grouped by when they were due, in 40 windows.",
         [("TTFT median", "ms", of(0.5)), ("TTFT p90", "ms", of(0.9))], is_log=True,
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def ttft_over_time(shown: Comparison) -> Chart | None:
 def _over_time(
     shown: Comparison, title: str, text: str, measures: Sequence[Measure], *, is_log: bool = False
 ) -> Chart | None:
-    """Draw what changes with time: a panel per measure with a line per arm, or for many arms a panel for each of them."""
+    """Draw what changes over time: a panel per measure with a line per arm or, for many arms, a panel for each of them."""
     edges = over_time.windows(list(shown.runs.values()), WINDOWS)
     known = []
     for measure in measures:
@@ -148,7 +148,7 @@ def _scale(axes: Axes, values: Iterable[Floats], unit: str, *, is_log: bool) -> 
 def _overlaid(
     shown: Comparison, known: Known, centres: Floats, end: float, *, is_log: bool
 ) -> tuple[Canvas, list[Panel]]:
-    """Draw a panel per measure, beside one another, with a line per arm."""
+    """Draw a panel per measure, side by side, with a line per arm."""
     across = 2 if len(known) in (2, 4) else min(len(known), 3)
     names = drawing.widest(entry.name for entry, _, _ in shown.arms) + 14 if len(shown.arms) > 1 else 14
     height, left = 150, 58
@@ -181,7 +181,7 @@ def _end(centres: Floats, values: Floats) -> tuple[float, float]:
 def _side_by_side(
     shown: Comparison, known: Known, centres: Floats, end: float, *, is_log: bool
 ) -> tuple[Canvas, list[Panel]]:
-    """Draw a row per measure and a column per arm, all of a row with one scale and the range of all arms in grey."""
+    """Draw a row per measure and a column per arm; a row shares one scale and shows the range of all arms in grey."""
     count = len(shown.arms)
     across = min(count, 8)
     height, left, gap = 88, 58, 14

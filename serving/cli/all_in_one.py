@@ -1,4 +1,4 @@
-"""A frontend in this process, perhaps with an engine, and what asks them: a server, a conversation, a question, a batch."""
+"""A frontend in this process, perhaps with an engine, and what uses it: a server, a conversation, a question or a batch."""
 
 import asyncio
 import contextlib
@@ -26,9 +26,9 @@ from serving.worker.loop import run_worker
 
 
 async def run_all_in_one(job: Job, engine: Engine | None, stopping: asyncio.Event) -> int:
-    """Serve, or ask, until that is done or the event is set; return the process's exit code.
+    """Serve or ask until done or until the event is set; return the process's exit code.
 
-    An engine of ours is on a network of its own.
+    An engine in this process gets its own private network.
     """
     with tempfile.TemporaryDirectory(prefix="dynamo-run-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -40,7 +40,7 @@ async def run_all_in_one(job: Job, engine: Engine | None, stopping: asyncio.Even
             if engine is None
             else RuntimeConfig(discovery_backend="auto", etcd_endpoints="", nats_server="", discovery_dir=name)
         )
-        ending = asyncio.Event()  # the engine and the frontend outlive the way in
+        ending = asyncio.Event()  # the engine and the frontend stop after the way in
         async with await DistributedRuntime.connect(network, stopping=ending) as connected:
             models = Models(connected, frontend, job.router, job.disaggregation)
             serving = [serve_frontend(connected, frontend, models, listener)]
@@ -55,19 +55,19 @@ async def _until_one_ends(
     stopping: asyncio.Event,
     ending: asyncio.Event,
 ) -> int:
-    """Ask and serve until one of them ends, and have the others end; return what asking came to."""
+    """Ask and serve until one of them ends, then end the others; return the exit code of asking."""
     asking, serving = asyncio.create_task(ask), [asyncio.create_task(each) for each in serve]
     tasks = [asking, *serving]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         stopping.set()
-        if not asking.done():  # something else ended: the question has no answer
+        if not asking.done():  # the engine or the frontend ended, so no answer will come
             asking.cancel()
         ending.set()
         await asyncio.wait(tasks)
     finally:
         await cancel_all(*tasks)
-    for task in reversed(serving):  # the engine first: why it ended is why the frontend has no model
+    for task in reversed(serving):  # the engine first: its error explains why the frontend has no model
         task.result()
     return 0 if asking.cancelled() else asking.result()
 
@@ -108,7 +108,7 @@ def _wanted_model(job: Job) -> str:
 
 
 def _options(job: Job) -> dict[str, Any]:
-    """Return what every request asks for."""
+    """Return the options of every request."""
     options: dict[str, Any] = {
         "temperature": job.launcher.temperature,
         "max_completion_tokens": job.launcher.max_tokens,
@@ -119,7 +119,7 @@ def _options(job: Job) -> dict[str, Any]:
 async def _ask_what_comes(client: ChatClient, model: str, options: dict[str, Any]) -> None:
     text = await in_thread(sys.stdin.read)
     if not text.strip():
-        raise AskError("standard input holds no question (in=stdin is the default where it is no terminal)")
+        raise AskError("standard input is empty (in=stdin is the default if standard input is not a terminal)")
     await ask_once(client, text, model=model, options=options)
 
 

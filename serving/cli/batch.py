@@ -1,6 +1,6 @@
-"""`in=batch:FILE`: every prompt of a jsonl file asked at once, the answers in output.jsonl beside it.
+"""`in=batch:FILE`: ask every prompt of a jsonl file, many at a time, and write the answers to output.jsonl next to it.
 
-An interrupted run goes on where it was: what output.jsonl answers already is not asked again.
+An interrupted run continues where it stopped: prompts that output.jsonl already answers are not asked again.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ OUTPUT = "output.jsonl"
 
 
 class BatchError(ValueError):
-    """Input or output that cannot be used."""
+    """The input or the output cannot be used."""
 
 
 @dataclass
 class Prompts:
-    """What a file asks for."""
+    """The prompts of a file."""
 
     texts: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Lines that ask for nothing, each with why."""
+    """Why a line holds no prompt, for each line that does not."""
 
 
 @dataclass
 class Totals:
-    """What a run did."""
+    """What a run has done."""
 
     num_answered: int = 0
     num_failed: int = 0
@@ -55,7 +55,7 @@ def read(path: Path) -> Prompts:
         BatchError: it cannot be read.
     """
     if not path.is_file():
-        raise BatchError(f"in=batch:{path}: there is no such file; a JSON Lines file was expected")
+        raise BatchError(f"in=batch:{path}: no such file; expected a JSON Lines file")
     prompts = Prompts()
     try:
         lines = path.read_text().splitlines()
@@ -72,7 +72,7 @@ def read(path: Path) -> Prompts:
         if isinstance(text, str) and text:
             prompts.texts.append(text)
         else:
-            prompts.problems.append(f'{path}:{number}: {{"text": "..."}} was expected, not {line.strip()[:80]!r}')
+            prompts.problems.append(f'{path}:{number}: expected {{"text": "..."}}, not {line.strip()[:80]!r}')
     return prompts
 
 
@@ -86,7 +86,7 @@ def is_answered(path: Path) -> bool:
     with _output(path.with_name(OUTPUT)) as file:
         if missing := _missing(prompts.texts, file):
             return not missing
-    print(f"{path.with_name(OUTPUT)} has all {len(prompts.texts)} answers already", file=sys.stderr)
+    print(f"{path.with_name(OUTPUT)} already has all {len(prompts.texts)} answers", file=sys.stderr)
     return True
 
 
@@ -100,16 +100,16 @@ async def run_batch(
     concurrency: int,
     count: Callable[[str, str], int],
 ) -> int:
-    """Ask everything that has no answer yet; return the process's exit code.
+    """Ask every prompt that has no answer yet; return the process's exit code.
 
     Args:
         client: asks the frontend.
         path: the prompts.
         stopping: is set when the process is to end.
-        model: whom to ask (default: the first model that is served).
-        options: of each request.
-        concurrency: requests in progress at a time.
-        count: returns the tokens of a text for a model, without any template.
+        model: the model to ask (default: the first one that is served).
+        options: the options of each request.
+        concurrency: the number of requests in progress at a time.
+        count: returns the number of tokens of a text for a model, without a template.
 
     Raises:
         BatchError: the input or an earlier output cannot be used.
@@ -120,12 +120,15 @@ async def run_batch(
     with _output(path.with_name(OUTPUT)) as file:
         missing = _missing(prompts.texts, file)
         if done := len(prompts.texts) - len(missing):
-            print(f"{file.name} has {done} of {len(prompts.texts)} answers already", file=sys.stderr)
+            print(f"{file.name} already has {done} of {len(prompts.texts)} answers", file=sys.stderr)
         started = time.perf_counter()
         run = _Run(client, file, options, asyncio.Semaphore(concurrency), count)
         is_done = await until_stopped(stopping, run.ask_all(missing, model))
     if not is_done:
-        print(f"interrupted: {run.totals.num_answered} more are answered; run it again to go on", file=sys.stderr)
+        print(
+            f"interrupted after {run.totals.num_answered} more answers; run the same command to continue",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     print(_summary(run.totals, time.perf_counter() - started))
     failed = run.totals.num_failed + len(prompts.problems)
@@ -136,7 +139,7 @@ async def run_batch(
 
 @dataclass
 class _Run:
-    """Requests in progress, and the file that their answers go to."""
+    """The requests in progress, and the file for their answers."""
 
     client: ChatClient
     file: IO[str]
@@ -194,7 +197,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _output(path: Path) -> Iterator[IO[str]]:
-    """Open the output for this run alone."""
+    """Open the output, for this run only."""
     try:
         file = path.open("a+")
     except OSError as error:
@@ -208,7 +211,7 @@ def _output(path: Path) -> Iterator[IO[str]]:
 
 
 def _missing(texts: list[str], file: IO[str]) -> list[str]:
-    """Return the prompts that an earlier run did not answer; a line that it left half-written is cut off."""
+    """Return the prompts that an earlier run did not answer, and cut off a line that it left half-written."""
     file.seek(0)
     content = file.read()
     whole = content[: content.rfind("\n") + 1]
@@ -219,9 +222,11 @@ def _missing(texts: list[str], file: IO[str]) -> list[str]:
         try:
             answered[json.loads(line)["text"]] += 1
         except (ValueError, KeyError, TypeError) as error:
-            raise BatchError(f"{file.name}:{number} is no answer of an earlier run; move the file away") from error
+            raise BatchError(
+                f"{file.name}:{number} is not an answer from an earlier run; move the file away"
+            ) from error
     if answered - asked:
-        raise BatchError(f"{file.name} answers prompts that are not asked here; move it away")
+        raise BatchError(f"{file.name} has answers to prompts that are not in the input; move the file away")
     missing = []
     for text in texts:
         if answered[text]:

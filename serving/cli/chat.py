@@ -14,12 +14,12 @@ from serving.runtime.stopping import until_stopped
 from serving.runtime.threads import in_thread
 
 HELP = """\
-/help            this
+/help            show this list
 /system TEXT     start over, with a system message
 /clear           start over
 /retry           ask the last question again
 /quit            leave (also Ctrl-D, or Ctrl-C twice)
-Enter sends, Alt-Enter begins a new line, arrows find earlier questions. Ctrl-C stops an answer.\
+Enter sends, Alt-Enter starts a new line, the arrow keys recall earlier questions. Ctrl-C stops an answer.\
 """
 
 
@@ -38,14 +38,14 @@ class Conversation:
         self.messages.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """Add an answer; one without text takes its question back."""
+        """Add an answer; if it has no text, remove its question."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         else:
             self.messages.pop()
 
     def take_back(self) -> str:
-        """Remove the last question and what followed; return it."""
+        """Remove the last question and everything after it; return the question."""
         while self.messages:
             last = self.messages.pop()
             if last["role"] == "user":
@@ -54,13 +54,13 @@ class Conversation:
 
 
 async def chat(client: ChatClient, stopping: asyncio.Event, *, model: str = "", options: dict[str, Any]) -> None:
-    """Talk until the user leaves, or the process is asked to end.
+    """Talk until the user leaves or the process is asked to end.
 
     Args:
         client: asks the frontend.
         stopping: is set when the process is to end.
-        model: whom to talk to (default: the first model that is served).
-        options: of each request: temperature, max_tokens, ...
+        model: the model to talk to (default: the first one that is served).
+        options: the options of each request: temperature, max_tokens, ...
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     await until_stopped(stopping, _find_and_talk(client, model, options, is_terminal))
@@ -101,7 +101,7 @@ async def _talk(client: ChatClient, model: str, options: dict[str, Any], is_term
 
 
 def _obey(text: str, conversation: Conversation) -> str:
-    """Do what a command says; return the question to ask, if it comes to that."""
+    """Carry out a command; return a question to ask, /quit to leave, or nothing."""
     command, _, rest = text.partition(" ")
     match command:
         case "/quit" | "/exit":
@@ -124,7 +124,7 @@ def _obey(text: str, conversation: Conversation) -> str:
 async def _answer(
     client: ChatClient, model: str, conversation: Conversation, options: dict[str, Any], is_terminal: bool
 ) -> str:
-    """Print an answer as it comes; Ctrl-C ends it there. Return what came."""
+    """Print an answer as it arrives, until it ends or Ctrl-C stops it; return its text."""
     answer = Answer()
     task = asyncio.create_task(_print(client, answer, conversation.messages, model, options))
     loop = asyncio.get_running_loop()
@@ -163,7 +163,7 @@ def _figures(answer: Answer, note: str) -> str:
         if answer.num_tokens and answer.num_tokens > 1 and answer.last > answer.first:
             parts.append(f"{(answer.num_tokens - 1) / (answer.last - answer.first):.0f} tokens/s")
     if answer.finish_reason == "length":
-        parts.append("cut at the length limit")
+        parts.append("stopped at the length limit")
     return ", ".join(parts)
 
 
@@ -194,17 +194,17 @@ async def _terminal_lines() -> AsyncIterator[str]:
     is_leaving = False
     while True:
         try:
-            # SIGINT is ours while an answer runs; at the prompt Ctrl-C is a key.
+            # We handle SIGINT only while an answer is printed; at the prompt, Ctrl-C is a key.
             line = await session.prompt_async(handle_sigint=False)
         except EOFError:
             return
         except KeyboardInterrupt:
-            # One may be meant for the answer that has just ended.
+            # The first may be meant for the answer that has just ended.
             if is_leaving and not session.default_buffer.text:
                 return
             is_leaving = not session.default_buffer.text
             if is_leaving:
-                print("Ctrl-C again, or Ctrl-D, leaves.")
+                print("Press Ctrl-C again or Ctrl-D to leave.")
         else:
             is_leaving = False
             yield line

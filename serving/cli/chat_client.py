@@ -1,4 +1,4 @@
-"""A small client of an OpenAI frontend, for the ways in that ask by themselves: the terminal chat and the batch."""
+"""A small OpenAI client, for the ways in that ask questions: the terminal chat, standard input and the batch."""
 
 import asyncio
 import time
@@ -14,24 +14,24 @@ MAX_LINE = 1 << 24
 
 
 class AskError(Exception):
-    """A request that was not answered; the message says why."""
+    """A request was not answered; the message says why."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came so far."""
+    """What has arrived so far."""
 
     text: str = ""
     finish_reason: str = ""
     num_prompt: int | None = None
     num_tokens: int | None = None
-    """Tokens of the answer, where the engine counts them."""
+    """Tokens of the answer, if the engine counts them."""
     started: float = field(default_factory=time.perf_counter)
     first: float | None = None
     last: float | None = None
 
     def take(self, chunk: dict[str, Any]) -> str:
-        """Take in a chunk; return its text."""
+        """Add a chunk; return its text."""
         usage = chunk.get("usage") or {}
         self.num_prompt = usage.get("prompt_tokens", self.num_prompt)
         self.num_tokens = usage.get("completion_tokens", self.num_tokens)
@@ -47,14 +47,14 @@ class Answer:
 
 
 class ChatClient:
-    """Asks one frontend."""
+    """A client of one frontend."""
 
     def __init__(self, url: str, *, socket_path: str | None = None, api_key: str = "") -> None:
-        """Prepare to ask; close it in the end.
+        """Prepare to ask. The caller closes the client.
 
         Args:
-            url: the frontend's.
-            socket_path: a Unix socket to ask at instead of the URL's host.
+            url: the URL of the frontend.
+            socket_path: a Unix socket to connect to instead of the URL's host.
             api_key: sent as a bearer token, if there is one.
         """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -68,7 +68,7 @@ class ChatClient:
         await self._session.close()
 
     async def model(self, wanted: str = "") -> str:
-        """Wait until a model is served, the wanted one or else any; return its name."""
+        """Wait until the wanted model is served (any, if none is wanted); return its name."""
         while True:
             try:
                 async with self._session.get("/v1/models") as response:
@@ -80,12 +80,12 @@ class ChatClient:
             await asyncio.sleep(POLL_S)
 
     async def ask(self, answer: Answer, messages: list[dict[str, str]], **options: Any) -> AsyncIterator[str]:
-        """Ask, and give the answer's text piece by piece; leaving early ends the request.
+        """Ask, and yield the answer's text piece by piece; leaving early ends the request.
 
         Args:
-            answer: takes in what comes.
+            answer: collects what arrives.
             messages: the conversation.
-            options: other fields of the request; those without a value are left out.
+            options: other fields of the request; those that are None are left out.
 
         Raises:
             AskError: the request failed.

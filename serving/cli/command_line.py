@@ -1,4 +1,4 @@
-"""What every command line needs: standard streams, groups of flags, and one line for a wrong input."""
+"""What every command line needs: standard streams, groups of flags, and one-line error messages."""
 
 import os
 import sys
@@ -10,44 +10,44 @@ from foundation.settings import expected, kinds
 from foundation.text import one_line
 
 MAX_REASON = 4000
-"""Characters: a list of all settings that there are has room."""
+"""In characters: enough for a list of all settings."""
 
 
 def flat(title: str, order: int) -> Parameter:
-    """Let the fields of a dataclass be options of a command, in a group of its help."""
+    """Turn the fields of a dataclass into options of a command, in one group of its help."""
     return Parameter(name="*", group=Group(title, sort_key=order), negative_iterable=(), consume_multiple=False)
 
 
 def plain_default(value: Any) -> str | None:
-    """Show a default as it would be typed; one that only says that nothing is set is left out."""
+    """Show a default as it would be typed; leave out one that only means "not set"."""
     if value is None or value is False or value in ("", ()):
         return None
     return ", ".join(map(str, value)) if isinstance(value, tuple) else "on" if value is True else str(value)
 
 
 PLAIN_DEFAULTS = Parameter(show_default=plain_default)
-"""For an app: its help shows no values of Python."""
+"""For an app: its help shows no Python values."""
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where a standard stream was closed: a socket of ours would get its number, and children take it for it."""
+    """Open /dev/null for each closed standard stream: else a socket would get its number, and children would write to it."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (a number, for good)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (a file number, never closed)
 
 
 def version() -> str:
     """Return the installed version."""
-    from importlib import metadata  # a tenth of the start-up
+    from importlib import metadata  # takes a tenth of the start-up time
 
     return metadata.version("dynabench")
 
 
 def reason(error: Exception) -> str:
-    """Return in one line what was wrong with the input."""
+    """Return what was wrong with the input, in one line."""
     if isinstance(error, CoercionError) and error.argument is not None and error.token is not None:
         hint, token = error.argument.field_info.annotation, error.token
         if kinds(hint) <= {int, float, type(None)}:

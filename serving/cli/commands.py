@@ -1,4 +1,4 @@
-"""The command lines of serving: `python -m serving.frontend`, `python -m serving.mocker`."""
+"""The command lines of serving: `python -m serving.frontend`, `python -m serving.mocker` and the others."""
 
 import asyncio
 import contextlib
@@ -65,10 +65,10 @@ echo_app = App(name="serving.echo", version=version, help="An echo engine as a w
 openai_app = App(
     name="serving.openai",
     version=version,
-    help="An OpenAI server, such as vllm serve, as a worker. What stands after -- is added to the body of each request.",
+    help="An OpenAI server, such as vllm serve, as a worker. Fields after -- are added to the body of each request.",
 )
-router_app = App(name="serving.router_service", version=version, help="The router as a process of its own.")
-store_app = App(name="serving.kv_store", version=version, help="Memory for KV that all workers share.")
+router_app = App(name="serving.router_service", version=version, help="The router as its own process.")
+store_app = App(name="serving.kv_store", version=version, help="KV memory that all workers share.")
 
 
 @frontend_app.default
@@ -86,20 +86,20 @@ def frontend(
     Args:
         frontend: how to serve.
         router: settings of the router.
-        disaggregation: what becomes of a request where prefill and decode workers are apart.
+        disaggregation: how to use separate prefill and decode workers.
         runtime: how to find the workers.
-        interactive: talk to the first model that appears, in this terminal, until you leave.
+        interactive: chat in this terminal with the first model that appears.
         verbose: how much to log.
     """
     set_up(verbose, default="warn" if interactive else "info")
     frontend, router, disaggregation, network = _resolve(frontend, router, disaggregation, runtime or RuntimeConfig())
     if interactive and not frontend.http_port:
-        raise ValueError("--interactive needs a --http-port to ask at")
+        raise ValueError("--interactive needs an HTTP port (--http-port)")
 
     async def main(stopping: asyncio.Event) -> None:
         serving = asyncio.create_task(run_frontends(frontend, router, disaggregation, network, stopping))
         if interactive:
-            serving.add_done_callback(lambda _: stopping.set())  # there is nobody left to talk to
+            serving.add_done_callback(lambda _: stopping.set())  # nobody is left to talk to
             await _talk(frontend, stopping)
         await serving
 
@@ -107,7 +107,7 @@ def frontend(
 
 
 async def _talk(frontend: FrontendConfig, stopping: asyncio.Event) -> None:
-    """Talk to what a frontend serves, until the user leaves or the event is set; set it."""
+    """Talk to a frontend until the user leaves or the event is set; then set the event."""
     from serving.cli.chat import chat
 
     client = ChatClient(f"http://{frontend.http_host}:{frontend.http_port}", api_key=frontend.api_key)
@@ -140,12 +140,12 @@ def mocker(
         model: the same as --model-path.
         worker: what to serve, and where.
         engine: settings of the simulated engine.
-        timing: its step times.
-        transfer: how KV travels between workers that share requests.
-        lease: how long it waits.
+        timing: step times of the simulated engine.
+        transfer: how KV travels between prefill and decode workers.
+        lease: how long KV waits for a decode worker.
         runtime: how to be found.
-        num_workers: worker processes.
-        extra_engine_args: JSON file with settings of the simulated engine; flags win over it.
+        num_workers: number of worker processes.
+        extra_engine_args: JSON file with settings of the simulated engine; flags override it.
         verbose: how much to log.
     """
     set_up(verbose)
@@ -175,7 +175,7 @@ def engine_app(name: str) -> App:
     entry = ENGINES[name]
     engine_command = App(
         name=f"serving.{entry.command}",
-        help=f"A worker with {entry.description}. Arguments of the engine itself go after --.",
+        help=f"A worker with {entry.description}. Arguments for the engine itself go after --.",
     )
 
     @engine_command.default
@@ -197,9 +197,9 @@ def engine_app(name: str) -> App:
             worker: what to serve, and where.
             engine: how to run it.
             runtime: how to be found.
-            dry_run: print the exact call of the engine, and end.
+            dry_run: print the exact call of the engine and exit.
             verbose: how much to log.
-            arguments: what stood after --.
+            arguments: the words after --.
         """
         set_up(verbose)
         worker, engine, network, given = _resolve(worker, engine, runtime or RuntimeConfig(), arguments or [])
@@ -228,17 +228,17 @@ def openai(
     verbose: Verbosity = 0,
     arguments: Annotated[list[str] | None, Parameter(parse=False, show=False)] = None,
 ) -> None:
-    """Serve what an OpenAI server answers.
+    """Serve the model of an OpenAI server.
 
     Args:
-        url: where it is, as http://HOST:PORT; its key is taken from OPENAI_API_KEY.
+        url: address of the server, http://HOST:PORT; its API key is read from OPENAI_API_KEY.
         worker: what to serve, and where; --model-path is the tokenizer's.
-        engine: its KV block size (default: vLLM's, 16), and more fields of each request; the rest is for the server to know.
-        lease: for how long its KV connector was told to keep KV (kv_lease_duration).
+        engine: the server's KV block size (default: vLLM's, 16), and more fields for each request.
+        lease: how long the server's KV connector keeps KV (kv_lease_duration).
         runtime: how to be found.
-        dry_run: print the exact call of the engine, and end.
+        dry_run: print the exact call of the engine and exit.
         verbose: how much to log.
-        arguments: what stood after --.
+        arguments: the words after --.
     """
     set_up(verbose)
     made = OpenAiServer(url, worker, engine, flags_to_arguments(arguments or []), lease=lease)
@@ -261,7 +261,7 @@ def echo(
     """Serve an echo engine.
 
     Args:
-        kind: core (token ids, template included) or full (the last user message).
+        kind: what to echo: core (token ids, including the template) or full (the last user message).
         worker: what to serve, and where.
         runtime: how to be found.
         verbose: how much to log.
@@ -284,7 +284,7 @@ def router(
     """Route to workers on behalf of frontends.
 
     Args:
-        service: where to serve, and for whom.
+        service: where to serve, and for which workers.
         router: settings of the router.
         runtime: how to find the workers, and be found.
         verbose: how much to log.
@@ -309,8 +309,8 @@ def kv_store(
     """Keep chunks of KV for workers.
 
     Args:
-        store: how much, and where.
-        runtime: where to find the token that workers must know.
+        store: how much to keep, and where to listen.
+        runtime: where to find the cluster's token, which workers must know.
         verbose: how much to log.
     """
     set_up(verbose)
@@ -324,7 +324,7 @@ def kv_store(
 
 
 def _resolve(*given: Any) -> tuple[Any, ...]:
-    """Return the settings given as flags, or those of the process that started us."""
+    """Return the settings given as flags, or those that the parent process passed on."""
     text = os.environ.get(SETTINGS)
     if text is None:
         return given
@@ -333,10 +333,10 @@ def _resolve(*given: Any) -> tuple[Any, ...]:
 
 
 def engine_settings(path: Path, engine: EngineConfig, timing: TimingConfig) -> tuple[EngineConfig, TimingConfig]:
-    """Read settings of the simulated engine from a JSON file; what is not at its default already wins.
+    """Read settings of the simulated engine from a JSON file; settings that already differ from their defaults win.
 
     Raises:
-        ValueError: the file cannot be read, or holds something else.
+        ValueError: the file cannot be read, or its content is not valid.
     """
     values = read_arguments(path)
     names = {field.name for kind in (EngineConfig, TimingConfig) for field in dataclasses.fields(kind)}
@@ -355,7 +355,7 @@ async def run_copies(module: str, count: int, settings: list[Any], drain_s: floa
     """Run several processes of a module with the same settings, and restart those that end.
 
     Raises:
-        GroupError: one of them does not start.
+        GroupError: one of them did not start.
     """
     name = module.rpartition(".")[2]
     async with Processes(restart=True) as group:
@@ -366,7 +366,7 @@ async def run_copies(module: str, count: int, settings: list[Any], drain_s: floa
 
 
 def run_app(app: App, name: str) -> None:
-    """Run a command line; bad input is one line and exit code 2."""
+    """Run a command line; bad input ends in one line and exit code 2."""
     with failing_in_one_line(name):
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
         command(*bound.args, **bound.kwargs)
@@ -378,7 +378,7 @@ def run_engine(name: str) -> None:
 
 
 def run_with_arguments(app: App, name: str) -> None:
-    """Run a command line whose words after -- are not for us."""
+    """Run a command line that passes the words after -- on."""
     with failing_in_one_line(name):
         words, arguments = split_arguments(sys.argv[1:])
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
@@ -388,7 +388,7 @@ def run_with_arguments(app: App, name: str) -> None:
 
 
 def split_arguments(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words before -- and those behind it."""
+    """Return the words before -- and those after it."""
     if "--" not in words:
         return words, []
     place = words.index("--")
@@ -397,7 +397,7 @@ def split_arguments(words: list[str]) -> tuple[list[str], list[str]]:
 
 @contextlib.contextmanager
 def failing_in_one_line(name: str) -> Iterator[None]:
-    """End the process with one line and exit code 2 on bad input, and on what is not there."""
+    """End the process with one line and exit code 2 if the input is bad or something it needs is missing."""
     open_standard_streams()
     try:
         yield

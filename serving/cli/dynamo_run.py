@@ -1,4 +1,4 @@
-"""`dynamo-run in=... out=... [flags] [MODEL] [-- engine arguments]`: any way in, any engine."""
+"""`dynamo-run in=... out=... [flags] [MODEL] [-- engine arguments]`: any input, any engine."""
 
 import asyncio
 import dataclasses
@@ -62,19 +62,19 @@ NAME = "dynamo-run"
 USAGE = """\
 Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 
-  in=text         talk in the terminal (default in a terminal)
+  in=text         chat in the terminal (default in a terminal)
   in=stdin        one question from standard input (default in a pipe)
   in=http         OpenAI server
   in=batch:FILE   every prompt of a jsonl file
   in=dyn://NAME   worker on the network
-  in=none         an engine without input: a node that follows another
+  in=none         no input: the engine is a node that follows another
 
   out=mistralrs   default; llamacpp (default for GGUF), vllm, sglang, trtllm
   out=dyn         workers found on the network
   out=mocker      simulated engine
-  out=echo_core   echo in tokens; echo_full: echo of the last message
+  out=echo_core   echo the prompt's tokens; echo_full: echo the last message
   out=pystr:FILE  your own engine, in text; pytok:FILE: in tokens
-  out=http://...  an OpenAI server, as vllm serve
+  out=http://...  an OpenAI server such as vllm serve
 
   MODEL           folder, Hugging Face id or GGUF file (--model-path)
 
@@ -85,7 +85,7 @@ app = App(name=NAME, help="Serve a model.", usage=USAGE, default_parameter=PLAIN
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; bad input is one line and exit code 2."""
+    """Run the command line; bad input ends in one line and exit code 2."""
     with failing_in_one_line(NAME):
         words, engine_arguments = split_arguments(sys.argv[1:] if arguments is None else arguments)
         way_in, way_out, flags = split(words)
@@ -100,10 +100,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def split(words: list[str]) -> tuple[str, str, list[str]]:
-    """Take `in=` and `out=` off the front.
+    """Split `in=` and `out=` off the front.
 
     Raises:
-        UsageError: something else of that form is there.
+        UsageError: there is another NAME=VALUE, or one of them is given twice or too late.
     """
     found: dict[str, str] = {}
     rest = list(words)
@@ -116,7 +116,7 @@ def split(words: list[str]) -> tuple[str, str, list[str]]:
         found[key] = value
         rest.pop(0)
     if late := [word for word in rest if word.startswith(("in=", "out="))]:
-        raise UsageError(f"{late[0]} comes too late: in= and out= stand before everything else")
+        raise UsageError(f"{late[0]} comes too late: in= and out= must come first")
     return found.get("in", ""), found.get("out", ""), rest
 
 
@@ -143,19 +143,19 @@ def launch(
 
     Args:
         model: the same as --model-path.
-        served: which model.
-        launcher: to whom.
-        frontend: how to serve it over HTTP; a worker (in=dyn://) has the migration limit and the drain of it.
+        served: the model.
+        launcher: settings of the input.
+        frontend: how to serve over HTTP; a worker (in=dyn://) uses only its migration limit and its drain time.
         router: settings of the router.
         engine: how the engine runs the model.
-        disaggregation: what becomes of a request where prefill and decode workers are apart.
-        transfer: how KV gets from one simulated engine to another.
+        disaggregation: how to use separate prefill and decode workers.
+        transfer: how KV travels between simulated engines.
         runtime: how processes find and reach each other.
-        dry_run: print the exact call of the engine, and end.
+        dry_run: print the exact call of the engine and exit.
         verbose: how much to log.
-        way_in: what stands after in=.
-        way_out: what stands after out=.
-        engine_arguments: what stands after --.
+        way_in: the text after in=.
+        way_out: the text after out=.
+        engine_arguments: the words after --.
     """
     asks = read_way_in(way_in or ("text" if sys.stdin.isatty() else "stdin"))
     set_up(verbose, default="warn" if isinstance(asks, Text | Stdin | Batch) else "info")
@@ -181,7 +181,7 @@ def launch(
     _warn_of_what_has_no_effect(launcher)
     made = make(job)
     if dry_run:
-        print(*(made.calls if made is not None else [f"out={answers}: no engine is made here"]), sep="\n")
+        print(*(made.calls if made is not None else [f"out={answers}: no engine runs in this process"]), sep="\n")
         return
     if isinstance(asks, Batch) and is_answered(asks.file):
         return
@@ -191,7 +191,7 @@ def launch(
 
 
 def default_engine(model_path: str) -> str:
-    """Return the engine for a model where none is named: llama.cpp for GGUF files, if it is installed; else mistral.rs."""
+    """Return the default engine for a model: llama.cpp for GGUF files if it is installed, else mistral.rs."""
     has_llama = importlib.util.find_spec(ENGINES["llamacpp"].package) is not None
     name = "llamacpp" if model_path.endswith(".gguf") and has_llama else "mistralrs"
     log.info("using the default engine, out=%s", name)
@@ -201,10 +201,10 @@ def default_engine(model_path: str) -> str:
 def _fitting(
     asks: WayIn, answers: WayOut, frontend: FrontendConfig, router: RouterConfig
 ) -> tuple[FrontendConfig, RouterConfig]:
-    """Return the settings with what the ways in and out decide."""
+    """Return the settings, adjusted to the ways in and out."""
     if isinstance(answers, Remote) and answers.address:
         frontend = dataclasses.replace(frontend, namespace=EndpointAddress.parse(answers.address).namespace)
-    if isinstance(asks, Batch):  # it keeps to --batch-concurrency and wants every answer
+    if isinstance(asks, Batch):  # a batch limits itself to --batch-concurrency and needs every answer
         router = dataclasses.replace(router, max_queue_depth=None)
     return frontend, router
 

@@ -1,4 +1,4 @@
-"""What `dynamo-run` was asked to do: checked as a whole, and the engine that it takes."""
+"""A job for `dynamo-run`: check it as a whole, and make its engine."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -45,11 +45,11 @@ from serving.worker.registry import make_engine, refuse_role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskConfig:
-    """What only `dynamo-run` has."""
+    """Settings that only `dynamo-run` has."""
 
     role: Role = "aggregated"
-    """in=dyn://: what the worker does with a request: all of it; compute its prompt, whose KV a decode worker reads; say its
-    answer."""
+    """in=dyn://: what the worker does with a request: everything (aggregated), only the prompt (prefill), or only the answer
+    (decode)."""
 
     kv_gpu_cache_usage_weight: float | None = None
     """Accepted because guides before August 2025 use it; has no effect."""
@@ -61,13 +61,13 @@ class AskConfig:
     """in=text, stdin, batch: sampling temperature of the answers."""
 
     max_tokens: Count | None = None
-    """in=text, stdin, batch: longest answer (default: what the context leaves)."""
+    """in=text, stdin, batch: maximum tokens of an answer (default: what fits in the context)."""
 
     batch_concurrency: Count = 64
-    """in=batch: requests in progress at a time."""
+    """in=batch: number of requests in progress at a time."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Reject invalid values."""
         check(self)
 
 
@@ -94,12 +94,12 @@ class Job:
 
     @property
     def asks_itself(self) -> bool:
-        """Whether the way in asks questions of its own."""
+        """Whether this process asks the questions."""
         return isinstance(self.way_in, Text | Stdin | Batch)
 
     @property
     def worker(self) -> WorkerConfig:
-        """Settings of the worker that the engine is."""
+        """Settings of the worker that runs the engine."""
         return WorkerConfig(
             **dataclasses.asdict(self.model),
             endpoint=self.way_in.address if isinstance(self.way_in, Endpoint) else "dyn://",
@@ -110,15 +110,15 @@ class Job:
 
     @property
     def default_name(self) -> str:
-        """What a model without a path or name is called."""
+        """The name of a model that has no path or name."""
         return Path(self.way_out.file).stem if isinstance(self.way_out, OwnFile) else "mock"
 
 
 def make(job: Job) -> Engine | None:
-    """Make the engine of a job, if it has one of its own; nothing is loaded yet.
+    """Make the engine of a job, if it has one; nothing is loaded yet.
 
     Raises:
-        ValueError: the settings do not fit it.
+        ValueError: the settings do not fit the engine.
     """
     match job.way_out:
         case Remote():
@@ -149,15 +149,13 @@ def _simulated(model_run: ModelRunConfig) -> tuple[EngineConfig, TimingConfig]:
 
 
 def check_job(job: Job) -> None:
-    """Refuse what does not fit together.
+    """Check that the settings fit together.
 
     Raises:
-        UsageError: something does not.
+        UsageError: they do not.
     """
     if job.launcher.role != "aggregated" and not isinstance(job.way_in, Endpoint | NoInput):
-        raise UsageError(
-            f"--role {job.launcher.role} is for workers on the network (in=dyn://): this engine is asked by nobody else"
-        )
+        raise UsageError(f"--role {job.launcher.role} is for workers on the network (in=dyn://)")
     is_apart = job.launcher.role != "aggregated"
     if not (isinstance(job.way_out, Mocked) and is_apart):
         for name in changed(job.transfer):
@@ -184,23 +182,23 @@ def check_job(job: Job) -> None:
             if kind == "full" and not (job.model.model_path or job.model.model_name):
                 raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
     if job.frontend.http_workers != 1 and not (isinstance(job.way_in, Http) and job.is_remote):
-        raise UsageError("--http-workers is for in=http out=dyn: the engine of an all-in-one server is in its process")
+        raise UsageError("--http-workers is for in=http out=dyn: an all-in-one server is a single process")
 
 
 def _check_frontend(job: Job) -> None:
-    """Refuse what is for workers where there is none."""
+    """Reject settings for workers if the job has none."""
     if isinstance(job.way_in, Endpoint):
-        raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine, as out=mocker")
+        raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine such as out=mocker")
     if isinstance(job.way_in, NoInput):
-        raise UsageError(f"in=none runs an engine without input; out={job.way_out} has none")
+        raise UsageError(f"in=none runs an engine without input; out={job.way_out} has no engine")
     given = [name for name in changed(job.model) if name in ("context_length", "model_config")]
     for name in (*given, *changed(job.model_run)):
         raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
 
 
 def _refuse_model_run(job: Job, *used: str) -> None:
-    """Refuse the flags of engines that run models, but for those used."""
+    """Reject flags for engines that run models, except for those used."""
     for name in changed(job.model_run):
         if name not in used:
             flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} is for engines that run models; out={job.way_out} has no use for it")
+            raise UsageError(f"--{flag} is for engines that run models; out={job.way_out} does not use it")

@@ -1,4 +1,4 @@
-"""The ways of `dynamo-run`: what asks (`in=`), and what answers (`out=`)."""
+"""The ways in and out of `dynamo-run`: what asks (`in=`) and what answers (`out=`)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ OwnKind: TypeAlias = Literal["pystr", "pytok"]
 
 
 class UsageError(ValueError):
-    """Arguments that do not fit together."""
+    """The arguments are invalid or do not fit together."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class NoInput:
-    """Nobody: the engine is a node that follows another."""
+    """No input: the engine is a node that follows another."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Remote:
     """Workers found on the network."""
 
     address: str = ""
-    """Only those of its namespace (none: all)."""
+    """Only workers of its namespace (empty: all)."""
 
     def __str__(self) -> str:
         return self.address or "dyn"
@@ -68,7 +68,7 @@ class Mocked:
 
 @dataclass(frozen=True)
 class Echoed:
-    """An echo of the prompt (core: of its tokens, template included; full: of the last message)."""
+    """An echo (core: of the prompt's tokens, including the template; full: of the last message)."""
 
     kind: Literal["core", "full"]
 
@@ -78,7 +78,7 @@ class Echoed:
 
 @dataclass(frozen=True)
 class OwnFile:
-    """An engine of the user's own, in text (pystr) or in token ids (pytok)."""
+    """The user's own engine, which works on text (pystr) or token ids (pytok)."""
 
     kind: OwnKind
     file: str
@@ -89,7 +89,7 @@ class OwnFile:
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI server, as `vllm serve`."""
+    """An OpenAI server such as `vllm serve`."""
 
     url: str
 
@@ -122,7 +122,7 @@ _OWN_KINDS: dict[str, OwnKind] = {"pystr": "pystr", "pytok": "pytok"}
 
 
 def read_way_in(text: str) -> WayIn:
-    """Read what stands after `in=`.
+    """Read the text after `in=`.
 
     Raises:
         UsageError: there is no such way.
@@ -139,7 +139,7 @@ def read_way_in(text: str) -> WayIn:
 
 
 def read_way_out(text: str) -> WayOut:
-    """Read what stands after `out=`.
+    """Read the text after `out=`.
 
     Raises:
         UsageError: there is no such way, or its file is missing.

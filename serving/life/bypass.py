@@ -1,4 +1,4 @@
-"""Conditional disaggregation: when a decode worker computes a prompt itself, and which room a transfer meets in."""
+"""Conditional disaggregation: when a decode worker computes a prompt itself, and in which room a transfer meets."""
 
 from serving.life.config import DisaggregationConfig
 
@@ -6,7 +6,7 @@ MAX_ROOM = (1 << 63) - 1
 
 
 def is_short(num_tokens: int, num_cached: int, config: DisaggregationConfig) -> bool:
-    """Tell whether little of a prompt is left to compute behind what the decode worker has cached (isl_bounding)."""
+    """Return whether little of a prompt is left to compute after what the decode worker has cached (isl_bounding)."""
     missing = num_tokens - num_cached
     return missing < config.bypass_max_tokens and missing < config.bypass_max_ratio * num_tokens
 
@@ -23,9 +23,9 @@ def bypasses(
 
     Args:
         config: the policy.
-        num_tokens: of the prompt.
-        num_cached: those that the best decode worker has cached.
-        prefill_tokens: what the prefill worker that would be chosen still has to compute, without this request.
+        num_tokens: tokens of the prompt.
+        num_cached: tokens that the best decode worker has cached.
+        prefill_tokens: tokens that the prefill worker that would be chosen still has to compute, without this request.
         decode_usage: share of that decode worker's blocks in use, with this request (None: not known, so busy).
     """
     policy = config.conditional_disagg
@@ -41,7 +41,7 @@ def bypasses(
 def room(draw: int, *, rank: int | None = None, dp_size: int = 1) -> int:
     """Return the number of the room in which both sides of a transfer meet, from a random draw in [0, 2^63).
 
-    It is congruent to the prefill worker's data-parallel rank, if that is known, so that it leads there (SGLang).
+    If the prefill worker's data-parallel rank is known, the number is congruent to it, so that it leads there (SGLang).
     """
     if rank is None:
         return draw

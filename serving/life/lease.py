@@ -13,12 +13,12 @@ class LeaseConfig:
     """Settings of the lease under which a prefill worker keeps a prompt's KV."""
 
     kv_lease_duration_s: Annotated[float, Meta(gt=0, le=1e9)] = 30.0
-    """How long a prefill worker keeps a prompt's KV for a decode worker that does not ask for it (s)."""
+    """How long a prefill worker keeps a prompt's KV for a decode worker that has not asked for it (s)."""
 
     kv_lease_renewal: bool = True
-    """Decode workers renew leases for requests that wait there, by two thirds of their duration every sixth of it; older
-    vLLM had one time limit of 480 s and no renewal."""
+    """Decode workers renew the leases of requests that wait: every sixth of the duration, by two thirds of it. Older vLLM
+    had one time limit of 480 s and no renewal."""
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Reject invalid values."""
         check(self)

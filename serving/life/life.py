@@ -1,19 +1,19 @@
-"""What becomes of a request, stage by stage. A core: it decides; the frontend, and the simulator, act.
+"""What happens to a request, stage by stage. A core: it decides; the frontend and the simulator act.
 
     next_stage --+-- prefill ---- ended well: its KV waits there to be read ---+-- decode ---- ended well ---- Finished
                  |                                                             |
                  +-- pinned, bypassed, no prefill workers, or prefill failed --+
 
-How the end of a call is read:
+What follows the end of a call:
 
     how the call ended                          what follows
     without an error, or with all its tokens    the next stage, or Finished
-    draining, unknown, overloaded               PlaceAgain in the same stage, 8 times at most in all: it was never begun
-    lost                                        PlaceAgain, all over again, as often as the migration limit says
-    unavailable, within 30 s of one of these    PlaceAgain after a pause: a router that has nobody to pass it on to
-    anything else                               Refused; in prefill, with prefill_fallback, decode
+    draining, unknown, overloaded               PlaceAgain in the same stage, at most 8 times in all: it never started
+    lost                                        PlaceAgain from the start, as often as the migration limit allows
+    unavailable, within 30 s of one of these    PlaceAgain after a pause: a router has no instance to pass it on to
+    anything else                               Refused; in prefill with prefill_fallback: decode
 
-After each `PlaceAgain` but that after a pause, the request may look for an instance for 30 s.
+After each `PlaceAgain` without a pause, the request may look for an instance for 30 s.
 """
 
 from dataclasses import dataclass, field
@@ -24,25 +24,25 @@ from serving.life.config import DisaggregationConfig
 Stage = Literal["prefill", "decode"]
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
-"""Ends of calls that were never begun: they go elsewhere without counting as a migration."""
+"""Ends of calls that never started: the request goes elsewhere, which does not count as a migration."""
 
 MAX_REFUSALS = 8
 PATIENCE_S = 30.0
-"""How long a request that lost its instance waits for another to appear, or for that one to be started again."""
+"""How long a request that lost its instance waits for another to appear, or for that one to restart."""
 
 RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is whole."""
+    """The answer is complete."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceAgain:
-    """What remains is to be placed, after a pause; ask for its stage."""
+    """The rest of the request must be placed, after a pause; ask `next_stage` for its stage."""
 
     after_s: float = 0.0
 
@@ -57,18 +57,18 @@ class Refused:
 
 @dataclass(slots=True)
 class Life:
-    """What one choice of an answer may still do, and where it has failed."""
+    """What one choice of an answer may still try, and where it has failed."""
 
     limit: int
-    """How often it may lose an instance and go on at another."""
+    """How often it may lose an instance and continue on another."""
 
     is_pinned: bool = False
-    """Whether its client named an instance: it goes nowhere else."""
+    """Whether its client named an instance: it never goes elsewhere."""
 
     config: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009 (frozen)
 
     stage: Stage = "decode"
-    """Where it is, or was last."""
+    """The stage that it is in, or was in last."""
 
     is_prefilled: bool = False
     """Whether the KV of its prompt waits at a prefill worker."""
@@ -79,18 +79,18 @@ class Life:
 
     waits_until: float = 0.0
     _num_refusals: int = 0
-    _is_local: bool = False  # no prefill worker is asked any more
+    _is_local: bool = False  # no prefill worker is asked again
 
     def next_stage(self, *, has_prefill: bool = False, bypasses: bool = False) -> Stage | Refused:
-        """Return what it is to be placed for now; if that is refused, it may be asked again while the request may wait.
+        """Return the stage to place it for now; if that is refused, ask again while the request may wait.
 
         Args:
             has_prefill: whether there are prefill workers.
-            bypasses: whether a decode worker is to compute the prompt nevertheless (see `bypass`).
+            bypasses: whether a decode worker should compute the prompt anyway (see `bypass`).
         """
         needs_prefill = not (self.is_prefilled or self._is_local or bypasses or self.is_pinned)
         if needs_prefill and not has_prefill and self.config.enforce_disagg:
-            return Refused("no prefill worker is there, and enforce_disagg is on", "unavailable")
+            return Refused("there is no prefill worker, and enforce_disagg is on", "unavailable")
         self.stage = "prefill" if needs_prefill and has_prefill else "decode"
         return self.stage
 
@@ -108,10 +108,10 @@ class Life:
 
         Args:
             message: what went wrong.
-            kind: that of a `CallError`, empty if nothing did.
-            instance_id: who was called.
-            stage: what for, where both workers of a request were called at once (default: the stage it is in).
-            is_full: whether it has given as many tokens as the request may have.
+            kind: the kind of the `CallError`, empty if nothing went wrong.
+            instance_id: the instance that was called.
+            stage: the call's stage, if both workers of a request were called at once (default: the stage it is in).
+            is_full: whether it has produced as many tokens as the request may have.
             now: the time.
         """
         is_prefill = (stage or self.stage) == "prefill"
@@ -120,7 +120,7 @@ class Life:
             self.waits_until = now + PATIENCE_S
             return PlaceAgain()
         if not kind:
-            return Finished("stop")  # an engine that ends without saying why is done
+            return Finished("stop")  # an engine that ends without a reason is done
         if is_full and not is_prefill:
             return Finished("length")  # lost between its last token and its end
         if kind == "unavailable" and now < self.waits_until:
@@ -139,7 +139,7 @@ class Life:
         return PlaceAgain()
 
     def may_wait(self, now: float) -> bool:
-        """Return whether a request that nobody takes may go on looking for an instance."""
+        """Return whether a request that no instance accepts may keep looking for one."""
         return now <= self.waits_until
 
     def _reason(self, message: str, kind: str) -> str:
