@@ -42,8 +42,8 @@ def distances(found: ArmFidelity) -> str:
     text = f"Distance between the distributions: {', '.join(parts)}." if parts else ""
     if found.speed:
         text += (
-            f" Compared to the calibration, the real engine took {1 / found.speed.prefill - 1:+.1%} for the same batches with prefill"
-            f" and {1 / found.speed.decode - 1:+.1%} for those without."
+            f" Compared to the calibration, the same batches took {1 / found.speed.prefill - 1:+.1%} time on the real engine with "
+            f"prefill and {1 / found.speed.decode - 1:+.1%} without."
         )
     return text
 

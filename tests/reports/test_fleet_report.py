@@ -213,23 +213,24 @@ def still(gpu_h):
         ),
         (
             {"static": (still(1.0), 0.9), "hpa": (arm(2.0), 0.8)},
-            "No arm keeps the limits; static has the most within them, 90.0%, in 1.00 GPU-hours.",
+            "No arm keeps the limits; static comes closest, with 90.0% of the requests within the limits, in 1.00 GPU-hours.",
         ),
         (
             {"hpa": (arm(2.0, needed=1.5), 0.97)},
-            "hpa keeps the limits, in 2.00 GPU-hours; as many GPUs as it had at most, all the time, would take 6.00. The fewest "
-            "workers that keep the limits in each part (for 98.0% of the requests, that is possible) would take 1.50; as many as the busiest part needs, all the time, 3.00.",
+            "hpa keeps the limits, in 2.00 GPU-hours; running its peak number of GPUs all the time would take 6.00. The fewest "
+            "workers that meet the limits in each part (which is possible for 98.0% of the requests) would take 1.50; running as many as the "
+            "busiest part needs all the time would take 3.00.",
         ),
         (
             {"static": (still(4.0), 0.99), "hpa": (arm(2.0, needed=1.5, steady=1.8), 0.97)},
             "hpa keeps the limits with the fewest GPU-hours: 2.00; static takes 4.00 (+100%), with 99.0% of the requests within "
-            "the limits. The fewest workers that keep the limits in each part (for 98.0% of the requests, that is possible) would take 1.50; as "
-            "many as the busiest part needs, all the time, 1.80: less than this planner.",
+            "the limits. The fewest workers that meet the limits in each part (which is possible for 98.0% of the requests) would take 1.50; "
+            "running as many as the busiest part needs all the time would take 1.80, less than this planner.",
         ),
         (
             {"hpa": (arm(2.0), 0.9)},
-            "hpa has 90.0% of the requests within the limits, in 2.00 GPU-hours; as many GPUs as it had at most, all the "
-            "time, would take 6.00.",
+            "hpa has 90.0% of the requests within the limits, in 2.00 GPU-hours; running its peak number of GPUs all "
+            "the time would take 6.00.",
         ),
         ({}, ""),
     ],
@@ -243,18 +244,14 @@ def test_limits_of_a_run_are_kept_if_they_are_met():
     runs = [standing(), planned()]  # 30 of 100 have a TTFT of 3 s
     within = summarize(runs, [slo.parse("ttft.p50 <= 2s")]).verdict
     assert "static meets every limit with the fewest GPU-hours: 0.11." in within
-    assert (
-        "No arm meets every limit; static has the most within them"
-        in summarize(runs, [slo.parse("ttft.p90 <= 2s")]).verdict
-    )
+    assert "No arm meets every limit; static comes closest" in summarize(runs, [slo.parse("ttft.p90 <= 2s")]).verdict
     assert "GPU-hours" not in summarize(runs).verdict
 
 
 def test_the_verdict_of_a_comparison_ends_with_it():
     summary = summarize([standing(), planned()], LIMITS)
     assert (
-        "No arm keeps the limits for at least 95% of the requests; static has the most within them, 70.0%"
-        in summary.verdict
+        "No arm meets the limits for at least 95% of the requests; static comes closest, with 70.0%" in summary.verdict
     )
     assert summary.formulas["gpu_h"] == fleet_figures.FORMULAS["gpu_h"]
 

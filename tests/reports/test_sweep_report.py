@@ -268,7 +268,7 @@ def test_what_is_limited_has_an_interval_over_repeats(tmp_path):
     whole = Outcome(LIMIT, "met", value=0.0597, margin=0.005).over_repeats(ALONE)
     assert whole.interval == pytest.approx((0.0597 - 0.002484, 0.0597 + 0.002484), abs=1e-6)  # 4.303 * 1 ms / sqrt(3)
     assert whole.is_open
-    assert str(whole) == "met by 0.5% (59.7 ms [57.22, 62.18], which holds the limit)"
+    assert str(whole) == "met by 0.5% (59.7 ms [57.22, 62.18], which includes the limit)"
     points = [point("a", 0.1, outcomes=[whole])]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
     assert found.rows[0][1:3] == ["met by 0.5%~", "59.70 [57.22, 62.18]"]
