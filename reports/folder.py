@@ -404,7 +404,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         arms=list(summary.arms),
         title=experiment["title"],
         subtitle=experiment["subtitle"],
-        head=page.head(experiment),
+        head=headline.head(experiment),
         alerts=headline.alerts(summary),
         verdict=" ".join(filter(None, verdict)),
         remarks=[

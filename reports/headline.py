@@ -1,6 +1,7 @@
 """The text above the tables: what was run, what is wrong with it, and which limits are met."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from reports.cells import milliseconds, number, share
@@ -11,7 +12,7 @@ from reports.summary import Summary
 
 def heading(manifest: dict[str, Any]) -> list[str]:
     """Say what was run: the workload, the deployment, the step times, and how far off they may be."""
-    said = manifest.get("head") or {}
+    said = head(manifest)
     layout = "; ".join(f"{name}: {said[name]}" for name in ("Layout", "Chunk") if name in said)
     return [
         f"{manifest['title']}: {manifest['subtitle']}.",
@@ -19,6 +20,17 @@ def heading(manifest: dict[str, Any]) -> list[str]:
         step_times(manifest).strip(),
         *(f"{name}: {said[name]}." for name in ("KV tiers", "Cut trace", "Model error") if name in said),
     ]
+
+
+def head(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the workload and deployment of all arms; older folders have the step times only."""
+    found: dict[str, list[str]] = {}
+    for source in (manifest.get("sources") or {"": manifest}).values():
+        known = source.get("head") or {"Step times": source.get("step_times")}
+        for name, text in known.items():
+            found.setdefault(name, []).append(text)
+    said = {name: " or ".join(dict.fromkeys(filter(None, texts))) for name, texts in found.items()}
+    return {name: text for name, text in said.items() if text}
 
 
 def step_times(manifest: dict[str, Any]) -> str:

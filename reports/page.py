@@ -1,7 +1,7 @@
 """The page: one self-contained HTML file."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +60,3 @@ def word(cell: str) -> str:
 def intact(cell: str) -> str:
     """Keep an interval on one line with the sign after it."""
     return _INTERVAL.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), cell)
-
-
-def head(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the workload and deployment of all arms; older folders have the step times only."""
-    found: dict[str, list[str]] = {}
-    for source in (manifest.get("sources") or {"": manifest}).values():
-        known = source.get("head") or {"Step times": source.get("step_times")}
-        for name, text in known.items():
-            found.setdefault(name, []).append(text)
-    said = {name: " or ".join(dict.fromkeys(filter(None, texts))) for name, texts in found.items()}
-    return {name: text for name, text in said.items() if text}

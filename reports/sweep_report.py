@@ -9,7 +9,7 @@ import msgspec
 
 from foundation.files import replace_text
 from foundation.text import one_line
-from reports import fleet_figures, page, sweep_table, tiers
+from reports import fleet_figures, headline, page, sweep_table, tiers
 from reports.charts import drawing
 from reports.charts import sweep as charts
 from reports.charts import tiers as tier_charts
@@ -66,7 +66,7 @@ def _write(
         arms=list(sweep.lines),
         title=manifest["title"],
         subtitle=manifest["subtitle"],
-        head=page.head(manifest),
+        head=headline.head(manifest),
         alerts=[],
         verdict=summary.verdict,
         points=shown[0],

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from reports import folder
+from reports import folder, headline
 from reports.folder import ReportError
 from reports.pools import PoolUse, Use
 from reports.records import COLUMNS
@@ -151,6 +151,15 @@ def test_folders_of_two_versions_are_compared_and_written_as_one(tmp_path):
     assert [one.arm for one in runs] == [
         "version_2/round-robin", "version_2/kv", "again/round-robin", "again/kv",
     ]  # fmt: skip
+
+
+def test_a_comparison_names_the_layouts_and_chunks_of_all_its_folders(tmp_path):
+    whole, runs = folder.read(BEFORE)
+    for name, chunk in (("a", "512 tokens"), ("b", "8,192 tokens")):
+        said = {"head": {"Layout": "2 workers", "Chunk": chunk}}
+        folder.write(tmp_path / name, whole | {"schema": folder.SCHEMA} | said, runs)
+    manifest, _ = folder.combine([tmp_path / "a", tmp_path / "b"])
+    assert "Layout: 2 workers; Chunk: 512 tokens or 8,192 tokens." in headline.heading(manifest)
 
 
 def test_a_comparison_names_the_step_times_of_each_folder_only_where_they_differ(tmp_path):
