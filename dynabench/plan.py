@@ -23,22 +23,23 @@ class ClientConfig:
     """What `dynabench run` measures, and how it sends requests."""
 
     url: str | None = None
-    """Measure this OpenAI endpoint (http://host:port) instead of a stack of our own."""
+    """Measure this OpenAI endpoint (http://host:port) instead of starting a stack."""
 
     prompts: Literal["tokens", "text", "chat"] = "tokens"
     """Send token ids; text, the workload's own or about as many words; or the same as chat messages (for endpoints without /v1/completions)."""
 
     clients: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Processes that send requests, sharing one schedule, for rates that one cannot reach."""
+    """Processes that send requests from one schedule; more than one reach higher rates."""
 
     warmup_requests: Whole | None = None
-    """Requests of the workload's lengths, with prompts of their own, that are sent before a run and left out of it (default: 8 for each worker that runs a model, as the first of a size take longer there; else none)."""
+    """Requests sent before a run and left out of its figures, with the workload's lengths and other prompts (default: 8
+    for each worker that runs a model, because the first of each size take longer there; else none)."""
 
     timeout_s: Positive = 600.0
     """Time after which a request counts as failed (s)."""
 
     max_failed_share: Share = MAX_FAILED_SHARE
-    """Share of the requests that may fail; with more a run is not valid, and the exit code is 1."""
+    """Share of the requests that may fail; beyond it the run is not valid, and the exit code is 1."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""

@@ -18,8 +18,8 @@ class EngineConfig(OffloadConfig):
     """Tokens in a KV block."""
 
     num_gpu_blocks: Annotated[int, Meta(ge=2)] | None = None
-    """KV blocks of one engine, counted as vLLM counts them, one being the null block that is never used (default: as many
-    as --model leaves room for on --gpu, else 16384)."""
+    """KV blocks of one engine, counted as in vLLM: one is the null block, which is never used (default: as many as fit
+    on --gpu beside --model, else 16384)."""
 
     max_num_seqs: Count = 256
     """Sequences that may run at once."""
@@ -43,8 +43,8 @@ class EngineConfig(OffloadConfig):
     """Order of admission and, reversed, of preemption."""
 
     async_scheduling: bool | None = None
-    """Schedule a step while the one before it runs, as vLLM does: host work hides behind the GPU's, and what a step
-    brings is known one step later (default: as the engine did that --timing-file was measured on, else on)."""
+    """Schedule a step while the one before it runs, as vLLM does: host work overlaps with the GPU's, and the result of
+    a step is known one step later (default: as on the engine that --timing-file was measured on, else on)."""
 
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Share of the blocks kept free when a sequence is admitted while others run."""
@@ -59,17 +59,19 @@ class EngineConfig(OffloadConfig):
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
     kv_role: Literal["kv_producer", "kv_consumer"] | None = None
-    """Part in disaggregation: computes prompts whose KV other engines read, or reads it (none: neither)."""
+    """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it (none:
+    neither)."""
 
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
-    """What becomes of a request whose KV could not be read: it fails, or the rest of its prompt is computed here."""
+    """What happens to a request whose KV could not be read: it fails, or this engine computes the rest of its
+    prompt."""
 
     kv_transfer_config: str | dict[str, Any] | None = None
     """Host memory as in vLLM's --kv-transfer-config, as JSON; it fills in the settings of host memory that are left at their
     defaults."""
 
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""
+    """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses between them."""
 
     @property
     def is_async(self) -> bool:

@@ -16,10 +16,11 @@ class LoadConfig:
     """How the workload is sent."""
 
     concurrency: Count | None = None
-    """Closed loop: keep this many requests in flight and leave arrival times aside (think times stay)."""
+    """Closed loop: keep this many requests in flight and ignore arrival times (think times stay)."""
 
     max_concurrency: Count | None = None
-    """Open loop with a limit: a request whose time has come waits while this many are in flight; the wait counts."""
+    """Open loop with a limit: a request that is due waits while this many are in flight, and its times include the
+    wait."""
 
     session_concurrency: Count | None = None
     """Closed loop over sessions: keep this many in progress; a session's turns follow each other."""

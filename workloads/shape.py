@@ -21,7 +21,7 @@ class ShapeConfig:
     """Let requests arrive this many times as fast."""
 
     start_s: NotNegative = 0.0
-    """Leave out what arrives before this time of the trace (s)."""
+    """Leave out requests that arrive before this time of the trace (s)."""
 
     duration_s: Positive | None = None
     """Keep this much of the trace from there on (s of the trace, before scaling)."""
@@ -36,7 +36,8 @@ class ShapeConfig:
     """Spread requests with equal time stamps evenly until the next time stamp (for traces with coarse clocks)."""
 
     thin: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """Keep this share of the sessions, whole (of requests with a rare prefix in common, where the trace names none)."""
+    """Keep this share of the sessions, each of them whole (if the trace names no sessions: of the groups of requests
+    that share a rare prefix)."""
 
     isl_scale: Positive = 1.0
     """Make prompts this many times as long; what they share stays shared."""
@@ -45,10 +46,12 @@ class ShapeConfig:
     """Make outputs this many times as long."""
 
     ends: Ends | None = None
-    """How answers end: by `length`, which is forced as load generators do, or by `stop`, as the model says EOS (default: as the workload says; traces: length)."""
+    """How answers end: `length` forces the planned length, as load generators do; `stop` ends them with the model's EOS
+    (default: the workload's; traces: length)."""
 
     arrival: Process | None = None
-    """Give requests (first ones of sessions) new arrival times from this process, of --rate (none: the trace's times)."""
+    """Draw new arrival times for requests, or for the first of each session, from this process at --rate (none: keep
+    the trace's times)."""
 
     rate: Positive | None = None
     """Arrivals per second (default: the trace's mean rate)."""
@@ -57,7 +60,8 @@ class ShapeConfig:
     """Shape of gamma arrivals: 1 is Poisson, less is burstier."""
 
     rate_profile: Profile = "flat"
-    """How the rate goes with time: `ramp` to --rate-to within --profile-s, `sine` between the two with that period."""
+    """How the rate changes over time: `ramp` to --rate-to within --profile-s, or `sine` between the two with that
+    period."""
 
     rate_to: Positive | None = None
     """Where a ramp ends, or the highest rate of a sine (arrivals per second)."""

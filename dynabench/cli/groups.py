@@ -47,7 +47,7 @@ class OutputConfig:
     """Print all metrics, not only the key ones."""
 
     json: Annotated[bool, Parameter(negative=())] = False
-    """Print what was found to stdout as one JSON document, and all else to stderr."""
+    """Print the results to stdout as one JSON document, and everything else to stderr."""
 
     def terminal(self) -> Terminal:
         """Return where text goes."""

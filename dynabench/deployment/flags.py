@@ -40,7 +40,7 @@ class RoleConfig:
     """Workers that do one part of each request, and in what they differ from those of the other part."""
 
     workers: NumWorkers | None = None
-    """Workers that do only this part of each request; the other part needs some, too."""
+    """Workers that do only this part of each request; the other part needs workers too."""
 
     router_mode: str | None = None
     """--router-mode among these workers."""
@@ -72,8 +72,8 @@ class PoolConfig:
     """Workers behind the router (default: 4; of dynabench serve, 2)."""
 
     gpus: Count | None = None
-    """GPUs available; workers that need more are refused. Where --vary names prefill_workers, decode workers get what is left
-    of them (default: not checked)."""
+    """GPUs available; workers that need more are refused. If --vary names prefill_workers, decode workers get the rest
+    (default: not checked)."""
 
     prefill: Annotated[RoleConfig, prefixed("prefill")] = RoleConfig()
     decode: Annotated[RoleConfig, prefixed("decode")] = RoleConfig()
@@ -103,7 +103,8 @@ class LivePoolConfig(PoolConfig):
     """The workers of a stack on this host."""
 
     engine: ModelEngineName = "mocker"
-    """Engine of our own stack; all but the mocker run the model that --model names: a folder, GGUF file or Hugging Face id."""
+    """Engine of the workers; all except the mocker run the model that --model names: a folder, GGUF file or Hugging
+    Face id."""
 
     context_length: Count | None = None
     """Tokens a sequence may reach in an --engine other than the mocker (default: the model's)."""
@@ -132,10 +133,10 @@ class MeasuredFrontendConfig(FrontendConfig):
     """Settings of the frontend of a stack that is measured."""
 
     http_port: Port = 0
-    """Port of our own frontend on 127.0.0.1 (0: any that is free)."""
+    """Port of the frontend on 127.0.0.1 (0: any free one)."""
 
     migration_limit: Migrations | None = 3
-    """How often a request may go on at another worker when its own is lost."""
+    """How often a request may continue on another worker after losing its own."""
 
     router_mode: Annotated[str, DECIDED] = "round-robin"
     namespace: Annotated[str, DECIDED] = ""

@@ -34,17 +34,18 @@ class FleetConfig:
     """Bandwidth at which each GPU's weights are read (GB/s): 1 from a network disk, 3 to 7 from NVMe, 25 and more from host memory."""
 
     startup_spread: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    """How much start-up times differ: standard deviation over mean of a log-normal distribution."""
+    """Spread of start-up times: standard deviation / mean of a log-normal distribution."""
 
     start_failure_rate: Annotated[float, Meta(ge=0, le=0.95)] = 0.0
     """Share of the starts that fail at the moment when the worker should be ready; each is tried again."""
 
     drain_policy: DrainPolicy = "wait"
-    """How a worker leaves: it finishes its requests first (wait); it has drain_limit_s to finish them, and other workers compute
-    the rest again (bounded); or other workers read the KV of its decoding requests and go on with them (hand-over)."""
+    """How a worker stops: it finishes its requests first (wait); it has drain_limit_s to finish them, and other workers
+    compute the rest again (bounded); or other workers read the KV of its decoding requests and continue them
+    (hand-over)."""
 
     drain_limit_s: NotNegative = 30.0
-    """How long a leaving worker has to finish its requests, with drain_policy bounded (s)."""
+    """How long a stopping worker has to finish its requests, with drain_policy bounded (s)."""
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""

@@ -20,14 +20,15 @@ class OverheadConfig:
     """The same for each prompt token: tokenizing, copying (us; default: the calibration's, else 0)."""
 
     request_spacing_ms: NotNegative | None = None
-    """How long a frontend is busy with a request, so that those that come at once reach the engines one by one (ms; default: the calibration's, else 0)."""
+    """How long a frontend is busy with a request; requests that arrive together reach the engines this far apart (ms;
+    default: the calibration's, else 0)."""
 
     answer_overhead_ms: NotNegative | None = None
     """Time from the end of a step to the client (ms; default: the calibration's, else 0)."""
 
     handover_overhead_ms: NotNegative | None = None
-    """Time from the end of a prefill to the decode worker's queue: the answer, routing, hops; not if decode workers are asked first (ms;
-    default: 0)."""
+    """Time from the end of a prefill to the decode worker's queue: the answer, routing, hops; none if decode workers
+    are asked first (ms; default: 0)."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""

@@ -16,13 +16,13 @@ class TransferConfig:
     """
 
     bandwidth_gb_s: NotNegative = 20.0
-    """What each GPU of a worker can send, and receive (GB/s; 0: any amount); a worker has that times its GPUs."""
+    """Bandwidth of each GPU of a worker, each way (GB/s; 0: unlimited); a worker has that times its GPUs."""
 
     latency_ms: NotNegative = 0.4
     """Fixed cost of a transfer, before its first byte (ms)."""
 
     block_us: NotNegative = 0.0
-    """Cost of each block of a transfer (us), as of descriptors that are posted one by one."""
+    """Cost of each block of a transfer (us), such as posting its descriptor."""
 
     kv_bytes_per_token: Positive | None = None
     """Bytes of a token's KV, on all GPUs of a worker (default: the model's; where none is named, the 131,072 of Llama-3.1-8B)."""
@@ -31,13 +31,13 @@ class TransferConfig:
     """GPUs that share a node's link (default: each worker has a node of its own)."""
 
     node_bandwidth_gb_s: Positive | None = None
-    """What a node can send to others, and receive (GB/s; default: what its workers can)."""
+    """Bandwidth between a node and the others, each way (GB/s; default: that of its workers together)."""
 
     nodes_per_rack: Count | None = None
     """Nodes that share a rack's link (default: there is one rack)."""
 
     rack_bandwidth_gb_s: Positive | None = None
-    """What a rack can send to others, and receive (GB/s; default: what its nodes can)."""
+    """Bandwidth between a rack and the others, each way (GB/s; default: that of its nodes together)."""
 
     overlap: Literal["none", "chunk", "layer"] = "none"
     """When KV is sent: after the prefill (vLLM with NIXL); each chunk of a prompt when it is computed (SGLang); each layer

@@ -18,11 +18,11 @@ class ExperimentConfig:
     """What to compare."""
 
     router_mode: tuple[str, ...] = ()
-    """Router mode of an arm; give it once per arm. The first is what the others are compared with (default: round-robin and
-    kv; with --deployment, what the file says)."""
+    """Router mode of an arm; give it once per arm. The first is the baseline (default: round-robin and kv; with
+    --deployment, the file's)."""
 
     repeats: Count = 1
-    """Times each arm is run, with seeds that follow each other."""
+    """Runs of each arm, with consecutive seeds."""
 
     seed: int = 0
     """Seed of every random choice."""
@@ -32,24 +32,24 @@ class ExperimentConfig:
     kv_offloading_size=0,64,256 (GiB of host memory for KV); may be repeated."""
 
     noise_floor: bool = False
-    """Run the first arm once more with other seeds (A/A): what differs as little as these two is called noise."""
+    """Run the first arm once more with other seeds (A/A); differences as small as between these two count as noise."""
 
     smallest_difference: Share = SMALLEST
-    """Relative difference that is worth telling; arms that differ by less are equal in practice."""
+    """Smallest relative difference that matters; arms that differ by less are reported as equal in practice."""
 
     slo: tuple[str, ...] = ()
-    """Limit for goodput, such as 'ttft <= 2s', 'tpot <= 100ms' (of each request) or 'ttft.p99 <= 2s' (of a run), of ttft, ttst,
-    tpot, itl or e2e; may be repeated."""
+    """Limit on ttft, ttst, tpot, itl or e2e: of each request, such as 'ttft <= 2s' or 'tpot <= 100ms' (goodput counts
+    the requests within these), or of a run, such as 'ttft.p99 <= 2s'; may be repeated."""
 
     slo_preset: str | None = None
     """MLPerf's limits for a model, such as llama3.1-8b or llama2-70b-interactive."""
 
     oracle: bool = True
-    """Virtual time: where workers come and go, and there are limits, find the fewest workers that would have kept them in each
-    part of the trace (takes about ten times as long as a run)."""
+    """Virtual time: if the number of workers changes and there are limits, find the fewest workers that would have met
+    them in each part of the trace (takes about ten times as long as a run)."""
 
     metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None
-    """Print the figures once more as another tool would define them."""
+    """Print the figures a second time, as another tool defines them."""
 
     jobs: Whole = 0
     """Virtual time: runs simulated at once (0: one for each core)."""
@@ -58,14 +58,14 @@ class ExperimentConfig:
     """Format of the workload (default: detected; `dynabench workload formats` lists them)."""
 
     columns: str | None = None
-    """Which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens, and
-    perhaps session= and hash_ids=; arrival=ts:ms names the unit of times (s, ms, us, ns)."""
+    """Columns of a CSV, JSONL or Parquet log: arrival=ts,input=prompt_tokens,output=completion_tokens, and optionally
+    session= and hash_ids=; arrival=ts:ms sets the unit of times (s, ms, us, ns)."""
 
     trace_block_size: Count | None = None
     """Tokens each hash id of the workload stands for (default: the format's)."""
 
     out: Path | None = None
-    """Results folder (default: results/ and the time)."""
+    """Results folder (default: a new one in results/, named after the time)."""
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""

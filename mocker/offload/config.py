@@ -69,15 +69,16 @@ class OffloadConfig:
     """How the disk chooses the chunks to evict."""
 
     kv_prefetch_policy: PrefetchPolicy = "when_scheduled"
-    """When a prompt's chunks are fetched from disk or store: at its first turn, and it waits for all of them (when_scheduled, vLLM);
-    or from its arrival on, and it waits for all of them (wait_complete), until a timeout, or not at all beyond its turn (best_effort;
-    all as in SGLang)."""
+    """When a prompt's chunks are fetched from disk or store. when_scheduled (vLLM): at its first turn, and it waits for
+    all of them. As in SGLang, the others fetch from its arrival on: wait_complete waits for all of them, timeout for a
+    limited time, best_effort only until its turn."""
 
     kv_prefetch_timeout_s: NotNegative = 1.0
-    """With kv_prefetch_policy timeout: how long a fetch may take (s), plus ..."""
+    """With kv_prefetch_policy timeout: how long a fetch may take (s); kv_prefetch_timeout_s_per_1k_tokens adds to
+    it."""
 
     kv_prefetch_timeout_s_per_1k_tokens: NotNegative = 0.25
-    """... so much for each 1,024 tokens it fetches (s)."""
+    """Time added to kv_prefetch_timeout_s for each 1,024 tokens of the fetch (s)."""
 
     @property
     def has_host_memory(self) -> bool:

@@ -21,7 +21,7 @@ class TimingConfig:
     """Divide the decode part of a step's duration by this, too (0: by infinity)."""
 
     timing: Literal["polynomial", "constant", "roofline", "calibrated", "table"] | None = None
-    """Step-time model (default: roofline if --gpu is given, what --timing-file holds if that is, else polynomial)."""
+    """Step-time model (default: roofline with --gpu, the file's with --timing-file, else polynomial)."""
 
     timing_file: str | None = None
     """Step times measured on a real engine: what `dynabench calibrate` wrote, or a table (.npz, .csv, .parquet)."""
@@ -52,7 +52,8 @@ class TimingConfig:
     """Share of the GPU's memory for weights, activations and KV cache."""
 
     link_gbps: Positive | None = None
-    """Bandwidth of all-reduces between the engine's GPUs (GB/s of NCCL's bus bandwidth), where it is not that of the bundled GPU."""
+    """Bandwidth of all-reduces between the engine's GPUs (GB/s of NCCL's bus bandwidth), if it differs from the bundled
+    GPU's."""
 
     timed_as: Literal["vllm", "sglang", "trtllm"] = "vllm"
     """Engine whose host times the roofline adds."""

@@ -30,16 +30,17 @@ class FrontendConfig:
     """How requests are spread over the workers of a model."""
 
     migration_limit: Migrations | None = None
-    """How often a request may go on at another worker when its own is lost (none: as the worker registered)."""
+    """How often a request may continue on another worker after losing its own (none: as its worker registered)."""
 
     namespace: str = field(default_factory=lambda: os.environ.get("DYN_NAMESPACE", ""))
     """Serve only the models of this namespace (none: all). Environment: DYN_NAMESPACE."""
 
     api_key: str = field(default="", repr=False)
-    """Key that clients must send as a bearer token (none: anyone may ask). Environment: DYN_API_KEY."""
+    """Key that clients must send as a bearer token (none: no key needed). Environment: DYN_API_KEY."""
 
     cors_allow_origins: str = ""
-    """Origins whose web pages may call, such as https://app.example.com, separated by commas; * for all (none: only our own)."""
+    """Origins whose web pages may call, such as https://app.example.com, separated by commas; * for all (none: only
+    this server's)."""
 
     max_inflight_requests: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096
     """Requests in progress in one frontend process beyond which it answers 429."""
@@ -51,17 +52,17 @@ class FrontendConfig:
     """Memory for request bodies in one frontend process (MiB), beyond which it answers 503; the first 64 KiB of each are not counted."""
 
     prepare_timeout_s: Positive = 10.0
-    """How long a model's chat template and tokenizer may take for one request, which then gets 400 (s)."""
+    """How long a model's chat template and tokenizer may take for one request; beyond it the request gets 400 (s)."""
 
     drain_s: NotNegative = 30.0
-    """How long requests in progress may take to finish once the process was asked to end (s)."""
+    """How long requests in progress may take to finish after the process is asked to end (s)."""
 
     write_timeout_s: Positive = 60.0
     """How long a client may leave its answer unread before its connection is closed (s)."""
 
     allow_kv_transfer_params: bool = False
-    """Let clients share requests out themselves, as proxies before vLLM do: they send kv_transfer_params, which name hosts that
-    decode workers then read KV from, and prefill workers can be asked by themselves."""
+    """Let clients direct disaggregated requests, as proxies in front of vLLM do: they may ask prefill workers directly,
+    and send kv_transfer_params that name hosts for decode workers to read KV from."""
 
     seed: int = 0
     """Seed of the router's random choices."""

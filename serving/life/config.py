@@ -25,10 +25,10 @@ class DisaggregationConfig(LeaseConfig):
     (isl_bounding); if the prefill worker that would be chosen is busy (prefill_load); or in either case (isl_or_load)."""
 
     bypass_max_tokens: Whole = 2048
-    """A prompt is short if fewer tokens than this are left to compute, ..."""
+    """A prompt is short if fewer tokens than this are left to compute, and bypass_max_ratio agrees."""
 
     bypass_max_ratio: Share = 0.7
-    """... and they are less than this share of it."""
+    """A prompt is short only if the tokens left to compute are less than this share of it."""
 
     prefill_busy_tokens: Whole = 8192
     """A prefill worker is busy if it has more tokens than this to compute."""

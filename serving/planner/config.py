@@ -43,13 +43,13 @@ class PlannerConfig:
     """How long a worker may take to start before the planner gives up on it (s)."""
 
     planner_ttft_ms: Positive | None = None
-    """dynamo-sla, dynamo-sla-2025, lead-time: TTFT to keep (ms; default: that of --slo)."""
+    """dynamo-sla, dynamo-sla-2025, lead-time: TTFT limit (ms; default: that of --slo)."""
 
     planner_itl_ms: Positive | None = None
-    """dynamo-sla, dynamo-sla-2025, lead-time: ITL to keep (ms; default: that of --slo)."""
+    """dynamo-sla, dynamo-sla-2025, lead-time: ITL limit (ms; default: that of --slo)."""
 
     load_predictor: Literal["constant", "seasonal", "kalman", "arima", "prophet"] = "constant"
-    """dynamo-sla, dynamo-sla-2025, lead-time: how the load to come is predicted from the past."""
+    """dynamo-sla, dynamo-sla-2025, lead-time: how the coming load is predicted from the past."""
 
     season_s: Positive = 86400.0
     """load_predictor seasonal: period after which the load repeats (s)."""
@@ -100,7 +100,7 @@ class PlannerConfig:
     """wva: a pool shrinks to the largest size that it wanted within this time (s)."""
 
     dynamo_target: Literal["throughput", "latency"] = "throughput"
-    """dynamo-load: add workers once the present ones are full (throughput), or well before that (latency)."""
+    """dynamo-load: add workers when the present ones are full (throughput), or well before (latency)."""
 
     dynamo_throughput_interval_s: Positive = 180.0
     """dynamo-sla, dynamo-sla-2025: how often the pools are sized for the predicted load (s)."""

@@ -65,22 +65,23 @@ class RouterConfig:
     """kv, dynamo-kv: share of a block on a worker's disks that counts as cached."""
 
     shared_cache_multiplier: Share = 0.5
-    """kv, dynamo-kv: share of a block in the store that workers share that counts as cached."""
+    """kv, dynamo-kv: share of a block in the shared store that counts as cached."""
 
     prefix_key_tokens: Count = 1024
-    """chwbl, dualmap: prompts alike in this many first tokens belong together."""
+    """chwbl, dualmap: prompts that share this many leading tokens belong together."""
 
     ttft_slo_s: NotNegative = 2.0
-    """dualmap: the worker with the prefix is left when its predicted TTFT is longer (s)."""
+    """dualmap: leave the worker with the prefix if its predicted TTFT is longer than this (s)."""
 
     interference: NotNegative | None = None
     """marginal: weight of the delay that a prompt's computation causes running requests (alpha; default: 0.1, marginal-all 0.2)."""
 
     expected_osl: Count | None = None
-    """marginal, preble-e2: output tokens to expect (default: 200; marginal-all 50, those farther ahead being uncertain)."""
+    """marginal, preble-e2: output tokens to expect (default: 200; marginal-all 50, as tokens further ahead are
+    uncertain)."""
 
     step_base_ms: NotNegative | None = None
-    """Predicting modes: duration of an empty step (ms; default: as the simulated engine's step times have it)."""
+    """Predicting modes: duration of an empty step (ms; default: that of the simulated engine)."""
 
     step_prefill_us: NotNegative | None = None
     """Predicting modes: time for each prompt token computed (us; same default)."""

@@ -53,7 +53,7 @@ class RouterServiceConfig:
     """Seed of the router's random choices."""
 
     drain_s: NotNegative = 30.0
-    """How long requests in progress may take to finish once the process was asked to end (s)."""
+    """How long requests in progress may take to finish after the process is asked to end (s)."""
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""

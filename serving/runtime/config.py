@@ -73,12 +73,13 @@ class RuntimeConfig:
     """File with the authority that signed the NATS server's certificate (tls). Environment: NATS_AUTH_CA."""
 
     discovery_dir: str = _env("DYN_DISCOVERY_DIR")
-    """Folder for discovery without etcd, which nobody else may write; none: one of this user's. Environment: DYN_DISCOVERY_DIR."""
+    """Folder for discovery without etcd; nobody else may have write access (none: a folder of this user's).
+    Environment: DYN_DISCOVERY_DIR."""
 
     lease_ttl_s: Annotated[float, Meta(ge=1)] = field(
         default_factory=lambda: float(os.environ.get("ETCD_LEASE_TTL", "10"))
     )
-    """After how long without a sign of life a process counts as gone (s). Environment: ETCD_LEASE_TTL."""
+    """How long a process may be silent before it counts as gone (s). Environment: ETCD_LEASE_TTL."""
 
     rpc_host: str = field(
         default_factory=lambda: os.environ.get("DYN_TCP_RPC_HOST") or os.environ.get("POD_IP") or "127.0.0.1"

@@ -21,10 +21,10 @@ class TransferRunConfig:
     """Address of this host at which other hosts' workers reach it."""
 
     transfer_memory_mb: Count = 256
-    """Memory for KV that leaves, or comes (MB)."""
+    """Memory for KV in transfer, each way (MB)."""
 
     kv_bytes_scale: Share = 0.01
-    """Share of the KV's bytes that is really moved and kept; an 8,192-token prompt of Llama-3.1-8B has 1 GB in all."""
+    """Share of the KV's bytes that is really moved and kept; an 8,192-token prompt of Llama-3.1-8B has 1 GB."""
 
     kv_bytes_per_token: Positive | None = None
     """Bytes of a token's KV (default: the model's; where none is named, the 131,072 of Llama-3.1-8B)."""
@@ -33,8 +33,8 @@ class TransferRunConfig:
     """How long a read may take, once those before it are done (s)."""
 
     transfer_meeting_timeout_s: Positive = 300.0
-    """Destination first: how long one worker of a request waits for a sign of the other, which gives one as long as the request
-    is queued there (s)."""
+    """Destination first: how long one worker of a request waits to hear from the other, which reports for as long as it
+    queues the request (s)."""
 
     kv_disk_folder: str = ""
     """Folder for the KV on disk (--kv-disk-size); each rank has a folder in it, and finds its KV there again after a restart

@@ -44,23 +44,24 @@ class WorkerConfig(ModelConfig):
     """Settings of a worker."""
 
     endpoint: str = "dyn://"
-    """Where it serves: dyn://namespace.component.endpoint; missing parts get defaults (dynamo.backend.generate; of prefill
-    workers dynamo.prefill.generate)."""
+    """Endpoint that it serves: dyn://namespace.component.endpoint; missing parts get defaults (dynamo.backend.generate,
+    or dynamo.prefill.generate for prefill workers)."""
 
     role: Role = "aggregated"
-    """What it does with a request: all of it; compute its prompt, whose KV a decode worker reads; say its answer."""
+    """Part of each request that it does: all of it (aggregated); the prompt, whose KV a decode worker then reads
+    (prefill); the answer (decode)."""
 
     router_mode: str | None = None
-    """How requests are spread over workers like it (none: as the frontend says)."""
+    """How requests are spread over workers like it (none: the frontend's mode)."""
 
     migration_limit: Migrations = 0
-    """How often a request may go on at another worker when its own is lost (0 to 1023)."""
+    """How often a request may continue on another worker after losing its own (0 to 1023)."""
 
     kv_events: bool = True
     """Report KV events, if the engine can; otherwise routers predict what the worker holds."""
 
     drain_s: NotNegative = 30.0
-    """How long requests in progress may take to finish once the process was asked to end (s)."""
+    """How long requests in progress may take to finish after the process is asked to end (s)."""
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
@@ -82,19 +83,19 @@ class ModelRunConfig:
     """Tokens in a KV block (default: the engine's own)."""
 
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=255)] = 1
-    """GPUs that one instance is spread over, on all its hosts together."""
+    """GPUs that one instance spans, on all its hosts together."""
 
     base_gpu_id: Whole = 0
     """The first GPU to use (sglang; for others set CUDA_VISIBLE_DEVICES)."""
 
     num_nodes: Count = 1
-    """Hosts that one instance is spread over."""
+    """Hosts that one instance spans."""
 
     node_rank: Whole = 0
-    """Which of them this is; 0 leads."""
+    """Number of this host; 0 is the leader."""
 
     leader_addr: str = ""
-    """host:port at which the leader can be reached by the others."""
+    """host:port at which the others reach the leader."""
 
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Share of each GPU's memory (without a GPU: the host's) that vllm, sglang or trtllm takes (default: the engine's own)."""
