@@ -92,7 +92,7 @@ def test_prefill_workers_out_of_blocks_are_told_from_busy_ones(prefill_blocks, i
     prefill = replace(prefill, mocker=replace(prefill.mocker, num_gpu_blocks=prefill_blocks))
     found = run(Plan.alone(Settings(replace(deployment, pools=(prefill, decode)))), workload(*[(0.0, 320, 100)] * 12))
     assert (blocked_share(found) > 0.4) is is_blocked
-    assert any("their blocks were held" in remark for remark in remarks([found])) is is_blocked
+    assert any("their blocks were full" in remark for remark in remarks([found])) is is_blocked
 
 
 @pytest.mark.parametrize("flow", ["source-first", "destination-first"])

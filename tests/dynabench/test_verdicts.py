@@ -32,7 +32,7 @@ def test_every_limit_of_a_run_is_met_or_missed_by_so_much_or_not_known(repeated)
     met, missed, unknown = line.split("; ", 2)
     assert met.startswith("kv: ttft.mean <= 10000 ms met by 9")
     assert missed.startswith("e2e.mean <= 1 ms missed by ")
-    assert unknown == "ttft.p99 <= 10000 ms not known: 60 samples; a p99 takes 368"
+    assert unknown == "ttft.p99 <= 10000 ms not known: 60 samples; a p99 needs 368"
 
 
 def test_step_times_of_no_engine_are_called_that_every_time(repeated):

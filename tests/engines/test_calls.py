@@ -124,7 +124,7 @@ def test_a_stray_word_is_no_argument():
         (["in=http", "out=dyn", "--tensor-parallel-size", "2"], "for workers, not for the frontend"),
         (["in=none", "out=dyn"], "without input"),
         (["in=batch:", "out=mocker"], "invalid in= option"),
-        (["in=batch:/none.jsonl", "out=mocker"], "there is no such file"),
+        (["in=batch:/none.jsonl", "out=mocker"], "no such file"),
         (["in=text", "m", "out=mocker"], "comes too late"),
         (["out=pystr:"], "needs a file"),
         (["out=pystr:/none.py"], "there is no such file"),

@@ -435,7 +435,7 @@ def test_workers_come_in_any_order_and_prefill_workers_go(tmp_path, order):
 def test_where_disaggregation_is_enforced_a_request_fails_without_prefill_workers(tmp_path):
     async def talk(site):
         await site.until_there(await site.worker("decode"))
-        with pytest.raises(ApiError, match="no prefill worker is there") as refused:
+        with pytest.raises(ApiError, match="there is no prefill worker") as refused:
             site.attempts(PROMPT)
         assert refused.value.status == 503
         await site.until_there(await site.worker("prefill"))
