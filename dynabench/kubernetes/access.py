@@ -1,11 +1,9 @@
 """Who may do what in the cluster: an account for processes that find each other, and one for the planner."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, Rule
-
-Object = dict[str, Any]
+from dynabench.kubernetes.objects import Object
 
 RBAC = "rbac.authorization.k8s.io"
 

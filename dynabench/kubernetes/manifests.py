@@ -25,12 +25,12 @@ from dynabench.kubernetes.components import Component, components_of, labels_of,
 from dynabench.kubernetes.contract import APP, APP_NAME, CLUSTER_DISCOVERY, DISCOVERY, INSTANCE, SCALING, Rule
 from dynabench.kubernetes.graph import graph_of
 from dynabench.kubernetes.names import check_names
+from dynabench.kubernetes.objects import Object
 from dynabench.kubernetes.pods import pod_of
 from dynabench.kubernetes.scaling import autoscaler_of, scaler_of
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from serving.runtime.config import RuntimeConfig, masked
 
-Object = dict[str, Any]
 Files = dict[str, list[Object]]
 
 KUSTOMIZATION = "kustomization.yaml"

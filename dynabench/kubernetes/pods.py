@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from dynabench.kubernetes.components import FILES, MODELS, SYSTEM, Component
 from dynabench.kubernetes.contract import POD_FIELDS
+from dynabench.kubernetes.objects import Object
 from dynabench.kubernetes.settings import ClusterConfig
-
-Object = dict[str, Any]
 
 TMP = "/tmp"  # noqa: S108 (a volume of the pod's own)
 USER = 1000

@@ -1,11 +1,10 @@
 """etcd and NATS beside a deployment, each one pod whose data outlives it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dynabench.kubernetes import names
 from dynabench.kubernetes.contract import APP, COMPONENT, INSTANCE
-
-Object = dict[str, Any]
+from dynabench.kubernetes.objects import Object
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 NATS_IMAGE = "docker.io/library/nats:2.11-alpine"

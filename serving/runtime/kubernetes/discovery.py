@@ -15,6 +15,7 @@ import logging
 import time
 from base64 import b64decode, b64encode
 
+from serving.runtime.cluster_token import KEY as CLUSTER_TOKEN
 from serving.runtime.kubernetes.account import Account, ThisPod
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.claims import Claims
@@ -32,7 +33,7 @@ CLOSING_S = 5.0
 GRACE_S = 1.0
 """How long a renewal may take to come back on a watch."""
 
-SECRET_OF = {"v1/cluster_token": TOKEN_SECRET}
+SECRET_OF = {CLUSTER_TOKEN: TOKEN_SECRET}
 """Keys that outlive the processes which put them, and where they stand."""
 
 
