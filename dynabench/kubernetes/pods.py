@@ -5,11 +5,10 @@ from collections.abc import Mapping
 
 from dynabench.kubernetes.components import FILES, MODELS, SYSTEM, Component
 from dynabench.kubernetes.contract import POD_FIELDS
-from dynabench.kubernetes.objects import Object
+from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object
 from dynabench.kubernetes.settings import ClusterConfig
 
 TMP = "/tmp"  # noqa: S108 (a volume of the pod's own)
-USER = 1000
 LEAVE_S = 5
 """How long a pod that is to end still takes requests: other nodes learn of it late."""
 
@@ -46,19 +45,13 @@ def pod_of(
         **_probes(component),
         "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
         "resources": _resources(component),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": mounts,
     }
     return {
         "serviceAccountName": account,
         "terminationGracePeriodSeconds": LEAVE_S + math.ceil(component.drain_s) + LATE_S,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": POD_SECURITY,
         **({"tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]} if component.gpus else {}),
         "containers": [container],
         "volumes": volumes,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from dynabench.kubernetes import names
 from dynabench.kubernetes.contract import APP, COMPONENT, INSTANCE
-from dynabench.kubernetes.objects import Object
+from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 NATS_IMAGE = "docker.io/library/nats:2.11-alpine"
@@ -46,13 +46,7 @@ def _objects(server: _Server, deployment: str, namespace: str) -> list[Object]:
     ports = [{"name": port, "port": number, "targetPort": port} for port, number in server.ports.items()]
     pod = {
         "automountServiceAccountToken": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 1000,
-            "runAsGroup": 1000,
-            "fsGroup": 1000,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": POD_SECURITY,
         "containers": [_container(server)],
     }
     claim = {
@@ -85,6 +79,6 @@ def _container(server: _Server) -> Object:
         "readinessProbe": probe | {"failureThreshold": 3},
         "livenessProbe": probe | {"failureThreshold": 12},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }

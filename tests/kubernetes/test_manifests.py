@@ -217,6 +217,18 @@ def test_volumes_are_mounted_and_mounts_have_volumes(written):
             assert {each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each} <= maps
 
 
+def test_containers_write_to_volumes_and_nowhere_else(written):
+    for name, (_, pod) in pods(written).items():
+        [main] = pod["containers"]
+        assert main["securityContext"]["readOnlyRootFilesystem"], name
+        writable = [each["mountPath"] for each in main["volumeMounts"] if not each.get("readOnly")]
+        given = environment(main) if "env" in main else {}
+        flags = [word.partition("=")[2] for word in main["args"] if word.startswith(("--data-dir=", "--store_dir="))]
+        wanted = [*flags, *(given[name] for name in ("HOME", "HF_HOME") if name in given)]
+        assert wanted, name
+        assert [path for path in wanted if not any(f"{path}/".startswith(f"{each}/") for each in writable)] == []
+
+
 def test_objects_are_in_the_namespace_and_have_names_of_their_own(written):
     names = [(each["kind"], each["metadata"]["name"]) for each in written]
     assert len(names) == len(set(names))
