@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, Rule
+from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, TOKEN_SECRET, Rule
 from dynabench.kubernetes.objects import Object
 
 RBAC = "rbac.authorization.k8s.io"
@@ -33,6 +33,15 @@ def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str
             "roleRef": role,
         },
     ]
+
+
+def token_secret(namespace: str) -> Object:
+    """Return the Secret of the cluster's token.
+
+    It has no `data`, so applying it again keeps what a process has put there. Every deployment of the namespace has the same.
+    """
+    metadata = {"name": TOKEN_SECRET, "namespace": namespace, "labels": {APP: APP_NAME}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 
 
 def _rule(rule: Rule) -> Object:

@@ -7,9 +7,19 @@ dynabench.io/pool, /role      of workers
 """
 
 from serving.runtime.kubernetes.access import DISCOVERY, SCALING, Rule
-from serving.runtime.kubernetes.names import APP, APP_NAME, INSTANCE, POD_IP, POD_NAME, POD_UID, POOL, ROLE
+from serving.runtime.kubernetes.names import (
+    APP,
+    APP_NAME,
+    INSTANCE,
+    POD_IP,
+    POD_NAME,
+    POD_UID,
+    POOL,
+    ROLE,
+    TOKEN_SECRET,
+)
 
-__all__ = ["APP", "APP_NAME", "DISCOVERY", "INSTANCE", "POOL", "ROLE", "SCALING", "Rule"]
+__all__ = ["APP", "APP_NAME", "DISCOVERY", "INSTANCE", "POOL", "ROLE", "SCALING", "TOKEN_SECRET", "Rule"]
 
 COMPONENT = "app.kubernetes.io/component"
 

@@ -167,7 +167,8 @@ class _Writer:
     def access(self) -> list[Object]:
         rules = DISCOVERY if self._uses_cluster else ()
         where = {"deployment": self._deployment.name, "namespace": self._config.namespace}
-        found = access.account(self._deployment.name, rules, **where)
+        found = [access.token_secret(self._config.namespace)] if self._uses_cluster else []
+        found += access.account(self._deployment.name, rules, **where)
         if self._autoscaler == "planner":
             scaling = SCALING if self._is_scaled else [rule for rule in map(_looking, SCALING) if rule.verbs]
             found += access.account(self._name(names.PLANNER), (*rules, *scaling), **where)

@@ -207,6 +207,18 @@ def test_processes_can_do_in_the_cluster_what_they_have_to(written):
             )
 
 
+def test_the_tokens_secret_is_shipped_empty_and_nobody_may_make_one():
+    [secret] = of_kind(objects(MOCK), "Secret")
+    assert (secret["metadata"]["name"], secret["type"]) == ("dynabench-cluster-token", "Opaque")
+    assert not {"data", "stringData", "immutable"} & {*secret}
+    rules = [rule for each in of_kind(objects(PLANNED), "Role") for rule in each["rules"]]
+    for rule in rules:
+        if "secrets" in rule["resources"]:
+            assert rule["resourceNames"] == [secret["metadata"]["name"]]
+            assert not {"create", "update", "delete"} & {*rule["verbs"]}
+    assert of_kind(objects(MOCK, discovery="etcd"), "Secret") == []
+
+
 def test_volumes_are_mounted_and_mounts_have_volumes(written):
     maps = {each["metadata"]["name"] for each in of_kind(written, "ConfigMap")}
     for _, pod in pods(written).values():

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from serving.runtime.kubernetes.access import Rule
+from serving.runtime.kubernetes.names import TOKEN_SECRET
 from tests.kubernetes.cluster import expanded, objects, of_kind, pods
 from tests.support.cluster import Cluster, endpoint_slice, stamp
 from tests.support.servers import Etcd, free_port
@@ -78,6 +79,9 @@ def in_cluster(found):
         for resource in each["resources"]
     ]
     with Cluster(rules=rules) as cluster:
+        cluster.remove("secrets", TOKEN_SECRET)
+        for each in of_kind(found, "Secret"):
+            cluster.apply("secrets", each)
         for each in of_kind(found, "Deployment"):
             cluster.put(
                 "deployments",

@@ -20,8 +20,8 @@ DISCOVERY = (
     Rule("coordination.k8s.io", "leases", ("get", "list", "watch", "create", "patch", "delete")),
     Rule("", "configmaps", ("get", "list", "create", "patch", "delete")),
     Rule("discovery.k8s.io", "endpointslices", ("list", "watch")),
-    Rule("", "secrets", ("get", "list", "watch"), (TOKEN_SECRET,)),
-    Rule("", "secrets", ("create",)),  # what is created has no name yet, so a rule cannot name it
+    # Not `create`, which no rule can limit to a name: manifests hold the Secret, and a process fills it.
+    Rule("", "secrets", ("get", "list", "watch", "patch"), (TOKEN_SECRET,)),
 )
 """For every process that finds others with --discovery-backend kubernetes."""
 
