@@ -6,7 +6,7 @@ app.kubernetes.io/component   frontend, router, kv-store, planner, or worker
 dynabench.io/pool, /role      of workers
 """
 
-from serving.runtime.kubernetes.access import DISCOVERY, SCALING, Rule
+from serving.runtime.kubernetes.access import DISCOVERY, Rule, scaling
 from serving.runtime.kubernetes.names import (
     APP,
     APP_NAME,
@@ -17,9 +17,21 @@ from serving.runtime.kubernetes.names import (
     POOL,
     ROLE,
     TOKEN_SECRET,
+    deployment_of,
 )
 
-__all__ = ["APP", "APP_NAME", "DISCOVERY", "INSTANCE", "POOL", "ROLE", "SCALING", "TOKEN_SECRET", "Rule"]
+__all__ = [
+    "APP",
+    "APP_NAME",
+    "DISCOVERY",
+    "INSTANCE",
+    "POOL",
+    "ROLE",
+    "TOKEN_SECRET",
+    "Rule",
+    "deployment_of",
+    "scaling",
+]
 
 COMPONENT = "app.kubernetes.io/component"
 

@@ -22,7 +22,16 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain
 from dynabench.kubernetes import access, names, servers
 from dynabench.kubernetes.components import Component, components_of, labels_of, selector_of
-from dynabench.kubernetes.contract import APP, APP_NAME, CLUSTER_DISCOVERY, DISCOVERY, INSTANCE, SCALING, Rule
+from dynabench.kubernetes.contract import (
+    APP,
+    APP_NAME,
+    CLUSTER_DISCOVERY,
+    DISCOVERY,
+    INSTANCE,
+    Rule,
+    deployment_of,
+    scaling,
+)
 from dynabench.kubernetes.graph import graph_of
 from dynabench.kubernetes.names import check_names
 from dynabench.kubernetes.objects import Object
@@ -170,8 +179,9 @@ class _Writer:
         found = [access.token_secret(self._config.namespace)] if self._uses_cluster else []
         found += access.account(self._deployment.name, rules, **where)
         if self._autoscaler == "planner":
-            scaling = SCALING if self._is_scaled else [rule for rule in map(_looking, SCALING) if rule.verbs]
-            found += access.account(self._name(names.PLANNER), (*rules, *scaling), **where)
+            pools = [deployment_of(self._deployment.name, pool.name) for pool in self._deployment.pools]
+            needed = scaling(pools) if self._is_scaled else map(_looking, scaling(pools))
+            found += access.account(self._name(names.PLANNER), (*rules, *needed), **where)
         return found
 
     def carried(self, components: list[Component], contents: Mapping[str, bytes]) -> list[Object]:

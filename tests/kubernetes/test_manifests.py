@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
-from dynabench.kubernetes.contract import DISCOVERY, SCALING
+from dynabench.kubernetes.contract import DISCOVERY, scaling
 from dynabench.kubernetes.manifests import manifests
 from dynabench.kubernetes.settings import ClusterConfig
 from mocker import EngineConfig
@@ -194,7 +194,8 @@ def test_processes_can_do_in_the_cluster_what_they_have_to(written):
             continue
         account = pod["serviceAccountName"]
         wanted = list(DISCOVERY) if environment(main).get("DYN_DISCOVERY_BACKEND") == "kubernetes" else []
-        wanted += SCALING if "dynabench.planner" in main["args"] else []
+        pools = [name for name, (labels, _) in pods(written).items() if "dynabench.io/pool" in labels]
+        wanted += scaling(pools) if "dynabench.planner" in main["args"] else []
         assert accounts[account]["automountServiceAccountToken"] == bool(wanted)
         granted = rules[bound[account]] if wanted else []
         for rule in wanted:
@@ -379,6 +380,14 @@ def test_an_advisory_planner_may_change_nothing_and_pools_keep_their_size():
     theirs = [rule["verbs"] for rule in rules if {"pods", "deployments", "deployments/scale"} & {*rule["resources"]}]
     assert len(theirs) == 3
     assert not any({"patch", "update", "create", "delete"} & {*verbs} for verbs in theirs)
+
+
+def test_a_planner_may_scale_the_pools_of_its_deployment_and_no_other():
+    rules = named(objects("pools: {a: {}, b: {}}\nplanner: {planner: hpa}"), "Role", "dynamo-planner")["rules"]
+    [scale] = [rule for rule in rules if "deployments/scale" in rule["resources"]]
+    assert (scale["verbs"], scale["resourceNames"]) == (["get", "patch"], ["dynamo-a", "dynamo-b"])
+    changing = {name for rule in rules for name in rule["resources"] if "patch" in rule["verbs"]}
+    assert changing == {"leases", "configmaps", "secrets", "deployments/scale", "pods"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the cluster must allow: roles are generated from this, and the tests compare it with the calls that are made."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from serving.runtime.kubernetes.names import TOKEN_SECRET
@@ -25,10 +26,13 @@ DISCOVERY = (
 )
 """For every process that finds others with --discovery-backend kubernetes."""
 
-SCALING = (
-    Rule("apps", "deployments", ("list", "watch")),
-    Rule("apps", "deployments/scale", ("get", "patch")),
-    Rule("", "pods", ("list", "watch", "patch")),
-    Rule("autoscaling", "horizontalpodautoscalers", ("list", "watch")),
-)
-"""For a planner with --hands kubernetes, beside what its discovery needs."""
+
+def scaling(deployments: Iterable[str]) -> tuple[Rule, ...]:
+    """Return what a planner with --hands kubernetes needs besides discovery, for the Deployments that it scales."""
+    return (
+        Rule("apps", "deployments", ("list", "watch")),
+        Rule("apps", "deployments/scale", ("get", "patch"), tuple(deployments)),
+        # Kubernetes makes up the names of pods, and no rule can name a label. Only patch: a planner deletes no pod.
+        Rule("", "pods", ("list", "watch", "patch")),
+        Rule("autoscaling", "horizontalpodautoscalers", ("list", "watch")),
+    )
