@@ -168,6 +168,20 @@ class _Writer:
                 found["NATS_AUTH_USERNAME"] = self._runtime.nats_username
         return found | {"ETCD_LEASE_TTL": f"{self._runtime.lease_ttl_s:g}"}
 
+    def _secrets(self, component: Component) -> dict[str, bool]:
+        """Return the keys of the Secret that a component's processes need, and whether each must be there."""
+        if not self._config.secret:
+            return {}
+        found = {}
+        if component.kind in (names.FRONTEND, names.PLANNER):  # a planner reads the frontends' metrics
+            found[API_KEY] = bool(self._deployment.frontend.api_key) or self._config.monitor != "none"
+        found |= {
+            key: bool(getattr(self._runtime, name))
+            for name, key in SECRETS.items()
+            if getattr(self._runtime, "etcd_endpoints" if name.startswith("etcd") else "nats_server")
+        }
+        return found
+
     @property
     def _is_scaled(self) -> bool:
         """Whether something changes the number of workers; an advisory planner does not."""
@@ -272,7 +286,8 @@ class _Writer:
     def _pod(self, component: Component) -> Object:
         is_planner = component.kind == names.PLANNER
         account = self._name(names.PLANNER) if is_planner else self._deployment.name
-        return pod_of(component, self._config, self._network, account=account, files=self._files(component))
+        secrets = self._secrets(component)
+        return pod_of(component, self._config, self._network, secrets, account=account, files=self._files(component))
 
     def _files(self, component: Component) -> str:
         return f"{self._name(component.name)}-files"

@@ -21,7 +21,13 @@ GPU = "nvidia.com/gpu"
 
 
 def pod_of(
-    component: Component, config: ClusterConfig, network: Mapping[str, str], *, account: str, files: str
+    component: Component,
+    config: ClusterConfig,
+    network: Mapping[str, str],
+    secrets: Mapping[str, bool],
+    *,
+    account: str,
+    files: str,
 ) -> Object:
     """Return the specification of a component's pods.
 
@@ -29,6 +35,7 @@ def pod_of(
         component: what runs.
         config: how it is put into the cluster.
         network: environment by which processes find each other.
+        secrets: keys of the Secret that it needs, and whether each must be there.
         account: name of the service account.
         files: name of the ConfigMap with the files of this machine that it reads.
     """
@@ -39,8 +46,7 @@ def pod_of(
         "imagePullPolicy": "IfNotPresent",
         "command": ["python"],
         "args": list(component.arguments),
-        "env": _environment(component, config, network),
-        **({"envFrom": [{"secretRef": {"name": config.secret}}]} if config.secret else {}),
+        "env": _environment(component, config, network, secrets),
         "ports": [{"name": name, "containerPort": port} for name, port in component.ports.items()],
         **_probes(component),
         "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
@@ -58,7 +64,9 @@ def pod_of(
     }
 
 
-def _environment(component: Component, config: ClusterConfig, network: Mapping[str, str]) -> list[Object]:
+def _environment(
+    component: Component, config: ClusterConfig, network: Mapping[str, str], secrets: Mapping[str, bool]
+) -> list[Object]:
     """Return the environment, the pod's own facts first: what follows may refer to them."""
     plain = {
         "DYN_SYSTEM_PORT": str(SYSTEM),
@@ -69,12 +77,20 @@ def _environment(component: Component, config: ClusterConfig, network: Mapping[s
     }
     if component.loads_model:
         plain["HF_HOME"] = f"{MODELS if config.model_claim else CACHE}/huggingface"
-    token = {"secretKeyRef": {"name": config.hf_token_secret, "key": "HF_TOKEN", "optional": True}}
+    held = [secret(key, config.secret, is_needed=is_needed) for key, is_needed in secrets.items()]
+    if component.loads_model and config.hf_token_secret:
+        held.append(secret("HF_TOKEN", config.hf_token_secret, is_needed=False))
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in POD_FIELDS.items()),
         *({"name": name, "value": value} for name, value in plain.items()),
-        *([{"name": "HF_TOKEN", "valueFrom": token}] if component.loads_model and config.hf_token_secret else []),
+        *held,
     ]
+
+
+def secret(key: str, name: str, *, is_needed: bool) -> Object:
+    """Return the environment variable that a Secret holds under its own name; without one that is needed no pod starts."""
+    held = {"name": name, "key": key} | ({} if is_needed else {"optional": True})
+    return {"name": key, "valueFrom": {"secretKeyRef": held}}
 
 
 def _probes(component: Component) -> Object:

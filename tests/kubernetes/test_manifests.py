@@ -311,9 +311,42 @@ def test_engines_that_run_models_get_gpus_time_to_load_and_their_image():
     assert probe["failureThreshold"] * probe["periodSeconds"] >= 1800
     assert environment(main)["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"
     assert environment(main)["HF_HOME"] == "/models/huggingface"
-    assert main["envFrom"] == [{"secretRef": {"name": "keys"}}]
-    [token] = [each["valueFrom"]["secretKeyRef"] for each in main["env"] if each["name"] == "HF_TOKEN"]
-    assert token == {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}
+    assert secrets(main) == {"HF_TOKEN": {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}}
+
+
+def secrets(main):
+    """Return what a container gets from Secrets, by the variable."""
+    found = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in main.get("env", [])}
+    return {name: held for name, held in found.items() if held}
+
+
+def test_each_pod_gets_only_the_secrets_that_it_needs():
+    text = "pools: {mock: {}, real: {engine: vllm, model: a/b}}"
+    found = objects(text, secret="keys")
+    key = {"name": "keys", "key": "DYN_API_KEY", "optional": True}
+    assert {name: set(secrets(container(found, name))) for name in pods(found)} == {
+        "dynamo-frontend": {"DYN_API_KEY"},
+        "dynamo-mock": set(),
+        "dynamo-real": {"HF_TOKEN"},
+    }
+    assert secrets(container(found, "dynamo-frontend")) == {"DYN_API_KEY": key}
+    for more, flags in (("frontend: {api_key: hidden}", {}), ("name: dynamo", {"monitor": "pod"})):
+        held = secrets(container(objects(f"{more}\n{text}", secret="keys", **flags), "dynamo-frontend"))
+        assert held == {"DYN_API_KEY": {"name": "keys", "key": "DYN_API_KEY"}}  # no pod starts without it
+    assert "DYN_API_KEY" in secrets(container(objects(PLANNED, secret="keys"), "dynamo-planner"))
+    assert not any("envFrom" in pod["containers"][0] for _, pod in pods(found).values())
+
+
+def test_passwords_of_servers_reach_every_process_that_uses_them():
+    found = objects(EXTERNAL, secret="keys")
+    for name in pods(found):
+        wanted = {"ETCD_AUTH_PASSWORD", "NATS_AUTH_PASSWORD", "NATS_AUTH_TOKEN"}
+        assert set(secrets(container(found, name))) - {"DYN_API_KEY"} == wanted
+    needed = EXTERNAL.replace("lease_ttl_s: 20", "nats_token: hidden")
+    assert secrets(container(objects(needed, secret="keys"), "dynamo-worker"))["NATS_AUTH_TOKEN"] == {
+        "name": "keys",
+        "key": "NATS_AUTH_TOKEN",
+    }
 
 
 def test_arguments_of_an_engine_arrive_as_they_were_given():
