@@ -51,6 +51,15 @@ CLUSTER_DISCOVERY = {"DYN_DISCOVERY_BACKEND": "kubernetes"}
 """Environment of processes that find each other by what Kubernetes itself holds."""
 
 
+API_KEY, ETCD_PASSWORD, NATS_PASSWORD, NATS_TOKEN = (
+    "DYN_API_KEY",
+    "ETCD_AUTH_PASSWORD",
+    "NATS_AUTH_PASSWORD",
+    "NATS_AUTH_TOKEN",
+)
+"""Keys of a Secret: what clients of the frontends must send, Prometheus among them, and what etcd and NATS ask for."""
+
+
 def planner_arguments(*, deployment: str, url: str) -> list[str]:
     """Return the arguments of a planner that scales the workers of the deployment described in a file."""
     return ["-m", "dynabench.planner", f"--deployment={deployment}", "--hands=kubernetes", f"--url={url}"]

@@ -23,11 +23,15 @@ from dynabench.deployment.file import as_plain
 from dynabench.kubernetes import access, names, servers
 from dynabench.kubernetes.components import Component, components_of, labels_of, selector_of
 from dynabench.kubernetes.contract import (
+    API_KEY,
     APP,
     APP_NAME,
     CLUSTER_DISCOVERY,
     DISCOVERY,
+    ETCD_PASSWORD,
     INSTANCE,
+    NATS_PASSWORD,
+    NATS_TOKEN,
     Rule,
     deployment_of,
     scaling,
@@ -49,13 +53,10 @@ MOST_BYTES = 1_000_000
 LOCAL = ("etcd_ca", "etcd_client_cert", "etcd_client_key", "nats_ca", "nats_credentials", "discovery_dir")
 """Settings of the network that are files of one host."""
 
-API_KEY = "DYN_API_KEY"
-"""Key of a Secret with what clients of the frontends, Prometheus among them, must send."""
-
 SECRETS = {
-    "etcd_password": "ETCD_AUTH_PASSWORD",
-    "nats_password": "NATS_AUTH_PASSWORD",
-    "nats_token": "NATS_AUTH_TOKEN",
+    "etcd_password": ETCD_PASSWORD,
+    "nats_password": NATS_PASSWORD,
+    "nats_token": NATS_TOKEN,
 }
 """Settings of the network that no manifest may hold, and the variables that a Secret holds instead."""
 
@@ -81,7 +82,7 @@ def manifests(deployment: Deployment, config: ClusterConfig, contents: Mapping[s
     if config.discovery == "etcd":
         found["etcd.yaml"] = servers.etcd(deployment.name, config.namespace)
     if config.nats:
-        found["nats.yaml"] = servers.nats(deployment.name, config.namespace)
+        found["nats.yaml"] = servers.nats(deployment.name, config.namespace, config.secret)
     if carried := writer.carried(components, contents):
         found["files.yaml"] = carried
     if config.form == "manifests":
@@ -128,6 +129,10 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
             raise ValueError(
                 "nats is true, and the file names a NATS server in runtime.nats_server; expected only one of them"
             )
+    if config.nats and not config.secret:
+        raise ValueError(
+            f"nats is true and no Secret is named; expected --secret with a Secret that holds {NATS_TOKEN}"
+        )
     for path, (value, key) in given.items():
         if value and not config.secret:
             raise ValueError(
@@ -180,6 +185,8 @@ class _Writer:
             for name, key in SECRETS.items()
             if getattr(self._runtime, "etcd_endpoints" if name.startswith("etcd") else "nats_server")
         }
+        if self._config.nats:
+            found[NATS_TOKEN] = True
         return found
 
     @property

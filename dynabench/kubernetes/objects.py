@@ -1,4 +1,4 @@
-"""What all objects share: their type, and what pods and their containers may do on a node."""
+"""What several objects share: their type, what containers may do on a node, and how they get secrets."""
 
 from typing import Any
 
@@ -19,3 +19,9 @@ CONTAINER_SECURITY: Object = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
+
+
+def secret_variable(key: str, secret: str, *, is_needed: bool) -> Object:
+    """Return the environment variable that a Secret holds under its own name; without one that is needed no pod starts."""
+    reference = {"name": secret, "key": key} | ({} if is_needed else {"optional": True})
+    return {"name": key, "valueFrom": {"secretKeyRef": reference}}

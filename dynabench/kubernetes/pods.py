@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from dynabench.kubernetes.components import FILES, MODELS, SYSTEM, Component
 from dynabench.kubernetes.contract import POD_FIELDS
-from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object
+from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
 from dynabench.kubernetes.settings import ClusterConfig
 
 TMP = "/tmp"  # noqa: S108 (a volume of the pod's own)
@@ -77,20 +77,14 @@ def _environment(
     }
     if component.loads_model:
         plain["HF_HOME"] = f"{MODELS if config.model_claim else CACHE}/huggingface"
-    held = [secret(key, config.secret, is_needed=is_needed) for key, is_needed in secrets.items()]
+    held = [secret_variable(key, config.secret, is_needed=is_needed) for key, is_needed in secrets.items()]
     if component.loads_model and config.hf_token_secret:
-        held.append(secret("HF_TOKEN", config.hf_token_secret, is_needed=False))
+        held.append(secret_variable("HF_TOKEN", config.hf_token_secret, is_needed=False))
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in POD_FIELDS.items()),
         *({"name": name, "value": value} for name, value in plain.items()),
         *held,
     ]
-
-
-def secret(key: str, name: str, *, is_needed: bool) -> Object:
-    """Return the environment variable that a Secret holds under its own name; without one that is needed no pod starts."""
-    held = {"name": name, "key": key} | ({} if is_needed else {"optional": True})
-    return {"name": key, "valueFrom": {"secretKeyRef": held}}
 
 
 def _probes(component: Component) -> Object:

@@ -144,6 +144,9 @@ FLAGS = {
     ("--namespace", "A_b"): "d.yaml: namespace is 'A_b'; expected lower-case",
     ("--image", "a b"): "d.yaml: image is 'a b'; expected the name of a container image",
     ("--secret", "My Keys"): "d.yaml: secret is 'My Keys'; expected lower-case",
+    (
+        "--nats",
+    ): "d.yaml: nats is true and no Secret is named; expected --secret with a Secret that holds NATS_AUTH_TOKEN",
     ("--frontends", "0"): "frontends must be at least 1, not 0",
     ("--autoscaler", "planner"): "d.yaml: autoscaler is 'planner' and planner 'static'; expected a policy in the file",
     (

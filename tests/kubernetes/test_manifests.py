@@ -73,9 +73,9 @@ pools: {worker: {}}
 """
 ALL = {
     "mock": (MOCK, {}),
-    "two models": (TWO_MODELS, {"discovery": "etcd", "nats": True, "namespace": "bench"}),
+    "two models": (TWO_MODELS, {"discovery": "etcd", "nats": True, "secret": "keys", "namespace": "bench"}),
     "apart": (APART, {"discovery": "etcd", "monitor": "service", "frontends": 2}),
-    "tiers": (TIERS, {"nats": True, "monitor": "pod"}),
+    "tiers": (TIERS, {"nats": True, "secret": "keys", "monitor": "pod"}),
     "real": (REAL, {"secret": "keys", "monitor": "pod", "model_claim": "weights", "engine_image": "vllm:1"}),
     "planned": (PLANNED, {}),
     "hpa": (MOCK, {"autoscaler": "hpa", "monitor": "service"}),
@@ -141,7 +141,8 @@ def test_ports_of_services_and_probes_are_open_in_their_pods(written):
         [main] = pod["containers"]
         names = {port["name"] for port in main["ports"]}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert main[probe]["httpGet"]["port"] in names
+            port = main[probe]["httpGet"]["port"]
+            assert port in names or f"--http_port={port}" in main["args"] or f":{port}" in " ".join(main["args"])
 
 
 def test_addresses_of_services_are_those_of_services(written):
@@ -349,6 +350,15 @@ def test_passwords_of_servers_reach_every_process_that_uses_them():
     }
 
 
+def test_nats_asks_for_the_token_that_its_clients_get_and_shows_nobody_what_it_does():
+    found = objects(MOCK, nats=True, secret="keys")
+    token = {"NATS_AUTH_TOKEN": {"name": "keys", "key": "NATS_AUTH_TOKEN"}}
+    server = container(found, "dynamo-nats")
+    assert "--auth=$(NATS_AUTH_TOKEN)" in server["args"]
+    assert secrets(server) == secrets(container(found, "dynamo-worker")) == token
+    assert [port["port"] for port in named(found, "Service", "dynamo-nats")["spec"]["ports"]] == [4222]
+
+
 def test_arguments_of_an_engine_arrive_as_they_were_given():
     given = parsed(container(objects(REAL), "prod-p"))
     assert given["arguments"] == ["--max_num_seqs=64", '--note="a $(POD_NAME) $$"']
@@ -539,8 +549,9 @@ FORMS = st.sampled_from(["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deployment=DEPLOYMENTS, form=FORMS, discovery=st.sampled_from(["kubernetes", "etcd"]), nats=st.booleans())
 def test_whatever_is_deployed_is_valid_and_gets_its_settings(deployment, form, discovery, nats):
-    found = manifests(deployment, ClusterConfig(form=form, discovery=discovery, nats=nats), {})
-    assert found == manifests(deployment, ClusterConfig(form=form, discovery=discovery, nats=nats), {})
+    config = ClusterConfig(form=form, discovery=discovery, nats=nats, secret="keys")
+    found = manifests(deployment, config, {})
+    assert found == manifests(deployment, config, {})
     held = [each for each_file in found.values() for each in each_file]
     validate(held)
     prefix = f"{deployment.name}-" if form == "manifests" else ""
