@@ -5,6 +5,7 @@ etcd.yaml, nats.yaml    servers, if asked for
 files.yaml              ConfigMaps with files of this machine
 frontend.yaml, router.yaml, kv-store.yaml, planner.yaml
 pool-NAME.yaml          workers: Deployment, Service, disruption budget, and what scales them
+network.yaml            which pods may call which
 monitor.yaml            what Prometheus scrapes, if asked for
 graph.yaml              instead of the components: a DynamoGraphDeployment
 kustomization.yaml      lists all of these
@@ -40,6 +41,7 @@ from dynabench.kubernetes.graph import graph_of
 from dynabench.kubernetes.names import check_names
 from dynabench.kubernetes.objects import Object
 from dynabench.kubernetes.pods import pod_of
+from dynabench.kubernetes.policies import policies
 from dynabench.kubernetes.scaling import autoscaler_of, scaler_of
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from serving.runtime.config import RuntimeConfig, masked
@@ -78,7 +80,7 @@ def manifests(deployment: Deployment, config: ClusterConfig, contents: Mapping[s
     kind = autoscaler_of(deployment, config)
     components = components_of(deployment, config, runtime, has_planner=kind == "planner")
     writer = _Writer(deployment, config, runtime, kind)
-    found: Files = {"access.yaml": writer.access()}
+    found: Files = {"access.yaml": writer.access(), "network.yaml": policies(deployment.name, config.namespace)}
     if config.discovery == "etcd":
         found["etcd.yaml"] = servers.etcd(deployment.name, config.namespace)
     if config.nats:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from dynabench.kubernetes import names
 from dynabench.kubernetes.contract import APP, COMPONENT, INSTANCE, NATS_TOKEN
 from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
+from dynabench.kubernetes.policies import server_policy
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 NATS_IMAGE = "docker.io/library/nats:2.11-alpine"
@@ -69,6 +70,7 @@ def _objects(server: _Server, deployment: str, namespace: str) -> list[Object]:
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": labels, "ports": ports}},
         {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": stateful},
+        server_policy(name, deployment, namespace, labels),
     ]
 
 

@@ -55,7 +55,13 @@ def test_what_was_written_before_is_replaced_and_what_is_no_longer_wanted_is_rem
     assert run("pools: {a: {}, b: {}}", "--discovery", "etcd").returncode == 0
     assert {"pool-b.yaml", "etcd.yaml"} <= set(contents())
     assert run("pools: {a: {replicas: 2}}").returncode == 0
-    assert set(contents()) == {"access.yaml", "frontend.yaml", "pool-a.yaml", "kustomization.yaml"}
+    assert set(contents()) == {
+        "access.yaml",
+        "frontend.yaml",
+        "network.yaml",
+        "pool-a.yaml",
+        "kustomization.yaml",
+    }
     assert b"replicas: 2" in contents()["pool-a.yaml"]
 
 

@@ -359,6 +359,38 @@ def test_nats_asks_for_the_token_that_its_clients_get_and_shows_nobody_what_it_d
     assert [port["port"] for port in named(found, "Service", "dynamo-nats")["spec"]["ports"]] == [4222]
 
 
+def reaches(found, caller, called, port):
+    """Whether pods with the labels of `caller` may call those with the labels of `called` at a port of this name."""
+
+    def selects(selector, labels):
+        return selector["matchLabels"].items() <= labels.items()
+
+    specs = [each["spec"] for each in of_kind(found, "NetworkPolicy")]
+    holding = [spec for spec in specs if selects(spec["podSelector"], called)]
+    return not holding or any(
+        ("from" not in rule or any(selects(peer["podSelector"], caller) for peer in rule["from"]))
+        and ("ports" not in rule or port in [each["port"] for each in rule["ports"]])
+        for spec in holding
+        for rule in spec["ingress"]
+    )
+
+
+@pytest.mark.parametrize("form", ["manifests", "dynamo-v1beta1"])
+def test_strangers_reach_the_frontends_and_nothing_else(form):
+    found = objects(TIERS, form=form, discovery="etcd", nats=True, secret="keys")
+    stranger = {"app.kubernetes.io/name": "shop", "app.kubernetes.io/instance": "dynamo"}
+    another = {"app.kubernetes.io/name": "dynabench", "app.kubernetes.io/instance": "other"}
+    held = {name.removeprefix("dynamo-"): labels for name, (labels, _) in pods(found).items()}
+    assert {"etcd", "nats", "frontend", "kv-store", "router", "worker"} == {*held}
+    worker = held["worker"]
+    for name, labels in held.items():
+        for caller in (stranger, another):
+            assert reaches(found, caller, labels, "http") == (name == "frontend")
+            assert not any(reaches(found, caller, labels, port) for port in ("client", "kv", "system", "free"))
+        assert reaches(found, worker, labels, "client")
+        assert reaches(found, worker, labels, "free") == (name not in ("etcd", "nats"))
+
+
 def test_arguments_of_an_engine_arrive_as_they_were_given():
     given = parsed(container(objects(REAL), "prod-p"))
     assert given["arguments"] == ["--max_num_seqs=64", '--note="a $(POD_NAME) $$"']
