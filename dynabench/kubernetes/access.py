@@ -1,11 +1,9 @@
 """Who may do what in the cluster: an account for processes that find each other, and one for the planner."""
 
 from collections.abc import Iterable
-from typing import Any
 
-from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, Rule
-
-Object = dict[str, Any]
+from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, TOKEN_SECRET, Rule
+from dynabench.kubernetes.objects import Object
 
 RBAC = "rbac.authorization.k8s.io"
 
@@ -35,6 +33,15 @@ def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str
             "roleRef": role,
         },
     ]
+
+
+def token_secret(namespace: str) -> Object:
+    """Return the Secret of the cluster's token.
+
+    It has no `data`, so applying it again keeps what a process has put there. Every deployment of the namespace has the same.
+    """
+    metadata = {"name": TOKEN_SECRET, "namespace": namespace, "labels": {APP: APP_NAME}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 
 
 def _rule(rule: Rule) -> Object:

@@ -6,10 +6,32 @@ app.kubernetes.io/component   frontend, router, kv-store, planner, or worker
 dynabench.io/pool, /role      of workers
 """
 
-from serving.runtime.kubernetes.access import DISCOVERY, SCALING, Rule
-from serving.runtime.kubernetes.names import APP, APP_NAME, INSTANCE, POD_IP, POD_NAME, POD_UID, POOL, ROLE
+from serving.runtime.kubernetes.access import DISCOVERY, Rule, scaling
+from serving.runtime.kubernetes.names import (
+    APP,
+    APP_NAME,
+    INSTANCE,
+    POD_IP,
+    POD_NAME,
+    POD_UID,
+    POOL,
+    ROLE,
+    TOKEN_SECRET,
+    deployment_of,
+)
 
-__all__ = ["APP", "APP_NAME", "DISCOVERY", "INSTANCE", "POOL", "ROLE", "SCALING", "Rule"]
+__all__ = [
+    "APP",
+    "APP_NAME",
+    "DISCOVERY",
+    "INSTANCE",
+    "POOL",
+    "ROLE",
+    "TOKEN_SECRET",
+    "Rule",
+    "deployment_of",
+    "scaling",
+]
 
 COMPONENT = "app.kubernetes.io/component"
 
@@ -27,6 +49,15 @@ ADDRESS = f"$({POD_IP})"
 
 CLUSTER_DISCOVERY = {"DYN_DISCOVERY_BACKEND": "kubernetes"}
 """Environment of processes that find each other by what Kubernetes itself holds."""
+
+
+API_KEY, ETCD_PASSWORD, NATS_PASSWORD, NATS_TOKEN = (
+    "DYN_API_KEY",
+    "ETCD_AUTH_PASSWORD",
+    "NATS_AUTH_PASSWORD",
+    "NATS_AUTH_TOKEN",
+)
+"""Keys of a Secret: what clients of the frontends must send, Prometheus among them, and what etcd and NATS ask for."""
 
 
 def planner_arguments(*, deployment: str, url: str) -> list[str]:

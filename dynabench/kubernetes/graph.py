@@ -5,13 +5,11 @@ v1beta1    spec.components, a list: name, type, podTemplate with the container `
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from dynabench.kubernetes.components import Component
+from dynabench.kubernetes.objects import Object
 from dynabench.kubernetes.pods import GPU
 from dynabench.kubernetes.settings import Form
-
-Object = dict[str, Any]
 
 GROUP = "nvidia.com"
 MOST = 25

@@ -5,6 +5,7 @@ etcd.yaml, nats.yaml    servers, if asked for
 files.yaml              ConfigMaps with files of this machine
 frontend.yaml, router.yaml, kv-store.yaml, planner.yaml
 pool-NAME.yaml          workers: Deployment, Service, disruption budget, and what scales them
+network.yaml            which pods may call which
 monitor.yaml            what Prometheus scrapes, if asked for
 graph.yaml              instead of the components: a DynamoGraphDeployment
 kustomization.yaml      lists all of these
@@ -22,15 +23,29 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain
 from dynabench.kubernetes import access, names, servers
 from dynabench.kubernetes.components import Component, components_of, labels_of, selector_of
-from dynabench.kubernetes.contract import APP, APP_NAME, CLUSTER_DISCOVERY, DISCOVERY, INSTANCE, SCALING, Rule
+from dynabench.kubernetes.contract import (
+    API_KEY,
+    APP,
+    APP_NAME,
+    CLUSTER_DISCOVERY,
+    DISCOVERY,
+    ETCD_PASSWORD,
+    INSTANCE,
+    NATS_PASSWORD,
+    NATS_TOKEN,
+    Rule,
+    deployment_of,
+    scaling,
+)
 from dynabench.kubernetes.graph import graph_of
 from dynabench.kubernetes.names import check_names
+from dynabench.kubernetes.objects import Object
 from dynabench.kubernetes.pods import pod_of
+from dynabench.kubernetes.policies import policies
 from dynabench.kubernetes.scaling import autoscaler_of, scaler_of
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from serving.runtime.config import RuntimeConfig, masked
 
-Object = dict[str, Any]
 Files = dict[str, list[Object]]
 
 KUSTOMIZATION = "kustomization.yaml"
@@ -40,13 +55,10 @@ MOST_BYTES = 1_000_000
 LOCAL = ("etcd_ca", "etcd_client_cert", "etcd_client_key", "nats_ca", "nats_credentials", "discovery_dir")
 """Settings of the network that are files of one host."""
 
-API_KEY = "DYN_API_KEY"
-"""Key of a Secret with what clients of the frontends, Prometheus among them, must send."""
-
 SECRETS = {
-    "etcd_password": "ETCD_AUTH_PASSWORD",
-    "nats_password": "NATS_AUTH_PASSWORD",
-    "nats_token": "NATS_AUTH_TOKEN",
+    "etcd_password": ETCD_PASSWORD,
+    "nats_password": NATS_PASSWORD,
+    "nats_token": NATS_TOKEN,
 }
 """Settings of the network that no manifest may hold, and the variables that a Secret holds instead."""
 
@@ -68,11 +80,11 @@ def manifests(deployment: Deployment, config: ClusterConfig, contents: Mapping[s
     kind = autoscaler_of(deployment, config)
     components = components_of(deployment, config, runtime, has_planner=kind == "planner")
     writer = _Writer(deployment, config, runtime, kind)
-    found: Files = {"access.yaml": writer.access()}
+    found: Files = {"access.yaml": writer.access(), "network.yaml": policies(deployment.name, config.namespace)}
     if config.discovery == "etcd":
         found["etcd.yaml"] = servers.etcd(deployment.name, config.namespace)
     if config.nats:
-        found["nats.yaml"] = servers.nats(deployment.name, config.namespace)
+        found["nats.yaml"] = servers.nats(deployment.name, config.namespace, config.secret)
     if carried := writer.carried(components, contents):
         found["files.yaml"] = carried
     if config.form == "manifests":
@@ -119,6 +131,10 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
             raise ValueError(
                 "nats is true, and the file names a NATS server in runtime.nats_server; expected only one of them"
             )
+    if config.nats and not config.secret:
+        raise ValueError(
+            f"nats is true and no Secret is named; expected --secret with a Secret that holds {NATS_TOKEN}"
+        )
     for path, (value, key) in given.items():
         if value and not config.secret:
             raise ValueError(
@@ -159,6 +175,22 @@ class _Writer:
                 found["NATS_AUTH_USERNAME"] = self._runtime.nats_username
         return found | {"ETCD_LEASE_TTL": f"{self._runtime.lease_ttl_s:g}"}
 
+    def _secrets(self, component: Component) -> dict[str, bool]:
+        """Return the keys of the Secret that a component's processes need, and whether each must be there."""
+        if not self._config.secret:
+            return {}
+        found = {}
+        if component.kind in (names.FRONTEND, names.PLANNER):  # a planner reads the frontends' metrics
+            found[API_KEY] = bool(self._deployment.frontend.api_key) or self._config.monitor != "none"
+        found |= {
+            key: bool(getattr(self._runtime, name))
+            for name, key in SECRETS.items()
+            if getattr(self._runtime, "etcd_endpoints" if name.startswith("etcd") else "nats_server")
+        }
+        if self._config.nats:
+            found[NATS_TOKEN] = True
+        return found
+
     @property
     def _is_scaled(self) -> bool:
         """Whether something changes the number of workers; an advisory planner does not."""
@@ -167,10 +199,12 @@ class _Writer:
     def access(self) -> list[Object]:
         rules = DISCOVERY if self._uses_cluster else ()
         where = {"deployment": self._deployment.name, "namespace": self._config.namespace}
-        found = access.account(self._deployment.name, rules, **where)
+        found = [access.token_secret(self._config.namespace)] if self._uses_cluster else []
+        found += access.account(self._deployment.name, rules, **where)
         if self._autoscaler == "planner":
-            scaling = SCALING if self._is_scaled else [rule for rule in map(_looking, SCALING) if rule.verbs]
-            found += access.account(self._name(names.PLANNER), (*rules, *scaling), **where)
+            pools = [deployment_of(self._deployment.name, pool.name) for pool in self._deployment.pools]
+            needed = scaling(pools) if self._is_scaled else map(_looking, scaling(pools))
+            found += access.account(self._name(names.PLANNER), (*rules, *needed), **where)
         return found
 
     def carried(self, components: list[Component], contents: Mapping[str, bytes]) -> list[Object]:
@@ -261,7 +295,8 @@ class _Writer:
     def _pod(self, component: Component) -> Object:
         is_planner = component.kind == names.PLANNER
         account = self._name(names.PLANNER) if is_planner else self._deployment.name
-        return pod_of(component, self._config, self._network, account=account, files=self._files(component))
+        secrets = self._secrets(component)
+        return pod_of(component, self._config, self._network, secrets, account=account, files=self._files(component))
 
     def _files(self, component: Component) -> str:
         return f"{self._name(component.name)}-files"

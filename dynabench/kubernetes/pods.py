@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from dynabench.kubernetes.components import FILES, MODELS, SYSTEM, Component
 from dynabench.kubernetes.contract import POD_FIELDS
+from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
 from dynabench.kubernetes.settings import ClusterConfig
 
-Object = dict[str, Any]
-
 TMP = "/tmp"  # noqa: S108 (a volume of the pod's own)
-USER = 1000
 LEAVE_S = 5
 """How long a pod that is to end still takes requests: other nodes learn of it late."""
 
@@ -24,7 +21,13 @@ GPU = "nvidia.com/gpu"
 
 
 def pod_of(
-    component: Component, config: ClusterConfig, network: Mapping[str, str], *, account: str, files: str
+    component: Component,
+    config: ClusterConfig,
+    network: Mapping[str, str],
+    secrets: Mapping[str, bool],
+    *,
+    account: str,
+    files: str,
 ) -> Object:
     """Return the specification of a component's pods.
 
@@ -32,6 +35,7 @@ def pod_of(
         component: what runs.
         config: how it is put into the cluster.
         network: environment by which processes find each other.
+        secrets: keys of the Secret that it needs, and whether each must be there.
         account: name of the service account.
         files: name of the ConfigMap with the files of this machine that it reads.
     """
@@ -42,32 +46,27 @@ def pod_of(
         "imagePullPolicy": "IfNotPresent",
         "command": ["python"],
         "args": list(component.arguments),
-        "env": _environment(component, config, network),
-        **({"envFrom": [{"secretRef": {"name": config.secret}}]} if config.secret else {}),
+        "env": _environment(component, config, network, secrets),
         "ports": [{"name": name, "containerPort": port} for name, port in component.ports.items()],
         **_probes(component),
         "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
         "resources": _resources(component),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": mounts,
     }
     return {
         "serviceAccountName": account,
         "terminationGracePeriodSeconds": LEAVE_S + math.ceil(component.drain_s) + LATE_S,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": POD_SECURITY,
         **({"tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]} if component.gpus else {}),
         "containers": [container],
         "volumes": volumes,
     }
 
 
-def _environment(component: Component, config: ClusterConfig, network: Mapping[str, str]) -> list[Object]:
+def _environment(
+    component: Component, config: ClusterConfig, network: Mapping[str, str], secrets: Mapping[str, bool]
+) -> list[Object]:
     """Return the environment, the pod's own facts first: what follows may refer to them."""
     plain = {
         "DYN_SYSTEM_PORT": str(SYSTEM),
@@ -78,11 +77,13 @@ def _environment(component: Component, config: ClusterConfig, network: Mapping[s
     }
     if component.loads_model:
         plain["HF_HOME"] = f"{MODELS if config.model_claim else CACHE}/huggingface"
-    token = {"secretKeyRef": {"name": config.hf_token_secret, "key": "HF_TOKEN", "optional": True}}
+    held = [secret_variable(key, config.secret, is_needed=is_needed) for key, is_needed in secrets.items()]
+    if component.loads_model and config.hf_token_secret:
+        held.append(secret_variable("HF_TOKEN", config.hf_token_secret, is_needed=False))
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in POD_FIELDS.items()),
         *({"name": name, "value": value} for name, value in plain.items()),
-        *([{"name": "HF_TOKEN", "valueFrom": token}] if component.loads_model and config.hf_token_secret else []),
+        *held,
     ]
 
 

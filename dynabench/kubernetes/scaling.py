@@ -1,14 +1,12 @@
 """What changes the number of workers in a cluster, other than our planner: Kubernetes' own autoscaler, or KEDA."""
 
 import re
-from typing import Any
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.kubernetes.names import FRONTEND
+from dynabench.kubernetes.objects import Object
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from dynabench.planner.programs import check_planner, has_planner
-
-Object = dict[str, Any]
 
 WAITING = "dynamo_component_requests_waiting"
 """What each frontend's /metrics says of each worker."""

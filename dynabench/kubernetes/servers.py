@@ -1,11 +1,15 @@
-"""etcd and NATS beside a deployment, each one pod whose data outlives it."""
+"""etcd and NATS beside a deployment, each one pod whose data outlives it.
 
-from typing import Any, NamedTuple
+NATS asks its clients for a token. etcd asks for nothing: passwords would have to be set up by calls to a server that runs. A
+NetworkPolicy lets only the deployment's pods reach either.
+"""
+
+from typing import NamedTuple
 
 from dynabench.kubernetes import names
-from dynabench.kubernetes.contract import APP, COMPONENT, INSTANCE
-
-Object = dict[str, Any]
+from dynabench.kubernetes.contract import APP, COMPONENT, INSTANCE, NATS_TOKEN
+from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
+from dynabench.kubernetes.policies import server_policy
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 NATS_IMAGE = "docker.io/library/nats:2.11-alpine"
@@ -16,10 +20,12 @@ class _Server(NamedTuple):
     part: str
     image: str
     command: list[str]
-    ports: dict[str, int]
-    """The first is what clients call, the last what probes ask."""
+    port: int
+    """What clients call."""
+    probe_port: int
     path: str
-    """That probes ask for."""
+    """What probes ask for."""
+    environment: tuple[Object, ...] = ()
 
 
 def etcd(deployment: str, namespace: str) -> list[Object]:
@@ -27,33 +33,27 @@ def etcd(deployment: str, namespace: str) -> list[Object]:
     url = f"http://{deployment}-{names.ETCD}:{ETCD_PORT}"
     listening = f"--listen-client-urls=http://0.0.0.0:{ETCD_PORT}"
     command = ["etcd", "--name=etcd", "--data-dir=/data/etcd", listening, f"--advertise-client-urls={url}"]
-    server = _Server(
-        names.ETCD, ETCD_IMAGE, [*command, "--auto-compaction-retention=1"], {"client": ETCD_PORT}, "/health"
-    )
+    command += ["--auto-compaction-retention=1"]
+    return _objects(_Server(names.ETCD, ETCD_IMAGE, command, ETCD_PORT, ETCD_PORT, "/health"), deployment, namespace)
+
+
+def nats(deployment: str, namespace: str, secret: str) -> list[Object]:
+    """Return a NATS server with JetStream, whose token a Secret holds."""
+    command = ["nats-server", "--jetstream", "--store_dir=/data", f"--auth=$({NATS_TOKEN})"]
+    command += [f"--http_port={NATS_HTTP_PORT}"]
+    token = secret_variable(NATS_TOKEN, secret, is_needed=True)
+    server = _Server(names.NATS, NATS_IMAGE, command, NATS_PORT, NATS_HTTP_PORT, "/healthz", (token,))
     return _objects(server, deployment, namespace)
-
-
-def nats(deployment: str, namespace: str) -> list[Object]:
-    """Return a NATS server with JetStream."""
-    command = ["nats-server", "--jetstream", "--store_dir=/data", f"--http_port={NATS_HTTP_PORT}"]
-    ports = {"client": NATS_PORT, "monitor": NATS_HTTP_PORT}
-    return _objects(_Server(names.NATS, NATS_IMAGE, command, ports, "/healthz"), deployment, namespace)
 
 
 def _objects(server: _Server, deployment: str, namespace: str) -> list[Object]:
     name = f"{deployment}-{server.part}"
     labels = {APP: server.part, INSTANCE: deployment, COMPONENT: server.part}
     metadata = {"name": name, "namespace": namespace, "labels": labels}
-    ports = [{"name": port, "port": number, "targetPort": port} for port, number in server.ports.items()]
+    ports = [{"name": "client", "port": server.port, "targetPort": "client"}]
     pod = {
         "automountServiceAccountToken": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 1000,
-            "runAsGroup": 1000,
-            "fsGroup": 1000,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": POD_SECURITY,
         "containers": [_container(server)],
     }
     claim = {
@@ -70,22 +70,24 @@ def _objects(server: _Server, deployment: str, namespace: str) -> list[Object]:
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": labels, "ports": ports}},
         {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": stateful},
+        server_policy(name, deployment, namespace, labels),
     ]
 
 
 def _container(server: _Server) -> Object:
-    probe = {"httpGet": {"path": server.path, "port": list(server.ports)[-1]}, "periodSeconds": 5, "timeoutSeconds": 5}
+    probe = {"httpGet": {"path": server.path, "port": server.probe_port}, "periodSeconds": 5, "timeoutSeconds": 5}
     return {
         "name": server.part,
         "image": server.image,
         "imagePullPolicy": "IfNotPresent",
         "command": server.command[:1],
         "args": server.command[1:],
-        "ports": [{"name": name, "containerPort": port} for name, port in server.ports.items()],
+        "env": list(server.environment),
+        "ports": [{"name": "client", "containerPort": server.port}],
         "startupProbe": probe | {"failureThreshold": 60},
         "readinessProbe": probe | {"failureThreshold": 3},
         "livenessProbe": probe | {"failureThreshold": 12},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }

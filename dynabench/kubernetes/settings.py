@@ -49,7 +49,8 @@ class ClusterConfig:
     """Let the Prometheus operator scrape the frontends, by a ServiceMonitor or a PodMonitor."""
 
     secret: str = ""
-    """Secret whose keys become environment variables, such as DYN_API_KEY, ETCD_AUTH_PASSWORD or NATS_AUTH_TOKEN."""
+    """Secret with DYN_API_KEY for the frontends, and with ETCD_AUTH_PASSWORD, NATS_AUTH_PASSWORD or NATS_AUTH_TOKEN for every
+    process. Each pod gets only the keys that it needs."""
 
     hf_token_secret: str = "hf-token-secret"  # noqa: S105 (a name)
     """Secret whose key HF_TOKEN opens models on the Hugging Face hub; it need not exist."""

@@ -13,13 +13,14 @@ from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.kubernetes import api
-from serving.runtime.kubernetes.access import SCALING
+from serving.runtime.kubernetes.access import scaling
 from serving.runtime.kubernetes.names import DELETION_COST
 from tests.support.cluster import Cluster
 from tests.support.controllers import controlled
 from tests.support.waiting import in_time, until_async
 
 POOLS = ("prefill", "decode")
+RULES = scaling(f"dynamo-{pool}" for pool in POOLS)
 ADDRESS = EndpointAddress("dynamo", "backend", "generate")
 
 
@@ -183,7 +184,7 @@ def test_a_pool_that_cannot_be_scaled_holds_up_no_other_and_is_said_once(world, 
 
 def test_a_role_that_does_not_let_it_scale_is_said_in_one_line(world, caplog):
     async def main(here):
-        here.cluster.rules = [rule for rule in SCALING if rule.resource != "deployments/scale"]
+        here.cluster.rules = [rule for rule in RULES if rule.resource != "deployments/scale"]
         async with here.hands():
             await here.order(decode=2)
             await until_async(lambda: "(403)" in caplog.text)
@@ -318,6 +319,7 @@ def test_a_ready_pod_that_discovery_does_not_name_is_said(world, caplog, monkeyp
 
 def test_the_cluster_must_allow_what_hands_call_and_nothing_more(world):
     async def main(here):
+        here.cluster.rules = RULES
         async with here.hands():
             await here.order(decode=2)
             await until_async(lambda: len(here.controllers.pods_of("dynamo-decode")) == 2)
@@ -327,6 +329,6 @@ def test_the_cluster_must_allow_what_hands_call_and_nothing_more(world):
             await here.order(decode=1, leaving=("a", "b"))
             await here.until_replicas(decode=1)
         made = {(group, resource, verb) for verb, group, resource, _ in here.cluster.calls}
-        assert made == {(rule.group, rule.resource, verb) for rule in SCALING for verb in rule.verbs}
+        assert made == {(rule.group, rule.resource, verb) for rule in RULES for verb in rule.verbs}
 
     world(main)

@@ -55,7 +55,13 @@ def test_what_was_written_before_is_replaced_and_what_is_no_longer_wanted_is_rem
     assert run("pools: {a: {}, b: {}}", "--discovery", "etcd").returncode == 0
     assert {"pool-b.yaml", "etcd.yaml"} <= set(contents())
     assert run("pools: {a: {replicas: 2}}").returncode == 0
-    assert set(contents()) == {"access.yaml", "frontend.yaml", "pool-a.yaml", "kustomization.yaml"}
+    assert set(contents()) == {
+        "access.yaml",
+        "frontend.yaml",
+        "network.yaml",
+        "pool-a.yaml",
+        "kustomization.yaml",
+    }
     assert b"replicas: 2" in contents()["pool-a.yaml"]
 
 
@@ -144,6 +150,9 @@ FLAGS = {
     ("--namespace", "A_b"): "d.yaml: namespace is 'A_b'; expected lower-case",
     ("--image", "a b"): "d.yaml: image is 'a b'; expected the name of a container image",
     ("--secret", "My Keys"): "d.yaml: secret is 'My Keys'; expected lower-case",
+    (
+        "--nats",
+    ): "d.yaml: nats is true and no Secret is named; expected --secret with a Secret that holds NATS_AUTH_TOKEN",
     ("--frontends", "0"): "frontends must be at least 1, not 0",
     ("--autoscaler", "planner"): "d.yaml: autoscaler is 'planner' and planner 'static'; expected a policy in the file",
     (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
-from dynabench.kubernetes.contract import DISCOVERY, SCALING
+from dynabench.kubernetes.contract import DISCOVERY, scaling
 from dynabench.kubernetes.manifests import manifests
 from dynabench.kubernetes.settings import ClusterConfig
 from mocker import EngineConfig
@@ -73,9 +73,9 @@ pools: {worker: {}}
 """
 ALL = {
     "mock": (MOCK, {}),
-    "two models": (TWO_MODELS, {"discovery": "etcd", "nats": True, "namespace": "bench"}),
+    "two models": (TWO_MODELS, {"discovery": "etcd", "nats": True, "secret": "keys", "namespace": "bench"}),
     "apart": (APART, {"discovery": "etcd", "monitor": "service", "frontends": 2}),
-    "tiers": (TIERS, {"nats": True, "monitor": "pod"}),
+    "tiers": (TIERS, {"nats": True, "secret": "keys", "monitor": "pod"}),
     "real": (REAL, {"secret": "keys", "monitor": "pod", "model_claim": "weights", "engine_image": "vllm:1"}),
     "planned": (PLANNED, {}),
     "hpa": (MOCK, {"autoscaler": "hpa", "monitor": "service"}),
@@ -141,7 +141,8 @@ def test_ports_of_services_and_probes_are_open_in_their_pods(written):
         [main] = pod["containers"]
         names = {port["name"] for port in main["ports"]}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert main[probe]["httpGet"]["port"] in names
+            port = main[probe]["httpGet"]["port"]
+            assert port in names or f"--http_port={port}" in main["args"] or f":{port}" in " ".join(main["args"])
 
 
 def test_addresses_of_services_are_those_of_services(written):
@@ -194,7 +195,8 @@ def test_processes_can_do_in_the_cluster_what_they_have_to(written):
             continue
         account = pod["serviceAccountName"]
         wanted = list(DISCOVERY) if environment(main).get("DYN_DISCOVERY_BACKEND") == "kubernetes" else []
-        wanted += SCALING if "dynabench.planner" in main["args"] else []
+        pools = [name for name, (labels, _) in pods(written).items() if "dynabench.io/pool" in labels]
+        wanted += scaling(pools) if "dynabench.planner" in main["args"] else []
         assert accounts[account]["automountServiceAccountToken"] == bool(wanted)
         granted = rules[bound[account]] if wanted else []
         for rule in wanted:
@@ -207,6 +209,18 @@ def test_processes_can_do_in_the_cluster_what_they_have_to(written):
             )
 
 
+def test_the_tokens_secret_is_shipped_empty_and_nobody_may_make_one():
+    [secret] = of_kind(objects(MOCK), "Secret")
+    assert (secret["metadata"]["name"], secret["type"]) == ("dynabench-cluster-token", "Opaque")
+    assert not {"data", "stringData", "immutable"} & {*secret}
+    rules = [rule for each in of_kind(objects(PLANNED), "Role") for rule in each["rules"]]
+    for rule in rules:
+        if "secrets" in rule["resources"]:
+            assert rule["resourceNames"] == [secret["metadata"]["name"]]
+            assert not {"create", "update", "delete"} & {*rule["verbs"]}
+    assert of_kind(objects(MOCK, discovery="etcd"), "Secret") == []
+
+
 def test_volumes_are_mounted_and_mounts_have_volumes(written):
     maps = {each["metadata"]["name"] for each in of_kind(written, "ConfigMap")}
     for _, pod in pods(written).values():
@@ -215,6 +229,18 @@ def test_volumes_are_mounted_and_mounts_have_volumes(written):
             volumes = {each["name"] for each in pod["volumes"]}
             assert volumes == {each["name"] for each in main["volumeMounts"]}
             assert {each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each} <= maps
+
+
+def test_containers_write_to_volumes_and_nowhere_else(written):
+    for name, (_, pod) in pods(written).items():
+        [main] = pod["containers"]
+        assert main["securityContext"]["readOnlyRootFilesystem"], name
+        writable = [each["mountPath"] for each in main["volumeMounts"] if not each.get("readOnly")]
+        given = environment(main) if "env" in main else {}
+        flags = [word.partition("=")[2] for word in main["args"] if word.startswith(("--data-dir=", "--store_dir="))]
+        wanted = [*flags, *(given[name] for name in ("HOME", "HF_HOME") if name in given)]
+        assert wanted, name
+        assert [path for path in wanted if not any(f"{path}/".startswith(f"{each}/") for each in writable)] == []
 
 
 def test_objects_are_in_the_namespace_and_have_names_of_their_own(written):
@@ -286,9 +312,83 @@ def test_engines_that_run_models_get_gpus_time_to_load_and_their_image():
     assert probe["failureThreshold"] * probe["periodSeconds"] >= 1800
     assert environment(main)["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"
     assert environment(main)["HF_HOME"] == "/models/huggingface"
-    assert main["envFrom"] == [{"secretRef": {"name": "keys"}}]
-    [token] = [each["valueFrom"]["secretKeyRef"] for each in main["env"] if each["name"] == "HF_TOKEN"]
-    assert token == {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}
+    assert secrets(main) == {"HF_TOKEN": {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}}
+
+
+def secrets(main):
+    """Return what a container gets from Secrets, by the variable."""
+    found = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in main.get("env", [])}
+    return {name: held for name, held in found.items() if held}
+
+
+def test_each_pod_gets_only_the_secrets_that_it_needs():
+    text = "pools: {mock: {}, real: {engine: vllm, model: a/b}}"
+    found = objects(text, secret="keys")
+    key = {"name": "keys", "key": "DYN_API_KEY", "optional": True}
+    assert {name: set(secrets(container(found, name))) for name in pods(found)} == {
+        "dynamo-frontend": {"DYN_API_KEY"},
+        "dynamo-mock": set(),
+        "dynamo-real": {"HF_TOKEN"},
+    }
+    assert secrets(container(found, "dynamo-frontend")) == {"DYN_API_KEY": key}
+    for more, flags in (("frontend: {api_key: hidden}", {}), ("name: dynamo", {"monitor": "pod"})):
+        held = secrets(container(objects(f"{more}\n{text}", secret="keys", **flags), "dynamo-frontend"))
+        assert held == {"DYN_API_KEY": {"name": "keys", "key": "DYN_API_KEY"}}  # no pod starts without it
+    assert "DYN_API_KEY" in secrets(container(objects(PLANNED, secret="keys"), "dynamo-planner"))
+    assert not any("envFrom" in pod["containers"][0] for _, pod in pods(found).values())
+
+
+def test_passwords_of_servers_reach_every_process_that_uses_them():
+    found = objects(EXTERNAL, secret="keys")
+    for name in pods(found):
+        wanted = {"ETCD_AUTH_PASSWORD", "NATS_AUTH_PASSWORD", "NATS_AUTH_TOKEN"}
+        assert set(secrets(container(found, name))) - {"DYN_API_KEY"} == wanted
+    needed = EXTERNAL.replace("lease_ttl_s: 20", "nats_token: hidden")
+    assert secrets(container(objects(needed, secret="keys"), "dynamo-worker"))["NATS_AUTH_TOKEN"] == {
+        "name": "keys",
+        "key": "NATS_AUTH_TOKEN",
+    }
+
+
+def test_nats_asks_for_the_token_that_its_clients_get_and_shows_nobody_what_it_does():
+    found = objects(MOCK, nats=True, secret="keys")
+    token = {"NATS_AUTH_TOKEN": {"name": "keys", "key": "NATS_AUTH_TOKEN"}}
+    server = container(found, "dynamo-nats")
+    assert "--auth=$(NATS_AUTH_TOKEN)" in server["args"]
+    assert secrets(server) == secrets(container(found, "dynamo-worker")) == token
+    assert [port["port"] for port in named(found, "Service", "dynamo-nats")["spec"]["ports"]] == [4222]
+
+
+def reaches(found, caller, called, port):
+    """Whether pods with the labels of `caller` may call those with the labels of `called` at a port of this name."""
+
+    def selects(selector, labels):
+        return selector["matchLabels"].items() <= labels.items()
+
+    specs = [each["spec"] for each in of_kind(found, "NetworkPolicy")]
+    holding = [spec for spec in specs if selects(spec["podSelector"], called)]
+    return not holding or any(
+        ("from" not in rule or any(selects(peer["podSelector"], caller) for peer in rule["from"]))
+        and ("ports" not in rule or port in [each["port"] for each in rule["ports"]])
+        for spec in holding
+        for rule in spec["ingress"]
+    )
+
+
+@pytest.mark.parametrize("form", ["manifests", "dynamo-v1beta1"])
+def test_strangers_reach_the_frontends_and_nothing_else(form):
+    found = objects(TIERS, form=form, discovery="etcd", nats=True, secret="keys")
+    stranger = {"app.kubernetes.io/name": "shop", "app.kubernetes.io/instance": "dynamo"}
+    another = {"app.kubernetes.io/name": "dynabench", "app.kubernetes.io/instance": "other"}
+    held = {name.removeprefix("dynamo-"): labels for name, (labels, _) in pods(found).items()}
+    assert {"etcd", "nats", "frontend", "kv-store", "router", "worker"} == {*held}
+    worker = held["worker"]
+    for name, labels in held.items():
+        for caller in (stranger, another):
+            assert reaches(found, caller, labels, "http") == (name == "frontend")
+            assert not any(reaches(found, caller, labels, port) for port in ("client", "kv", "system", "free"))
+        assert reaches(found, worker, labels, "client")
+        assert reaches(found, worker, labels, "free") == (name not in ("etcd", "nats"))
 
 
 def test_arguments_of_an_engine_arrive_as_they_were_given():
@@ -355,6 +455,14 @@ def test_an_advisory_planner_may_change_nothing_and_pools_keep_their_size():
     theirs = [rule["verbs"] for rule in rules if {"pods", "deployments", "deployments/scale"} & {*rule["resources"]}]
     assert len(theirs) == 3
     assert not any({"patch", "update", "create", "delete"} & {*verbs} for verbs in theirs)
+
+
+def test_a_planner_may_scale_the_pools_of_its_deployment_and_no_other():
+    rules = named(objects("pools: {a: {}, b: {}}\nplanner: {planner: hpa}"), "Role", "dynamo-planner")["rules"]
+    [scale] = [rule for rule in rules if "deployments/scale" in rule["resources"]]
+    assert (scale["verbs"], scale["resourceNames"]) == (["get", "patch"], ["dynamo-a", "dynamo-b"])
+    changing = {name for rule in rules for name in rule["resources"] if "patch" in rule["verbs"]}
+    assert changing == {"leases", "configmaps", "secrets", "deployments/scale", "pods"}
 
 
 @pytest.mark.parametrize(
@@ -473,8 +581,9 @@ FORMS = st.sampled_from(["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deployment=DEPLOYMENTS, form=FORMS, discovery=st.sampled_from(["kubernetes", "etcd"]), nats=st.booleans())
 def test_whatever_is_deployed_is_valid_and_gets_its_settings(deployment, form, discovery, nats):
-    found = manifests(deployment, ClusterConfig(form=form, discovery=discovery, nats=nats), {})
-    assert found == manifests(deployment, ClusterConfig(form=form, discovery=discovery, nats=nats), {})
+    config = ClusterConfig(form=form, discovery=discovery, nats=nats, secret="keys")
+    found = manifests(deployment, config, {})
+    assert found == manifests(deployment, config, {})
     held = [each for each_file in found.values() for each in each_file]
     validate(held)
     prefix = f"{deployment.name}-" if form == "manifests" else ""

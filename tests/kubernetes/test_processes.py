@@ -1,8 +1,10 @@
 """Containers as they are written, run as processes whose addresses differ: what a cluster would start works together."""
 
+import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,12 +12,18 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.kubernetes.access import Rule
-from tests.kubernetes.cluster import expanded, objects, of_kind, pods
+from serving.runtime.kubernetes.names import TOKEN_SECRET
+from serving.runtime.ports import RuntimeUnavailableError
+from tests.kubernetes.cluster import container, expanded, objects, of_kind, pods
 from tests.support.cluster import Cluster, endpoint_slice, stamp
+from tests.support.commands import BIN
 from tests.support.servers import Etcd, free_port
 from tests.support.waiting import PATIENCE_S, until
 
+MOCK = "pools: {worker: {}}"
 APART = """
 router_mode: kv
 frontend: {{http_port: {port}}}
@@ -78,6 +86,9 @@ def in_cluster(found):
         for resource in each["resources"]
     ]
     with Cluster(rules=rules) as cluster:
+        cluster.remove("secrets", TOKEN_SECRET)
+        for each in of_kind(found, "Secret"):
+            cluster.apply("secrets", each)
         for each in of_kind(found, "Deployment"):
             cluster.put(
                 "deployments",
@@ -202,3 +213,58 @@ def test_a_planner_pod_sees_the_workers_of_its_cluster(tmp_path):
     with running(PLANNED, tmp_path, port, in_cluster):
         answer(port, list(range(1, 161)))
         until(lambda: "planning worker with hpa" in (tmp_path / "dynamo-planner.log").read_text())
+
+
+@contextlib.contextmanager
+def served(name, tmp_path, *flags, ports, **variables):
+    """Run the etcd or NATS server of a deployment as its container does, on ports of this host."""
+    main = container(objects(MOCK, discovery="etcd", nats=True, secret="keys"), name)
+    words = [expanded(word, variables).replace("/data", str(tmp_path)) for word in main["args"]]
+    for before, port in ports.items():
+        words = [word.replace(f"{before}", f"{port}") for word in words]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([BIN / main["command"][0], *words, *flags], stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(url):
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url).status_code == 200
+    return False
+
+
+def test_nats_lets_in_who_has_the_token_and_nobody_else(tmp_path):
+    port, probes = free_port(), free_port()
+
+    async def joins(token):
+        config = RuntimeConfig(
+            nats_server=f"nats://127.0.0.1:{port}",
+            nats_token=token,
+            etcd_endpoints="",
+            discovery_dir=str(tmp_path / "d"),
+        )
+        async with await DistributedRuntime.connect(config):
+            pass
+
+    with served("dynamo-nats", tmp_path, f"--port={port}", ports={8222: probes}, NATS_AUTH_TOKEN="right"):
+        until(lambda: answers(f"http://127.0.0.1:{probes}/healthz"))
+        asyncio.run(joins("right"))
+        for token in ("wrong", ""):
+            with pytest.raises(RuntimeUnavailableError, match="NATS does not answer"):
+                asyncio.run(joins(token))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_etcd_and_nats_are_reached_over_ipv4_and_ipv6(tmp_path, host):
+    port, probes = free_port(), free_port()
+    flags = (f"--listen-peer-urls=http://127.0.0.1:{free_port()}",)
+    with served("dynamo-etcd", tmp_path, *flags, ports={2379: port}):
+        until(lambda: answers(f"http://{host}:{port}/health"))
+    with served("dynamo-nats", tmp_path, f"--port={port}", ports={8222: probes}, NATS_AUTH_TOKEN="right"):
+        until(lambda: answers(f"http://{host}:{probes}/healthz"))
+        with socket.create_connection((host.strip("[]"), port)):
+            pass

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,9 +20,9 @@ from serving.runtime.kubernetes import api, registration
 from serving.runtime.kubernetes.access import DISCOVERY
 from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET
-from serving.runtime.kubernetes.objects import CONFIG_MAPS, Data
+from serving.runtime.kubernetes.objects import CONFIG_MAPS, SECRETS, Data
 from serving.runtime.ports import RuntimeUnavailableError
-from tests.support.cluster import Cluster, endpoint_slice
+from tests.support.cluster import EMPTY_TOKEN, Cluster, endpoint_slice
 from tests.support.servers import free_port
 from tests.support.waiting import in_time, until_async
 
@@ -390,7 +390,11 @@ def test_what_others_leave_in_the_namespace_is_ignored(cluster, caplog):
     assert "ConfigMap dynabench-zz holds no keys and is ignored" in caplog.text
 
 
-def test_the_token_in_the_secret_is_followed_and_put_back(cluster):
+def held_token(cluster):
+    return b64decode(cluster.find("secrets", TOKEN_SECRET).get("data", {}).get("value", ""))
+
+
+def test_the_token_in_the_secret_is_followed_and_put_back_where_it_is_empty(cluster):
     async def main():
         async with await joined() as one:
             token = await one.cluster_token()
@@ -398,18 +402,65 @@ def test_the_token_in_the_secret_is_followed_and_put_back(cluster):
                 "secrets", {"metadata": {"name": TOKEN_SECRET}, "data": {"value": b64encode(b"x" * 20).decode()}}
             )
             await until_async(lambda: token() == b"x" * 20)
+            cluster.put("secrets", EMPTY_TOKEN)
+            await until_async(lambda: held_token(cluster) == b"x" * 20)
             cluster.remove("secrets", TOKEN_SECRET)
-            await until_async(lambda: cluster.find("secrets", TOKEN_SECRET) is not None)
+            cluster.apply("secrets", EMPTY_TOKEN)
+            await until_async(lambda: held_token(cluster) == b"x" * 20)
             assert token() == b"x" * 20
 
     run(main())
 
 
-def test_a_secret_that_holds_no_token_is_refused_in_one_line(cluster):
-    cluster.put("secrets", {"metadata": {"name": TOKEN_SECRET}, "data": {}})
+def test_applying_the_manifests_again_leaves_the_token(cluster):
+    async def main():
+        async with await joined() as one:
+            token = await one.cluster_token()
+            before = held_token(cluster)
+            cluster.apply("secrets", EMPTY_TOKEN)
+            assert token() == before == held_token(cluster)
+
+    run(main())
+
+
+def test_of_processes_that_fill_the_secret_at_once_one_does(cluster, monkeypatch):
+    get, num_seen = api.KubernetesApi.get, []
+
+    async def seen(self, resource, kind, *names):
+        """Let each see the Secret empty before any of them fills it."""
+        found = await get(self, resource, kind, *names)
+        if resource is SECRETS:
+            num_seen.append(names)
+            while len(num_seen) < 3:
+                await asyncio.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(api.KubernetesApi, "get", seen)
+
+    async def main():
+        runtimes = await asyncio.gather(*(joined() for _ in range(3)))
+        assert {(await each.cluster_token())() for each in runtimes} == {held_token(cluster)}
+        await asyncio.gather(*(each.close() for each in runtimes))
+
+    run(main())
+
+
+def test_nobody_makes_the_secret_as_a_stranger_could(cluster):
+    cluster.remove("secrets", TOKEN_SECRET)
     text = (
-        "Secret dynabench-cluster-token holds 0 bytes; at least 16 were expected "
-        r"\(kubectl delete secret dynabench-cluster-token lets"
+        "there is no Secret dynabench-cluster-token in namespace here; expected an empty one "
+        r"\(kubectl create secret generic dynabench-cluster-token\)"
+    )
+    with pytest.raises(RuntimeUnavailableError, match=text):
+        run(joined())
+    assert cluster.names("secrets") == []
+
+
+def test_a_secret_that_holds_no_token_is_refused_in_one_line(cluster):
+    cluster.put("secrets", {"metadata": {"name": TOKEN_SECRET}, "data": {"value": b64encode(b"short").decode()}})
+    text = (
+        "Secret dynabench-cluster-token holds 5 bytes; at least 16 were expected "
+        r"\(kubectl patch secret dynabench-cluster-token -p '{\"data\":null}' lets"
     )
     with pytest.raises(RuntimeUnavailableError, match=text):
         run(joined())
@@ -519,12 +570,14 @@ def test_the_cluster_must_allow_what_is_called_and_nothing_more(cluster):
             await one.discovery.claim("planner")
             await other.discovery.claim("planner")
             await one.discovery.delete("test/x")
+            cluster.put("secrets", EMPTY_TOKEN)
+            await until_async(lambda: held_token(cluster))
             await (await joined()).close()
 
     run(main())
     made = {(group, resource, verb) for verb, group, resource, _ in cluster.calls}
     assert made == {(rule.group, rule.resource, verb) for rule in DISCOVERY for verb in rule.verbs}
-    assert {name for verb, _, resource, name in cluster.calls if resource == "secrets"} == {"", TOKEN_SECRET}
+    assert {name for verb, _, resource, name in cluster.calls if resource == "secrets"} == {TOKEN_SECRET}
 
 
 def test_the_official_client_finds_the_stand_in_to_be_a_cluster(cluster):

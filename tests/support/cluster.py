@@ -32,6 +32,9 @@ GROUPS = {
     "horizontalpodautoscalers": ("autoscaling", "HorizontalPodAutoscaler"),
 }
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
+EMPTY_TOKEN = {"metadata": {"name": "dynabench-cluster-token"}, "type": "Opaque"}
+"""What manifests hold of the token's Secret."""
+
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired"}
 REASONS |= {422: "Invalid", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 
@@ -76,6 +79,7 @@ class Cluster:
         """What did not validate."""
         self.page_size = 500
         self.objects = {}
+        self._applied = {}
         self.faults = []
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-"))
         self.on_change = lambda resource, name: None
@@ -98,6 +102,7 @@ class Cluster:
         self._thread.start()
         self.port = 0
         self.start()
+        self.apply("secrets", EMPTY_TOKEN)
         return self
 
     def __exit__(self, *_):
@@ -167,8 +172,15 @@ class Cluster:
         self.do(forget)
 
     def put(self, resource, content):
-        """Make or replace an object, as kubectl apply does."""
+        """Make or replace an object, as kubectl replace --force does."""
         return self.do(self.write, resource, content)
+
+    def apply(self, resource, content):
+        """Make an object, or change what was applied before and leave the rest to others, as kubectl apply does."""
+        key = resource, content["metadata"]["name"]
+        before, self._applied[key] = self._applied.get(key, {}), content
+        held = self.find(*key) or {}
+        return self.put(resource, merged(merged(held, emptied(before, content)), content))
 
     def remove(self, resource, name):
         self.do(self.erase, resource, name)
@@ -204,6 +216,10 @@ class Cluster:
         except kubernetes_validate.ValidationError as error:
             self.invalid.append(f"{resource} {name}: {error.message}")
             raise RefusalError(422, error.message) from error
+        if resource == "secrets":
+            content = {"type": "Opaque", **content}
+            if before is not None and before["type"] != content["type"]:
+                raise RefusalError(422, f'Secret "{name}" is invalid: type: field is immutable')
         self.objects[resource, name] = content
         self._note(resource, "MODIFIED" if before else "ADDED", content, before)
         return content
@@ -451,6 +467,15 @@ def merged(held, patch):
         else:
             found[key] = merged(found.get(key), value)
     return found
+
+
+def emptied(before, after):
+    """Return the patch that removes what was in an object before and no longer is."""
+    return {
+        key: emptied(value, after[key]) if isinstance(value, dict) and key in after else None
+        for key, value in before.items()
+        if key not in after or isinstance(value, dict)
+    }
 
 
 def stamp():

@@ -1,5 +1,6 @@
 """What the cluster must allow: roles are generated from this, and the tests compare it with the calls that are made."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from serving.runtime.kubernetes.names import TOKEN_SECRET
@@ -20,15 +21,18 @@ DISCOVERY = (
     Rule("coordination.k8s.io", "leases", ("get", "list", "watch", "create", "patch", "delete")),
     Rule("", "configmaps", ("get", "list", "create", "patch", "delete")),
     Rule("discovery.k8s.io", "endpointslices", ("list", "watch")),
-    Rule("", "secrets", ("get", "list", "watch"), (TOKEN_SECRET,)),
-    Rule("", "secrets", ("create",)),  # what is created has no name yet, so a rule cannot name it
+    # Not `create`, which no rule can limit to a name: manifests hold the Secret, and a process fills it.
+    Rule("", "secrets", ("get", "list", "watch", "patch"), (TOKEN_SECRET,)),
 )
 """For every process that finds others with --discovery-backend kubernetes."""
 
-SCALING = (
-    Rule("apps", "deployments", ("list", "watch")),
-    Rule("apps", "deployments/scale", ("get", "patch")),
-    Rule("", "pods", ("list", "watch", "patch")),
-    Rule("autoscaling", "horizontalpodautoscalers", ("list", "watch")),
-)
-"""For a planner with --hands kubernetes, beside what its discovery needs."""
+
+def scaling(deployments: Iterable[str]) -> tuple[Rule, ...]:
+    """Return what a planner with --hands kubernetes needs besides discovery, for the Deployments that it scales."""
+    return (
+        Rule("apps", "deployments", ("list", "watch")),
+        Rule("apps", "deployments/scale", ("get", "patch"), tuple(deployments)),
+        # Kubernetes makes up the names of pods, and no rule can name a label. Only patch: a planner deletes no pod.
+        Rule("", "pods", ("list", "watch", "patch")),
+        Rule("autoscaling", "horizontalpodautoscalers", ("list", "watch")),
+    )

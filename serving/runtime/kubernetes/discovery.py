@@ -15,15 +15,16 @@ import logging
 import time
 from base64 import b64decode, b64encode
 
+from serving.runtime.cluster_token import KEY as CLUSTER_TOKEN
 from serving.runtime.kubernetes.account import Account, ThisPod
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.claims import Claims
-from serving.runtime.kubernetes.names import TOKEN_SECRET, labels
+from serving.runtime.kubernetes.names import TOKEN_SECRET
 from serving.runtime.kubernetes.objects import SECRETS, Data
 from serving.runtime.kubernetes.others import Others
 from serving.runtime.kubernetes.reflector import Reflector
 from serving.runtime.kubernetes.registration import Registration
-from serving.runtime.ports import OnChange, Stop, guarded
+from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
 from serving.runtime.stopping import cancel_all
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ CLOSING_S = 5.0
 GRACE_S = 1.0
 """How long a renewal may take to come back on a watch."""
 
-SECRET_OF = {"v1/cluster_token": TOKEN_SECRET}
+SECRET_OF = {CLUSTER_TOKEN: TOKEN_SECRET}
 """Keys that outlive the processes which put them, and where they stand."""
 
 
@@ -84,20 +85,36 @@ class KubernetesDiscovery:
         return await self._claims.claim(name)
 
     async def create(self, key: str, value: bytes) -> bytes:
-        """Put a key that outlives us into its Secret, unless it is there; return what it holds then.
+        """Put a key that outlives us into its Secret if that is empty; return what it holds then.
+
+        The Secret itself must be there: a right to create one could not be limited to its name.
 
         Raises:
-            RuntimeUnavailableError: the API server cannot be reached, or refuses us.
+            RuntimeUnavailableError: the API server cannot be reached or refuses us, or there is no Secret.
         """
         name = SECRET_OF[key]
-        data = {"value": b64encode(value).decode()}
-        if await self._api.create(SECRETS, {"metadata": {"name": name, "labels": labels()}, "data": data}) is not None:
-            return value
-        return _value(await self._api.get(SECRETS, Data, name)) or b""
+        while (secret := await self._api.get(SECRETS, Data, name)) is not None:
+            if (held := _value(secret)) is not None:
+                return held
+            # Only the version that was seen to be empty is changed: of several processes one succeeds.
+            metadata = {"resourceVersion": secret.metadata.resource_version}
+            content = {"metadata": metadata, "data": {"value": b64encode(value).decode()}}
+            try:
+                await self._api.patch(SECRETS, name, content=content)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise
+            else:
+                return value
+        raise RuntimeUnavailableError(
+            f"there is no Secret {name} in namespace {self._api.namespace}; expected an empty one "
+            f"(kubectl create secret generic {name})"
+        )
 
     def place(self, key: str) -> tuple[str, str]:
-        """Return where a key that outlives us stands, and the command that removes it."""
-        return f"Secret {SECRET_OF[key]}", f"kubectl delete secret {SECRET_OF[key]}"
+        """Return where a key that outlives us is kept, and the command that empties it."""
+        name = SECRET_OF[key]
+        return f"Secret {name}", f"kubectl patch secret {name} -p '{{\"data\":null}}'"
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Tell of keys below a prefix, now and as they change."""
@@ -155,22 +172,24 @@ class KubernetesDiscovery:
         if key in self._following:
             return
 
-        def take(value: bytes | None) -> None:
-            if self._shared.get(key) != value:
+        def take(secret: Data | None) -> None:
+            if secret is None:
+                return  # nobody can fill it before it is there again: what it held stands
+            if self._shared.get(key) != (value := _value(secret)):
                 self._shared.pop(key, None)
                 if value is not None:
                     self._shared[key] = value
                 self._tell(key, value)
 
         async def on_list(found: dict[str, Data]) -> None:
-            take(_value(found.get(SECRET_OF[key])))
+            take(found.get(SECRET_OF[key]))
 
         reflector = Reflector(
             self._api,
             SECRETS,
             Data,
             on_list=on_list,
-            on_change=lambda _, found: take(_value(found)),
+            on_change=lambda _, found: take(found),
             fields=f"metadata.name={SECRET_OF[key]}",
         )
         await reflector.start()
@@ -191,10 +210,9 @@ class KubernetesDiscovery:
                 log.info("this process is sure of its place in discovery again")
 
 
-def _value(secret: Data | None) -> bytes | None:
-    """Return what a Secret of ours holds: nothing if there is none, no bytes if it holds something else."""
-    if secret is None:
-        return None
+def _value(secret: Data) -> bytes | None:
+    """Return what a Secret of ours holds: None if it is empty, no bytes if it holds something else."""
+    text = (secret.data or {}).get("value")
     with contextlib.suppress(ValueError):
-        return b64decode((secret.data or {}).get("value", ""), validate=True)
+        return b64decode(text, validate=True) if text else None
     return b""

@@ -1,0 +1,36 @@
+"""Which pods may call which: NetworkPolicies, where the cluster's network enforces them.
+
+frontends             anyone, at their HTTP port
+all of a deployment   its own pods, at any port: those for requests, events and KV are free ones
+etcd, NATS            the deployment's pods, at the port for clients
+
+Probes come from a pod's node, which may always call it.
+"""
+
+from collections.abc import Mapping
+
+from dynabench.kubernetes.contract import APP, APP_NAME, COMPONENT, INSTANCE
+from dynabench.kubernetes.names import FRONTEND
+from dynabench.kubernetes.objects import Object
+
+
+def policies(deployment: str, namespace: str) -> list[Object]:
+    """Return who may call the processes of a deployment."""
+    ours = {APP: APP_NAME, INSTANCE: deployment}
+    return [
+        _policy(deployment, namespace, ours, {"from": [{"podSelector": {"matchLabels": ours}}]}),
+        _policy(f"{deployment}-{FRONTEND}", namespace, ours | {COMPONENT: FRONTEND}, {"ports": [{"port": "http"}]}),
+    ]
+
+
+def server_policy(name: str, deployment: str, namespace: str, labels: Mapping[str, str]) -> Object:
+    """Return who may call the etcd or NATS server of a deployment."""
+    ours = {APP: APP_NAME, INSTANCE: deployment}
+    allowed = {"from": [{"podSelector": {"matchLabels": ours}}], "ports": [{"port": "client"}]}
+    return _policy(name, namespace, labels, allowed)
+
+
+def _policy(name: str, namespace: str, labels: Mapping[str, str], allowed: Object) -> Object:
+    spec = {"podSelector": {"matchLabels": dict(labels)}, "policyTypes": ["Ingress"], "ingress": [allowed]}
+    metadata = {"name": name, "namespace": namespace, "labels": dict(labels)}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
